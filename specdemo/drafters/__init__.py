@@ -1,0 +1,22 @@
+"""Drafters by name: the one list that the page, the command line, the benches and the tests read."""
+
+from __future__ import annotations
+
+from .base import Drafter
+from .draft_model import DraftModel
+from .layer_skip import LayerSkip
+from .lookup_ngram import LookupNgram
+from .ngram import Ngram
+from .none import NoDrafter
+from .prompt_lookup import PromptLookup
+
+DRAFTERS: dict[str, type[Drafter]] = {
+    "none": NoDrafter,
+    "prompt-lookup": PromptLookup,
+    "ngram": Ngram,
+    "lookup-ngram": LookupNgram,
+    "draft-model": DraftModel,
+    "layer-skip": LayerSkip,
+}
+
+__all__ = ["DRAFTERS", "Drafter"]

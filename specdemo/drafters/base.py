@@ -1,0 +1,70 @@
+"""What every drafter is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..runners import Runner
+from ..sampling import probabilities, sample
+from ..types import Draft, Settings, Verdict
+
+if TYPE_CHECKING:
+    from ..models import Loaded
+
+
+class Drafter:
+    """Proposes tokens for the target to check. One object serves one run.
+
+    A new drafter is one new file with a subclass of this and one line in `drafters.DRAFTERS`.
+    Whatever it proposes, the text stays the target's own, as long as `Draft.probs` is exactly the
+    distribution its tokens were drawn from (or None, if they were not drawn).
+    """
+
+    description: ClassVar[str]  # one line for the menu
+
+    @classmethod
+    def missing(cls, loaded: Loaded) -> str | None:
+        """Why this preset cannot use the drafter, in words; None if it can."""
+        return None
+
+    @classmethod
+    def build(cls, loaded: Loaded, runner: Runner, settings: Settings, noise: torch.Generator) -> Drafter:
+        """A drafter for one run. `runner` is the target's; `noise` is for proposing and used by no one else."""
+        return cls()
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        """A run begins."""
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        """At most k >= 1 tokens to follow `context` (prompt and emitted text, the pending token last)."""
+        raise NotImplementedError
+
+    def observe(self, verdict: Verdict) -> None:
+        """What the target made of the last proposal."""
+
+    def release(self) -> None:
+        """Free what the run allocated. Safe to call twice."""
+
+
+def draw(next_logits: Callable[[Sequence[int]], Tensor], k: int, settings: Settings, noise: torch.Generator) -> Draft:
+    """Draw k tokens one after another, each under the target's own warping.
+
+    `next_logits` gets the tokens drawn so far and returns the logits of the next one, [1, V]. At temperature 0
+    nothing is drawn: the largest logit is taken, and the draft carries no probabilities, which says so.
+    """
+    token_ids: list[int] = []
+    rows: list[Tensor] = []
+    for _ in range(k):
+        logits = next_logits(token_ids)
+        if settings.temperature == 0:
+            token_ids.append(int(logits.argmax()))
+            continue
+        probs = probabilities(logits, settings)
+        uniform = torch.rand(1, generator=noise, device=noise.device, dtype=torch.float64)
+        token_ids.append(int(sample(probs, uniform.to(probs.device))))
+        rows.append(probs)
+    return Draft(token_ids, torch.cat(rows) if rows else None)

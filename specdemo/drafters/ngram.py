@@ -1,0 +1,141 @@
+"""N-gram: a smoothed table of which token follows which few, with back-off (Jelinek & Mercer 1980)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ..runners import Runner
+from ..types import BadInput, Draft, Settings
+from .base import Drafter, draw
+
+if TYPE_CHECKING:
+    from ..models import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What follows each known context of n tokens: a sparse matrix in CSR form, its rows sorted by key."""
+
+    keys: np.ndarray  # [contexts] int64, see `key_of`
+    offsets: np.ndarray  # [contexts + 1] int64: row i is tokens[offsets[i]:offsets[i + 1]]
+    tokens: np.ndarray  # [entries] int64
+    probs: np.ndarray  # [entries] float32; a row sums to less than 1, the rest belongs to the order below
+
+
+@dataclass(frozen=True, slots=True)
+class NgramTable:
+    """P(next token | last few tokens), interpolated: each order passes its unspent mass to the one below.
+
+    `orders[n - 1]` has contexts of n tokens (1: a bigram table, 2: trigrams); `unigram` [V] float32 is the
+    floor, positive everywhere.
+    """
+
+    unigram: np.ndarray
+    orders: tuple[Order, ...]
+    provenance: dict[str, Any]
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.unigram)
+
+    def law(self, context: Sequence[int]) -> np.ndarray:
+        """The distribution of the token after `context`, [V] float32, summing to 1."""
+        probs = self.unigram.copy()
+        for n, order in enumerate(self.orders, start=1):
+            if n > len(context):
+                break
+            key = key_of(context[-n:], self.vocab_size)
+            place = int(np.searchsorted(order.keys, key))
+            if place == len(order.keys) or order.keys[place] != key:
+                break  # a longer context that ends in an unknown one is unknown too
+            row = slice(order.offsets[place], order.offsets[place + 1])
+            probs *= 1 - order.probs[row].sum()
+            probs[order.tokens[row]] += order.probs[row]
+        return probs
+
+
+def key_of(context: Sequence[int], vocab_size: int) -> int:
+    """The tokens of a context as the digits of one number in base V."""
+    key = 0
+    for token in context:
+        key = key * vocab_size + int(token)
+    return key
+
+
+@lru_cache(maxsize=4)
+def load_table(path: Path) -> NgramTable:
+    """Read a table written by `train.ngram`.
+
+    Raises:
+        BadInput: the file is missing or is not such a table.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            provenance = json.loads(file.metadata()["provenance"])
+            names = set(file.keys())
+            unigram = file.get_tensor("unigram").astype(np.float32)
+            orders: list[Order] = []
+            while f"keys{len(orders) + 1}" in names:
+                n = len(orders) + 1
+                lengths = file.get_tensor(f"lengths{n}").astype(np.int64)
+                orders.append(
+                    Order(
+                        # Keys and row lengths are stored as differences, which compress and fit small types.
+                        keys=np.cumsum(file.get_tensor(f"keys{n}").astype(np.int64)),
+                        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+                        tokens=file.get_tensor(f"tokens{n}").astype(np.int64),
+                        probs=file.get_tensor(f"probs{n}").astype(np.float32) / PROB_SCALE,
+                    )
+                )
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise BadInput(f"The n-gram table {path.name} cannot be read: {error}.") from error
+    except Exception as error:  # safetensors raises its own class, which derives from Exception only
+        raise BadInput(f"The n-gram table {path.name} is damaged: {error}.") from error
+    return NgramTable(unigram / unigram.sum(), tuple(orders), provenance)
+
+
+PROB_SCALE = 255 * 256  # probabilities are stored as uint16 fractions of this; rows sum to less than 1
+
+
+class Ngram(Drafter):
+    """Draws each token from the table, given the two or so before it."""
+
+    description = (
+        "A table of which token follows which, counted in the target's own writing. Nearly free; knows phrases."
+    )
+
+    def __init__(self, table: NgramTable, settings: Settings, noise: torch.Generator) -> None:
+        self.table, self.settings, self.noise = table, settings, noise
+
+    @classmethod
+    def missing(cls, loaded: Loaded) -> str | None:
+        return None if loaded.ngram_table is not None else "this preset ships no n-gram table"
+
+    @classmethod
+    def build(cls, loaded: Loaded, runner: Runner, settings: Settings, noise: torch.Generator) -> Ngram:
+        assert loaded.ngram_table is not None
+        table = load_table(loaded.ngram_table)
+        if table.vocab_size != runner.vocab_size:
+            raise BadInput(
+                f"The n-gram table knows {table.vocab_size} tokens but the target has {runner.vocab_size}: "
+                "it was built for another vocabulary."
+            )
+        return cls(table, settings, noise)
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        text = list(context[-len(self.table.orders) :])
+
+        def next_logits(drawn: Sequence[int]) -> Tensor:
+            return torch.from_numpy(self.table.law([*text, *drawn])).log()[None].to(self.noise.device)
+
+        return draw(next_logits, k, self.settings, self.noise)

@@ -1,0 +1,152 @@
+"""Two decodes of one prompt on one device, each on its own clock, and what comes of comparing them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .decode import check_room, decode
+from .drafters import DRAFTERS
+from .events import Entry, Event, emitted_tokens, engine_seconds
+from .stats import Stats, in_words, speed_up
+from .text import LaneText, StopStrings
+from .types import BadInput, Settings
+
+if TYPE_CHECKING:
+    from .models import Loaded
+
+PLAIN, SPECULATIVE = "plain", "speculative"
+PROPOSING = 0x5DEECE66D  # xored into the seed, so that proposing and accepting never share noise
+
+
+def check_drafter(loaded: Loaded, drafter: str) -> None:
+    """Refuse a drafter that does not exist or that this preset has nothing for."""
+    if drafter not in DRAFTERS:
+        raise BadInput(f"There is no drafter called {drafter!r}. Choose one of: {', '.join(DRAFTERS)}.")
+    if reason := DRAFTERS[drafter].missing(loaded):
+        raise BadInput(f"The drafter {drafter} cannot be used here: {reason}.")
+
+
+def start(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> Iterator[Event]:
+    """A decode of `prompt_ids` by the loaded target with a drafter by name.
+
+    Raises:
+        BadInput: no such drafter, or prompt and new tokens exceed the context.
+    """
+    check_drafter(loaded, drafter)
+    check_room(len(prompt_ids), settings, loaded.context)
+    runner = loaded.target_runner(len(prompt_ids) + settings.max_new_tokens)
+    noise = torch.Generator(runner.device).manual_seed(settings.seed ^ PROPOSING)
+    proposing = DRAFTERS[drafter].build(loaded, runner, settings, noise)
+    stop = StopStrings(loaded.tokenizer, prompt_ids, settings.stop)
+    return decode(runner, proposing, prompt_ids, settings, loaded.eos_ids, stop)
+
+
+def race(
+    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, isolated: bool = False
+) -> Iterator[Entry]:
+    """The target alone and the target with a drafter, interleaved; every event with its lane and text.
+
+    The lane whose engine clock is behind goes next, so both advance through the same machine weather, and
+    neither runs while the other does. `isolated` runs one after the other instead.
+    """
+    lanes = {
+        PLAIN: start(loaded, "none", prompt_ids, replace(settings, k=0)),
+        SPECULATIVE: start(loaded, drafter, prompt_ids, settings),
+    }
+    texts = {lane: LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids) for lane in lanes}
+    clocks = dict.fromkeys(lanes, 0.0)
+    running = list(lanes)
+    with closing(lanes[PLAIN]), closing(lanes[SPECULATIVE]):  # type: ignore[type-var]
+        while running:
+            lane = running[0] if isolated else min(running, key=clocks.__getitem__)
+            event = next(lanes[lane], None)
+            if event is None:
+                running.remove(lane)
+                continue
+            clocks[lane] += engine_seconds(event)
+            yield Entry(lane, event, texts[lane].read(event))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Whether two greedy texts are the same, token for token.
+
+    `first_difference` is the place of the first token that differs, None if there is none; `logit_gap` is
+    then how far apart the target's logits of the two tokens are there. A tiny gap is a near-tie, which
+    passes of different lengths may round differently, above all in bf16.
+    """
+
+    identical: bool
+    first_difference: int | None = None
+    logit_gap: float | None = None
+
+
+def compare(loaded: Loaded, prompt_ids: Sequence[int], plain: Sequence[int], speculative: Sequence[int]) -> Comparison:
+    """Compare the emitted tokens of both lanes of a race at temperature 0."""
+    longest = max(len(plain), len(speculative))
+    place = next((i for i in range(longest) if plain[i : i + 1] != speculative[i : i + 1]), None)
+    if place is None:
+        return Comparison(identical=True)
+    if place >= min(len(plain), len(speculative)):  # one was stopped: there is no other token to compare with
+        return Comparison(identical=False, first_difference=place)
+    runner = loaded.target_runner(len(prompt_ids) + place)
+    try:
+        logits = runner.prefill([*prompt_ids, *plain[:place]])[0]
+    finally:
+        runner.release()
+    gap = abs(float(logits[plain[place]]) - float(logits[speculative[place]]))
+    return Comparison(identical=False, first_difference=place, logit_gap=gap)
+
+
+def summary(loaded: Loaded, prompt_ids: Sequence[int], settings: Settings, entries: Sequence[Entry]) -> dict[str, Any]:
+    """What a finished race showed, ready for JSON.
+
+    For each lane `text`, `token_ids`, `kinds`, `finish_reason` and `stats`; for both `speed_up`, a `sentence`
+    and, at temperature 0, the `comparison` of the texts (None above: they differ by chance, their law does not).
+    """
+    lanes = {lane: [entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE)}
+    reports = {lane: report(loaded, prompt_ids, events) for lane, events in lanes.items()}
+    plain, speculative = (Stats.of(lanes[lane]) for lane in (PLAIN, SPECULATIVE))
+    comparison = None
+    if settings.temperature == 0:
+        comparison = asdict(compare(loaded, prompt_ids, reports[PLAIN]["token_ids"], reports[SPECULATIVE]["token_ids"]))
+    return {
+        **reports,
+        "speed_up": speed_up(plain, speculative),
+        "sentence": in_words(plain, speculative),
+        "comparison": comparison,
+    }
+
+
+def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -> dict[str, Any]:
+    """One lane's outcome, ready for JSON: `text, token_ids, kinds, finish_reason, stats`."""
+    text = LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids)
+    for event in events:
+        text.read(event)
+    tokens = [token for event in events for token in emitted_tokens(event)]
+    stats = Stats.of(events)
+    return {
+        "text": text.text,
+        "token_ids": [token.id for token in tokens],
+        "kinds": [token.kind.value for token in tokens],
+        "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
+        "stats": stats.as_dict(),
+    }
+
+
+def trace_header(loaded: Loaded, drafter: str, prompt: str, raw: bool, settings: Settings) -> dict[str, Any]:
+    """Everything needed to run the same race again, and what it ran on."""
+    return {
+        "preset": loaded.preset.name,
+        "weights": loaded.weights,
+        "drafter": drafter,
+        "prompt": prompt,
+        "raw": raw,
+        "settings": asdict(settings),
+        "environment": loaded.environment(),
+    }

@@ -1,0 +1,157 @@
+"""Figures from events, and from nothing else. All times are engine time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from .events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
+from .types import Fate, FinishReason
+
+
+@dataclass(slots=True)
+class Stats:
+    """Running totals of one lane; `add` every event in order."""
+
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    ttft_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    prompt_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    accepted_lengths: dict[int, int] = field(default_factory=dict)
+    """How many rounds accepted 0, 1, 2, ... tokens; rounds with an empty draft are not in it."""
+    draft_times: list[float] = field(default_factory=list)
+    """Seconds of each round's draft; `verify_times` likewise of each verification pass."""
+    verify_times: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Stats:
+        stats = cls()
+        for event in events:
+            stats.add(event)
+        return stats
+
+    def add(self, event: Event) -> None:
+        self.seconds += engine_seconds(event)
+        self.tokens += len(emitted_tokens(event))
+        if isinstance(event, Prefilled):
+            self.prompt_tokens, self.ttft_seconds = event.prompt_tokens, event.seconds
+        elif isinstance(event, Finished):
+            self.finish_reason = event.reason
+        else:
+            self._add_round(event)
+
+    def _add_round(self, event: Round) -> None:
+        fates = [token.fate for token in event.drafted]
+        accepted = fates.count(Fate.ACCEPTED)
+        self.rounds += 1
+        self.drafted += len(fates)
+        self.accepted += accepted
+        self.tested += accepted + fates.count(Fate.REJECTED)
+        self.draft_seconds += event.draft_seconds
+        self.verify_seconds += event.verify_seconds
+        self.draft_times.append(event.draft_seconds)
+        self.verify_times.append(event.verify_seconds)
+        if fates:
+            self.accepted_lengths[accepted] = self.accepted_lengths.get(accepted, 0) + 1
+
+    @property
+    def other_seconds(self) -> float:
+        """Engine time of the rounds that was neither drafting nor verifying."""
+        return max(0.0, self.seconds - self.ttft_seconds - self.draft_seconds - self.verify_seconds)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Emitted tokens over all engine time, the prefill included."""
+        return self.tokens / self.seconds if self.seconds else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / tested: the share of tested guesses that passed, an estimate of alpha."""
+        return self.accepted / self.tested if self.tested else None
+
+    @property
+    def draft_efficiency(self) -> float | None:
+        """Accepted / drafted: the share of all guesses that were used. Falls as K grows."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_round(self) -> float | None:
+        """Tau: tokens emitted by rounds / rounds, that is, tokens per target pass after the prefill."""
+        return (self.tokens - 1) / self.rounds if self.rounds else None
+
+    @property
+    def draft_cost(self) -> float | None:
+        """What drafting costs in a typical round, as a share of its verification pass (medians)."""
+        return median(self.draft_times) / median(self.verify_times) if self.rounds else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every figure under its name, ready for JSON; a figure that does not exist yet is None."""
+        return {
+            "tokens": self.tokens,
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "tested": self.tested,
+            "accepted": self.accepted,
+            "seconds": self.seconds,
+            "ttft_seconds": self.ttft_seconds,
+            "draft_seconds": self.draft_seconds,
+            "verify_seconds": self.verify_seconds,
+            "other_seconds": self.other_seconds,
+            "prompt_tokens": self.prompt_tokens,
+            "finish_reason": self.finish_reason.value if self.finish_reason else None,
+            "tokens_per_second": self.tokens_per_second,
+            "acceptance_rate": self.acceptance_rate,
+            "draft_efficiency": self.draft_efficiency,
+            "tokens_per_round": self.tokens_per_round,
+            "draft_cost": self.draft_cost,
+            "accepted_lengths": {str(n): self.accepted_lengths[n] for n in sorted(self.accepted_lengths)},
+        }
+
+
+def speed_up(plain: Stats, speculative: Stats) -> float | None:
+    """Tokens per second of the speculative lane over those of the plain one."""
+    if not plain.tokens_per_second or not speculative.tokens_per_second:
+        return None
+    return speculative.tokens_per_second / plain.tokens_per_second
+
+
+def in_words(plain: Stats, speculative: Stats) -> str:
+    """One plain sentence on what the race showed."""
+    ratio = speed_up(plain, speculative)
+    if ratio is None:
+        return "Nothing to compare yet."
+    if 0.98 <= ratio <= 1.02:
+        verdict = "No faster and no slower"
+    else:
+        verdict = f"{ratio:.2f}x faster" if ratio > 1 else f"Slower: {ratio:.2f}x the speed of the target alone"
+    if not speculative.drafted:
+        return f"{verdict}: nothing was drafted, so both lanes did the same work."
+    parts = [
+        f"{speculative.tokens_per_round:.1f} tokens per target pass",
+        f"a draft costs {_share(speculative)} of a pass",
+    ]
+    dearer = _verification_cost(plain, speculative)
+    if dearer is not None and dearer > 1.02:
+        parts.append(f"checking it makes a pass {dearer - 1:.0%} longer")
+    return f"{verdict}: {parts[0]}; {', and '.join(parts[1:])}."
+
+
+def _share(stats: Stats) -> str:
+    cost = stats.draft_cost or 0.0
+    return "under 1%" if cost < 0.01 else f"{cost:.0%}"
+
+
+def _verification_cost(plain: Stats, speculative: Stats) -> float | None:
+    """A typical verification pass of the speculative lane over a typical pass of the plain one."""
+    if not plain.rounds or not speculative.rounds:
+        return None
+    return median(speculative.verify_times) / median(plain.verify_times)

@@ -1,0 +1,223 @@
+"""Text in the target's own voice: it writes user prompts, then answers them, many rows at a time.
+
+The chat template is opened at the user turn, so the model first invents a prompt; when it closes
+that turn the assistant header is forced and it answers (as in Magpie, arXiv 2406.08464). A *wave*
+is a [rows, columns] block of tokens: each row packs one conversation behind another, all rows step
+together, and a row's attention begins where its present conversation begins. A wave is one shard.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..runners.cache import PreallocatedCache
+
+TEMPLATE, USER, ASSISTANT = 0, 1, 2  # who wrote a token
+
+OPENINGS = (  # how some user turns begin, so that the text covers what people try on the page
+    "Write a Python function that",
+    "Write a JavaScript function",
+    "Write a SQL query",
+    "Explain this code:",
+    "List",
+    "Give me a list of",
+    "Name ten",
+    "Write a short story about",
+    "Tell me a story",
+    "Write a poem about",
+    "Write a dialogue between",
+    "Who was",
+    "What is the",
+    "How do I",
+    "Explain",
+    "Summarize the following text:",
+    "Rewrite the following sentence",
+    "Repeat the following text",
+    "Write an email",
+    "Translate",
+)
+USER_TEMPERATURE = 0.9
+ANSWER_TEMPERATURES = (0.0, 0.0, 0.5, 0.7, 1.0)
+OPENED = 0.4  # share of user turns that get one of the openings
+LONGEST_PROMPT, LONGEST_ANSWER = 120, 360  # tokens
+HELD_OUT_EVERY = 20  # one wave in so many is never trained on
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The fixed tokens of a conversation, read off the tokenizer's chat template."""
+
+    before_user: list[int]
+    after_user: list[int]  # begins with the token that closes the user's turn
+    end: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]) -> Template:
+        marker = "USER TURN"
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": marker}], tokenize=False, add_generation_prompt=True
+        )
+        before, after = str(text).split(marker)
+        encode: Callable[[str], list[int]] = lambda s: tokenizer.encode(s, add_special_tokens=False)  # noqa: E731
+        return cls(encode(before), encode(after), eos_ids)
+
+
+class Row:
+    """One row of a wave: which token is forced next, who is writing, at which temperature."""
+
+    def __init__(self, template: Template, openings: list[list[int]], rng: random.Random) -> None:
+        self.template, self.openings, self.rng = template, openings, rng
+        self.begin(column=0)
+
+    def begin(self, column: int) -> None:
+        self.start = column
+        opening = self.rng.choice(self.openings) if self.rng.random() < OPENED else []
+        self.forced = [*self.template.before_user, *opening]
+        self.role_after_forced, self.written = USER, 0
+        self.opening_left = len(opening)
+        self.temperature = USER_TEMPERATURE
+
+    def take(self, sampled: int, column: int) -> tuple[int, int]:
+        """The token of this row at `column`, and who wrote it."""
+        if self.forced:
+            token = self.forced.pop(0)
+            return token, USER if self.role_after_forced == USER and len(self.forced) < self.opening_left else TEMPLATE
+        self.written += 1
+        role = self.role_after_forced
+        if role == USER:
+            closing, *rest = self.template.after_user
+            if sampled == closing or self.written >= LONGEST_PROMPT:
+                self.forced, self.role_after_forced, self.written = rest, ASSISTANT, 0
+                self.temperature = self.rng.choice(ANSWER_TEMPERATURES)
+                return closing, TEMPLATE
+        elif sampled in self.template.end or self.written >= LONGEST_ANSWER:
+            self.begin(column + 1)
+        return sampled, role
+
+
+def grouped_attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **rest: Any
+) -> tuple[Tensor, None]:
+    """Attention for one query token a row that does not copy keys and values for grouped heads.
+
+    The query heads that share a key head become the query positions of that head:
+    [B, Hq, 1, D] -> [B, Hkv, Hq / Hkv, D].
+    """
+    batch, heads, _one, width = query.shape
+    grouped = query.view(batch, key.shape[1], -1, width)
+    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    return out.view(batch, 1, heads, width), None
+
+
+AttentionInterface.register("specdemo_grouped", grouped_attention)
+
+
+def sample_rows(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
+    """One token a row, [B, V] -> [B], by inverse transform; temperature 0 takes the largest logit."""
+    greedy = temperatures == 0
+    scaled = logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None]
+    cumulative = scaled.softmax(-1).cumsum(-1)
+    draws = torch.rand(len(logits), 1, generator=generator, device=logits.device) * cumulative[:, -1:]
+    sampled = torch.searchsorted(cumulative, draws, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
+    return torch.where(greedy, logits.argmax(-1), sampled)
+
+
+@torch.inference_mode()
+def write_wave(
+    model: PreTrainedModel, rows: list[Row], columns: int, generator: torch.Generator, tick: Callable[[int], None]
+) -> dict[str, Tensor]:
+    """Let the target fill one wave.
+
+    Returns `tokens` int32, `roles` uint8 and `starts` bool, each [rows, columns].
+    """
+    device = model.device
+    cache = PreallocatedCache(model.config.num_hidden_layers, columns)
+    tokens = torch.zeros(len(rows), columns, dtype=torch.int32)
+    roles = torch.zeros(len(rows), columns, dtype=torch.uint8)
+    starts = torch.zeros(len(rows), columns, dtype=torch.bool)
+    sampled = [0] * len(rows)
+    for column in range(columns):
+        for index, row in enumerate(rows):
+            starts[index, column] = row.start == column
+            tokens[index, column], roles[index, column] = row.take(sampled[index], column)
+        # A row that ended in this column still reads its own conversation up to here.
+        first = torch.tensor([min(r.start, column) for r in rows], device=device)[:, None]
+        visible = torch.arange(column + 1, device=device) >= first
+        logits = model(
+            tokens[:, column, None].long().to(device),
+            position_ids=column - first,
+            attention_mask=visible[:, None, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, -1]
+        temperatures = torch.tensor([r.temperature for r in rows], device=device)
+        sampled = sample_rows(logits, temperatures, generator).tolist()
+        tick(len(rows))
+    return {"tokens": tokens, "roles": roles, "starts": starts}
+
+
+def shard_paths(folder: Path, split: str) -> list[Path]:
+    """The finished shards of a split, `train` or `heldout`, in order."""
+    return sorted(folder.glob(f"{split}-*.safetensors"))
+
+
+def write_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: frozenset[int],
+    folder: Path,
+    tokens: int,
+    provenance: dict[str, Any],
+    *,
+    rows: int = 192,
+    columns: int = 640,
+    seed: int = 0,
+    tick: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Write waves into `folder` until it holds at least `tokens` tokens; finished waves are kept.
+
+    Returns the number of tokens the folder then holds. Run again with a larger number to go on.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    template = Template.of(tokenizer, eos_ids)
+    openings = [tokenizer.encode(text, add_special_tokens=False) for text in OPENINGS]
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("specdemo_grouped")
+    try:
+        wave = 0
+        while wave * rows * columns < tokens:
+            split = "heldout" if wave % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else "train"
+            path = folder / f"{split}-{wave:05d}.safetensors"
+            if path.exists():
+                tick(rows * columns)
+            else:
+                rng = random.Random(f"{seed}/{wave}")
+                generator = torch.Generator(model.device).manual_seed(rng.getrandbits(63))
+                begun = time.perf_counter()
+                block = write_wave(model, [Row(template, openings, rng) for _ in range(rows)], columns, generator, tick)
+                facts = {
+                    **provenance,
+                    **{"wave": wave, "seed": seed, "rows": rows, "columns": columns},
+                    "vocab_size": model.config.get_text_config().vocab_size,
+                    "template": {**asdict(template), "end": sorted(eos_ids)},
+                    "seconds": round(time.perf_counter() - begun, 1),
+                }
+                partial = path.with_suffix(".partial")
+                save_file(block, partial, metadata={"provenance": json.dumps(facts)})
+                partial.replace(path)
+            wave += 1
+        return wave * rows * columns
+    finally:
+        model.set_attn_implementation(attention)

@@ -1,0 +1,103 @@
+"""Count an n-gram table in text the target wrote.
+
+Interpolated absolute discounting (Ney, Essen & Kneser 1994): an order gives each continuation it has
+seen (count - discount) / total and leaves the rest to the order below. Only what the assistant wrote is
+counted as a continuation, since only that is ever drafted; contexts may reach back into the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from ..drafters.ngram import PROB_SCALE
+from .data import ASSISTANT, shard_paths
+
+DISCOUNT = 0.4
+FEWEST = (1, 2, 2)  # a context of n tokens seen less often than FEWEST[n - 1] is dropped
+KEPT = 12  # continuations kept for a context
+
+
+def count_shards(folder: Path, order: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every (context of `order` tokens, continuation) in the training shards, as two int64 arrays."""
+    contexts, continuations = [], []
+    for path in shard_paths(folder, "train"):
+        shard = load_file(path)
+        tokens, starts = shard["tokens"].astype(np.int64), shard["starts"]
+        place = np.arange(tokens.shape[1])
+        begin = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
+        usable = (shard["roles"] == ASSISTANT) & (place - begin >= order)
+        row, column = np.nonzero(usable)
+        key = np.zeros(len(row), dtype=np.int64)
+        for back in range(order, 0, -1):
+            key = key * vocab_size + tokens[row, column - back]
+        contexts.append(key)
+        continuations.append(tokens[row, column])
+    return np.concatenate(contexts), np.concatenate(continuations)
+
+
+def build_order(contexts: np.ndarray, continuations: np.ndarray, fewest: int, vocab_size: int) -> dict[str, np.ndarray]:
+    """The CSR arrays of one order: `keys`, `lengths`, `tokens`, `probs`."""
+    keys, context_index, totals = np.unique(contexts, return_inverse=True, return_counts=True)
+    pairs, counts = np.unique(context_index * vocab_size + continuations, return_counts=True)
+    rows, tokens = pairs // vocab_size, pairs % vocab_size
+
+    by_count = np.lexsort((tokens, -counts, rows))
+    rows, tokens, counts = rows[by_count], tokens[by_count], counts[by_count]
+    first = np.searchsorted(rows, np.arange(len(keys)))
+    rank = np.arange(len(rows)) - first[rows]
+    kept = (totals[rows] >= fewest) & (rank < KEPT)
+    rows, tokens, counts = rows[kept], tokens[kept], counts[kept]
+
+    probs = (counts - DISCOUNT) / totals[rows]
+    lengths = np.bincount(rows, minlength=len(keys))
+    return {"keys": keys[lengths > 0], "lengths": lengths[lengths > 0], "tokens": tokens, "probs": probs}
+
+
+def build_table(
+    folder: Path, out: Path, provenance: dict[str, Any], say: Callable[[str], None] = lambda _: None
+) -> None:
+    """Count the training shards of `folder` into the table `out`, with its provenance inside and beside it.
+
+    Raises:
+        ValueError: the folder holds no training shard.
+    """
+    shards = shard_paths(folder, "train")
+    if not shards:
+        raise ValueError(f"{folder} holds no training text; run `train data` first.")
+    with safe_open(shards[0], framework="numpy") as file:
+        text = json.loads(file.metadata()["provenance"])
+    vocab_size = text["vocab_size"]
+    arrays: dict[str, np.ndarray] = {}
+    written = 0
+    for n, fewest in enumerate(FEWEST, start=1):
+        contexts, continuations = count_shards(folder, n, vocab_size)
+        order = build_order(contexts, continuations, fewest, vocab_size)
+        written = max(written, len(continuations))
+        say(f"contexts of {n}: {len(order['keys']):,}, continuations {len(order['tokens']):,}")
+        small = np.uint16 if vocab_size <= 2**16 else np.uint32
+        arrays[f"keys{n}"] = np.diff(order["keys"], prepend=0)
+        arrays[f"lengths{n}"] = order["lengths"].astype(np.uint8)
+        arrays[f"tokens{n}"] = order["tokens"].astype(small)
+        arrays[f"probs{n}"] = np.floor(order["probs"] * PROB_SCALE).astype(np.uint16)
+        if n == 1:
+            arrays["unigram"] = (np.bincount(continuations, minlength=vocab_size) + 1).astype(np.uint32)
+    facts = {
+        **provenance,
+        "counted_tokens": written,
+        "shards": len(shards),
+        "discount": DISCOUNT,
+        "fewest": FEWEST,
+        "kept": KEPT,
+        "text": {key: value for key, value in text.items() if key not in ("wave", "seconds", "template")},
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_file(arrays, out, metadata={"provenance": json.dumps(facts)})
+    out.with_suffix(".json").write_text(json.dumps(facts, indent=2) + "\n")
+    say(f"{out.name}: {out.stat().st_size / 1e6:.1f} MB from {written:,} tokens")

@@ -1,0 +1,135 @@
+"""The words of the decoder: what is drafted, what is tested, what is emitted, and the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_K = 16
+MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would repeat the texts of smaller ones
+MAX_STOP_STRINGS = 8
+
+
+class BadInput(ValueError):
+    """Something a person typed or passed that cannot be used; the message is shown to them as is."""
+
+
+class TokenKind(str, Enum):
+    """Where an emitted token came from."""
+
+    ACCEPTED = "accepted"  # drafted, and passed its test
+    RESAMPLED = "resampled"  # drawn from the residual after a rejection
+    BONUS = "bonus"  # drawn from the target after a fully accepted draft
+    TARGET = "target"  # from prefill, or from a round with an empty draft
+
+
+class Fate(str, Enum):
+    """What became of a drafted token."""
+
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    UNTESTED = "untested"  # it came after the one that failed, or after the end of the text
+
+
+class FinishReason(str, Enum):
+    """Why emission stopped."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A chain of proposed tokens.
+
+    `probs` [k, V] is exactly the distribution each token was drawn from, after warping. `None` means
+    the proposals were deterministic (one-hot). An empty draft is legal: the round is then plain decoding.
+    """
+
+    token_ids: Sequence[int] = ()
+    probs: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The target's answer to a draft of k tokens: the first `accepted` of them, then `token_id`.
+
+    `p`, `q` and `draws` have one entry per drafted token: its probability under the target and under
+    the drafter, and the uniform draw its test used. `token_p` is the target's probability of `token_id`.
+    """
+
+    accepted: int
+    token_id: int
+    kind: TokenKind
+    token_p: float
+    p: Sequence[float] = ()
+    q: Sequence[float] = ()
+    draws: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """An emitted token and the target's probability of it."""
+
+    id: int
+    kind: TokenKind
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedToken:
+    """A proposed token, its test and its fate. It passes iff `draw` < min(1, `p` / `q`)."""
+
+    id: int
+    fate: Fate
+    p: float
+    q: float
+    draw: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to decode. Values out of range are refused, never clamped.
+
+    Raises:
+        BadInput: naming the setting, what was given and what is allowed.
+    """
+
+    k: int = 4
+    temperature: float = 0.0
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0  # 1 is off
+    max_new_tokens: int = 128
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _whole("K", self.k, 0, MAX_K)
+        _number("temperature", self.temperature, 0.0, 2.0)
+        _whole("top-k", self.top_k, 0, 1_000_000)
+        _number("top-p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise BadInput("top-p must be above 0 (and at most 1, which turns it off).")
+        _whole("max new tokens", self.max_new_tokens, 1, 1_000_000)
+        _whole("seed", self.seed, 0, MAX_SEED)
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise BadInput(f"At most {MAX_STOP_STRINGS} stop strings, please; there are {len(self.stop)}.")
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise BadInput("A stop string cannot be empty.")
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadInput(f"{name} must be a whole number from {low} to {high}, not {value!r}.")
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not low <= value <= high:  # type: ignore[operator]  # NaN fails every comparison
+        raise BadInput(f"{name} must be a number from {low:g} to {high:g}, not {value!r}.")

@@ -1,0 +1,301 @@
+"""The drafters: greedy text is the target's own whatever they propose, and what each of them does by itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+from transformers import PreTrainedModel
+
+from specdemo.decode import decode
+from specdemo.drafters import DRAFTERS, Drafter
+from specdemo.drafters.draft_model import DraftModel
+from specdemo.drafters.ngram import Ngram, key_of, load_table
+from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST, PromptLookup
+from specdemo.events import Finished, Round
+from specdemo.types import BadInput, Fate, FinishReason, Settings, TokenKind, Verdict
+from tests.unit.toys import (
+    ARCHITECTURES,
+    DRAFTER_NAMES,
+    MODEL_VOCAB,
+    PROMPT,
+    ModelToy,
+    Scripted,
+    TableRunner,
+    TableToy,
+    ids_of,
+    ngram_file,
+    noise_for,
+    oracle,
+    random_table,
+    tiny_model,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LENGTH = 20
+KS = (1, 2, 3, 5, 8, 16)
+PROMPTS = {
+    "repeats itself": [7, 12, 3, 44, 7, 12, 3, 44, 7, 12],
+    "all token 0": [0, 0, 0, 0],
+    "one token": [17],
+}
+
+
+@pytest.fixture(scope="module")
+def table_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ngram_file(tmp_path_factory.mktemp("ngram"), MODEL_VOCAB)
+
+
+def perturbed(model: PreTrainedModel, by: float = 0.02) -> PreTrainedModel:
+    """A copy whose weights are slightly off: a draft model that is right now and then."""
+    other = type(model)(model.config).eval()
+    generator = torch.Generator().manual_seed(9)
+    other.load_state_dict(
+        {name: value + by * torch.randn(value.shape, generator=generator) for name, value in model.state_dict().items()}
+    )
+    return other
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def toy(request: pytest.FixtureRequest, table_path: Path) -> ModelToy:
+    model = tiny_model(request.param, layers=2)
+    return ModelToy(model=model, draft_model=perturbed(model), ngram_table=table_path, skip_layers=1)
+
+
+def greedy(toy: ModelToy, drafter: str | Drafter, prompt: list[int], k: int, eos: int = -1) -> list:
+    settings = Settings(k=k, max_new_tokens=LENGTH)
+    runner = toy.target_runner(len(prompt) + LENGTH)
+    built = toy.drafter(drafter, runner, settings) if isinstance(drafter, str) else drafter
+    return list(decode(runner, built, prompt, settings, frozenset({eos})))
+
+
+# Greedy identity -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_greedy_text_is_the_targets_own(toy: ModelToy, name: str, prompt: list[int]) -> None:
+    truth = ids_of(greedy(toy, "none", prompt, 0))
+    assert len(truth) == LENGTH
+    for k in KS if toy.model is tiny_model("llama", layers=2) else (3, 8):
+        assert ids_of(greedy(toy, name, prompt, k)) == truth, f"K = {k}"
+
+
+def test_the_models_drafts_are_partly_right_so_that_every_path_is_taken(toy: ModelToy) -> None:
+    fates: Counter[Fate] = Counter()
+    kinds: Counter[TokenKind] = Counter()
+    for event in greedy(toy, "draft-model", PROMPTS["repeats itself"], 3):
+        if isinstance(event, Round):
+            fates.update(token.fate for token in event.drafted)
+            kinds.update(token.kind for token in event.emitted)
+    assert set(fates) == set(Fate)
+    assert set(kinds) >= {TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.BONUS}
+
+
+@pytest.mark.parametrize("k", KS)
+def test_greedy_text_stays_with_drafts_of_every_sort(toy: ModelToy, k: int) -> None:
+    prompt = PROMPTS["repeats itself"]
+    truth = [*prompt, *ids_of(greedy(toy, "none", prompt, 0))]
+    drafts: dict[str, Callable[[list[int], int], list[int]]] = {
+        "perfect": lambda context, k: truth[len(context) : len(context) + k],
+        "always wrong": lambda context, k: [(t + 1) % MODEL_VOCAB for t in truth[len(context) : len(context) + k]],
+        "right, then wrong": lambda context, k: [*truth[len(context) : len(context) + k - 1], 0],
+        "empty": lambda context, k: [],
+        "shorter than K": lambda context, k: truth[len(context) : len(context) + max(1, k // 2)],
+        "now empty, now full": lambda context, k: truth[len(context) : len(context) + k * (len(context) % 2)],
+        "one token again and again": lambda context, k: context[-1:] * k,
+        "token 0": lambda context, k: [0] * k,
+    }
+    for name, script in drafts.items():
+        assert ids_of(greedy(toy, Scripted(script), prompt, k)) == truth[len(prompt) :], name
+
+
+def test_a_perfect_draft_takes_the_fewest_rounds_and_a_wrong_one_the_most(toy: ModelToy) -> None:
+    prompt = PROMPTS["one token"]
+    truth = [*prompt, *ids_of(greedy(toy, "none", prompt, 0))]
+    rounds = [
+        sum(isinstance(event, Round) for event in greedy(toy, oracle(truth, wrong_by), prompt, 4))
+        for wrong_by in (0, 1)
+    ]
+    assert rounds == [4, LENGTH - 1]  # 1 + 5 + 5 + 5 + 4 tokens, or one a round
+
+
+def test_an_eos_inside_a_draft_ends_the_text_where_the_target_alone_ends_it(toy: ModelToy) -> None:
+    prompt = PROMPTS["repeats itself"]
+    text = ids_of(greedy(toy, "none", prompt, 0))
+    for eos in sorted(set(text)):
+        expected = text[: text.index(eos) + 1]
+        for k in (1, 4, 16):
+            events = greedy(toy, oracle([*prompt, *text]), prompt, k, eos)
+            assert ids_of(events) == expected
+            assert events[-1] == Finished(FinishReason.EOS)
+
+
+# What every drafter owes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_every_drafter_describes_itself_in_one_line(name: str) -> None:
+    description = DRAFTERS[name].description
+    assert description.endswith(".")
+    assert "\n" not in description
+    assert len(description) <= 120
+
+
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_a_drafter_that_lacks_something_says_so_in_words(name: str) -> None:
+    bare: Any = ModelToy(model=tiny_model("gpt2", layers=2), skip_layers=None)
+    needs_nothing = name in {"none", "prompt-lookup"}
+    assert (DRAFTERS[name].missing(bare) is None) == needs_nothing
+    if not needs_nothing:
+        assert str(DRAFTERS[name].missing(bare)).startswith("this preset ")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_proposals_are_within_k_and_their_laws_are_laws(name: str, temperature: float, tmp_path: Path) -> None:
+    toy = TableToy(ngram_table=ngram_file(tmp_path, 4))
+    settings = Settings(temperature=temperature)
+    runner = toy.target_runner(64)
+    runner.prefill(PROMPT)
+    drafter = toy.drafter(name, runner, settings)
+    drafter.reset(PROMPT)
+    context = [*PROMPT, 2]
+    for k in (1, 2, 5):
+        draft = drafter.propose(context, k)
+        assert len(draft.token_ids) <= k
+        if draft.probs is not None:
+            assert draft.probs.shape == (len(draft.token_ids), runner.vocab_size)
+            assert draft.probs.sum(-1).tolist() == pytest.approx([1] * len(draft.token_ids), abs=1e-6)
+            assert all(row[token] > 0 for row, token in zip(draft.probs, draft.token_ids, strict=True))
+        runner.forward(context[-1:])
+        drafter.observe(Verdict(0, 3, TokenKind.RESAMPLED, 1.0))
+        context.append(3)
+    drafter.release()
+    drafter.release()
+
+
+# Prompt lookup -----------------------------------------------------------------------------------------------
+
+
+def looked_up(context: list[int], k: int) -> list[int]:
+    """What prompt lookup should propose, by a plain search."""
+    for n in range(min(LONGEST, len(context) - 1), SHORTEST - 1, -1):
+        for end in range(len(context) - 1, n - 1, -1):
+            if context[end - n : end] == context[-n:]:
+                copied = context[end:]
+                return (copied * k)[:k]
+    return []
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 16))
+def test_prompt_lookup_copies_what_followed_the_latest_longest_match(context: list[int], k: int) -> None:
+    assert list(PromptLookup().propose(context, k).token_ids) == looked_up(context, k)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.lists(st.integers(1, 6), max_size=12))
+def test_prompt_lookup_answers_the_same_when_the_text_grows_step_by_step(text: list[int], steps: list[int]) -> None:
+    drafter = PromptLookup()
+    end = 1
+    for step in steps:
+        context = text[:end]
+        assert list(drafter.propose(context, 4).token_ids) == looked_up(context, 4)
+        end = min(len(text), end + step)
+    drafter.reset([])
+    assert list(drafter.propose(text[:1], 4).token_ids) == []
+
+
+def test_prompt_lookup_finds_token_0() -> None:
+    assert list(PromptLookup().propose([0, 0, 5, 0, 0], 2).token_ids) == [5, 0]
+
+
+# The n-gram table --------------------------------------------------------------------------------------------
+
+
+def test_the_table_gives_a_law_for_every_context(table_path: Path) -> None:
+    table = load_table(table_path)
+    assert table.vocab_size == MODEL_VOCAB
+    assert len(table.orders) >= 2
+    for context in ([], [3], [3, 4], [60, 60, 60], [0], [1, 2, 3, 4, 5]):
+        law = table.law(context)
+        assert law.shape == (MODEL_VOCAB,)
+        assert law.min() > 0
+        assert law.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_the_laws_of_a_table_written_out_by_hand(tmp_path: Path) -> None:
+    half = 255 * 256 // 2
+    arrays = {
+        "unigram": np.array([1, 1, 2], dtype=np.uint32),
+        "keys1": np.array([1, 1], dtype=np.int64),  # contexts (1) and (2)
+        "lengths1": np.array([1, 2], dtype=np.uint8),
+        "tokens1": np.array([2, 0, 1], dtype=np.uint16),
+        "probs1": np.array([half, half, half // 2], dtype=np.uint16),
+        "keys2": np.array([key_of([0, 1], 3)], dtype=np.int64),
+        "lengths2": np.array([1], dtype=np.uint8),
+        "tokens2": np.array([0], dtype=np.uint16),
+        "probs2": np.array([half], dtype=np.uint16),
+    }
+    save_file(arrays, tmp_path / "hand.safetensors", metadata={"provenance": "{}"})
+    table = load_table(tmp_path / "hand.safetensors")
+    floor = np.array([0.25, 0.25, 0.5])
+    after_1 = 0.5 * floor + [0, 0, 0.5]
+    after_2 = 0.25 * floor + [0.5, 0.25, 0]
+    assert table.law([]) == pytest.approx(floor)
+    assert table.law([0]) == pytest.approx(floor)  # unknown: the floor alone
+    assert table.law([1]) == pytest.approx(after_1)
+    assert table.law([2]) == pytest.approx(after_2)
+    assert table.law([0, 1]) == pytest.approx(0.5 * after_1 + [0.5, 0, 0])
+    assert table.law([2, 1]) == pytest.approx(after_1)  # the pair is unknown: back to one token
+    assert table.law([1, 2, 0, 1]) == pytest.approx(table.law([0, 1]))
+
+
+def test_a_table_that_cannot_be_read_is_refused_in_words(tmp_path: Path, table_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"n-gram table gone\.safetensors cannot be read"):
+        load_table(tmp_path / "gone.safetensors")
+    whole = table_path.read_bytes()
+    for name, content in (("cut", whole[: len(whole) // 2]), ("empty", b""), ("text", b"<html>not found</html>")):
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(content)
+        with pytest.raises(BadInput, match=f"n-gram table {name}.safetensors"):
+            load_table(path)
+    arrays = load_file(table_path)
+    for name, kept, metadata in (
+        ("bare", arrays, None),
+        ("partial", {key: value for key, value in arrays.items() if key != "tokens1"}, {"provenance": "{}"}),
+        ("other", {"weight": np.zeros(3)}, {"provenance": "{}"}),
+    ):
+        save_file(kept, tmp_path / f"{name}.safetensors", metadata=metadata)
+        with pytest.raises(BadInput, match=f"n-gram table {name}.safetensors"):
+            load_table(tmp_path / f"{name}.safetensors")
+
+
+def test_a_table_of_another_vocabulary_is_refused_in_words(table_path: Path) -> None:
+    toy: Any = TableToy(ngram_table=table_path)
+    with pytest.raises(BadInput, match="knows 61 tokens but the target has 4"):
+        Ngram.build(toy, toy.target_runner(8), Settings(), noise_for(Settings()))
+
+
+# The draft model ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("draft_vocab", [3, 4, 6])
+def test_a_padding_entry_of_the_draft_models_vocabulary_is_never_proposed(draft_vocab: int, temperature: float) -> None:
+    table = random_table(8, vocab=6)[..., :draft_vocab]
+    settings = Settings(temperature=temperature)
+    drafter = DraftModel(TableRunner(table), 4, settings, noise_for(settings))
+    draft = drafter.propose([0, 1], 64)
+    assert set(draft.token_ids) <= set(range(min(4, draft_vocab)))
+    if draft.probs is not None:
+        assert draft.probs.shape == (64, 4)
+        assert bool((draft.probs[:, draft_vocab:] == 0).all())

@@ -1,0 +1,373 @@
+"""The emitted text follows the target's law exactly: by full enumeration, and by chi-square on sampled runs.
+
+Every drafter in `DRAFTERS` is tested here without being named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from specdemo import decode as loop
+from specdemo.drafters.draft_model import DraftModel
+from specdemo.events import Event, Round
+from specdemo.types import MAX_SEED, Draft, Settings, TokenKind, Verdict
+from specdemo.verify import verify
+from tests.unit.enumerate_decode import Rule, distance, emitted_law
+from tests.unit.toys import (
+    DRAFTER_NAMES,
+    PROMPT,
+    VOCAB,
+    Scripted,
+    TableRunner,
+    TableToy,
+    ids_of,
+    ngram_file,
+    noise_for,
+    random_table,
+    true_law,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EXACT = 1e-12  # in float64
+ROUNDED = 1e-6  # where a drafter's own law is in float32
+DOUBLE = {"none", "prompt-lookup", "draft-model", "layer-skip"}  # what these do in float64 stays in float64
+
+LAWS = [
+    Settings(temperature=0, k=2, max_new_tokens=4),
+    Settings(temperature=0, k=3, max_new_tokens=6),
+    Settings(temperature=1, k=2, max_new_tokens=4),
+    Settings(temperature=0.7, k=1, max_new_tokens=3),
+    Settings(temperature=1.5, k=1, max_new_tokens=3),
+    Settings(temperature=0.7, k=2, max_new_tokens=4, top_p=0.8),
+    Settings(temperature=1.5, k=2, max_new_tokens=4, top_k=2),
+    Settings(temperature=1.0, k=3, max_new_tokens=5, top_k=2),
+    Settings(temperature=1.5, k=1, max_new_tokens=3, top_k=3, top_p=0.9),
+]
+
+
+def label(settings: Settings) -> str:
+    return f"T{settings.temperature:g}-k{settings.k}-topk{settings.top_k}-topp{settings.top_p:g}"
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
+    table = random_table(1, support=3)
+    # The first token is certain, which keeps the tree of runs small, and goes on repeating the prompt.
+    table[PROMPT[-2], PROMPT[-1]] = torch.tensor([0, 0, 1.0, 0])
+    folder: Path = tmp_path_factory.mktemp("ngram")
+    return TableToy(
+        target=table,
+        draft_model=0.5 * table + 0.5 * random_table(2, support=2),
+        early=random_table(3, support=2),
+        ngram_table=ngram_file(folder, VOCAB),
+    )
+
+
+def law_with(
+    toy: TableToy,
+    name: str,
+    settings: Settings,
+    rule: Rule = verify,
+    seen: Callable[[list[Event]], None] = lambda events: None,
+) -> dict:
+    def start():
+        runner = toy.target_runner(32)
+        return runner, toy.drafter(name, runner, settings)
+
+    return emitted_law(start, PROMPT, settings, rule=rule, seen=seen)
+
+
+# Enumeration -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", LAWS, ids=label)
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_every_drafter_emits_the_targets_law(toy: TableToy, name: str, settings: Settings) -> None:
+    law = law_with(toy, name, settings)
+    assert sum(law.values()) == pytest.approx(1, abs=EXACT)
+    assert distance(law, true_law(toy.target, PROMPT, settings.max_new_tokens, settings)) < (
+        EXACT if name in DOUBLE else ROUNDED
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTER_NAMES if name != "none"])
+def test_the_enumeration_visits_every_kind_of_token(toy: TableToy, name: str) -> None:
+    kinds: set[tuple[int, TokenKind]] = set()
+
+    def note(events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Round):
+                kinds.update((place, token.kind) for place, token in enumerate(event.emitted))
+
+    law_with(toy, name, LAWS[2], seen=note)
+    assert kinds >= {
+        *((place, TokenKind.ACCEPTED) for place in range(2)),
+        *((place, TokenKind.RESAMPLED) for place in range(2)),
+        (2, TokenKind.BONUS),
+    }
+
+
+def test_the_first_token_follows_the_targets_law() -> None:
+    table = random_table(4)
+    settings = Settings(temperature=0.8, k=3, max_new_tokens=1)
+    law = emitted_law(lambda: (TableRunner(table), Scripted(lambda context, k: [0])), PROMPT, settings)
+    assert distance(law, true_law(table, PROMPT, 1, settings)) < EXACT
+
+
+HOSTILE = {
+    "impossible": lambda context, k: [int(random_table(1, support=3)[context[-2], context[-1]].argmin())] * k,
+    "empty": lambda context, k: [],
+    "shorter than K": lambda context, k: [context[0]] * (k - 1),
+    "now and then": lambda context, k: [1] * (k * (len(context) % 2)),
+    "always token 0": lambda context, k: [0] * k,
+    "always the last token of the vocabulary": lambda context, k: [VOCAB - 1] * k,
+}
+
+
+@pytest.mark.parametrize("script", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("settings", [LAWS[0], LAWS[2], LAWS[5]], ids=label)
+def test_whatever_is_proposed_the_law_stays(toy: TableToy, script: Callable, settings: Settings) -> None:
+    law = emitted_law(lambda: (toy.target_runner(32), Scripted(script)), PROMPT, settings)
+    assert distance(law, true_law(toy.target, PROMPT, settings.max_new_tokens, settings)) < EXACT
+
+
+def test_the_law_stays_when_texts_end_early(toy: TableToy) -> None:
+    settings, eos = LAWS[2], 2
+
+    def start():
+        runner = toy.target_runner(32)
+        return runner, toy.drafter("draft-model", runner, settings)
+
+    law = emitted_law(start, PROMPT, settings, eos_ids=frozenset({eos}))
+    assert distance(law, true_law(toy.target, PROMPT, settings.max_new_tokens, settings, eos)) < EXACT
+
+
+@pytest.mark.parametrize("draft_vocab", [VOCAB - 1, VOCAB + 2])
+def test_the_law_stays_when_the_draft_models_vocabulary_has_another_size(toy: TableToy, draft_vocab: int) -> None:
+    settings = Settings(temperature=1, k=1, max_new_tokens=3, top_k=2)
+    table = random_table(6, vocab=VOCAB + 2)[..., :draft_vocab]  # it may read any token, and writes its own
+
+    def start():
+        draft = DraftModel(TableRunner(table), VOCAB, settings, noise_for(settings))
+        return toy.target_runner(32), draft
+
+    law = emitted_law(start, PROMPT, settings)
+    assert distance(law, true_law(toy.target, PROMPT, 3, settings)) < EXACT
+
+
+# The harness catches the mistakes found in public implementations ---------------------------------------------
+
+
+def rule(
+    accept: Callable[[float, float], float] = lambda p, q: min(1.0, p / q),
+    left: Callable[[float, float], float] = lambda p, q: max(0.0, p - q),
+    unwarp: Callable[[list[float]], list[float]] = lambda row: row,
+    bonus: Callable[[list[float]], list[float]] = lambda row: row,
+    bonus_row: int = 0,
+) -> Rule:
+    """The rule of `verify` in plain Python, with its parts replaceable by wrong ones."""
+
+    def verified(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
+        p_rows, k = target_probs.tolist(), len(draft.token_ids)
+        one_hot = [[float(x == token) for x in range(VOCAB)] for token in draft.token_ids]
+        q_rows = draft.probs.tolist() if draft.probs is not None else one_hot
+        n, weights, kind = k, bonus(p_rows[k - bonus_row if k else 0]), TokenKind.BONUS
+        for place, token in enumerate(draft.token_ids):
+            if not float(draws[place]) < accept(p_rows[place][token], q_rows[place][token]):
+                n, kind = place, TokenKind.RESAMPLED
+                weights = [left(p, q) for p, q in zip(unwarp(p_rows[place]), q_rows[place], strict=True)]
+                break
+        sums = np.cumsum(weights)
+        token = int(np.searchsorted(sums, float(draws[k]) * sums[-1], side="right"))
+        tests = [0.0] * k
+        return Verdict(n, min(token, VOCAB - 1), kind, 0.0, tests, tests, tests)
+
+    return verified
+
+
+def argmax_law(row: list[float]) -> list[float]:
+    return [float(p == max(row)) for p in row]
+
+
+def unwarped(temperature: float) -> Callable[[list[float]], list[float]]:
+    """Undoes the temperature: what the target said before it."""
+
+    def undo(row: list[float]) -> list[float]:
+        raised = [p**temperature for p in row]
+        return [p / sum(raised) for p in raised]
+
+    return undo
+
+
+HOT = Settings(temperature=1.5, k=2, max_new_tokens=4)
+MISTAKES = {
+    "accepted if p exceeds q": rule(accept=lambda p, q: float(p > q)),
+    "accepted by p alone": rule(accept=lambda p, q: p),
+    "p and q swapped in the test": rule(accept=lambda p, q: min(1.0, q / p) if p else 1.0),
+    "p and q swapped in the residual": rule(left=lambda p, q: max(0.0, q - p)),
+    "resampled from p": rule(left=lambda p, q: p),
+    "residual of un-warped p": rule(unwarp=unwarped(HOT.temperature)),
+    "residual keeps its size": rule(left=lambda p, q: abs(p - q)),
+    "bonus by argmax": rule(bonus=argmax_law),
+    "bonus from the place before": rule(bonus_row=1),
+}
+
+
+def test_the_rule_written_in_plain_python_is_exact(toy: TableToy) -> None:
+    assert distance(law_with(toy, "draft-model", HOT, rule()), true_law(toy.target, PROMPT, 4, HOT)) < EXACT
+
+
+@pytest.mark.parametrize("wrong", MISTAKES.values(), ids=MISTAKES.keys())
+def test_the_enumeration_catches(toy: TableToy, wrong: Rule) -> None:
+    assert distance(law_with(toy, "draft-model", HOT, wrong), true_law(toy.target, PROMPT, 4, HOT)) > 1e-3
+
+
+def test_the_enumeration_catches_an_ngram_rejection_that_samples_a_second_time_from_p(toy: TableToy) -> None:
+    settings = LAWS[2]
+    wrong = rule(left=lambda p, q: p)
+    drawn = law_with(toy, "prompt-lookup", settings, wrong)
+    assert distance(drawn, true_law(toy.target, PROMPT, 4, settings)) > 1e-3
+
+
+def test_the_enumeration_catches_greedy_accepted_by_the_full_softmax(
+    toy: TableToy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "probabilities", lambda logits, settings: logits.softmax(-1))
+    settings = LAWS[0]
+    wrong = rule(unwarp=argmax_law, left=lambda p, q: p, bonus=argmax_law)
+    assert distance(law_with(toy, "draft-model", settings, wrong), true_law(toy.target, PROMPT, 4, settings)) > 1e-3
+
+
+def test_the_enumeration_catches_a_border_that_is_slightly_off(toy: TableToy) -> None:
+    settings = Settings(temperature=1, k=1, max_new_tokens=3)
+    truth = true_law(toy.target, PROMPT, 3, settings)
+    for wrong in (
+        rule(accept=lambda p, q: min(1.0, p / q) * 0.999),
+        rule(left=lambda p, q: max(0.0, p - q) ** 1.001),
+        rule(bonus=lambda row: [p**0.999 for p in row]),
+    ):
+        assert distance(law_with(toy, "draft-model", settings, wrong), truth) > 1e-3
+
+
+# Sampled runs ----------------------------------------------------------------------------------------------
+
+SAMPLED = Settings(temperature=0.9, k=2, max_new_tokens=120)
+RUNS = 30
+
+
+def chi_square(toy: TableToy, name: str, spoil: Callable[[Any], object] = lambda drafter: None) -> float:
+    """The p-value of sampled texts: counts of each token after each pair of tokens, against the target's law."""
+    counts = np.zeros((VOCAB, VOCAB, VOCAB))
+    for seed in range(RUNS):
+        settings = replace(SAMPLED, seed=seed)
+        runner = toy.target_runner(len(PROMPT) + settings.max_new_tokens)
+        drafter = toy.drafter(name, runner, settings)
+        spoil(drafter)
+        text = [*PROMPT, *ids_of(list(loop.decode(runner, drafter, PROMPT, settings)))]
+        for triple in list(zip(text, text[1:], text[2:], strict=False))[len(PROMPT) - 2 :]:
+            counts[triple] += 1
+    law = (toy.target.log() / SAMPLED.temperature).softmax(-1).numpy()
+    assert counts[law == 0].sum() == 0, "an impossible token was emitted"
+    expected = counts.sum(-1, keepdims=True) * law
+    cells = expected > 0
+    statistic = ((counts[cells] - expected[cells]) ** 2 / expected[cells]).sum()
+    degrees = cells.sum() - (counts.sum(-1) > 0).sum()
+    return float(chi2.sf(statistic, degrees))
+
+
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_sampled_runs_follow_the_targets_law(toy: TableToy, name: str) -> None:
+    assert chi_square(toy, name) > 1e-4
+
+
+@pytest.mark.parametrize("mistake", ["accepted if p exceeds q", "resampled from p", "bonus by argmax"])
+def test_chi_square_catches(toy: TableToy, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "verify", MISTAKES[mistake])
+    assert chi_square(toy, "draft-model") < 1e-6
+
+
+def test_chi_square_catches_reseeding_in_the_loop(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = loop._draws
+    monkeypatch.setattr(loop, "_draws", lambda count, noise: real(count, noise.manual_seed(noise.initial_seed())))
+    assert chi_square(toy, "draft-model") < 1e-6
+
+
+def test_chi_square_catches_noise_shared_by_proposing_and_accepting(
+    toy: TableToy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = loop._draws
+    accepting: list[torch.Generator] = []
+
+    def watched(count: int, noise: torch.Generator) -> Tensor:
+        accepting.append(noise)
+        return real(count, noise)
+
+    def share(drafter: Any) -> None:
+        propose = drafter.propose
+
+        def with_the_same_noise(context: list[int], k: int) -> Draft:
+            drafter.noise.set_state(accepting[-1].get_state())
+            return propose(context, k)
+
+        drafter.propose = with_the_same_noise
+
+    monkeypatch.setattr(loop, "_draws", watched)
+    assert chi_square(toy, "draft-model", share) < 1e-6
+
+
+# Randomness ------------------------------------------------------------------------------------------------
+
+SEEDED = Settings(temperature=1, k=3, max_new_tokens=40, seed=7)
+
+
+def run(toy: TableToy, name: str, settings: Settings) -> list[Event]:
+    runner = toy.target_runner(64)
+    return list(loop.decode(runner, toy.drafter(name, runner, settings), PROMPT, settings))
+
+
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(toy: TableToy, name: str) -> None:
+    texts: list[tuple[int, ...]] = []
+    for seed in (0, 1, 2, MAX_SEED, 0, 1, 2, MAX_SEED):
+        torch.manual_seed(len(texts))  # the global generator has no say
+        texts.append(tuple(ids_of(run(toy, name, replace(SEEDED, seed=seed)))))
+    assert texts[:4] == texts[4:]
+    assert len(set(texts)) == 4
+
+
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_the_global_generator_is_left_alone(toy: TableToy, name: str) -> None:
+    before = torch.get_rng_state()
+    run(toy, name, SEEDED)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_the_draws_of_the_tests_come_from_the_seed_alone_one_after_another(toy: TableToy, name: str) -> None:
+    events = run(toy, name, SEEDED)
+    generator = torch.Generator().manual_seed(SEEDED.seed)
+
+    def draws(count: int) -> list[float]:
+        return torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+
+    draws(1)  # the first token
+    for event in (event for event in events if isinstance(event, Round)):
+        assert [token.draw for token in event.drafted] == draws(len(event.drafted) + 1)[:-1]
+
+
+def test_proposing_and_accepting_never_share_noise() -> None:
+    for seed in (0, 1, 0xDEECE66D, 2**31, MAX_SEED):
+        settings = Settings(seed=seed)
+        accepting = torch.rand(64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        proposing = torch.rand(64, generator=noise_for(settings), dtype=torch.float64)
+        assert not set(accepting.tolist()) & set(proposing.tolist())

@@ -1,0 +1,220 @@
+"""The transformers runner: its cache, its rollback, its early exit, and plain greedy against `generate`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from specdemo.decode import decode
+from specdemo.drafters.none import NoDrafter
+from specdemo.events import Finished
+from specdemo.runners.eager import EagerRunner
+from specdemo.types import FinishReason, Settings
+from tests.unit.toys import ARCHITECTURES, MODEL_VOCAB, ids_of, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 0, 7, 9, 32]
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return tiny_model(request.param)
+
+
+def fresh(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
+    """The logits after each token, computed without any cache, [T, V]."""
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([list(ids)]), use_cache=False).logits[0]
+    return logits
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_prefill_in_one_go_equals_token_by_token(model: PreTrainedModel) -> None:
+    truth = fresh(model, TEXT)
+    runner = EagerRunner(model, len(TEXT))
+    assert same(runner.prefill(TEXT), truth[-1:])
+    assert runner.length == len(TEXT)
+    one_by_one = EagerRunner(model, len(TEXT))
+    rows = [one_by_one.prefill(TEXT[:1]), *(one_by_one.forward([token]) for token in TEXT[1:])]
+    assert same(torch.cat(rows), truth)
+
+
+@pytest.mark.parametrize("cuts", [(1, 2), (4, 5), (3, 11)])
+def test_a_pass_over_several_tokens_gives_the_logits_after_each(model: PreTrainedModel, cuts: tuple[int, int]) -> None:
+    truth = fresh(model, TEXT)
+    runner = EagerRunner(model, len(TEXT))
+    first, second = cuts
+    assert same(runner.prefill(TEXT[:first]), truth[first - 1 : first])
+    assert same(runner.forward(TEXT[first:second]), truth[first:second])
+    assert same(runner.forward(TEXT[second:]), truth[second:])
+
+
+def test_rollback_then_forward_equals_a_fresh_forward(model: PreTrainedModel) -> None:
+    truth = fresh(model, TEXT)
+    runner = EagerRunner(model, len(TEXT) + 6)
+    runner.prefill(TEXT[:4])
+    for keep in (4, 6, 5, 9):  # drafts of several lengths, partly taken back, now and then into read text
+        done = min(runner.length, keep)
+        runner.rollback(done)
+        runner.forward([*TEXT[done:keep], 60, 59, 58])
+        runner.rollback(keep)
+        assert runner.length == keep
+        assert same(runner.forward(TEXT[keep:]), truth[keep:])
+    runner.rollback(len(TEXT) + 3)
+    assert runner.length == len(TEXT)  # there is nothing to forget past the end
+
+
+def test_the_preallocated_cache_equals_transformers_own(model: PreTrainedModel) -> None:
+    runner, theirs = EagerRunner(model, len(TEXT) + 3), DynamicCache(config=model.config)
+    done = 0
+    with torch.inference_mode():
+        for length, junk in ((5, 0), (1, 3), (4, 2), (2, 1)):
+            ids = TEXT[done : done + length]
+            ours = runner.forward(ids) if done else runner.prefill(ids)
+            expected = model(torch.tensor([ids]), past_key_values=theirs, use_cache=True).logits[0]
+            assert same(ours, expected[-len(ours) :])
+            done += length
+            if junk:  # ours reads a draft and forgets it
+                runner.forward([1] * junk)
+                runner.rollback(done)
+        assert runner._cache is not None
+        for mine, layer in zip(runner._cache.layers, theirs.layers, strict=True):
+            assert same(mine.keys[:, :, :done], layer.keys)
+            assert same(mine.values[:, :, :done], layer.values)
+
+
+def test_the_buffers_are_allocated_once(model: PreTrainedModel) -> None:
+    runner = EagerRunner(model, 12)
+    runner.prefill(TEXT[:3])
+    assert runner._cache is not None
+    places = [layer.keys.data_ptr() for layer in runner._cache.layers]
+    for token in TEXT[3:9]:
+        runner.forward([token])
+        runner.rollback(runner.length - (token % 2))
+    assert [layer.keys.data_ptr() for layer in runner._cache.layers] == places
+    assert {layer.keys.shape[-2] for layer in runner._cache.layers} == {12}
+
+
+@pytest.mark.parametrize("extra", [1, 2])
+def test_reading_past_the_capacity_is_an_error_and_never_silent(model: PreTrainedModel, extra: int) -> None:
+    runner = EagerRunner(model, len(TEXT))
+    runner.prefill(TEXT)
+    with pytest.raises(ValueError, match="room for 12 tokens"):
+        runner.forward([1] * extra)
+
+
+def test_release_frees_and_a_new_prompt_starts_afresh(model: PreTrainedModel) -> None:
+    runner = EagerRunner(model, len(TEXT))
+    runner.prefill(TEXT)
+    runner.release()
+    runner.release()
+    assert runner.length == 0
+    assert runner._cache is None
+    assert same(runner.prefill(TEXT[:5]), fresh(model, TEXT[:5])[-1:])
+    assert same(runner.prefill(TEXT[2:7]), fresh(model, TEXT[2:7])[-1:])  # even without a release between
+
+
+# The early exit --------------------------------------------------------------------------------------------
+
+
+def truncated(model: PreTrainedModel, count: int) -> PreTrainedModel:
+    """The same model built with fewer layers."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:count]
+    short = type(model)(config).eval()
+    _, unexpected = short.load_state_dict(model.state_dict(), strict=False)
+    assert unexpected
+    return short
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_first_layers_equal_a_truncated_model(model: PreTrainedModel, count: int) -> None:
+    truth = fresh(truncated(model, count), TEXT)
+    runner = EagerRunner(model, len(TEXT))
+    runner.prefill(TEXT[:5])
+    early = runner.first_layers(count)
+    assert early.length == 5
+    assert same(early.forward(TEXT[5:6]), truth[5:6])
+    assert same(early.forward(TEXT[6:]), truth[6:])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_early_exit_leaves_the_cache_as_if_nothing_had_been_drafted(model: PreTrainedModel, count: int) -> None:
+    truth = fresh(model, TEXT)
+    runner = EagerRunner(model, len(TEXT) + 4)
+    runner.prefill(TEXT[:5])
+    early = runner.first_layers(count)
+    for keep in (5, 7, 8):
+        early.forward([TEXT[keep]])
+        early.forward([1])
+        early.forward([2])
+        early.rollback(keep)
+        assert runner.length == early.length == keep
+        assert runner._cache is not None
+        assert {layer.length for layer in runner._cache.layers} == {keep}
+        following = {5: 7, 7: 8, 8: len(TEXT)}[keep]
+        assert same(runner.forward(TEXT[keep:following]), truth[keep:following])
+
+
+def test_the_early_exit_shares_every_weight_and_leaves_the_model_whole(model: PreTrainedModel) -> None:
+    before = fresh(model, TEXT)
+    names = set(model.state_dict())
+    early = EagerRunner(model, 8).first_layers(1)
+    own = {weight.data_ptr() for weight in model.parameters()}
+    assert {weight.data_ptr() for weight in early.model.parameters()} < own
+    assert set(model.state_dict()) == names
+    assert torch.equal(fresh(model, TEXT), before)
+
+
+@pytest.mark.parametrize("count", [0, 3, -1])
+def test_an_early_exit_must_be_a_proper_part(model: PreTrainedModel, count: int) -> None:
+    with pytest.raises(ValueError, match="has 3 layers"):
+        EagerRunner(model, 8).first_layers(count)
+
+
+# Plain greedy ----------------------------------------------------------------------------------------------
+
+PROMPTS = [[5], [0, 0, 0], TEXT, [60, 1, 60, 1, 60]]
+
+
+def generated(model: PreTrainedModel, prompt: list[int], count: int, eos: int | None = None) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=eos,
+        pad_token_id=MODEL_VOCAB - 1,
+    )
+    text: list[int] = output[0, len(prompt) :].tolist()
+    return text
+
+
+def plain(model: PreTrainedModel, prompt: list[int], count: int, eos: int = -1) -> list:
+    runner = EagerRunner(model, len(prompt) + count)
+    return list(decode(runner, NoDrafter(), prompt, Settings(max_new_tokens=count), frozenset({eos})))
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=str)
+def test_plain_greedy_equals_generate(model: PreTrainedModel, prompt: list[int]) -> None:
+    assert ids_of(plain(model, prompt, 16)) == generated(model, prompt, 16)
+
+
+def test_plain_greedy_ends_at_the_eos_where_generate_does(model: PreTrainedModel) -> None:
+    text = generated(model, TEXT, 12)
+    for eos in sorted(set(text)):
+        events = plain(model, TEXT, 12, eos)
+        assert ids_of(events) == generated(model, TEXT, 12, eos) == text[: text.index(eos) + 1]
+        assert events[-1] == Finished(FinishReason.EOS)

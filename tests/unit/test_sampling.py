@@ -1,0 +1,235 @@
+"""Logits to probabilities to a token, and the settings that say how."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from specdemo.sampling import probabilities, sample
+from specdemo.types import MAX_K, MAX_SEED, MAX_STOP_STRINGS, BadInput, Settings
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+JUST_BELOW_ONE = math.nextafter(1, 0)
+
+logit = st.floats(-30, 30, width=32)
+rows = st.lists(logit, min_size=2, max_size=12)
+distinct_rows = st.lists(logit, min_size=2, max_size=12, unique=True)
+temperatures = st.floats(0.05, 2)
+all_settings = st.builds(
+    Settings, temperature=st.floats(0, 2), top_k=st.integers(0, 15), top_p=st.floats(0, 1, exclude_min=True)
+)
+weights = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e6)), min_size=1, max_size=12)
+draws = st.one_of(st.sampled_from([0.0, JUST_BELOW_ONE]), st.floats(0, 1, exclude_max=True))
+
+
+def law(row: list[float], **settings: Any) -> torch.Tensor:
+    return probabilities(torch.tensor(row), Settings(**settings))
+
+
+# probabilities ---------------------------------------------------------------------------------------------
+
+
+@given(rows, all_settings)
+def test_probabilities_are_a_distribution_under_any_settings(row: list[float], settings: Settings) -> None:
+    probs = probabilities(torch.tensor(row), settings)
+    assert bool((probs >= 0).all())
+    assert float(probs.sum()) == pytest.approx(1, abs=1e-5)
+
+
+@given(distinct_rows, st.floats(0, 1e-9), st.integers(0, 4), st.floats(0.01, 1))
+def test_a_vanishing_temperature_is_the_argmax(row: list[float], temperature: float, top_k: int, top_p: float) -> None:
+    assume(sorted(row)[-1] - sorted(row)[-2] > 1e-6)
+    probs = law(row, temperature=temperature, top_k=top_k, top_p=top_p)
+    assert probs.tolist() == [float(x == max(row)) for x in row]
+
+
+def test_temperature_zero_takes_the_first_of_equal_logits() -> None:
+    assert law([1.0, 3.0, 3.0, 3.0], temperature=0).tolist() == [0, 1, 0, 0]
+
+
+@given(rows, temperatures)
+def test_temperature_divides_the_logits(row: list[float], temperature: float) -> None:
+    exact = [math.exp((x - max(row)) / temperature) for x in row]
+    assert law(row, temperature=temperature).tolist() == pytest.approx([x / sum(exact) for x in exact], abs=1e-5)
+
+
+@given(rows, st.integers(1, 15), temperatures)
+def test_top_k_keeps_exactly_k_even_among_equals(row: list[float], k: int, temperature: float) -> None:
+    probs = law([x / 10 for x in row], temperature=1 + temperature / 2, top_k=k)
+    assert int((probs > 0).sum()) == min(k, len(row))
+    kept = [x for x, p in zip(row, probs.tolist(), strict=True) if p > 0]
+    assert sorted(kept) == sorted(row)[-len(kept) :]
+
+
+@given(distinct_rows, temperatures, st.floats(0.001, 0.999))
+def test_top_p_keeps_the_smallest_set_that_reaches_it(row: list[float], temperature: float, top_p: float) -> None:
+    plain = probabilities(torch.tensor(row, dtype=torch.float64), Settings(temperature=temperature)).tolist()
+    kept = probabilities(torch.tensor(row, dtype=torch.float64), Settings(temperature=temperature, top_p=top_p))
+    inside = [p for p, q in zip(plain, kept.tolist(), strict=True) if q > 0]
+    outside = [p for p, q in zip(plain, kept.tolist(), strict=True) if q == 0]
+    assert min(inside) >= max(outside, default=0)
+    assert sum(inside) >= top_p - 1e-9
+    assert sum(inside) - min(inside) < top_p + 1e-9  # without its least likely token it falls short
+    assert kept[kept > 0].sort().values.tolist() == pytest.approx(sorted(p / sum(inside) for p in inside))
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-60, 1e-9, 0.2])
+def test_top_p_always_keeps_the_most_likely_token(top_p: float) -> None:
+    assert law([0.0, 1.0, 2.0], temperature=1, top_p=top_p).tolist() == [0, 0, 1]
+
+
+@given(st.lists(rows.filter(lambda row: len(row) >= 5).map(lambda row: row[:5]), min_size=1, max_size=4), all_settings)
+def test_rows_do_not_influence_each_other(block: list[list[float]], settings: Settings) -> None:
+    together = probabilities(torch.tensor(block), settings)
+    for row, probs in zip(block, together, strict=True):
+        assert torch.equal(probs, probabilities(torch.tensor([row]), settings)[0])
+
+
+@given(
+    distinct_rows,
+    st.floats(0.05, 2),
+    st.one_of(st.just(0), st.integers(1, 12)),
+    st.one_of(st.just(1.0), st.floats(0.05, 0.95)),
+)
+def test_the_warping_is_that_of_transformers(row: list[float], temperature: float, top_k: int, top_p: float) -> None:
+    logits = torch.tensor([row], dtype=torch.float64)
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    expected = TemperatureLogitsWarper(temperature)(ids, logits)
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(ids, expected)
+    if top_p < 1:
+        reached = expected.softmax(-1).sort(descending=True).values.cumsum(-1)
+        assume(bool(((reached - top_p).abs() > 1e-9).all()))  # at the very border either answer is right
+        expected = TopPLogitsWarper(top_p)(ids, expected)
+    ours = probabilities(logits, Settings(temperature=temperature, top_k=top_k, top_p=top_p))
+    assert torch.allclose(ours, expected.softmax(-1), atol=1e-9)
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(temperature=0.7, top_k=3, top_p=0.9)], ids=["T0", "T0.7"])
+def test_the_width_of_the_floats(settings: Settings) -> None:
+    logits = torch.randn(2, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for given_dtype, dtype in (
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        probs = probabilities(logits.to(given_dtype), settings)
+        assert probs.dtype == dtype
+        assert torch.equal(probs, probabilities(logits.to(given_dtype).to(dtype), settings))
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-300, 0.7, 2])
+def test_a_padding_entry_never_gets_probability(temperature: float) -> None:
+    probs = law([0.5, -math.inf, 0.7, -math.inf], temperature=temperature, top_k=3, top_p=0.99)
+    assert probs[[1, 3]].tolist() == [0, 0]
+    assert float(probs.sum()) == pytest.approx(1)
+
+
+# sample ----------------------------------------------------------------------------------------------------
+
+
+@given(weights, draws, st.sampled_from([torch.float32, torch.float64]))
+def test_an_impossible_token_is_never_drawn(row: list[float], draw: float, dtype: torch.dtype) -> None:
+    probs = torch.tensor(row, dtype=dtype)
+    assume(float(probs.sum()) > 0)
+    token = sample(probs, torch.tensor(draw, dtype=torch.float64))
+    assert token.shape == ()
+    assert token.dtype == torch.int64
+    assert float(probs[token]) > 0
+
+
+@given(weights, draws)
+def test_the_first_token_whose_cumulative_weight_exceeds_the_draw(row: list[float], draw: float) -> None:
+    assume(sum(row) > 1e-3)
+    cumulative = torch.tensor(row, dtype=torch.float64).cumsum(-1)
+    threshold = draw * float(cumulative[-1])
+    assume(bool(((cumulative - threshold).abs() > 1e-12 * cumulative[-1]).all()))
+    token = int(sample(torch.tensor(row, dtype=torch.float64), torch.tensor(draw, dtype=torch.float64)))
+    assert token == next(x for x in range(len(row)) if cumulative[x] > threshold)
+
+
+def test_each_token_is_drawn_as_often_as_it_is_likely() -> None:
+    row = torch.tensor([0.0, 0.125, 0.5, 0.0, 0.375])
+    grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
+    counts = sample(row.expand(4000, 5), grid).bincount(minlength=5)
+    assert (counts / 4000).tolist() == row.tolist()
+
+
+def test_a_large_vocabulary_with_many_zeros_at_both_ends_of_the_draw() -> None:
+    generator = torch.Generator().manual_seed(1)
+    probs = torch.rand(64, 50_000, generator=generator)
+    probs[torch.rand(probs.shape, generator=generator) < 0.9] = 0
+    probs[:, 0] = probs[:, -1] = 0
+    probs /= probs.sum(-1, keepdim=True)
+    for draw in (0.0, JUST_BELOW_ONE):
+        tokens = sample(probs, torch.full((64,), draw, dtype=torch.float64))
+        assert bool((probs.gather(1, tokens[:, None]) > 0).all())
+
+
+def test_rows_are_sampled_each_with_its_own_draw() -> None:
+    probs = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [1.0, 0.0, 0.0]])
+    assert sample(probs, torch.tensor([0.6, 0.4, 0.9], dtype=torch.float64)).tolist() == [1, 1, 0]
+
+
+# Settings --------------------------------------------------------------------------------------------------
+
+FIELDS = {
+    "k": ("K", 0, MAX_K),
+    "top_k": ("top-k", 0, 1_000_000),
+    "max_new_tokens": ("max new tokens", 1, 1_000_000),
+    "seed": ("seed", 0, MAX_SEED),
+    "temperature": ("temperature", 0, 2),
+    "top_p": ("top-p", 0, 1),
+}
+WHOLE = ("k", "top_k", "max_new_tokens", "seed")
+not_numbers: st.SearchStrategy[Any] = st.one_of(
+    st.sampled_from([math.nan, math.inf, -math.inf, True, False, None, "4", b"4", [4], {}, 4j, 10**400, -(10**400)]),
+    st.text(max_size=5),
+)
+
+
+@given(st.sampled_from(sorted(FIELDS)), not_numbers)
+def test_what_is_no_number_is_refused_in_words(name: str, value: Any) -> None:
+    with pytest.raises(BadInput) as refusal:
+        Settings(**{name: value})
+    said, low, high = FIELDS[name]
+    assert str(refusal.value).startswith(f"{said} must be a ")
+    assert f"from {low} to {high}" in str(refusal.value)
+    assert repr(value) in str(refusal.value)
+
+
+@given(st.sampled_from(sorted(FIELDS)), st.data())
+def test_what_is_out_of_range_is_refused_and_what_is_in_range_is_kept(name: str, data: st.DataObject) -> None:
+    said, low, high = FIELDS[name]
+    whole = name in WHOLE
+    number = st.integers() if whole else st.floats(allow_nan=False)
+    value: Any = data.draw(st.one_of(number, st.sampled_from([low - 1, low, high, high + 1])))
+    if low <= value <= high and not (name == "top_p" and value == 0):
+        assert getattr(Settings(**{name: value}), name) == value
+    else:
+        with pytest.raises(BadInput, match=said):
+            Settings(**{name: value})
+
+
+@given(st.sampled_from(WHOLE), st.floats(0, 16))
+def test_a_count_is_never_rounded(name: str, value: Any) -> None:
+    with pytest.raises(BadInput, match="whole number"):
+        Settings(**{name: value})
+
+
+@pytest.mark.parametrize("stop", [("",), ("a", ""), (1,), (None,), ("x",) * (MAX_STOP_STRINGS + 1)])
+def test_stop_strings_that_cannot_be_used_are_refused(stop: tuple) -> None:
+    with pytest.raises(BadInput, match="top string"):
+        Settings(stop=stop)
+
+
+def test_usual_stop_strings_are_taken() -> None:
+    assert Settings(stop=("\n", " ", "END")).stop == ("\n", " ", "END")

@@ -1,0 +1,186 @@
+"""Accept, resample, bonus: the rule as a pure function."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdemo.types import Draft, TokenKind
+from specdemo.verify import acceptance_probability, residual, verify
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VOCAB = 5
+ALMOST_ONE = math.nextafter(1, 0)
+
+weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=VOCAB, max_size=VOCAB)
+laws = weights.filter(any).map(lambda row: torch.tensor(row, dtype=torch.float64) / sum(row))
+tokens = st.integers(0, VOCAB - 1)
+draws = st.one_of(st.sampled_from([0.0, ALMOST_ONE]), st.floats(0, 1, exclude_max=True))
+
+
+def rows(*laws: list[float] | Tensor) -> Tensor:
+    return torch.stack([torch.as_tensor(law, dtype=torch.float64) for law in laws])
+
+
+def uniform(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def one_hot(token: int) -> list[float]:
+    return [float(x == token) for x in range(VOCAB)]
+
+
+# The parts -------------------------------------------------------------------------------------------------
+
+
+@given(laws, laws)
+def test_accepting_and_resampling_together_give_the_targets_law(p: Tensor, q: Tensor) -> None:
+    accepted = torch.where(q > 0, q * acceptance_probability(p, q), 0)
+    left = residual(p, q)
+    emitted = accepted + (1 - accepted.sum()) * left / left.sum()
+    assert torch.allclose(emitted, p, atol=1e-12)
+
+
+@given(laws)
+def test_the_residual_of_equal_laws_is_the_law_itself_and_never_empty(p: Tensor) -> None:
+    assert torch.equal(residual(p, p), p)
+
+
+@given(laws, tokens)
+def test_the_residual_of_a_one_hot_draft_is_the_target_without_that_token(p: Tensor, token: int) -> None:
+    assume(p[token] < 1)
+    expected = p.clone()
+    expected[token] = 0
+    assert torch.equal(residual(p, torch.tensor(one_hot(token), dtype=torch.float64)), expected)
+
+
+@given(laws)
+def test_a_residual_left_by_rounding_alone_still_gives_a_possible_token(p: Tensor) -> None:
+    single = p.float()
+    nudged = torch.nextafter(single, torch.ones(VOCAB))
+    token = int(single.argmax())
+    draft = Draft([token], nudged[None])
+    verdict = verify(torch.stack([single, single]), draft, uniform(ALMOST_ONE, ALMOST_ONE))
+    assert single[verdict.token_id] > 0
+
+
+# The tests, from left to right -----------------------------------------------------------------------------
+
+
+@given(laws, laws, st.data())
+def test_a_token_passes_just_below_min_1_p_over_q_and_fails_at_it(p: Tensor, q: Tensor, data: st.DataObject) -> None:
+    token = data.draw(st.sampled_from(q.nonzero().flatten().tolist()))
+    border = min(1.0, float(p[token] / q[token]))
+    draft = Draft([token], q[None])
+    if border > 0:
+        assert verify(rows(p, p), draft, uniform(math.nextafter(border, 0), 0.5)).accepted == 1
+    if border < 1:
+        assert verify(rows(p, p), draft, uniform(border, 0.5)).accepted == 0
+
+
+def test_a_token_the_target_cannot_say_fails_even_at_draw_0() -> None:
+    draft = Draft([2], rows([0.5, 0, 0.5, 0, 0]))
+    verdict = verify(rows(one_hot(1), one_hot(3)), draft, uniform(0, 0))
+    assert (verdict.accepted, verdict.token_id, verdict.kind) == (0, 1, TokenKind.RESAMPLED)
+
+
+def test_what_passes_after_the_first_failure_does_not_count() -> None:
+    p = rows(one_hot(1), one_hot(2), one_hot(3), one_hot(4))
+    verdict = verify(p, Draft([1, 0, 3]), uniform(0.5, 0.5, 0.5, 0.5))
+    assert (verdict.accepted, verdict.token_id, verdict.kind) == (1, 2, TokenKind.RESAMPLED)
+
+
+def test_each_test_uses_its_own_draw_and_the_last_token_the_last_one() -> None:
+    half = [0.5, 0.5, 0, 0, 0]
+    p = rows(half, half, [0.25, 0.25, 0.25, 0.25, 0])
+    passed = verify(p, Draft([0, 0]), uniform(0.4, 0.4, 0.6))
+    assert (passed.accepted, passed.token_id, passed.kind) == (2, 2, TokenKind.BONUS)
+    assert verify(p, Draft([0, 0]), uniform(0.6, 0.4, 0.6)).accepted == 0
+    assert verify(p, Draft([0, 0]), uniform(0.4, 0.6, 0.6)).accepted == 1
+    assert [verify(p, Draft([0, 0]), uniform(0.4, 0.4, last)).token_id for last in (0, 0.3, 0.99)] == [0, 1, 3]
+
+
+def test_the_bonus_is_drawn_from_the_place_after_the_draft_and_not_by_argmax() -> None:
+    p = rows(one_hot(1), [0.6, 0.4, 0, 0, 0])
+    assert verify(p, Draft([1]), uniform(0.5, 0.5)).token_id == 0
+    assert verify(p, Draft([1]), uniform(0.5, 0.7)).token_id == 1
+
+
+def test_an_ngram_rejection_strikes_the_token_out_and_keeps_that_sample() -> None:
+    p = rows([0.5, 0.3, 0.2, 0, 0], one_hot(4))
+    for last, expected in ((0.0, 1), (0.59, 1), (0.61, 2), (ALMOST_ONE, 2)):  # 0.3 and 0.2, renormalised
+        verdict = verify(p, Draft([0]), uniform(0.5, last))
+        assert (verdict.accepted, verdict.token_id, verdict.kind) == (0, expected, TokenKind.RESAMPLED)
+
+
+@given(st.lists(st.tuples(laws, tokens, draws), max_size=4), laws, draws)
+def test_a_draft_without_probabilities_is_a_one_hot_draft(
+    places: list[tuple[Tensor, int, float]], end: Tensor, last: float
+) -> None:
+    p = rows(*(law for law, _, _ in places), end)
+    ids, noise = [token for _, token, _ in places], uniform(*(draw for _, _, draw in places), last)
+    explicit = torch.tensor([one_hot(token) for token in ids], dtype=torch.float64).reshape(-1, VOCAB)
+    assert verify(p, Draft(ids), noise) == verify(p, Draft(ids, explicit), noise)
+
+
+@given(st.lists(st.tuples(tokens, tokens, draws), max_size=4), tokens, draws)
+def test_greedy_accepts_exactly_the_argmax_and_emits_the_argmax_whatever_the_draws(
+    places: list[tuple[int, int, float]], end: int, last: float
+) -> None:
+    best = [*(token for token, _, _ in places), end]
+    guesses = [guess for _, guess, _ in places]
+    verdict = verify(rows(*map(one_hot, best)), Draft(guesses), uniform(*(draw for _, _, draw in places), last))
+    right = [guess == token for guess, token in zip(guesses, best, strict=False)]
+    assert verdict.accepted == (right.index(False) if False in right else len(right))
+    assert verdict.token_id == best[verdict.accepted]
+    assert verdict.token_p == 1
+
+
+@given(st.lists(st.tuples(laws, laws, st.integers(0, 4), draws), max_size=4), laws, draws)
+def test_the_verdict_agrees_with_its_own_figures(
+    places: list[tuple[Tensor, Tensor, int, float]], end: Tensor, last: float
+) -> None:
+    ids = [q.nonzero().flatten().tolist()[pick % int((q > 0).sum())] for _, q, pick, _ in places]
+    draft = Draft(ids, torch.stack([q for _, q, _, _ in places])) if places else Draft()
+    p = rows(*(law for law, _, _, _ in places), end)
+    verdict = verify(p, draft, uniform(*(draw for *_, draw in places), last))
+
+    assert list(verdict.p) == [float(law[token]) for (law, *_), token in zip(places, ids, strict=True)]
+    assert list(verdict.q) == [float(q[token]) for (_, q, *_), token in zip(places, ids, strict=True)]
+    assert list(verdict.draws) == [draw for *_, draw in places]
+    passed = [u < min(1, a / b) for a, b, u in zip(verdict.p, verdict.q, verdict.draws, strict=True)]
+    assert verdict.accepted == (passed.index(False) if False in passed else len(passed))
+    assert verdict.token_p == float(p[verdict.accepted, verdict.token_id]) > 0
+    if not places:
+        assert verdict.kind == TokenKind.TARGET
+    else:
+        assert verdict.kind == (TokenKind.BONUS if all(passed) else TokenKind.RESAMPLED)
+
+
+def test_token_0_is_a_token_like_any_other() -> None:
+    p = rows(one_hot(0), one_hot(0), one_hot(0))
+    verdict = verify(p, Draft([0, 0]), uniform(0.5, 0.5, 0.5))
+    assert (verdict.accepted, verdict.token_id, verdict.kind) == (2, 0, TokenKind.BONUS)
+    rejected = verify(rows(one_hot(0), one_hot(1)), Draft([1]), uniform(0.5, 0.5))
+    assert (rejected.accepted, rejected.token_id) == (0, 0)
+
+
+def test_the_answer_holds_plain_numbers() -> None:
+    verdict = verify(rows(one_hot(0), one_hot(1)).float(), Draft([0], rows(one_hot(0)).float()), uniform(0.5, 0.5))
+    assert type(verdict.accepted) is int
+    assert type(verdict.token_id) is int
+    assert {type(value) for value in (verdict.token_p, *verdict.p, *verdict.q, *verdict.draws)} == {float}
+
+
+def test_a_large_vocabulary_keeps_its_ids() -> None:
+    vocab = 262_144  # ids travel to the host as floats and must come back whole
+    p = torch.zeros(2, vocab)
+    p[0, vocab - 1] = p[1, vocab - 2] = 1
+    verdict = verify(p, Draft([vocab - 1]), uniform(0.5, 0.5))
+    assert (verdict.accepted, verdict.token_id) == (1, vocab - 2)

@@ -1,0 +1,365 @@
+"""Stand-ins small enough to reason about: language models given by a table, tiny random transformers, tokenizers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from specdemo.drafters import DRAFTERS, Drafter
+from specdemo.drafters.base import Drafter as DrafterBase
+from specdemo.events import Event, emitted_tokens
+from specdemo.race import PROPOSING
+from specdemo.runners.eager import EagerRunner
+from specdemo.train.data import ASSISTANT
+from specdemo.train.ngram import build_table
+from specdemo.types import Draft, Settings, Verdict
+
+VOCAB = 4  # tokens of a table model
+MODEL_VOCAB = 61  # tokens of a tiny transformer
+DRAFTER_NAMES = list(DRAFTERS)
+
+
+# Table models ----------------------------------------------------------------------------------------------
+
+
+PROMPT = (0, 1, 2, 0, 1)  # repeats itself, so that prompt lookup has something to propose
+
+
+def random_table(seed: int, vocab: int = VOCAB, support: int = VOCAB) -> Tensor:
+    """The law of the next token after each pair of tokens, [V, V, V] float64; `support` tokens a row are possible."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(vocab, vocab, vocab, generator=generator, dtype=torch.float64) + 0.05
+    order = torch.rand(vocab, vocab, vocab, generator=generator).argsort(-1)
+    weights[order >= support] = 0
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@dataclass
+class Entry:
+    """A place in a table model's cache: the token read there and whether every layer has read it."""
+
+    token: int
+    whole: bool
+
+
+class TableRunner:
+    """A Runner whose logits are the logarithms of an explicit table, in float64.
+
+    Its cache is the list of tokens it has read, and the logits are looked up in that cache, never in the
+    arguments alone: a missing, stale or doubled entry gives the law of another text. `passes` keeps where every
+    pass began and what it read; the early exit of `first_layers` writes half-read entries that the whole model
+    refuses to build on.
+    """
+
+    def __init__(
+        self, table: Tensor, capacity: int = 256, early: Tensor | None = None, cache: list[Entry] | None = None
+    ) -> None:
+        self.table, self.context, self.early = table, capacity, early
+        self.vocab_size = table.shape[-1]
+        self.device = torch.device("cpu")
+        self.cache: list[Entry] = [] if cache is None else cache
+        self.passes: list[tuple[int, tuple[int, ...]]] = []
+        self.whole = cache is None
+        self.released = 0
+
+    @property
+    def length(self) -> int:
+        return len(self.cache)
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the cache holds."""
+        return [entry.token for entry in self.cache]
+
+    def prefill(self, ids: Sequence[int]) -> Tensor:
+        assert not self.cache, "a prompt is read into an empty cache"
+        return self.read(ids)[-1:]
+
+    def forward(self, ids: Sequence[int]) -> Tensor:
+        return self.read(ids)
+
+    def read(self, ids: Sequence[int]) -> Tensor:
+        assert len(ids) > 0, "a pass reads at least one token"
+        assert len(self.cache) + len(ids) <= self.context, "the cache is full"
+        assert not self.whole or all(entry.whole for entry in self.cache[-1:]), "an early exit left entries behind"
+        self.passes.append((self.length, tuple(ids)))
+        rows = []
+        for token in ids:
+            assert isinstance(token, int)
+            self.cache.append(Entry(token, self.whole))
+            rows.append(self.table[self.cache[-2].token if len(self.cache) > 1 else 0, token])
+        return torch.stack(rows).log()
+
+    def rollback(self, length: int) -> None:
+        assert length >= 0
+        del self.cache[length:]
+
+    def first_layers(self, count: int) -> TableRunner:
+        assert count >= 1
+        assert self.early is not None
+        return TableRunner(self.early, self.context, cache=self.cache)
+
+    def release(self) -> None:
+        self.cache.clear()
+        self.released += 1
+
+
+def counting_table(vocab: int) -> Tensor:
+    """The next token is always one more than the last, [V, V, V] float64."""
+    return torch.eye(vocab, dtype=torch.float64).roll(-1, 0).expand(vocab, vocab, vocab)
+
+
+def texts_read(runner: TableRunner) -> list[tuple[int, ...]]:
+    """For every token that went through the model, the text up to and including it."""
+    texts: list[tuple[int, ...]] = []
+    cache: list[int] = []
+    for begin, ids in runner.passes:
+        del cache[begin:]
+        for token in ids:
+            cache.append(token)
+            texts.append(tuple(cache))
+    return texts
+
+
+def true_law(table: Tensor, prompt: Sequence[int], length: int, settings: Settings, eos: int = -1) -> dict:
+    """The probability of every text of `length` tokens (fewer after `eos`) under the target alone.
+
+    Temperature, top-k and top-p are written out again here, in plain Python, as the reference.
+    """
+    law: dict[tuple[int, ...], float] = {}
+
+    def walk(text: tuple[int, ...], weight: float) -> None:
+        if len(text) == length or (text and text[-1] == eos):
+            law[text] = weight
+            return
+        row = table[tuple((*prompt, *text)[-2:])].tolist()
+        for token, p in enumerate(warped(row, settings)):
+            if p:
+                walk((*text, token), weight * p)
+
+    walk((), 1.0)
+    return law
+
+
+def warped(row: Sequence[float], settings: Settings) -> list[float]:
+    """Temperature, top-k and top-p on a list of probabilities without ties."""
+    if settings.temperature == 0:
+        return [float(p == max(row)) for p in row]
+    heated = normalised([p ** (1 / settings.temperature) for p in row])
+    ranked = sorted(range(len(row)), key=lambda token: -heated[token])
+    if settings.top_k:
+        ranked = ranked[: settings.top_k]
+    heated = normalised([p if token in ranked else 0.0 for token, p in enumerate(heated)])
+    kept, total = [], 0.0
+    for token in ranked:
+        if total >= settings.top_p:
+            break
+        kept.append(token)
+        total += heated[token]
+    return normalised([p if token in kept else 0.0 for token, p in enumerate(heated)])
+
+
+def normalised(weights: Sequence[float]) -> list[float]:
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+# Drafters --------------------------------------------------------------------------------------------------
+
+
+class Scripted(DrafterBase):
+    """Proposes what a function of (context, k) says, and keeps what it was told."""
+
+    description = "For tests."
+
+    def __init__(self, script: Any) -> None:
+        self.script = script
+        self.verdicts: list[Verdict] = []
+        self.released = 0
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        draft = self.script(list(context), k)
+        return draft if isinstance(draft, Draft) else Draft(list(draft))
+
+    def observe(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def oracle(text: Sequence[int], wrong_by: int = 0, vocab: int = MODEL_VOCAB) -> Scripted:
+    """Proposes what `text` (prompt included) holds next, every token moved by `wrong_by`."""
+    return Scripted(lambda context, k: [(t + wrong_by) % vocab for t in text[len(context) : len(context) + k]])
+
+
+def noise_for(settings: Settings) -> torch.Generator:
+    """The generator that a drafter of this run is given."""
+    return torch.Generator().manual_seed(settings.seed ^ PROPOSING)
+
+
+# Everything a preset would load ------------------------------------------------------------------------------
+
+
+@dataclass
+class Toy:
+    """What `models.load` returns, as far as the core reads it. Every runner it hands out is kept in `runners`."""
+
+    eos_ids: frozenset[int] = frozenset()
+    context: int = 256
+    ngram_table: Path | None = None
+    skip_layers: int | None = 1
+    tokenizer: Any = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    runners: list[Any] = field(default_factory=list)
+    draft_runners: list[Any] = field(default_factory=list)
+
+    def drafter(self, name: str, runner: Any, settings: Settings) -> Drafter:
+        """A drafter by name, as a race builds it."""
+        kind = DRAFTERS[name]
+        loaded: Any = self
+        assert kind.missing(loaded) is None, f"give the toys what the drafter {name} needs: {kind.missing(loaded)}"
+        return kind.build(loaded, runner, settings, noise_for(settings))
+
+
+@dataclass
+class TableToy(Toy):
+    """Target, draft model, early exit and n-gram table that know nothing of each other."""
+
+    target: Tensor = field(default_factory=lambda: random_table(1, support=3))
+    draft_model: Tensor = field(default_factory=lambda: random_table(2, support=3))
+    early: Tensor = field(default_factory=lambda: random_table(3))
+
+    def target_runner(self, capacity: int) -> TableRunner:
+        self.runners.append(TableRunner(self.target, capacity, self.early))
+        return self.runners[-1]
+
+    def draft_runner(self, capacity: int) -> TableRunner:
+        self.draft_runners.append(TableRunner(self.draft_model, capacity))
+        return self.draft_runners[-1]
+
+
+@dataclass
+class ModelToy(Toy):
+    """Tiny random transformers."""
+
+    model: PreTrainedModel | None = None
+    draft_model: PreTrainedModel | None = None
+
+    def target_runner(self, capacity: int) -> EagerRunner:
+        assert self.model is not None
+        self.runners.append(EagerRunner(self.model, capacity))
+        return self.runners[-1]
+
+    def draft_runner(self, capacity: int) -> EagerRunner:
+        assert self.draft_model is not None
+        self.draft_runners.append(EagerRunner(self.draft_model, capacity))
+        return self.draft_runners[-1]
+
+
+ARCHITECTURES = ("llama", "qwen3", "gpt2")
+
+
+@cache
+def tiny_model(architecture: str, seed: int = 0, layers: int = 3) -> PreTrainedModel:
+    """A random transformer in float32 whose laws are peaked enough for its greedy text to be beyond rounding."""
+    shape = {"vocab_size": MODEL_VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    wide = {"initializer_range": 0.25, "num_hidden_layers": layers, "max_position_embeddings": 256}
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if architecture == "llama":
+            model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**shape, **sizes, **wide))
+        elif architecture == "qwen3":
+            model = Qwen3ForCausalLM(Qwen3Config(**shape, **sizes, **wide, head_dim=8))
+        else:
+            heads = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 256, "initializer_range": 0.25}
+            model = GPT2LMHeadModel(GPT2Config(**shape, **heads))
+    return model.eval()
+
+
+def ngram_file(folder: Path, vocab: int, seed: int = 5) -> Path:
+    """A small n-gram table, counted by the real builder in random text with habits."""
+    rng = np.random.default_rng(seed)
+    habits = rng.dirichlet(np.full(vocab, 0.3), size=vocab).cumsum(-1)
+    tokens = np.zeros((8, 96), dtype=np.int32)
+    for column in range(1, tokens.shape[1]):
+        draws = rng.random(len(tokens))
+        tokens[:, column] = [
+            min(vocab - 1, int(np.searchsorted(habits[last], draw)))
+            for last, draw in zip(tokens[:, column - 1], draws, strict=True)
+        ]
+    starts = np.zeros(tokens.shape, dtype=bool)
+    starts[:, 0] = True
+    block = {"tokens": tokens, "roles": np.full(tokens.shape, ASSISTANT, dtype=np.uint8), "starts": starts}
+    save_file(block, folder / "train-00000.safetensors", metadata={"provenance": json.dumps({"vocab_size": vocab})})
+    build_table(folder, folder / "toy.safetensors", {"made": "for tests"})
+    return folder / "toy.safetensors"
+
+
+# Tokenizers ------------------------------------------------------------------------------------------------
+
+
+def letters_tokenizer(vocab: int = VOCAB) -> PreTrainedTokenizerFast:
+    """Token i is the i-th letter; texts are the letters in a row."""
+    words = {chr(ord("a") + i): i for i in range(vocab)}
+    core = Tokenizer(models.WordLevel(words, unk_token="a"))
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+SPECIAL = "<|end|>"
+
+
+@lru_cache(maxsize=1)
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE: every byte is a token, a few pairs are merged, and there is one special token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("Ġ", "w"), ("ð", "Ł")]
+    tokens = [*alphabet, *("".join(pair) for pair in merges)]
+    core = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=SPECIAL)
+
+
+@lru_cache(maxsize=1)
+def fallback_tokenizer() -> PreTrainedTokenizerFast:
+    """In Llama's manner: a few words that carry their leading space, and a token for each byte of all the rest."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "▁h", "▁hi"]
+    vocab = {word: i for i, word in enumerate(words)}
+    merges = [("▁", "h"), ("▁h", "i")]
+    core = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)
+    core.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+# Events ----------------------------------------------------------------------------------------------------
+
+
+def ids_of(events: Sequence[Event]) -> list[int]:
+    """The emitted token ids."""
+    return [token.id for event in events for token in emitted_tokens(event)]
