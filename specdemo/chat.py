@@ -1,0 +1,85 @@
+"""A person's text to the token ids a model is prompted with; whatever they typed stays text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from .types import BadInput
+
+MARK = "THE-WORDS-OF-THE-PERSON"  # stands for them where only the template is wanted
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, raw: bool = False, template_kwargs: dict[str, Any] | None = None
+) -> list[int]:
+    """Token ids of a prompt: a user's turn in the chat template, or as it is if `raw` or there is no template.
+
+    Special tokens that the person typed, such as `<|im_end|>`, are encoded as the characters they are made
+    of. Every other text gets the very ids that the tokenizer gives it.
+
+    Raises:
+        BadInput: the prompt is blank, or is not text that can be encoded.
+    """
+    if not prompt.strip():
+        raise BadInput("The prompt is empty: type something first.")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise BadInput("The prompt holds half of a character (a lone surrogate), which is not text.") from error
+    if raw or not tokenizer.chat_template:
+        return _as_text(tokenizer, prompt)
+    return _in_template(tokenizer, prompt, template_kwargs or {})
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> int | None:
+    """The special token that the chat template puts right after an answer, if it does."""
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False, **template_kwargs))
+    except TemplateError:  # a template that takes no answers
+        return None
+    after = tokenizer.encode(text.rpartition(MARK)[2], add_special_tokens=False)
+    return after[0] if after and after[0] in special_ids(tokenizer) else None
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The ids that stand for no text: markers of turns, of the beginning and of the end."""
+    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return frozenset(added | set(tokenizer.all_special_ids))
+
+
+def _as_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
+    return list(tokenizer.encode(prompt, split_special_tokens=True))  # with the tokenizer's own first token, if any
+
+
+def _in_template(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwargs: dict[str, Any]) -> list[int]:
+    def render(content: str) -> str:
+        turns = [{"role": "user", "content": content}]
+        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **template_kwargs))
+
+    def plain(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    specials = special_ids(tokenizer)
+    text, around = render(prompt), render(MARK)
+    ids = plain(text)
+    # The token for unknown characters comes from those, too: it is a typed one only if its name was typed.
+    telling = specials - {tokenizer.unk_token_id} if str(tokenizer.unk_token) not in prompt else specials
+    if [i for i in ids if i in telling] == [i for i in plain(around) if i in telling]:
+        return ids  # every special token is one of the template's own
+
+    # Cut the text at the template's special tokens next to the person's words. What lies between is encoded
+    # with special tokens read as text; the cuts change nothing else, since no token reaches over a special one.
+    before, _, after = around.partition(MARK)
+    names = [tokenizer.convert_ids_to_tokens(i) for i in specials]
+    start = max((before.rfind(name) + len(name) for name in names if name in before), default=0)
+    end = min((after.find(name) for name in names if name in after), default=len(after))
+    whole = text.startswith(before) and text.endswith(after)
+    words = text[len(before) : len(text) - len(after)] if whole else prompt  # some templates strip it
+    middle = tokenizer.encode(before[start:] + words + after[:end], add_special_tokens=False, split_special_tokens=True)
+    return [*plain(before[:start]), *middle, *plain(after[end:])]

