@@ -1,0 +1,1 @@
+"""Measurements that the page and the command line share."""

@@ -1,0 +1,132 @@
+"""The command line, run as a person would, on the real default preset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specdemo import cli
+from specdemo.events import emitted_tokens, read_trace
+from specdemo.stats import Stats
+
+pytestmark = pytest.mark.real
+
+STATS = {
+    *("tokens", "rounds", "drafted", "tested", "accepted"),
+    *("seconds", "ttft_seconds", "draft_seconds", "verify_seconds"),
+}
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line in this process: exit status, stdout, stderr."""
+
+    def _run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["specdemo", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return _run
+
+
+def test_presets_names_the_default(run):
+    status, out, err = run("presets")
+    assert (status, err) == (0, "")
+    assert out.startswith("smollm2-135m ")
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt-lookup", "layer-skip", "ngram"])
+def test_generate_prints_one_json_object_that_adds_up(run, drafter):
+    words = ["--prompt", "Say the word tea three times.", "--max-new-tokens", "12", "--drafter", drafter, "-k", "3"]
+    status, out, err = run("generate", *words, "--json", "--dtype", "float32")
+    outcome = json.loads(out)
+    assert (status, err) == (0, "")
+    assert set(outcome) == {"text", "token_ids", "kinds", "finish_reason", "stats"}
+    stats = outcome["stats"]
+    assert stats.keys() >= STATS
+    assert len(outcome["token_ids"]) == len(outcome["kinds"]) == stats["tokens"] <= 12
+    assert stats["accepted"] == outcome["kinds"].count("accepted") <= stats["tested"] <= stats["drafted"]
+    assert stats["seconds"] >= stats["ttft_seconds"] + stats["draft_seconds"] + stats["verify_seconds"]
+    assert "tea" in outcome["text"].lower()
+
+
+def test_generate_streams_the_same_text_that_json_holds(run):
+    words = ["generate", "--prompt", "List three colours.", "--max-new-tokens", "10", "--drafter", "prompt-lookup"]
+    _, streamed, err = run(*words)
+    _, out, _ = run(*words, "--json")
+    plain = "".join(part.partition("m")[2] if part.startswith("[") else part for part in streamed.split("\x1b"))
+    assert json.loads(out)["text"] in plain
+    assert "tokens/s" in err
+
+
+def test_race_lanes_agree_in_float32(run):
+    words = ["--prompt", "Repeat: one two three four.", "--drafter", "prompt-lookup", "--max-new-tokens", "16"]
+    status, out, _ = run("race", *words, "--dtype", "float32", "--json")
+    outcome = json.loads(out)
+    assert status == 0
+    assert outcome["comparison"] == {"identical": True, "first_difference": None, "logit_gap": None}
+    assert outcome["plain"]["token_ids"] == outcome["speculative"]["token_ids"]
+    assert outcome["speed_up"] > 0
+
+
+def test_race_prints_a_table_and_a_sentence(run):
+    status, out, _ = run("race", "--prompt", "Hi", "--drafter", "prompt-lookup", "--max-new-tokens", "4")
+    assert status == 0
+    assert "target alone" in out
+    assert "tokens per second" in out
+    assert out.rstrip().endswith(".")
+
+
+def test_record_writes_a_trace_that_can_be_read(run, tmp_path: Path):
+    path = tmp_path / "race.jsonl"
+    words = ["--prompt", "Count to five.", "--drafter", "prompt-lookup", "--max-new-tokens", "8", "--seed", "7"]
+    status, _, _ = run("record", *words, "--out", str(path))
+    header, entries = read_trace(path.read_text(encoding="utf-8").splitlines())
+    assert status == 0
+    assert header["settings"]["seed"] == 7
+    assert header["prompt"] == "Count to five."
+    assert header["weights"]["target"]
+    assert header["environment"]["torch"]
+    for lane in ("plain", "speculative"):
+        events = [entry.event for entry in entries if entry.lane == lane]
+        assert Stats.of(events).tokens == sum(len(emitted_tokens(event)) for event in events) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["generate"], "--prompt"),
+        (["generate", "--prompt", " \n"], "empty"),
+        (["generate", "--prompt", "Hi", "-k", "17"], "16, not 17"),
+        (["generate", "--prompt", "Hi", "-k", "2.5"], "-k"),
+        (["generate", "--prompt", "Hi", "--temperature", "nan"], "temperature"),
+        (["generate", "--prompt", "Hi", "--temperature", "2.1"], "2.1"),
+        (["generate", "--prompt", "Hi", "--top-p", "0"], "top-p"),
+        (["generate", "--prompt", "Hi", "--top-k", "-1"], "top-k"),
+        (["generate", "--prompt", "Hi", "--seed", "-1"], "seed"),
+        (["generate", "--prompt", "Hi", "--max-new-tokens", "0"], "max new tokens"),
+        (["generate", "--prompt", "Hi", "--max-new-tokens", "9000"], "8192"),
+        (["generate", "--prompt", "Hi", "--preset", "gpt-9"], "smollm2-135m"),
+        (["generate", "--prompt", "Hi", "--drafter", "psychic"], "prompt-lookup"),
+        (["generate", "--prompt", "Hi", "--drafter", "draft-model"], "no draft model"),
+        (["generate", "--prompt", "Hi", "--dtype", "int3"], "int3"),
+        (["generate", "--prompt", "Hi", "--device", "abacus"], "abacus"),
+        (["generate", "--prompt", "Hi", "--nonsense"], "--nonsense"),
+        (["dance"], "dance"),
+        (["record", "--prompt", "Hi", "--out", "/no/such/folder/trace.jsonl"], "/no/such/folder"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_status_2(run, words, named):
+    status, out, err = run(*words)
+    assert (status, out) == (2, "")
+    assert err.startswith("specdemo: ")
+    assert err.count("\n") == 1
+    assert named in err
+
+
+def test_control_characters_are_shown_not_obeyed():
+    assert cli.printable("a\x1b[2Jb\tc\n\x07") == "a\\x1b[2Jb\tc\n\\x07"

@@ -1,0 +1,162 @@
+"""Making text and counting it, on a tiny model and on text written by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from specdemo.drafters.ngram import load_table
+from specdemo.train import data
+from specdemo.train.ngram import DISCOUNT, build_table
+from specdemo.types import BadInput
+
+A, T, U = data.ASSISTANT, data.TEMPLATE, data.USER
+
+
+def write_shard(folder: Path, tokens, roles, starts, vocab_size: int = 10, wave: int = 0) -> None:
+    arrays = {
+        "tokens": np.array(tokens, dtype=np.int32),
+        "roles": np.array(roles, dtype=np.uint8),
+        "starts": np.array(starts, dtype=bool),
+    }
+    folder.mkdir(exist_ok=True)
+    facts = {"vocab_size": vocab_size, "wave": wave}
+    save_file(arrays, folder / f"train-{wave:05d}.safetensors", metadata={"provenance": json.dumps(facts)})
+
+
+def test_the_table_is_what_counting_by_hand_gives(tmp_path):
+    # One row: a template token 0, the user's 5, then the assistant writes 1 2 1 2 1 3.
+    write_shard(tmp_path / "text", [[0, 5, 1, 2, 1, 2, 1, 3]], [[T, U, A, A, A, A, A, A]], [[True] + [False] * 7])
+    build_table(tmp_path / "text", tmp_path / "t.safetensors", {})
+    table = load_table(tmp_path / "t.safetensors")
+
+    unigram = np.array([0, 3, 2, 1, 0, 0, 0, 0, 0, 0]) + 1.0
+    unigram /= unigram.sum()
+    after_1 = np.zeros(10)  # 1 was followed by 2, 2 and 3
+    after_1[2], after_1[3] = (2 - DISCOUNT) / 3, (1 - DISCOUNT) / 3
+    bigram = after_1 + (1 - after_1.sum()) * unigram
+    np.testing.assert_allclose(table.law([9, 1]), bigram, atol=1e-4)
+    after_2_1 = np.zeros(10)  # and after 2 1 came 2 once and 3 once
+    after_2_1[2] = after_2_1[3] = (1 - DISCOUNT) / 2
+    np.testing.assert_allclose(table.law([2, 1]), after_2_1 + (1 - after_2_1.sum()) * bigram, atol=1e-4)
+    np.testing.assert_allclose(table.law([7]), unigram, atol=1e-6)
+
+
+def test_every_law_is_positive_everywhere_and_sums_to_one(tmp_path):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 10, (4, 200))
+    starts = np.zeros((4, 200), dtype=bool)
+    starts[:, ::50] = True
+    write_shard(tmp_path / "text", tokens, np.full((4, 200), A), starts)
+    build_table(tmp_path / "text", tmp_path / "t.safetensors", {})
+    table = load_table(tmp_path / "t.safetensors")
+    for context in rng.integers(0, 10, (50, 3)).tolist():
+        law = table.law(context)
+        assert law.min() > 0
+        assert law.sum() == pytest.approx(1, abs=1e-5)
+
+
+def test_counts_do_not_cross_from_one_conversation_into_the_next(tmp_path):
+    write_shard(tmp_path / "text", [[1, 2, 3, 4]], [[A, A, A, A]], [[True, False, True, False]])
+    build_table(tmp_path / "text", tmp_path / "t.safetensors", {})
+    law = load_table(tmp_path / "t.safetensors").law([2])
+    assert law[3] == law[9]  # 2 3 is no pair, since 3 began another conversation: 3 is as unlikely as any other
+
+
+def test_a_damaged_or_missing_table_is_refused_in_words(tmp_path):
+    with pytest.raises(BadInput, match=r"gone\.safetensors"):
+        load_table(tmp_path / "gone.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"nonsense" * 9)
+    with pytest.raises(BadInput, match=r"bad\.safetensors"):
+        load_table(tmp_path / "bad.safetensors")
+
+
+def test_the_shipped_table_says_where_it_came_from():
+    path = Path(__file__).parents[2] / "presets/weights/smollm2-135m.ngram.safetensors"
+    table = load_table(path)
+    beside = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    assert table.vocab_size == 49152
+    assert table.provenance == beside
+    assert beside["counted_tokens"] > 500_000
+    assert "b179c952" in json.dumps(beside["text"]["weights"])
+    assert path.stat().st_size < 10_000_000
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A random Llama and a word tokenizer with a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = ["<end>", "<user>", "<bot>", *"abcdefghijklmnopqrstuvwxyz"]
+    backend = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="a"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<user> {{ m.content }} <end> {% endfor %}"
+        "{% if add_generation_prompt %}<bot> {% endif %}"
+    )
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+    )
+    return LlamaForCausalLM(config).eval(), tokenizer
+
+
+def write(tiny, folder: Path, tokens: int, columns: int = 60) -> int:
+    model, tokenizer = tiny
+    facts = {"preset": "tiny"}
+    return data.write_text(model, tokenizer, frozenset({0}), folder, tokens, facts, rows=4, columns=columns)
+
+
+def test_written_text_is_the_models_own(tiny, tmp_path, monkeypatch):
+    """Each token of a greedy answer is what the model says when it reads that conversation alone."""
+    monkeypatch.setattr(data, "ANSWER_TEMPERATURES", (0.0,))
+    model, _ = tiny
+    write(tiny, tmp_path, 1, columns=300)
+    wave = load_file(tmp_path / "train-00000.safetensors")
+    checked = 0
+    for row in range(4):
+        begins = [*np.nonzero(wave["starts"][row])[0], 300]
+        for begin, end in itertools.pairwise(begins):
+            ids = torch.tensor(wave["tokens"][row, begin:end].astype(np.int64))
+            with torch.inference_mode():
+                best = model(ids[None]).logits[0].argmax(-1)
+            answer = np.nonzero(wave["roles"][row, begin:end] == A)[0]
+            assert best[answer - 1].tolist() == ids[answer].tolist()
+            checked += len(answer)
+    assert checked > 50
+
+
+def test_more_tokens_go_on_where_the_last_run_stopped(tiny, tmp_path):
+    assert write(tiny, tmp_path, 1) == 240
+    first = (tmp_path / "train-00000.safetensors").read_bytes()
+    stamp = (tmp_path / "train-00000.safetensors").stat().st_mtime_ns
+    assert write(tiny, tmp_path, 241) == 480
+    assert (tmp_path / "train-00000.safetensors").stat().st_mtime_ns == stamp
+    write(tiny, tmp_path / "again", 1)
+    assert (tmp_path / "again" / "train-00000.safetensors").read_bytes() == first
+    with safe_open(tmp_path / "train-00001.safetensors", framework="numpy") as file:
+        facts = json.loads(file.metadata()["provenance"])
+    assert (facts["preset"], facts["wave"], facts["vocab_size"]) == ("tiny", 1, 29)
+
+
+def test_one_wave_in_twenty_is_held_out(tiny, tmp_path):
+    for wave in range(data.HELD_OUT_EVERY - 1):
+        write_shard(tmp_path, [[1]], [[A]], [[True]], wave=wave)
+    write(tiny, tmp_path, 240 * data.HELD_OUT_EVERY)
+    assert [path.name for path in data.shard_paths(tmp_path, "heldout")] == ["heldout-00019.safetensors"]
+    assert len(data.shard_paths(tmp_path, "train")) == data.HELD_OUT_EVERY - 1
