@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .imports import import_models
 from .lab.cli import app as bench_app
 from .presets import Preset, find_preset, load_presets
 from .train.cli import app as train_app
@@ -209,8 +210,7 @@ def read_prompt(prompt: str) -> str:
 @contextmanager
 def loaded_model(preset: Preset, dtype: str, device: str) -> Iterator[Loaded]:
     """The preset's models, with the stages of a long first load told on stderr; freed at the end."""
-    from .models import load
-
+    load = import_models().load
     stages: list[str] = []
 
     def tell(fraction: float | None, words: str) -> None:
@@ -288,9 +288,7 @@ def main() -> None:
     except Exception as error:
         if hasattr(error, "format_message"):  # what typer raises for a misused command
             fail(error.format_message())
-        from .models import explain
-
-        sentence = explain(error)
+        sentence = import_models().explain(error)
         if sentence is None:
             raise
         fail(sentence)

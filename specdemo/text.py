@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from .events import Event, Finished, Round, Spans, emitted_tokens
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-WINDOW = 8  # tokens of the prompt's end that are read again, for tokenizers that join words by their neighbours
+WINDOW = 8  # tokens of the prompt kept before the first: what a tokenizer needs to decide about a leading space
+LONGEST_CHARACTER = 4  # bytes, and so tokens, that one character can be spread over
 
 
 class Detokenizer:
@@ -18,37 +22,49 @@ class Detokenizer:
     The returned strings, joined, are the decoded text: a token that only carries the first bytes of a
     character gets an empty string, and the one that completes it gets the character.
 
-    Only the tokens of the last string are decoded again with the new ones. They begin where a character
-    begins, and they tell the tokenizer that what follows is not the beginning of a text.
+    Each token is decoded together with the span before it. That window always begins where a character
+    begins: a tokenizer with byte fallback (Llama's) turns a whole run of bytes into marks if one is missing.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, before: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
-        self._last = list(before[-WINDOW:])  # the tokens of the last string
-        self._waiting: list[int] = []
+        windows = (list(before[-length:]) for length in range(min(WINDOW, len(before)), 0, -1))
+        self._ids = next((ids for ids in windows if UNFINISHED not in self._decode(ids)), list(before[-WINDOW:]))
+        self._finished = 0  # where in `_ids` the newest finished span ends
+        self._waiting = 0  # tokens behind it
+        self._shown = self._decode(self._ids)
 
     def push(self, token_id: int) -> str:
         """The text that this token completes."""
-        self._waiting.append(token_id)
-        new = self._new()
-        return "" if new.endswith(UNFINISHED) else self._show(new)
+        self._ids.append(token_id)
+        self._waiting += 1
+        text = self._decode(self._ids)
+        if text.endswith(UNFINISHED):
+            return "" if self._waiting < LONGEST_CHARACTER else self._give_up(text)
+        new = text[len(self._shown) :]
+        self._ids = self._ids[self._finished :]
+        self._finished, self._waiting = len(self._ids), 0
+        self._shown = self._decode(self._ids)
+        return new
 
     def flush(self) -> str:
         """What waits at the end of a text: bytes that never became a character."""
-        return self._show(self._new())
+        text = self._decode(self._ids)
+        new, self._shown = text[len(self._shown) :], text
+        return new
 
     def fork(self) -> Detokenizer:
         """An independent copy, to read drafted tokens that may never become text."""
-        other = Detokenizer(self.tokenizer)
-        other._last, other._waiting = list(self._last), list(self._waiting)
+        other = copy.copy(self)
+        other._ids = list(self._ids)
         return other
 
-    def _new(self) -> str:
-        return self._decode([*self._last, *self._waiting])[len(self._decode(self._last)) :]
-
-    def _show(self, new: str) -> str:
-        if new:
-            self._last, self._waiting = self._waiting, []
+    def _give_up(self, text: str) -> str:
+        """These bytes are no character: all marks but the last, which may yet become one, are final."""
+        new, self._shown = text[len(self._shown) : -1], text[:-1]
+        if len(self._ids) > 2 * WINDOW:
+            self._ids, self._finished = self._ids[-WINDOW:], 0
+            self._shown = self._decode(self._ids)[:-1]
         return new
 
     def _decode(self, ids: Sequence[int]) -> str:
