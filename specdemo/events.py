@@ -82,12 +82,12 @@ def engine_seconds(event: Event) -> float:
 
 
 def write_trace(header: dict[str, Any], entries: Iterable[Entry]) -> Iterator[str]:
-    """The lines of a trace, each ending in a newline."""
-    yield json.dumps({"type": "header", "version": TRACE_VERSION, **header}, ensure_ascii=False) + "\n"
+    """The lines of a trace, each ending in a newline and holding no other line break, in plain ASCII."""
+    yield json.dumps({"type": "header", "version": TRACE_VERSION, **header}) + "\n"
     for entry in entries:
         kind = type(entry.event).__name__.lower()
         line = {"type": kind, "lane": entry.lane, **asdict(entry.event), "text": asdict(entry.spans)}
-        yield json.dumps(line, ensure_ascii=False) + "\n"
+        yield json.dumps(line) + "\n"
 
 
 def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
@@ -112,7 +112,9 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
                 lane, text = str(fields.pop("lane")), fields.pop("text")
                 spans = Spans(_strings(text["emitted"]), _strings(text["drafted"]))
                 entries.append(Entry(lane, _event(kind, fields), spans))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except KeyError as error:
+            raise BadInput(f"Line {number} of the trace cannot be read: it has no field {error}.") from error
+        except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise BadInput(f"Line {number} of the trace cannot be read: {error}.") from error
     if header is None:
         raise BadInput("The trace is empty.")

@@ -91,7 +91,8 @@ class Stats:
     @property
     def draft_cost(self) -> float | None:
         """What drafting costs in a typical round, as a share of its verification pass (medians)."""
-        return median(self.draft_times) / median(self.verify_times) if self.rounds else None
+        pass_seconds = median(self.verify_times) if self.rounds else 0.0
+        return median(self.draft_times) / pass_seconds if pass_seconds else None
 
     def as_dict(self) -> dict[str, Any]:
         """Every figure under its name, ready for JSON; a figure that does not exist yet is None."""
@@ -154,4 +155,5 @@ def _verification_cost(plain: Stats, speculative: Stats) -> float | None:
     """A typical verification pass of the speculative lane over a typical pass of the plain one."""
     if not plain.rounds or not speculative.rounds:
         return None
-    return median(speculative.verify_times) / median(plain.verify_times)
+    plain_pass = median(plain.verify_times)
+    return median(speculative.verify_times) / plain_pass if plain_pass else None

@@ -1,0 +1,150 @@
+"""The figures, against events written out by hand, and the sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specdemo.events import Event, Finished, Prefilled, Round
+from specdemo.stats import Stats, in_words, speed_up
+from specdemo.types import DraftedToken, Fate, FinishReason, Token, TokenKind
+
+A, R, U = Fate.ACCEPTED, Fate.REJECTED, Fate.UNTESTED
+
+
+def round_(fates: list[Fate], emitted: int, draft: float, verify: float, seconds: float) -> Round:
+    drafted = tuple(DraftedToken(0, fate, 0.5, 0.5, 0.5) for fate in fates)
+    return Round(0, drafted, (Token(0, TokenKind.ACCEPTED, 0.5),) * emitted, draft, verify, seconds)
+
+
+PREFILLED = Prefilled(5, Token(1, TokenKind.TARGET, 0.5), 0.4)
+RUN: list[Event] = [
+    PREFILLED,
+    round_([A, A, R, U], 3, 0.02, 0.10, 0.13),
+    round_([A, A], 3, 0.04, 0.12, 0.17),
+    round_([], 1, 0.0, 0.10, 0.10),
+    Finished(FinishReason.EOS),
+]
+
+
+def lane(
+    rounds: int, emitted: int, seconds: float, fates: list[Fate], draft: float = 0.0, verify: float = 0.1
+) -> Stats:
+    """A lane of equal rounds whose prefill took no time."""
+    prefilled = Prefilled(5, Token(1, TokenKind.TARGET, 0.5), 0.0)
+    return Stats.of([prefilled, *[round_(fates, emitted, draft, verify, seconds)] * rounds])
+
+
+def test_the_figures_of_a_run_written_out_by_hand() -> None:
+    figures = Stats.of(RUN).as_dict()
+    assert figures.pop("accepted_lengths") == {"2": 2}
+    assert figures == pytest.approx(
+        {
+            "tokens": 8,
+            "rounds": 3,
+            "drafted": 6,
+            "tested": 5,
+            "accepted": 4,
+            "seconds": 0.8,
+            "ttft_seconds": 0.4,
+            "draft_seconds": 0.06,
+            "verify_seconds": 0.32,
+            "other_seconds": 0.02,
+            "prompt_tokens": 5,
+            "finish_reason": "eos",
+            "tokens_per_second": 10,
+            "acceptance_rate": 4 / 5,
+            "draft_efficiency": 4 / 6,
+            "tokens_per_round": 7 / 3,
+            "draft_cost": 0.02 / 0.10,
+        }
+    )
+
+
+def test_acceptance_is_of_the_tested_and_efficiency_of_the_drafted() -> None:
+    stats = Stats.of([PREFILLED, round_([R, U, U, U], 1, 0.1, 0.1, 0.2), round_([A, R, U, U], 2, 0.1, 0.1, 0.2)])
+    assert stats.acceptance_rate == 1 / 3
+    assert stats.draft_efficiency == 1 / 8
+    assert stats.accepted_lengths == {0: 1, 1: 1}
+
+
+def test_tokens_per_round_leaves_out_the_token_of_the_prefill() -> None:
+    assert Stats.of([PREFILLED, round_([], 1, 0, 0.1, 0.1)]).tokens_per_round == 1
+
+
+def test_figures_that_do_not_exist_yet_are_none() -> None:
+    names = (
+        "tokens_per_second",
+        "acceptance_rate",
+        "draft_efficiency",
+        "tokens_per_round",
+        "draft_cost",
+        "finish_reason",
+    )
+    fresh = Stats().as_dict()
+    assert {name: fresh[name] for name in names} == dict.fromkeys(names)
+    assert fresh["accepted_lengths"] == {}
+    assert fresh["tokens"] == fresh["seconds"] == fresh["other_seconds"] == 0
+
+
+def test_a_lane_whose_clock_never_moved_divides_by_nothing() -> None:
+    stopped = Stats.of([Prefilled(1, PREFILLED.token, 0.0), round_([A], 2, 0.0, 0.0, 0.0)])
+    assert stopped.tokens_per_second is None
+    assert stopped.draft_cost is None
+    assert in_words(stopped, stopped) == "Nothing to compare yet."
+    assert "tokens per target pass" in in_words(
+        lane(2, 1, 0.1, [], verify=0.0), lane(2, 2, 0.1, [A], draft=0.01, verify=0.0)
+    )
+
+
+def test_the_figures_after_every_event_are_those_of_the_events_so_far() -> None:
+    running = Stats()
+    for end, event in enumerate(RUN, start=1):
+        running.add(event)
+        assert running.as_dict() == Stats.of(RUN[:end]).as_dict()
+        json.dumps(running.as_dict(), allow_nan=False)
+
+
+def test_accepted_lengths_are_in_order_and_leave_empty_drafts_out() -> None:
+    fates = [[A, A, A], [R, U], [], [A, R], [R]]
+    stats = Stats.of([PREFILLED, *(round_(f, f.count(A) + 1, 0.1, 0.1, 0.2) for f in fates)])
+    assert list(stats.as_dict()["accepted_lengths"].items()) == [("0", 2), ("1", 1), ("3", 1)]
+
+
+def test_speed_up_is_the_ratio_of_tokens_a_second() -> None:
+    assert speed_up(lane(9, 1, 0.1, []), lane(3, 3, 0.15, [A, A])) == pytest.approx((10 / 0.45) / (10 / 0.9))
+    assert speed_up(Stats(), lane(3, 1, 0.1, [])) is None
+    assert speed_up(lane(3, 1, 0.1, []), Stats()) is None
+
+
+ALONE = lane(9, 1, 0.1, [])  # 10 tokens in 0.9 s
+
+
+@pytest.mark.parametrize(
+    ("speculative", "sentence"),
+    [
+        (
+            lane(3, 3, 0.15, [A, A], draft=0.006),
+            "2.00x faster: 3.0 tokens per target pass; a draft costs 6% of a pass.",
+        ),
+        (
+            lane(3, 3, 0.15, [A, A], draft=0.0001, verify=0.13),
+            "2.00x faster: 3.0 tokens per target pass; a draft costs under 1% of a pass, "
+            "and checking it makes a pass 30% longer.",
+        ),
+        (
+            lane(9, 1, 0.2, [R], draft=0.1),
+            "Slower: 0.50x the speed of the target alone: 1.0 tokens per target pass; a draft costs 100% of a pass.",
+        ),
+        (
+            lane(9, 1, 0.101, [R], draft=0.01),
+            "No faster and no slower: 1.0 tokens per target pass; a draft costs 10% of a pass.",
+        ),
+        (lane(9, 1, 0.1, []), "No faster and no slower: nothing was drafted, so both lanes did the same work."),
+        (Stats(), "Nothing to compare yet."),
+    ],
+    ids=["faster", "faster but a longer pass", "slower", "equal", "nothing drafted", "nothing yet"],
+)
+def test_the_sentence(speculative: Stats, sentence: str) -> None:
+    assert in_words(ALONE, speculative) == sentence
