@@ -1,0 +1,154 @@
+// Around the arena: the status line, the examples, links that prefill the form, and the keyboard.
+(() => {
+  const sd = window.specdemo;
+  const press = (id) => document.querySelector(`#${id}`)?.click();
+
+  // --- the line at the top
+
+  sd.mountTop = (element, props, watch, trigger) => {
+    const top = sd.clone("sd-top").firstElementChild;
+    element.replaceChildren(top);
+    top.querySelector(".sd-dark").addEventListener("click", sd.toggleDark);
+    top.querySelector(".sd-help").addEventListener("click", sd.showHelp);
+    const retry = top.querySelector(".sd-retry");
+    retry.addEventListener("click", () => trigger("retry"));
+    const [progress, model, facts] = [".sd-progress", ".sd-model", ".sd-facts"].map((name) => top.querySelector(name));
+    sd.showStatus = (status) => {
+      top.dataset.stage = status.stage;
+      model.textContent = status.stage === "ready" ? status.words : sd.sentence(status.words);
+      facts.textContent = (status.facts || []).join(" · ");
+      retry.hidden = status.stage !== "failed";
+      progress.hidden = status.stage !== "loading";
+      if (status.fraction === null) progress.removeAttribute("value");
+      else progress.value = status.fraction;
+    };
+    const read = () => props.value && sd.showStatus(JSON.parse(props.value));
+    watch("value", read);
+    read();
+  };
+
+  sd.sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+  sd.toggleDark = () => document.body.classList.toggle("dark");
+
+  // --- the examples
+
+  sd.mountExamples = (element, props, trigger) => {
+    const categories = sd.make("div", "sd-categories");
+    categories.setAttribute("role", "group");
+    categories.setAttribute("aria-label", "Kinds of examples");
+    const prompts = sd.make("div", "sd-prompts");
+    prompts.setAttribute("role", "group");
+    prompts.setAttribute("aria-label", "Examples");
+    const open = (category) => {
+      for (const button of categories.children) button.setAttribute("aria-pressed", String(button.textContent === category));
+      prompts.replaceChildren(
+        ...props.prompts[category].map((prompt) => {
+          const chip = sd.make("button", "sd-chip", prompt);
+          chip.type = "button";
+          chip.title = prompt;
+          chip.addEventListener("click", () => {
+            props.value = prompt;
+            trigger("pick");
+          });
+          return chip;
+        }),
+      );
+      prompts.scrollLeft = 0;
+    };
+    for (const category of Object.keys(props.prompts)) {
+      const button = sd.make("button", "sd-category", category);
+      button.type = "button";
+      button.addEventListener("click", () => open(category));
+      categories.append(button);
+    }
+    element.replaceChildren(categories, prompts);
+    if (categories.firstChild) open(categories.firstChild.textContent);
+  };
+
+  // --- links: they fill the form and never run anything
+
+  const FIELDS = ["prompt", "preset", "drafter", "k", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order"];
+  const NUMBERS = new Set(["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]);
+
+  /** Run was pressed. The values go on to the server as they are. */
+  sd.pressed = (values) => {
+    sd.race.waiting();
+    return values;
+  };
+
+  /** The page was opened: the form's values, with those of its address put in where they can be used. */
+  sd.opened = ({ choices, notes }, values) => {
+    document.body.classList.add("sd-open");
+    const query = new URLSearchParams(window.location.search);
+    const ignored = [];
+    const filled = FIELDS.map((name, place) => {
+      if (!query.has(name)) return values[place];
+      const text = query.get(name);
+      if (NUMBERS.has(name) ? text.trim() && Number.isFinite(Number(text)) : !choices[name] || choices[name].includes(text)) {
+        return NUMBERS.has(name) ? Number(text) : text;
+      }
+      ignored.push(`${name}=${text}`);
+      return values[place];
+    });
+    if (ignored.length) sd.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));
+    else if (FIELDS.some((name) => query.has(name))) sd.race?.words("The form was filled in from a link.", "Press Run to start.");
+    else if (notes.length) sd.race?.words("Some files could not be read.", notes.join(" "));
+    return filled;
+  };
+
+  sd.copyLink = async (values) => {
+    const query = new URLSearchParams();
+    FIELDS.forEach((name, place) => query.set(name, values[place] ?? ""));
+    const link = `${window.location.origin}${window.location.pathname}?${query}`;
+    try {
+      await navigator.clipboard.writeText(link);
+      sd.flash(".sd-link", "Copied");
+    } catch {
+      window.prompt("Copy this link:", link);
+    }
+  };
+
+  sd.flash = (selector, words) => {
+    const button = document.querySelector(selector);
+    if (!button || button.dataset.usual) return;
+    button.dataset.usual = button.textContent;
+    button.textContent = words;
+    setTimeout(() => {
+      button.textContent = button.dataset.usual;
+      delete button.dataset.usual;
+    }, 1500);
+  };
+
+  // --- help and keys
+
+  sd.showHelp = () => {
+    let dialog = document.querySelector(".sd-dialog");
+    if (!dialog) {
+      dialog = sd.clone("sd-help").firstElementChild;
+      const list = dialog.querySelector(".sd-kinds");
+      for (const [code, name, words] of sd.KINDS) {
+        const term = sd.make("dt");
+        term.append(sd.make("span", `tok ${code}`, name));
+        list.append(term, sd.make("dd", "", words));
+      }
+      document.querySelector(".gradio-container").append(dialog);
+    }
+    if (!dialog.open) dialog.showModal();
+  };
+
+  const KEYS = {
+    r: () => press("run"),
+    s: () => press("stop"),
+    d: sd.toggleDark,
+    h: () => sd.race?.hide.click(),
+    "?": sd.showHelp,
+  };
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable], dialog[open]");
+    if (typing || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+    const act = KEYS[event.key.toLowerCase()];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+})();

@@ -1,0 +1,316 @@
+// The arena: takes the messages of a run (see lanes.py) and draws them. Text only ever becomes text nodes.
+(() => {
+  const sd = window.specdemo;
+  const CHART_MS = 200; // charts are redrawn no more often than this
+  const NARROW = 900; // px; there the arena lies below the form, see race.css
+  const LANES = {
+    plain: ["Target alone", "The target writes one token in every pass."],
+    speculative: ["With a drafter", "The drafter guesses a few tokens, the target checks them all in one pass and keeps the good ones."],
+  };
+  const ENDINGS = { eos: "finished", stop: "stop string", length: "limit" };
+
+  sd.KINDS = [
+    ["a", "accepted", "The drafter guessed it and it passed the target's test."],
+    ["r", "resampled", "A guess failed, so the target drew this token in its place."],
+    ["b", "bonus", "Every guess of the round passed, so the target's next token came for free."],
+    ["t", "target", "The target wrote it by itself: no guess was involved."],
+    ["x", "rejected", "The drafter guessed it, but it failed the test and was thrown away."],
+    ["u", "untested", "It came after the guess that failed, or after the end, so it was thrown away untested."],
+  ];
+
+  const skeleton = document.createElement("template");
+  skeleton.innerHTML = sd.html;
+  /** A fresh copy of a template of page.html. */
+  sd.clone = (id) => skeleton.content.getElementById(id).content.cloneNode(true);
+  sd.make = (tag, className, text) => {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    if (text !== undefined) node.textContent = text;
+    return node;
+  };
+  sd.number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+  sd.percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`);
+
+  /** One lane: its pane and the head above it. Rows wait in `rows` until the next frame. */
+  class Lane {
+    constructor(name) {
+      this.node = sd.clone("sd-lane").firstElementChild;
+      this.node.dataset.lane = name;
+      const find = (selector) => this.node.querySelector(selector);
+      this.pane = find(".sd-pane");
+      this.text = find(".sd-text");
+      this.parts = { title: find("h2"), state: find(".sd-state"), rate: find(".sd-rate b"), bar: find(".sd-track i") };
+      this.parts.tokens = find(".sd-tokens");
+      this.parts.clock = find(".sd-clock");
+      this.title(LANES[name][0]);
+      this.text.dataset.empty = LANES[name][1];
+      this.pane.addEventListener("scroll", () => (this.stuck = this.atBottom()), { passive: true });
+      this.clear();
+    }
+
+    title(text) {
+      this.parts.title.textContent = text;
+      this.pane.setAttribute("aria-label", `Text of the lane: ${text}`);
+    }
+
+    clear(max) {
+      this.max = max;
+      this.rows = [];
+      this.figures = null;
+      this.dirty = false;
+      this.stuck = true;
+      this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
+      this.text.replaceChildren();
+      this.parts.state.textContent = "";
+      this.parts.rate.textContent = "–";
+      this.parts.tokens.textContent = max ? `0 of ${max} tokens` : "–";
+      this.parts.clock.textContent = max ? "0.00 s" : "–";
+      this.parts.bar.style.transform = "scaleX(0)";
+    }
+
+    atBottom() {
+      return this.pane.scrollHeight - this.pane.scrollTop - this.pane.clientHeight < 24;
+    }
+
+    take(news) {
+      this.rows.push(...news.rounds);
+      this.figures = news.figures;
+      this.dirty = true;
+    }
+
+    draw() {
+      if (!this.dirty) return;
+      this.dirty = false;
+      const fragment = document.createDocumentFragment();
+      for (const row of this.rows) fragment.append(this.round(row));
+      this.rows = [];
+      this.text.append(fragment);
+      if (this.stuck) this.pane.scrollTop = 1e9;
+      const f = this.figures;
+      this.parts.rate.textContent = sd.number(f.tokens_per_second, 1);
+      this.parts.tokens.textContent = `${f.tokens} of ${this.max} tokens`;
+      this.parts.clock.textContent = `${f.seconds.toFixed(2)} s`;
+      this.parts.bar.style.transform = `scaleX(${Math.min(1, f.tokens / this.max)})`;
+      if (f.finish_reason) this.parts.state.textContent = ENDINGS[f.finish_reason];
+    }
+
+    /** The tokens of a round that had a draft are wrapped, so that pointing at one shows them all. */
+    round([index, k, tokens]) {
+      const group = k ? sd.make("span", "sd-rd") : document.createDocumentFragment();
+      for (const token of tokens) {
+        const [text, code] = token;
+        const span = sd.make("span", `tok ${code}`, text);
+        if (/^\n+$/.test(text)) span.classList.add("nl");
+        if (!text) span.classList.add("part");
+        span.sdToken = { token, index, k };
+        if (code) this.counts[code] += 1;
+        group.append(span);
+      }
+      return group;
+    }
+  }
+
+  /** The whole arena inside one gr.HTML. */
+  class Race {
+    constructor(element, trigger, server) {
+      this.server = server;
+      this.trigger = trigger;
+      element.replaceChildren(sd.clone("sd-race"));
+      element.classList.add("sd-arena");
+      this.root = element;
+      const find = (selector) => element.querySelector(selector);
+      this.parts = { ratio: find(".sd-ratio"), sentence: find(".sd-sentence"), badge: find(".sd-badge") };
+      this.parts.why = find(".sd-why-exact");
+      this.parts.spoken = find(".sd-spoken");
+      this.parts.trace = find(".sd-trace");
+      this.lanes = { plain: new Lane("plain"), speculative: new Lane("speculative") };
+      find(".sd-lanes").append(this.lanes.plain.node, this.lanes.speculative.node);
+      this.legend(find(".sd-legend ul"));
+      this.charts = new sd.Charts(element);
+      this.hide = find(".sd-hide input");
+      this.hide.addEventListener("change", () => element.classList.toggle("sd-hiding", this.hide.checked));
+      this.parts.trace.addEventListener("click", () => this.download());
+      find(".sd-link").addEventListener("click", () => trigger("link"));
+      sd.tooltips(element);
+      this.inbox = [];
+      this.run = null;
+      this.next = 0;
+      this.past = new Set();
+      this.say("idle");
+    }
+
+    legend(list) {
+      this.legendCounts = {};
+      for (const [code, name, words] of sd.KINDS) {
+        const item = sd.make("li");
+        item.tabIndex = 0;
+        item.sdWhy = [name, words];
+        item.append(sd.make("span", `tok ${code}`, name), (this.legendCounts[code] = sd.make("b", "", "0")));
+        list.append(item);
+      }
+    }
+
+    say(state) {
+      this.state = state;
+      this.root.dataset.state = state;
+    }
+
+    get busy() {
+      return ["waiting", "loading", "running"].includes(this.state);
+    }
+
+    words(sentence, more = "") {
+      this.parts.sentence.textContent = sentence;
+      this.parts.badge.textContent = "";
+      delete this.parts.badge.dataset.mark;
+      this.parts.why.textContent = more;
+    }
+
+    /** Run was pressed; nothing has come back yet. */
+    waiting() {
+      if (this.busy) return;
+      if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
+      this.say("waiting");
+      this.words("Waiting for the model.", "If someone else is racing, your race starts after theirs.");
+    }
+
+    /** The run is over without a last message: it was cancelled or never got into the queue. */
+    halted(sentence) {
+      if (!this.busy) return;
+      this.say("ended");
+      this.words(sentence);
+    }
+
+    /** Stop was pressed, and the server had its time to end the race properly. */
+    stop() {
+      if (!this.busy) return;
+      this.trigger("cancel");
+      this.halted("Stopped.");
+    }
+
+    receive(message) {
+      if (this.past.has(message.run)) return;
+      if (message.run !== this.run) {
+        if (this.run) this.past.add(this.run);
+        this.run = message.run;
+        this.next = 0;
+        this.inbox = [];
+      }
+      this.inbox.push(message);
+      this.drain();
+    }
+
+    /** Apply what is next in line. A hidden tab can miss messages: they are asked for again. */
+    drain() {
+      this.inbox.sort((a, b) => a.seq - b.seq);
+      while (this.inbox.length && this.inbox[0].seq <= this.next) {
+        const message = this.inbox.shift();
+        if (message.seq === this.next) {
+          this.next += 1;
+          this.apply(message);
+        }
+      }
+      if (!this.inbox.length || this.asking === this.run) return;
+      const run = (this.asking = this.run);
+      this.server.missed([run, this.next]).then((texts) => {
+        this.asking = null;
+        if (run !== this.run) return;
+        this.inbox.push(...texts.map((text) => JSON.parse(text)));
+        this.drain();
+      });
+    }
+
+    apply(message) {
+      if (message.status) this.status(message.status);
+      if (message.start) this.start(message.start);
+      for (const [name, news] of Object.entries(message.lanes || {})) this.lanes[name].take(news);
+      if (message.end) this.finish(message.end);
+      if (message.error) this.fail(message.error);
+      this.schedule();
+    }
+
+    status(status) {
+      sd.showStatus(status);
+      if (status.stage !== "loading") return;
+      this.say("loading");
+      this.words("The race starts as soon as the model is ready.", status.words);
+    }
+
+    start(request) {
+      this.say("running");
+      const max = request.settings.max_new_tokens;
+      for (const lane of Object.values(this.lanes)) lane.clear(max);
+      this.lanes.speculative.title(request.drafter === "none" ? "With no drafter" : `With ${request.drafter}`);
+      this.charts.clear(request.drafter === "none" ? 0 : request.settings.k);
+      this.parts.trace.disabled = true;
+      this.speed(null);
+      this.parts.spoken.textContent = "";
+      this.words(request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
+    }
+
+    finish(end) {
+      this.draw();
+      this.speed(end.speed_up);
+      this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, end.exactness.words);
+      this.parts.badge.textContent = end.exactness.title;
+      this.parts.badge.dataset.mark = end.exactness.mark;
+      this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
+      this.parts.trace.disabled = false;
+      this.traceRun = this.run;
+      this.charts.show(end.stats, true);
+      this.say("ended");
+    }
+
+    fail(sentence) {
+      this.say("failed");
+      this.words(sentence);
+      this.parts.spoken.textContent = sentence;
+    }
+
+    speed(ratio) {
+      this.parts.ratio.textContent = ratio ? `${ratio.toFixed(2)}×` : "–";
+      this.parts.ratio.toggleAttribute("data-slower", Boolean(ratio) && ratio < 0.98);
+    }
+
+    schedule() {
+      if (this.scheduled) return;
+      this.scheduled = true;
+      requestAnimationFrame(() => {
+        this.scheduled = false;
+        this.draw();
+      });
+    }
+
+    draw() {
+      const { plain, speculative } = this.lanes;
+      plain.draw();
+      speculative.draw();
+      for (const [code, node] of Object.entries(this.legendCounts)) {
+        const count = String(speculative.counts[code]);
+        if (node.textContent !== count) node.textContent = count;
+      }
+      if (this.state !== "running" || !plain.figures || !speculative.figures) return;
+      const rates = [speculative.figures.tokens_per_second, plain.figures.tokens_per_second];
+      if (rates[0] && rates[1]) this.speed(rates[0] / rates[1]);
+      const now = performance.now();
+      if (now < this.charts.due) return;
+      this.charts.due = now + CHART_MS;
+      this.charts.show({ plain: plain.figures, speculative: speculative.figures }, false);
+    }
+
+    async download() {
+      const lines = await this.server.trace(this.traceRun);
+      if (!lines) return this.words("This trace is no longer kept. Run the race again to download it.");
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([lines], { type: "application/x-ndjson" }));
+      link.download = "specdemo-trace.jsonl";
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+    }
+  }
+
+  sd.mountRace = (element, props, watch, trigger, server) => {
+    sd.race = new Race(element, trigger, server);
+    watch("value", () => sd.race.receive(JSON.parse(props.value)));
+  };
+})();

@@ -1,0 +1,159 @@
+"""The one model of this process: loading presets with progress, and letting one user at a time have it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..events import Entry
+from ..imports import import_models
+from ..presets import Preset
+from ..types import BadInput, Settings
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 0.1
+
+
+class EngineTrouble(RuntimeError):
+    """The model cannot be had or failed; the message is a sentence for the person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What does the work. `real_backend` is the product's; the tests of the page put a scripted one here."""
+
+    load: Callable[[Preset, Callable[[float | None, str], None]], Any]
+    race: Callable[[Any, str, Sequence[int], Settings, bool], Iterator[Entry]]
+    summary: Callable[[Any, Sequence[int], Settings, Sequence[Entry]], dict[str, Any]]
+    trace_header: Callable[[Any, str, str, bool, Settings], dict[str, Any]]
+    explain: Callable[[BaseException], str | None]
+
+
+def real_backend() -> Backend:
+    """The real models. Imports transformers only when it is needed, so that the page is up sooner."""
+
+    def load(preset: Preset, progress: Callable[[float | None, str], None]) -> Any:
+        return import_models().load(preset, progress=progress)
+
+    def explain(error: BaseException) -> str | None:
+        return import_models().explain(error)
+
+    from .. import race
+
+    return Backend(load, race.race, race.summary, race.trace_header, explain)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the model is doing. `stage` is idle, loading, ready or failed; `words` are for the person.
+
+    `facts` are short notes on what is loaded and what it runs on. `missing` says, for each drafter that
+    the loaded preset cannot use, why.
+    """
+
+    stage: str
+    preset: str
+    words: str
+    fraction: float | None = None
+    facts: tuple[str, ...] = ()
+    missing: Mapping[str, str] | None = None
+
+
+class Engine:
+    """Holds the loaded preset. One thread at a time loads or runs it.
+
+    A preset loads in a thread of its own, and whoever waits for it follows `status`. The old preset is freed
+    before the new one is loaded, so that both never need memory at once.
+    """
+
+    def __init__(self, presets: Mapping[str, Preset], backend: Backend) -> None:
+        self.presets = presets
+        self.backend = backend
+        self.status = Status("idle", "", "No model is loaded yet")
+        self._loaded: Any = None
+        self._in_use = threading.Lock()
+        self._starting = threading.Lock()
+
+    def begin_loading(self, preset: str) -> None:
+        """Make sure that `preset` is loaded or being loaded. Returns at once; a failed load is tried again."""
+        with self._starting:
+            if self.status.preset == preset and self.status.stage in ("loading", "ready"):
+                return
+            self.status = Status("loading", preset, "waiting for the model to be free")
+        threading.Thread(target=self._load, args=(preset,), daemon=True).start()
+
+    def follow(self, preset: str) -> Iterator[Status]:
+        """Load `preset` if it is not loaded; yield its status now and at every change, until it is ready or failed."""
+        seen = None
+        while seen is None or seen.stage == "loading":
+            if self.status.preset != preset or seen is None:
+                self.begin_loading(preset)
+            if self.status == seen:
+                time.sleep(POLL_SECONDS)
+            else:
+                seen = self.status
+                yield seen
+
+    @contextmanager
+    def using(self, preset: str) -> Iterator[Any]:
+        """The loaded preset, for this user alone.
+
+        Raises:
+            EngineTrouble: it is not loaded, with the sentence that says why.
+        """
+        with self._in_use:
+            if self._loaded is None or self._loaded.preset.name != preset:
+                raise EngineTrouble(self.status.words)
+            yield self._loaded
+
+    def sentence(self, error: BaseException) -> str:
+        """What to tell a person about a failure; a bug is logged with its traceback."""
+        if isinstance(error, (BadInput, EngineTrouble)):
+            return str(error)
+        known = self.backend.explain(error)
+        if known is None:
+            log.error("The engine failed.", exc_info=error)
+        return known or f"Something went wrong in the engine: {type(error).__name__}. The log of the server says more."
+
+    def _load(self, preset: str) -> None:
+        with self._in_use:
+            if self.status.preset != preset:  # someone wanted another one meanwhile
+                return
+            try:
+                if self._loaded is None or self._loaded.preset.name != preset:
+                    self._replace(preset)
+                self._tell(
+                    preset, "ready", self.presets[preset].title, facts=facts(self._loaded), missing=self._missing()
+                )
+            except Exception as error:
+                self._tell(preset, "failed", self.sentence(error))
+
+    def _replace(self, preset: str) -> None:
+        if self._loaded is not None:
+            old, self._loaded = self._loaded, None
+            old.release()
+        self._loaded = self.backend.load(
+            self.presets[preset], lambda fraction, words: self._tell(preset, "loading", words, fraction)
+        )
+
+    def _tell(self, preset: str, stage: str, words: str, fraction: float | None = None, **more: Any) -> None:
+        with self._starting:
+            if self.status.preset == preset:
+                self.status = Status(stage, preset, words, fraction, **more)
+
+    def _missing(self) -> dict[str, str]:
+        from ..drafters import DRAFTERS
+
+        reasons = {name: drafter.missing(self._loaded) for name, drafter in DRAFTERS.items()}
+        return {name: reason for name, reason in reasons.items() if reason}
+
+
+def facts(loaded: Any) -> tuple[str, ...]:
+    """Number type and hardware of a loaded preset, in a few short notes."""
+    environment = loaded.environment()
+    return tuple(str(environment[name]) for name in ("dtype", "device_name") if environment.get(name))

@@ -1,0 +1,125 @@
+"""From the events of a race to what the page shows: small JSON messages.
+
+A message holds the run's id, a sequence number and, as far as there is news, one of these:
+
+    start    the settings that the panes show; it clears what an earlier run left
+    lanes    {lane: {"rounds": [[round, k, tokens], ...], "figures": {...}}}
+    end      the summary: the final figures, the sentence, how exact it was
+    status   what the model is doing before a run can begin
+    error    a sentence for the person
+
+A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]. The text may hold
+anything at all: the page puts it into text nodes, and it never passes through a template.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..events import Entry, Finished, Prefilled
+from ..race import PLAIN, SPECULATIVE
+from ..stats import Stats
+from ..types import Fate, TokenKind
+
+CODES = {
+    TokenKind.ACCEPTED: "a",
+    TokenKind.RESAMPLED: "r",
+    TokenKind.BONUS: "b",
+    TokenKind.TARGET: "t",
+    Fate.ACCEPTED: "a",
+    Fate.REJECTED: "x",
+    Fate.UNTESTED: "u",
+}
+PREFILL = -1  # the round number of the token that prefill emits
+REST = ""  # the code of text that belongs to no single token: bytes that never became a character
+
+
+@dataclass(slots=True)
+class Lane:
+    """One lane so far: its figures, and what has not been handed out yet."""
+
+    stats: Stats = field(default_factory=Stats)
+    fresh: list[list[Any]] = field(default_factory=list)
+    changed: bool = False
+
+
+class Lanes:
+    """Both lanes of one race: takes events in, hands messages out."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.lanes = {PLAIN: Lane(), SPECULATIVE: Lane()}
+        self._sequence = 0
+
+    def add(self, entry: Entry) -> None:
+        """Take in one event of the race."""
+        lane = self.lanes[entry.lane]
+        lane.stats.add(entry.event)
+        lane.changed = True
+        if row := row_of(entry):
+            lane.fresh.append(row)
+
+    def news(self) -> dict[str, Any]:
+        """What is new in each lane since this was last asked."""
+        news = {}
+        for name, lane in self.lanes.items():
+            if lane.changed:
+                news[name] = {"rounds": lane.fresh, "figures": live_figures(lane.stats)}
+                lane.fresh, lane.changed = [], False
+        return news
+
+    def message(self, **news: Any) -> str:
+        """A message of this run as a JSON string; the sequence number counts up from 0."""
+        text = to_json({"run": self.run_id, "seq": self._sequence, **news})
+        self._sequence += 1
+        return text
+
+
+def to_json(message: dict[str, Any]) -> str:
+    """JSON in which no tag can begin, wherever the string may end up."""
+    return json.dumps(message, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def row_of(entry: Entry) -> list[Any] | None:
+    """An event as the page draws it: [round, k, tokens], in reading order; None if there is nothing to draw."""
+    event, spans = entry.event, entry.spans
+    if isinstance(event, Finished):
+        return [PREFILL, 0, [[text, REST, 0] for text in spans.emitted]] if spans.emitted else None
+    if isinstance(event, Prefilled):
+        return [PREFILL, 0, [[spans.emitted[0], CODES[event.token.kind], _short(event.token.p)]]]
+    tokens: list[list[Any]] = []
+    accepted = 0
+    for place, token in enumerate(event.drafted):
+        passed = token.fate is Fate.ACCEPTED
+        text = spans.emitted[place] if passed else spans.drafted[place]
+        tokens.append([text, CODES[token.fate], _short(token.p), _short(token.q), _short(token.draw), place + 1])
+        accepted += passed
+    for place in range(accepted, len(event.emitted)):
+        emitted = event.emitted[place]
+        tokens.append([spans.emitted[place], CODES[emitted.kind], _short(emitted.p)])
+    return [event.index, len(event.drafted), tokens]
+
+
+def live_figures(stats: Stats) -> dict[str, Any]:
+    """The figures that are worth showing while a race runs, and cheap enough to send with every flush."""
+    return {
+        "tokens": stats.tokens,
+        "seconds": round(stats.seconds, 6),
+        "tokens_per_second": stats.tokens_per_second,
+        "ttft_seconds": stats.ttft_seconds,
+        "draft_seconds": stats.draft_seconds,
+        "verify_seconds": stats.verify_seconds,
+        "other_seconds": stats.other_seconds,
+        "acceptance_rate": stats.acceptance_rate,
+        "draft_efficiency": stats.draft_efficiency,
+        "tokens_per_round": stats.tokens_per_round,
+        "accepted_lengths": stats.accepted_lengths,
+        "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
+    }
+
+
+def _short(number: float) -> float:
+    """Four significant digits: what a tooltip can show."""
+    return float(f"{number:.4g}")

@@ -1,0 +1,95 @@
+"""How the page looks: the theme, the style sheets and the scripts, all of them local."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+ASSETS = Path(__file__).resolve().parent / "assets"
+STYLES = ("page.css", "race.css")
+SCRIPTS = ("race.js", "charts.js", "tooltip.js", "form.js")
+FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
+MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
+
+
+def launch_options() -> dict[str, Any]:
+    """What `Blocks.launch` needs for this page, besides where to serve it."""
+    return {
+        "theme": theme(),
+        "head": _head(),
+        "footer_links": [],
+        "run_history": False,
+        "enable_monitoring": False,
+        "ssr_mode": False,
+        "show_error": True,
+        "max_file_size": "1kb",  # the page takes no files
+    }
+
+
+def theme() -> gr.Theme:
+    """Gradio's plain theme with system fonts, one accent and the page's own colours."""
+    accent = gr.themes.Color(*(["#0072b2"] * 11), name="accent")
+    return gr.themes.Base(
+        primary_hue=accent, neutral_hue="slate", radius_size="lg", font=list(FONT), font_mono=list(MONO)
+    ).set(
+        body_background_fill="#f6f7f8",  # as in page.css, which comes later than the first paint
+        body_background_fill_dark="#0e1113",
+        body_text_color="var(--sd-ink)",
+        body_text_color_dark="var(--sd-ink)",
+        body_text_color_subdued="var(--sd-soft)",
+        body_text_color_subdued_dark="var(--sd-soft)",
+        background_fill_primary="var(--sd-card)",
+        background_fill_primary_dark="var(--sd-card)",
+        block_background_fill="var(--sd-card)",
+        block_background_fill_dark="var(--sd-card)",
+        block_border_color="var(--sd-line)",
+        block_border_color_dark="var(--sd-line)",
+        block_label_text_color="var(--sd-soft)",
+        block_label_text_color_dark="var(--sd-soft)",
+        block_title_text_color="var(--sd-ink)",
+        block_title_text_color_dark="var(--sd-ink)",
+        block_info_text_color="var(--sd-soft)",
+        block_info_text_color_dark="var(--sd-soft)",
+        block_shadow="none",
+        block_padding="9px 14px",
+        input_border_width="1px",
+        input_padding="7px 10px",
+        input_background_fill="var(--sd-card)",
+        input_background_fill_dark="var(--sd-card)",
+        input_border_color="var(--sd-line)",
+        input_border_color_dark="var(--sd-line)",
+        input_placeholder_color="var(--sd-soft)",
+        input_placeholder_color_dark="var(--sd-soft)",
+        border_color_primary="var(--sd-line)",
+        border_color_primary_dark="var(--sd-line)",
+        button_primary_background_fill="var(--sd-accent)",
+        button_primary_background_fill_dark="var(--sd-accent)",
+        button_primary_background_fill_hover="var(--sd-accent)",
+        button_primary_background_fill_hover_dark="var(--sd-accent)",
+        button_primary_text_color="var(--sd-accent-ink)",
+        button_primary_text_color_dark="var(--sd-accent-ink)",
+        button_secondary_background_fill="var(--sd-card)",
+        button_secondary_background_fill_dark="var(--sd-card)",
+        button_secondary_border_color="var(--sd-line)",
+        button_secondary_border_color_dark="var(--sd-line)",
+        button_secondary_text_color="var(--sd-ink)",
+        button_secondary_text_color_dark="var(--sd-ink)",
+        slider_color="var(--sd-accent)",
+        slider_color_dark="var(--sd-accent)",
+    )
+
+
+def _head() -> str:
+    """The style sheets and scripts. Not through `launch(css=...)`, which rewrites selectors; and the skeleton of the
+    page as a script, because Gradio empties the `template` elements of a head."""
+    html = json.dumps(_read("page.html")).replace("</", "<\\/")
+    styles = [f"<style>\n{_read(name)}</style>\n" for name in STYLES]
+    scripts = [f"window.specdemo = {{ html: {html} }};\n", *map(_read, SCRIPTS)]
+    return "".join([*styles, *(f"<script>\n{script}</script>\n" for script in scripts)])
+
+
+def _read(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")

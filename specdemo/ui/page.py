@@ -1,0 +1,248 @@
+"""The page: what it is made of, and what happens when someone uses it.
+
+The handlers take the raw values of the form (`preprocess=False`) and check them in `form`, so that the
+page, a link and an API call are refused in the same words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+from uuid import uuid4
+
+import gradio as gr
+
+from ..drafters import DRAFTERS
+from ..presets import Preset
+from ..types import MAX_K, BadInput, Settings
+from . import api
+from .engine import Engine, Status
+from .form import one_of, read_request
+from .lanes import to_json
+from .runs import Runs
+
+MODEL = {"concurrency_id": "model", "concurrency_limit": 1}  # whatever uses the model waits in one line
+QUIET = {"show_progress": "hidden", "api_visibility": "private"}
+MAX_QUEUE = 16
+STOP_SECONDS = 2.0
+WATCH_SECONDS = 0.2
+FIELDS = (
+    *("prompt", "preset", "drafter", "k", "temperature", "max_new_tokens"),
+    *("seed", "top_k", "top_p", "stop", "mode", "order"),
+)
+CHAT, RAW = "chat", "raw"
+INTERLEAVED, ISOLATED = "interleaved", "isolated"
+
+
+def build_page(engine: Engine, prompts: Mapping[str, Sequence[str]], notes: Sequence[str] = ()) -> gr.Blocks:
+    """The whole page on an engine.
+
+    Args:
+        prompts: example prompts by category.
+        notes: sentences on presets that could not be read, shown once when the page opens.
+    """
+    runs = Runs()
+    first = next(iter(engine.presets.values()))
+    with gr.Blocks(title="specdemo", analytics_enabled=False, fill_width=True) as page:
+        top = gr.HTML(
+            to_json(asdict(engine.status)),
+            html_template="<div></div>",
+            js_on_load="specdemo.mountTop(element, props, watch, trigger); // 'retry'",
+            apply_default_css=False,
+            elem_id="top",
+        )
+        with gr.Row(elem_id="stage"):
+            with gr.Column(scale=0, min_width=330, elem_id="controls"):
+                form = _form(engine.presets, first, prompts)
+            with gr.Column(scale=1, min_width=320, elem_id="arena"):
+                race = gr.HTML(
+                    html_template="<div></div>",
+                    js_on_load="specdemo.mountRace(element, props, watch, trigger, server); // 'link', 'cancel'",
+                    apply_default_css=False,
+                    server_functions=_server_functions(runs),
+                    elem_id="race",
+                )
+        fields = [form[name] for name in FIELDS]
+        _wire_runs(engine, runs, form, fields, race)
+        _wire_presets(engine, form, top)
+        _wire_links(engine, form, fields, race, page, notes)
+        page.load(_watcher(engine), outputs=[top, form["drafter"]], concurrency_limit=None, **QUIET)
+        page.unload(_leaver(runs))
+        api.add_endpoints(engine, runs, MODEL)
+    page.queue(max_size=MAX_QUEUE)
+    return page
+
+
+def _form(presets: Mapping[str, Preset], first: Preset, prompts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Every control by name."""
+    usual, chosen = Settings(), first.defaults
+    form: dict[str, Any] = {}
+    form["prompt"] = gr.Textbox(
+        label="Prompt", lines=4, max_lines=4, placeholder="Ask something, or pick an example.", elem_id="prompt"
+    )
+    form["examples"] = gr.HTML(
+        html_template="<div></div>",
+        js_on_load="specdemo.mountExamples(element, props, trigger); // 'pick'",
+        apply_default_css=False,
+        prompts=dict(prompts),
+        elem_id="examples",
+    )
+    with gr.Row(elem_id="go"):
+        form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
+        form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+    form["drafter"] = gr.Dropdown(
+        list(DRAFTERS), value=chosen.drafter, label="Drafter", info=_describe(chosen.drafter), elem_id="drafter"
+    )
+    form["k"] = gr.Slider(0, MAX_K, chosen.k, step=1, label="K, guesses in a round", buttons=[], elem_id="k")
+    form["temperature"] = gr.Slider(
+        0, 2, chosen.temperature, step=0.05, label="Temperature", buttons=[], elem_id="temperature"
+    )
+    with gr.Row():
+        form["max_new_tokens"] = gr.Number(
+            chosen.max_new_tokens, label="Max new tokens", min_width=100, elem_id="max-new-tokens"
+        )
+        form["seed"] = gr.Number(usual.seed, label="Seed", min_width=80, elem_id="seed")
+    form["preset"] = gr.Dropdown(
+        [(preset.title, name) for name, preset in presets.items()], value=first.name, label="Preset", elem_id="preset"
+    )
+    with gr.Accordion("More settings", open=False, elem_id="more"):
+        form["mode"] = gr.Radio(
+            [("Chat template", CHAT), ("Raw text", RAW)], value=CHAT, label="The prompt goes in as", elem_id="mode"
+        )
+        form["order"] = gr.Radio(
+            [("Interleaved", INTERLEAVED), ("One by one", ISOLATED)],
+            value=INTERLEAVED,
+            label="Lanes run",
+            elem_id="order",
+        )
+        with gr.Row():
+            form["top_k"] = gr.Number(usual.top_k, label="Top-k (0 is off)", min_width=100, elem_id="top-k")
+            form["top_p"] = gr.Number(usual.top_p, label="Top-p (1 is off)", step=0.05, min_width=100, elem_id="top-p")
+        form["stop"] = gr.Textbox("", label="Stop strings, one a line", lines=2, max_lines=4, elem_id="stop-strings")
+    return form
+
+
+def _describe(drafter: str) -> str:
+    return DRAFTERS[drafter].description
+
+
+def _server_functions(runs: Runs) -> list[Any]:
+    """What the script in the page may ask for; it knows the ids of the runs it was shown, and no others."""
+
+    def missed(asked: Any) -> list[str]:
+        """The messages of run `asked[0]` from number `asked[1]` on."""
+        match asked:
+            case [str(run_id), int(first)] if first >= 0 and (run := runs.find(run_id)):
+                return run.messages[first:]
+        return []
+
+    def trace(run_id: Any) -> str | None:
+        run = runs.find(str(run_id))
+        return run.trace() if run else None
+
+    return [missed, trace]
+
+
+def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[Any], race: gr.HTML) -> None:
+    def run(request: gr.Request, *values: Any) -> Iterator[str]:
+        try:
+            asked = read_form(values, engine.presets)
+            yield from runs.begin(asked, request.session_hash).play(engine)
+        except Exception as error:
+            yield to_json({"run": uuid4().hex, "seq": 0, "error": engine.sentence(error)})
+
+    def stop(request: gr.Request) -> None:
+        stopping = runs.stop(request.session_hash)
+        if stopping is not None:
+            stopping.ended.wait(STOP_SECONDS)
+
+    running = form["run"].click(
+        run, fields, race, preprocess=False, js="(...values) => specdemo.pressed(values)", **MODEL, **QUIET
+    )
+    running.failure(None, js="() => specdemo.race.halted('The race could not be run.')")
+    # Asked to stop, a race ends by itself and is summed up. What has not ended by then, because it still waits in
+    # line or is in a very long pass, is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
+    form["halt"].click(stop, queue=False, **QUIET).then(None, js="() => specdemo.race.stop()")
+    race.cancel(None, cancels=[running])
+
+
+def read_form(values: Sequence[Any], presets: Mapping[str, Preset]) -> Any:
+    """The request that the raw values of the form, in the order of `FIELDS`, stand for."""
+    named = dict(zip(FIELDS, values, strict=True))
+    mode, order = named.pop("mode"), named.pop("order")
+    one_of("prompt mode", mode, (CHAT, RAW))
+    one_of("order of lanes", order, (INTERLEAVED, ISOLATED))
+    return read_request(presets=list(presets), raw=mode == RAW, isolated=order == ISOLATED, **named)
+
+
+def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
+    names = ("drafter", "k", "temperature", "max_new_tokens")
+
+    def choose(preset: Any) -> Iterator[list[Any]]:
+        try:
+            one_of("preset", preset, list(engine.presets))
+        except BadInput as error:
+            raise gr.Error(str(error), print_exception=False) from error
+        defaults = engine.presets[preset].defaults
+        starting = [getattr(defaults, name) for name in names]
+        for status in engine.follow(preset):
+            drafter = _drafter_update(status)
+            yield [to_json(asdict(status)), {**drafter, "value": starting[0]}, *starting[1:]]
+
+    outputs = [top, *(form[name] for name in names)]
+    form["preset"].input(choose, form["preset"], outputs, preprocess=False, **MODEL, **QUIET)
+    top.retry(choose, form["preset"], outputs, preprocess=False, **MODEL, **QUIET)
+    form["drafter"].change(
+        lambda drafter: gr.update(info=_describe(drafter)) if drafter in DRAFTERS else gr.skip(),
+        form["drafter"],
+        form["drafter"],
+        preprocess=False,
+        queue=False,
+        **QUIET,
+    )
+
+
+def _watcher(engine: Engine) -> Any:
+    async def watch() -> AsyncIterator[list[Any]]:
+        """Tell a page that was just opened what the model is doing, until it is ready. Waits without a thread."""
+        seen = None
+        while seen is None or seen.stage in ("idle", "loading"):
+            if engine.status != seen:
+                seen = engine.status
+                yield [to_json(asdict(seen)), _drafter_update(seen)]
+            await asyncio.sleep(WATCH_SECONDS)
+
+    return watch
+
+
+def _leaver(runs: Runs) -> Any:
+    def leave(request: gr.Request) -> None:
+        """A tab was closed: its race ends now, not when Gradio next looks."""
+        runs.stop(request.session_hash)
+
+    return leave
+
+
+def _drafter_update(status: Status) -> dict[str, Any]:
+    """Drafters that the preset cannot use stay in the list, with the reason."""
+    missing = status.missing or {}
+    choices = [(f"{name} ({missing[name]})" if name in missing else name, name) for name in DRAFTERS]
+    return gr.update(choices=choices)
+
+
+def _wire_links(
+    engine: Engine, form: dict[str, Any], fields: list[Any], race: gr.HTML, page: gr.Blocks, notes: Sequence[str]
+) -> None:
+    choices = {
+        "preset": list(engine.presets),
+        "drafter": list(DRAFTERS),
+        "mode": [CHAT, RAW],
+        "order": [INTERLEAVED, ISOLATED],
+    }
+    known = json.dumps({"choices": choices, "notes": list(notes)})
+    form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
+    race.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
+    page.load(None, fields, fields, js=f"(...values) => specdemo.opened({known}, values)")

@@ -1,0 +1,215 @@
+"""A scripted engine for the tests of the page: the prompt is echoed, word by word, by a model that is not there.
+
+Everything the page does with a real model happens here as well, in milliseconds: loading with progress, rounds with
+accepted, resampled, bonus, rejected and untested tokens, stopping, failing.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from specdemo.events import Entry, Event, Finished, Prefilled, Round, Spans, emitted_tokens, engine_seconds
+from specdemo.presets import Defaults, Folder, Preset
+from specdemo.race import PLAIN, SPECULATIVE, check_drafter, summary
+from specdemo.types import BadInput, DraftedToken, Fate, FinishReason, Settings, Token, TokenKind
+from specdemo.ui.engine import Backend, Engine
+
+WRONG = " wrong"
+PIECE = re.compile(r"\s?[^\s]+|\s")
+PREFILL_SECONDS, PASS_SECONDS, DEARER_PASS_SECONDS, DRAFT_SECONDS = 0.03, 0.02, 0.025, 0.002  # on the engine's clock
+
+PRESETS = {
+    name: Preset(name, title, "A preset of the tests.", Folder(Path(name)), defaults=defaults)
+    for name, title, defaults in (
+        ("scripted", "Scripted 135M", Defaults("prompt-lookup", 4, 0.0, 24)),
+        ("other", "Other 1.7B", Defaults("none", 2, 0.5, 12)),
+    )
+}
+PROMPTS = {"facts": ["one two three four five", "What is rain?"], "code": ["for x in range(3): print(x)"]}
+
+
+class Words:
+    """A tokenizer that gives every new piece of text the next number."""
+
+    def __init__(self) -> None:
+        self.pieces: list[str] = [WRONG]
+
+    def encode(self, text: str) -> list[int]:
+        ids = []
+        for piece in PIECE.findall(text):
+            if piece not in self.pieces:
+                self.pieces.append(piece)
+            ids.append(self.pieces.index(piece))
+        return ids
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return "".join(self.pieces[index] for index in ids)
+
+
+@dataclass
+class ScriptedLoaded:
+    """What `models.load` gives, as far as the page uses it."""
+
+    preset: Preset
+    tokenizer: Words = field(default_factory=Words)
+    released: bool = False
+    context: int = 8192
+    eos_ids: frozenset[int] = frozenset()
+    weights: dict[str, Any] = field(default_factory=lambda: {"target": {"source": "script"}, "draft_model": None})
+    draft_model: Any = None
+    ngram_table: Any = "a table"
+    skip_layers: int | None = None
+
+    def encode(self, prompt: str, raw: bool = False) -> list[int]:
+        return self.tokenizer.encode(prompt)
+
+    def environment(self) -> dict[str, Any]:
+        return {"device": "cpu", "device_name": "a scripted processor", "dtype": "bfloat16"}
+
+    def release(self) -> None:
+        self.released = True
+
+    def target_runner(self, capacity: int) -> Any:
+        logits = torch.full((len(self.tokenizer.pieces),), 0.375)
+        logits[0] = 0.0  # the token of `WRONG`, which a text that differs has
+        return SimpleNamespace(prefill=lambda ids: logits[None], release=lambda: None)
+
+
+class Script:
+    """How the engine behaves; tests change these between runs.
+
+    `pace` is the real seconds one emitted token takes, `fail_at` a token count at which `failure` is raised,
+    `differ_at` a place at which the drafted lane writes another token, `load_failure` what loading raises.
+    `gate` holds every run at its first event while it is cleared, `loading` holds a load. `open_races` counts
+    the races whose generators were neither finished nor closed, `ended_races` the others.
+    """
+
+    def __init__(self) -> None:
+        self.gate, self.loading = threading.Event(), threading.Event()
+        self.open_races = 0
+        self.began_at = self.ended_at = 0.0
+        self.loads: list[ScriptedLoaded] = []
+        self.reset()
+
+    def reset(self) -> None:
+        self.ended_races = 0
+        self.races: list[list[Entry]] = []
+        self.pace = 0.0
+        self.fail_at: int | None = None
+        self.failure: Exception = RuntimeError("the script says so")
+        self.differ_at: int | None = None
+        self.load_failure: Exception | None = None
+        self.gate.set()
+        self.loading.set()
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The events of the latest race."""
+        return self.races[-1]
+
+    def engine(self) -> Engine:
+        explain = lambda error: str(error) if isinstance(error, (BadInput, MemoryError)) else None  # noqa: E731
+        return Engine(PRESETS, Backend(self.load, self.race, summary, self.header, explain))
+
+    def load(self, preset: Preset, progress: Any) -> ScriptedLoaded:
+        for percent in (10, 50, 90):
+            progress(percent / 100, f"downloading, {percent}% done")
+            self.loading.wait(30)
+        if self.load_failure:
+            raise self.load_failure
+        self.loads.append(ScriptedLoaded(preset))
+        return self.loads[-1]
+
+    def header(
+        self, loaded: ScriptedLoaded, drafter: str, prompt: str, raw: bool, settings: Settings
+    ) -> dict[str, Any]:
+        return {
+            **{
+                "preset": loaded.preset.name,
+                "weights": loaded.weights,
+                "drafter": drafter,
+                "prompt": prompt,
+                "raw": raw,
+            },
+            **{"settings": asdict(settings), "environment": loaded.environment()},
+        }
+
+    def race(
+        self, loaded: Any, drafter: str, prompt_ids: Sequence[int], settings: Settings, isolated: bool
+    ) -> Iterator[Entry]:
+        check_drafter(loaded, drafter)
+        text = list(islice(cycle(prompt_ids), settings.max_new_tokens))
+        lanes = {
+            PLAIN: script(text, 0),
+            SPECULATIVE: script(self.drafted(text), settings.k if drafter != "none" else 0),
+        }
+        clocks = dict.fromkeys(lanes, 0.0)
+        written = 0
+        entries: list[Entry] = []
+        self.races.append(entries)
+        self.open_races += 1
+        due = self.began_at = time.monotonic()
+        try:
+            while lanes:
+                lane = min(lanes, key=clocks.__getitem__) if not isolated else next(iter(lanes))
+                self.gate.wait(30)
+                event = next(lanes[lane], None)
+                if event is None:
+                    del lanes[lane]
+                    continue
+                clocks[lane] += engine_seconds(event)
+                written += len(emitted_tokens(event))
+                if self.fail_at is not None and written >= self.fail_at:
+                    raise self.failure
+                due += self.pace * len(emitted_tokens(event))
+                time.sleep(max(0.0, due - time.monotonic()))
+                entries.append(Entry(lane, event, spans(loaded.tokenizer, event)))
+                yield entries[-1]
+        finally:
+            self.open_races -= 1
+            self.ended_races += 1
+            self.ended_at = time.monotonic()
+
+    def drafted(self, text: list[int]) -> list[int]:
+        place = self.differ_at
+        return text if place is None else [*text[:place], 0, *text[place + 1 :]]
+
+
+def script(text: Sequence[int], k: int) -> Iterator[Event]:
+    """A lane that writes `text`. Its rounds accept 0, 1, ..., k guesses in turn; the guess that fails is `WRONG`."""
+    yield Prefilled(len(text), Token(text[0], TokenKind.TARGET, 0.5), PREFILL_SECONDS)
+    at, index = 1, 0
+    while at < len(text):
+        guesses = min(k, len(text) - at - 1)
+        accepted = min(index % (k + 1), guesses)
+        drafted, emitted = [], [Token(token, TokenKind.ACCEPTED, 0.9) for token in text[at : at + accepted]]
+        for place in range(guesses):
+            if place < accepted:
+                drafted.append(DraftedToken(text[at + place], Fate.ACCEPTED, 0.9, 0.45, 0.25))
+            else:
+                fate = Fate.REJECTED if place == accepted else Fate.UNTESTED
+                drafted.append(DraftedToken(0, fate, 0.125, 0.5, 0.75))
+        kind = TokenKind.TARGET if not guesses else TokenKind.BONUS if accepted == guesses else TokenKind.RESAMPLED
+        emitted.append(Token(text[at + accepted], kind, 0.625))
+        drafting, checking = (DRAFT_SECONDS, DEARER_PASS_SECONDS) if guesses else (0.0, PASS_SECONDS)
+        yield Round(index, tuple(drafted), tuple(emitted), drafting, checking, drafting + checking + 0.001)
+        at, index = at + accepted + 1, index + 1
+    yield Finished(FinishReason.LENGTH)
+
+
+def spans(tokenizer: Words, event: Event) -> Spans:
+    drafted = event.drafted if isinstance(event, Round) else ()
+    return Spans(
+        tuple(tokenizer.pieces[token.id] for token in emitted_tokens(event)),
+        tuple(tokenizer.pieces[token.id] for token in drafted),
+    )

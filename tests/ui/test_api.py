@@ -1,0 +1,112 @@
+"""The named endpoints, as a program uses them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+from specdemo.race import PLAIN, SPECULATIVE
+
+from .browser import tokens_of
+from .scripted import Script
+
+
+@pytest.fixture(scope="module")
+def client(server: tuple[str, Script]) -> Iterator[Client]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+        client = Client(server[0], verbose=False, analytics_enabled=False)
+        yield client
+        client.close()
+
+
+def test_race_streams_every_token_in_order(client: Client, script: Script) -> None:
+    script.pace = 0.02
+    job = client.submit(prompt="one two three four five", max_new_tokens=20, api_name="/race")
+    messages = [json.loads(message) for message in job]
+    assert [message["seq"] for message in messages] == list(range(len(messages)))
+    assert len({message["run"] for message in messages}) == 1
+    assert messages[1]["start"]["prompt"] == "one two three four five"
+    for lane in (PLAIN, SPECULATIVE):
+        rounds = [row for message in messages for row in message.get("lanes", {}).get(lane, {}).get("rounds", [])]
+        assert [token[:2] for row in rounds for token in row[2]] == tokens_of(script.entries, lane)
+    assert messages[-1]["end"]["exactness"]["mark"] == "same"
+
+
+def test_compare_returns_the_summary(client: Client, script: Script) -> None:
+    outcome = client.predict(prompt="one two three", drafter="ngram", k=3, max_new_tokens=9, api_name="/compare")
+    assert set(outcome) == {PLAIN, SPECULATIVE, "speed_up", "sentence", "comparison"}
+    for lane in (PLAIN, SPECULATIVE):
+        assert outcome[lane]["text"] == "one two threeone two threeone two three"
+        assert outcome[lane]["stats"]["tokens"] == len(outcome[lane]["token_ids"]) == len(outcome[lane]["kinds"]) == 9
+        assert outcome[lane]["finish_reason"] == "length"
+    assert outcome["comparison"] == {"identical": True, "first_difference": None, "logit_gap": None}
+    assert outcome["speed_up"] > 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"prompt": " \n"}, "The prompt is empty: type something first."),
+        ({"prompt": 5}, "The prompt must be a text."),
+        ({"prompt": "x" * 200_001}, "The prompt has 200,001 characters; at most 200,000 are taken."),
+        ({"k": 2.5}, "K must be a whole number from 0 to 16, not 2.5."),
+        ({"k": 17}, "K must be a whole number from 0 to 16, not 17."),
+        ({"k": "4"}, "K must be a whole number from 0 to 16, not '4'."),
+        ({"k": True}, "K must be a whole number from 0 to 16, not True."),
+        ({"temperature": 2.1}, "temperature must be a number from 0 to 2, not 2.1."),
+        ({"top_p": -1}, "top-p must be a number from 0 to 1, not -1."),
+        ({"top_k": -1}, "top-k must be a whole number"),
+        ({"max_new_tokens": 0}, "max new tokens must be a whole number"),
+        ({"drafter": "<b>"}, "There is no drafter called '<b>'. Choose one of: none, prompt-lookup"),
+        ({"preset": "nope"}, "There is no preset called 'nope'. Choose one of: scripted, other."),
+        ({"stop": [""]}, "A stop string cannot be empty."),
+        ({"stop": 3}, "The stop strings must be a list of texts."),
+        ({"raw": "yes"}, "raw must be true or false, not 'yes'."),
+        ({"drafter": "draft-model"}, "The drafter draft-model cannot be used here: this preset has no draft model."),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["/race", "/compare"])
+def test_bad_values_are_refused_in_words(
+    client: Client, script: Script, endpoint: str, asked: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(AppError) as refusal:
+        client.predict(**{"prompt": "one two", **asked}, api_name=endpoint)
+    assert words in str(refusal.value)
+    assert script.open_races == 0
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_json_does_not_know_are_refused(url: str, script: Script, number: str) -> None:
+    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false]}}'
+    call = f"{url}gradio_api/call/compare"
+    with urlopen(Request(call, body.encode(), {"content-type": "application/json"})) as answer:
+        event = json.load(answer)["event_id"]
+    with urlopen(f"{call}/{event}") as answer:
+        assert b"temperature must be a number from 0 to 2" in answer.read()
+
+
+def test_a_failure_in_the_engine_is_told_and_the_next_call_works(client: Client, script: Script) -> None:
+    script.fail_at, script.failure = 5, MemoryError("Too little memory: lower max new tokens.")
+    with pytest.raises(AppError, match="Too little memory: lower max new tokens"):
+        client.predict(prompt="one two", api_name="/compare")
+    script.fail_at = None
+    assert client.predict(prompt="one two", max_new_tokens=4, api_name="/compare")[PLAIN]["stats"]["tokens"] == 4
+
+
+def test_a_preset_is_loaded_when_a_call_names_it(client: Client, script: Script) -> None:
+    for preset in ("other", "scripted"):
+        first, *_ = map(json.loads, client.submit(prompt="one", preset=preset, max_new_tokens=2, api_name="/race"))
+        assert first["status"]["stage"] in ("loading", "ready")
+        assert first["status"]["preset"] == preset
+    assert [loaded.released for loaded in script.loads[-2:]] == [True, False]
+
+
+def test_nothing_else_is_offered(client: Client, script: Script) -> None:
+    assert set(client.view_api(return_format="dict")["named_endpoints"]) == {"/race", "/compare"}

@@ -1,0 +1,212 @@
+"""What the page is told, without a browser: messages, the badge, the form's values, loading."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdemo.events import Entry, Finished, Prefilled, Round, Spans
+from specdemo.race import PLAIN, SPECULATIVE
+from specdemo.types import BadInput, DraftedToken, Fate, FinishReason, Settings, Token, TokenKind
+from specdemo.ui.engine import Engine, EngineTrouble
+from specdemo.ui.form import Request, read_request
+from specdemo.ui.lanes import Lanes, row_of, to_json
+from specdemo.ui.runs import KEPT_RUNS, Run, Runs, exactness
+
+from .scripted import PRESETS, Script
+
+
+def test_a_round_is_told_in_reading_order() -> None:
+    event = Round(
+        3,
+        drafted=(
+            DraftedToken(1, Fate.ACCEPTED, 0.123456, 0.5, 0.1),
+            DraftedToken(2, Fate.REJECTED, 0.25, 1.0, 0.99999),
+            DraftedToken(3, Fate.UNTESTED, 0.0, 0.5, 0.3),
+        ),
+        emitted=(Token(1, TokenKind.ACCEPTED, 0.123456), Token(9, TokenKind.RESAMPLED, 0.75)),
+        draft_seconds=0.1,
+        verify_seconds=0.2,
+        seconds=0.3,
+    )
+    row = row_of(Entry(SPECULATIVE, event, Spans(("A", "R"), ("a", "x", "u"))))
+    assert row == [
+        3,
+        3,
+        [
+            ["A", "a", 0.1235, 0.5, 0.1, 1],
+            ["x", "x", 0.25, 1.0, 1.0, 2],
+            ["u", "u", 0.0, 0.5, 0.3, 3],
+            ["R", "r", 0.75],
+        ],
+    ]
+
+
+def test_an_accepted_token_that_ends_the_text_is_not_followed_by_another() -> None:
+    drafted = (DraftedToken(1, Fate.ACCEPTED, 1.0, 1.0, 0.5), DraftedToken(2, Fate.UNTESTED, 1.0, 1.0, 0.5))
+    event = Round(0, drafted, (Token(1, TokenKind.ACCEPTED, 1.0),), 0.1, 0.1, 0.2)
+    row = row_of(Entry(SPECULATIVE, event, Spans(("A",), ("a", "u"))))
+    assert row is not None
+    assert [token[:2] for token in row[2]] == [["A", "a"], ["u", "u"]]
+
+
+def test_bytes_left_at_the_end_are_shown_as_no_token() -> None:
+    assert row_of(Entry(PLAIN, Finished(FinishReason.LENGTH), Spans(("\ufffd",)))) == [-1, 0, [["\ufffd", "", 0]]]
+    assert row_of(Entry(PLAIN, Finished(FinishReason.LENGTH), Spans())) is None
+
+
+def test_news_are_told_once() -> None:
+    lanes = Lanes("run")
+    lanes.add(Entry(PLAIN, Prefilled(3, Token(1, TokenKind.TARGET, 0.5), 0.25), Spans(("a",))))
+    news = lanes.news()
+    assert news[PLAIN]["rounds"] == [[-1, 0, [["a", "t", 0.5]]]]
+    assert news[PLAIN]["figures"]["seconds"] == 0.25
+    assert lanes.news() == {}
+    lanes.add(Entry(PLAIN, Finished(FinishReason.EOS), Spans()))
+    assert lanes.news()[PLAIN]["figures"]["finish_reason"] == "eos"
+    assert [json.loads(lanes.message())["seq"] for _ in range(3)] == [0, 1, 2]
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_no_tag_can_begin_in_a_message(message: dict[str, str]) -> None:
+    text = to_json(message)
+    assert "<" not in text
+    assert json.loads(text) == message
+
+
+def outcome(plain: int, speculative: int, **comparison: Any) -> dict[str, Any]:
+    usual = {"identical": False, "first_difference": None, "logit_gap": None}
+    return {
+        PLAIN: {"token_ids": [0] * plain},
+        SPECULATIVE: {"token_ids": [0] * speculative},
+        "comparison": {**usual, **comparison},
+    }
+
+
+@pytest.mark.parametrize(
+    ("summary", "temperature", "dtype", "stopped", "mark", "words"),
+    [
+        (outcome(9, 9, identical=True), 0, "float32", False, "same", "All 9 tokens are exactly those"),
+        (outcome(9, 5, first_difference=5), 0, "float32", True, "same", "The first 5 tokens are exactly those"),
+        (outcome(0, 0, identical=True), 0, "float32", True, "same", "The first 0 tokens"),
+        (outcome(9, 9, first_difference=4, logit_gap=0.125), 0, "bfloat16", False, "differs", "near-tie"),
+        (outcome(9, 9, first_difference=4, logit_gap=2.5), 0, "bfloat16", False, "differs", "Please report this"),
+        (outcome(9, 9, first_difference=4, logit_gap=0.125), 0, "float32", False, "differs", "Please report this"),
+        (outcome(9, 7, first_difference=7), 0, "float32", False, "differs", "The texts are the same for 7 tokens."),
+        (outcome(9, 7), 0.7, "float32", False, "chance", "At temperature 0.7 each lane draws its own tokens"),
+    ],
+)
+def test_the_badge(
+    summary: dict[str, Any], temperature: float, dtype: str, stopped: bool, mark: str, words: str
+) -> None:
+    badge = exactness(summary, temperature, dtype, stopped)
+    assert badge["mark"] == mark
+    assert words in badge["words"]
+
+
+def ask(**values: Any) -> Request:
+    usual = {"prompt": "a", "preset": "scripted", "drafter": "none", "presets": ["scripted"]}
+    return read_request(**{**usual, **values})
+
+
+def test_form_values_become_a_request() -> None:
+    request = ask(k=4.0, temperature=1, top_p=0.5, stop="one\n\ntwo \\n\n", raw=True)
+    assert request.settings == Settings(k=4, temperature=1, top_p=0.5, stop=("one", "two \n"))
+    assert (request.raw, request.isolated) == (True, False)
+    assert ask(stop=["x\ny"]).settings.stop == ("x\ny",)
+    assert ask(stop=None).settings.stop == ()
+
+
+@given(
+    st.sampled_from(["k", "temperature", "top_k", "top_p", "max_new_tokens", "seed"]),
+    st.one_of(st.none(), st.booleans(), st.text(), st.floats(allow_nan=True), st.lists(st.integers())),
+)
+def test_a_value_is_kept_exactly_or_refused_in_words(name: str, value: Any) -> None:
+    good = isinstance(value, float) and (name in ("temperature", "top_p") or value.is_integer())
+    try:
+        kept = getattr(ask(**{name: value}).settings, name)
+    except BadInput:
+        return
+    assert kept == value
+    assert good
+
+
+def test_loading_is_followed_and_the_old_preset_is_freed_first() -> None:
+    script = Script()
+    engine = script.engine()
+    seen = list(engine.follow("scripted"))
+    assert seen[-1].stage == "ready"
+    assert seen[-1].missing == {
+        "draft-model": "this preset has no draft model",
+        "layer-skip": "this preset names no layer to stop at",
+    }
+    assert [status.stage for status in engine.follow("scripted")] == ["ready"]
+    list(engine.follow("other"))
+    assert [(load.preset.name, load.released) for load in script.loads] == [("scripted", True), ("other", False)]
+    with pytest.raises(EngineTrouble), engine.using("scripted"):
+        pass
+
+
+def test_who_wants_another_preset_meanwhile_gets_it() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    engine.begin_loading("scripted")
+    engine.begin_loading("other")
+    followed = engine.follow("other")
+    assert next(followed).preset == "other"
+    script.loading.set()
+    *_, last = followed
+    assert (last.preset, last.stage) == ("other", "ready")
+    with engine.using("other") as loaded:
+        assert loaded.preset is PRESETS["other"]
+
+
+def test_a_failed_load_is_told_and_tried_again() -> None:
+    script = Script()
+    script.load_failure = KeyError("secret")
+    engine = script.engine()
+    *_, last = engine.follow("scripted")
+    assert last.stage == "failed"
+    assert last.words == "Something went wrong in the engine: KeyError. The log of the server says more."
+    script.load_failure = None
+    *_, last = engine.follow("scripted")
+    assert last.stage == "ready"
+
+
+def play(engine: Engine, run: Run) -> Iterator[dict[str, Any]]:
+    return (json.loads(message) for message in run.play(engine))
+
+
+def test_a_closed_run_ends_the_race_and_leaves_the_model_free() -> None:
+    script = Script()
+    engine = script.engine()
+    run = Run(ask(max_new_tokens=50, k=2, drafter="ngram"))
+    messages = run.play(engine)
+    while "lanes" not in json.loads(next(messages)):
+        pass
+    assert script.open_races == 1
+    closer = threading.Thread(target=messages.close)  # type: ignore[attr-defined]
+    closer.start()
+    closer.join()
+    assert script.open_races == 0
+    assert run.ended.is_set()
+    assert list(play(engine, Run(ask(max_new_tokens=3))))[-1]["end"]["stats"][PLAIN]["tokens"] == 3
+
+
+def test_only_the_latest_runs_are_kept_and_sessions_stop_their_own() -> None:
+    runs = Runs()
+    made = [runs.begin(ask(), f"session {number}") for number in range(KEPT_RUNS + 1)]
+    assert runs.find(made[0].id) is None
+    assert runs.find(made[1].id) is made[1]
+    assert runs.find("no such run") is None
+    assert runs.stop("session 5") is made[5]
+    assert [run.stop.is_set() for run in made].count(True) == 1
+    assert runs.stop("session 5") is None
+    assert runs.stop(None) is None

@@ -1,0 +1,280 @@
+"""The page around a race: loading, the form, links, keys, the line for the model, and how it looks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+from urllib.request import Request, urlopen
+
+import axe_playwright_python
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from specdemo.race import PLAIN
+from specdemo.ui.page import MAX_QUEUE
+
+from .browser import run, sentence, served, tokens_shown
+from .conftest import Visit
+from .scripted import Script
+from .test_race import wait_until
+
+AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
+# Every layout shift from the first paint on, but for Gradio's own spinner, which is there before the page is.
+SHIFTS = """
+  window.shifts = [];
+  const element = node => (node?.closest ? node : node?.parentElement);
+  const own = ({ node }) => node && !element(node)?.closest('[data-testid=status-tracker]');
+  new PerformanceObserver(list => list.getEntries().filter(entry => entry.sources.some(own)).forEach(entry =>
+    window.shifts.push([entry.value, ...entry.sources.map(({ node }) => (node?.parentElement || node)?.outerHTML)])))
+    .observe({ type: 'layout-shift', buffered: true });
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_moves_while_the_page_opens_and_a_race_runs(visit: Visit, script: Script, width: int) -> None:
+    script.pace = 0.003
+    page = visit("?max_new_tokens=400&k=8&prompt=one+two+three+four+five+six+seven", width=width, before=SHIFTS)
+    expect(page.locator("#prompt textarea")).not_to_be_empty()
+    run(page)
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.shifts") == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing_serious(visit: Visit, script: Script, dark: bool) -> None:
+    page = visit()
+    if dark:
+        page.keyboard.press("d")
+    run(page, "one two three four five six seven")
+    page.click("#more button")
+    page.locator("#stop-strings").wait_for()
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run()")["violations"]
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    assert [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in serious] == []
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_its_window(visit: Visit, script: Script, width: int) -> None:
+    page = visit(width=width)
+    run(page, "one two three four five six seven " + "x" * 300)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for part in ("#run", "#stop", ".sd-ratio", "[data-lane=plain]", "[data-lane=speculative]", ".sd-histogram"):
+        box = page.locator(part).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+
+
+def test_the_pane_stays_at_the_bottom_unless_the_reader_scrolled_up(visit: Visit, script: Script) -> None:
+    script.pace = 0.005
+    page = visit("?max_new_tokens=400")
+    run(page, "one two three four five six seven", until="running")
+    pane = page.locator("[data-lane=plain] .sd-pane")
+    page.wait_for_function("document.querySelector('[data-lane=plain] .sd-pane').scrollTop > 50")
+    pane.evaluate("pane => pane.scrollTop = 10")
+    before = page.locator("[data-lane=plain] .tok").count()
+    page.wait_for_function(f"document.querySelectorAll('[data-lane=plain] .tok').length > {before + 20}")
+    assert pane.evaluate("pane => pane.scrollTop") == 10
+    pane.evaluate("pane => pane.scrollTop = pane.scrollHeight")
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    page.wait_for_timeout(100)
+    assert pane.evaluate("pane => pane.scrollHeight - pane.scrollTop - pane.clientHeight") < 5
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("?prompt=++", "The prompt is empty: type something first."),
+        ("?prompt=a&k=2.5", "K must be a whole number from 0 to 16, not 2.5."),
+        ("?prompt=a&k=17", "K must be a whole number from 0 to 16, not 17."),
+        ("?prompt=a&temperature=9", "temperature must be a number from 0 to 2, not 9."),
+        ("?prompt=a&top_p=0", "top-p must be above 0 (and at most 1, which turns it off)."),
+        ("?prompt=a&seed=-1", "seed must be a whole number from 0"),
+        ("?prompt=a&max_new_tokens=0", "max new tokens must be a whole number from 1"),
+        (
+            "?prompt=a&drafter=draft-model",
+            "The drafter draft-model cannot be used here: this preset has no draft model.",
+        ),
+    ],
+)
+def test_bad_input_is_refused_in_words_and_nothing_is_lost(
+    visit: Visit, script: Script, query: str, words: str
+) -> None:
+    page = visit(query)
+    expect(page.locator(".sd-sentence")).to_have_text("The form was filled in from a link.")
+    run(page, until="failed")
+    assert words in sentence(page)
+    assert script.open_races == 0
+    page.fill("#prompt textarea", "one two")
+    assert page.locator("#prompt textarea").input_value() == "one two"
+
+
+def test_refused_input_leaves_the_last_race_on_the_page(visit: Visit, script: Script) -> None:
+    page = visit()
+    run(page, "one two three")
+    before = tokens_shown(page, PLAIN)
+    run(page, "   ", until="failed")
+    assert tokens_shown(page, PLAIN) == before
+    run(page, "one two three")
+
+
+def test_an_emptied_number_is_refused(visit: Visit, script: Script) -> None:
+    page = visit()
+    page.fill("#max-new-tokens input", "")
+    run(page, "one two", until="failed")
+    assert sentence(page).startswith("max new tokens must be a whole number")
+
+
+def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) -> None:
+    page = visit(
+        "?prompt=%3Cb%3Ehi%3C%2Fb%3E&drafter=ngram&k=7&temperature=0.5&max_new_tokens=9&seed=3&top_k=5&top_p=0.9"
+        "&stop=x%0Ay&mode=raw&order=isolated&preset=other"
+    )
+    expect(page.locator("#prompt textarea")).to_have_value("<b>hi</b>")
+    expect(page.locator("#drafter input")).to_have_value("ngram")
+    expect(page.locator("#k input[type=number]")).to_have_value("7")
+    expect(page.locator("#temperature input[type=number]")).to_have_value("0.5")
+    expect(page.locator("#max-new-tokens input")).to_have_value("9")
+    expect(page.locator("#preset input")).to_have_value("Other 1.7B")
+    assert script.races == []
+    page.click(".sd-link")
+    link = page.evaluate("navigator.clipboard.readText()") if granted(page) else ""
+    run(page)
+    with page.expect_download() as download:
+        page.click(".sd-trace")
+    header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
+    assert header["settings"] == {
+        **{"k": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "max_new_tokens": 9, "seed": 3, "stop": ["x", "y"]}
+    }
+    assert (header["raw"], header["isolated"], header["preset"]) == (True, True, "other")
+    query = parse_qs(urlsplit(link).query)
+    assert query["prompt"] == ["<b>hi</b>"]
+    assert (query["drafter"], query["k"], query["stop"], query["mode"]) == (["ngram"], ["7"], ["x\ny"], ["raw"])
+
+
+def granted(page: Page) -> bool:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click(".sd-link")
+    expect(page.locator(".sd-link")).to_have_text("Copied")
+    return True
+
+
+def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Script) -> None:
+    page = visit("?k=many&drafter=%3Cimg+src=x+onerror=window.pwned=1%3E&seed=5")
+    expect(page.locator(".sd-sentence")).to_have_text("Part of the link cannot be used and was left out.")
+    assert page.locator(".sd-why-exact").inner_text() == "drafter=<img src=x onerror=window.pwned=1>, k=many"
+    assert page.evaluate("window.pwned === undefined")
+    expect(page.locator("#seed input")).to_have_value("5")
+    expect(page.locator("#k input[type=number]")).to_have_value("4")
+
+
+def test_an_example_fills_the_prompt(visit: Visit, script: Script) -> None:
+    page = visit()
+    page.get_by_role("button", name="code", exact=True).click()
+    page.get_by_role("button", name="for x in range(3): print(x)").click()
+    expect(page.locator("#prompt textarea")).to_have_value("for x in range(3): print(x)")
+
+
+def test_the_keys_work_except_while_typing(visit: Visit, script: Script) -> None:
+    script.pace = 0.01
+    page = visit("?max_new_tokens=2000")
+    page.fill("#prompt textarea", "")
+    page.locator("#prompt textarea").press_sequentially("rsdh? ")
+    assert page.locator("#prompt textarea").input_value() == "rsdh? "
+    assert page.locator(".sd-arena").get_attribute("data-state") == "idle"
+    page.locator(".sd-brand").click()
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Control+d")
+    assert not page.evaluate("document.body.classList.contains('dark')")
+    page.keyboard.press("d")
+    assert page.evaluate("document.body.classList.contains('dark')")
+    page.keyboard.press("?")
+    page.get_by_role("heading", name="What you see").wait_for()
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog")).to_be_hidden()
+    page.keyboard.press("r")
+    page.locator(".sd-arena[data-state=running]").wait_for()
+    page.keyboard.press("s")
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    assert sentence(page).startswith("Stopped.")
+
+
+def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) -> None:
+    page = visit(forgive="503")
+    script.gate.clear()
+    page.fill("#prompt textarea", "one two")
+    calls = [["a", "scripted", "none", 1, 0, 2, 0, 0, 1, None, False, False]] * (MAX_QUEUE + 1)
+    for number, data in enumerate(calls):
+        body = json.dumps({"data": data}).encode()
+        urlopen(Request(f"{url}gradio_api/call/compare", body, {"content-type": "application/json"})).close()
+        if number == 0:
+            wait_until(lambda: script.open_races == 1)
+    run(page, until="ended")
+    assert sentence(page) == "The race could not be run."
+    assert re.search("(?i)busy|full", page.locator(".toast-wrap").inner_text())
+    script.gate.set()
+    wait_until(lambda: script.ended_races == len(calls))
+    run(page)
+    assert len(tokens_shown(page, PLAIN)) == 24
+
+
+def test_loading_shows_progress_and_run_waits_for_it(chromium: Browser, visit: Visit) -> None:
+    script = Script()
+    script.loading.clear()
+    with served(script) as url:
+        page = visit(at=url)
+        expect(page.locator(".sd-model")).to_have_text("Downloading, 10% done")
+        expect(page.locator(".sd-progress")).to_have_attribute("value", "0.1")
+        run(page, "one two three", until="loading")
+        assert sentence(page) == "The race starts as soon as the model is ready."
+        script.loading.set()
+        page.locator(".sd-arena[data-state=ended]").wait_for()
+        assert page.locator(".sd-model").inner_text() == "Scripted 135M"
+        assert page.locator(".sd-facts").inner_text() == "bfloat16 · a scripted processor"
+        assert len(tokens_shown(page, PLAIN)) == 24
+
+
+def test_a_failed_load_is_told_and_can_be_tried_again(visit: Visit) -> None:
+    script = Script()
+    script.load_failure = MemoryError("The disk is full: free some space <b>now</b>.")
+    with served(script) as url:
+        page = visit(at=url)
+        expect(page.locator(".sd-model")).to_have_text("The disk is full: free some space <b>now</b>.")
+        run(page, "one two", until="failed")
+        assert sentence(page) == "The disk is full: free some space <b>now</b>."
+        script.load_failure = None
+        page.click(".sd-retry")
+        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+        run(page)
+        assert len(tokens_shown(page, PLAIN)) == 24
+
+
+def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit) -> None:
+    script = Script()
+    with served(script) as url:
+        page = visit(at=url)
+        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+        page.click("#preset input")
+        page.get_by_role("option", name="Other 1.7B").click()
+        expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
+        expect(page.locator("#max-new-tokens input")).to_have_value("12")
+        expect(page.locator("#drafter input")).to_have_value("none")
+        expect(page.locator("#k input[type=number]")).to_have_value("2")
+        assert [(loaded.preset.name, loaded.released) for loaded in script.loads] == [
+            ("scripted", True),
+            ("other", False),
+        ]
+        run(page, "one two three")
+        assert len(tokens_shown(page, PLAIN)) == 12
+
+
+def test_choosing_a_drafter_describes_it(visit: Visit, script: Script) -> None:
+    page = visit()
+    page.click("#drafter input")
+    page.get_by_role("option", name="ngram", exact=True).click()
+    expect(page.locator("#drafter")).to_contain_text("A table of which token follows which")
+    page.click("#drafter input")
+    expect(page.get_by_role("option", name="draft-model (this preset has no draft model)")).to_be_visible()

@@ -1,0 +1,274 @@
+"""A race on the page, from Run to the summary."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from specdemo.events import read_trace
+from specdemo.race import PLAIN, SPECULATIVE
+from specdemo.stats import Stats
+
+from .browser import run, sentence, tokens_of, tokens_shown
+from .conftest import Visit
+from .scripted import Script
+
+CORPUS = [
+    "<img src=x onerror=window.pwned=1>",
+    "</script><script>window.pwned=1</script>",
+    "${window.pwned=1}",
+    "{{window.pwned=1}}",
+    "`${(()=>{window.pwned=1})()}`",
+    "\N{RIGHT-TO-LEFT OVERRIDE}abc\N{POP DIRECTIONAL FORMATTING}",
+    "שלום",
+    "👨\N{ZERO WIDTH JOINER}👩\N{ZERO WIDTH JOINER}👧",
+    "<|im_end|>",
+    "&lt;b&gt;",
+    "line\nbreak",
+]
+
+
+def test_the_tokens_in_the_page_are_those_of_the_engine(visit: Visit, script: Script) -> None:
+    page = visit()
+    run(page, "one two three four five six seven")
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+    stats = Stats.of(entry.event for entry in script.entries if entry.lane == SPECULATIVE)
+    legend = dict(zip(["a", "r", "b", "t", "x", "u"], page.locator(".sd-legend li b").all_inner_texts(), strict=True))
+    kinds = [code for _, code in tokens_of(script.entries, SPECULATIVE)]
+    assert {code: int(count) for code, count in legend.items()} == {code: kinds.count(code) for code in "arbtxu"}
+    figures = page.locator(".sd-figures dd").all_inner_texts()
+    assert figures[0] == f"{100 * (stats.acceptance_rate or 0):.0f}%"
+    assert figures[1] == f"{100 * (stats.draft_efficiency or 0):.0f}%"
+    assert figures[2] == f"{stats.tokens_per_round:.2f}"
+    counts = page.locator(".sd-column b").all_inner_texts()
+    assert [int(count or 0) for count in counts] == [stats.accepted_lengths.get(n, 0) for n in range(5)]
+    assert page.locator(".sd-badge").inner_text() == "Identical to the target alone"
+    assert page.locator("[data-lane=speculative] .sd-rate b").inner_text() == f"{stats.tokens_per_second:.1f}"
+    assert page.locator(".sd-ratio").inner_text().endswith("×")
+    assert "2.6 tokens per target pass" in sentence(page)
+
+
+def test_a_difference_is_shown_with_its_place_and_gap(visit: Visit, script: Script) -> None:
+    script.differ_at = 5
+    page = visit()
+    run(page, "one two three four five six seven")
+    assert page.locator(".sd-badge").inner_text() == "First difference at token 6"
+    assert "near-tie" in page.locator(".sd-why-exact").inner_text()
+
+
+def test_above_temperature_zero_the_texts_may_differ(visit: Visit, script: Script) -> None:
+    page = visit("?temperature=0.8&prompt=one+two")
+    run(page)
+    assert page.locator(".sd-badge").inner_text() == "Same law, other draws"
+
+
+def test_whatever_is_typed_or_generated_is_shown_literally(visit: Visit, script: Script) -> None:
+    page = visit()
+    prompt = " ".join(CORPUS)
+    page.fill("#max-new-tokens input", str(len(prompt)))
+    run(page, prompt)
+    shown = "".join(text for text, code in tokens_shown(page, PLAIN) if code not in "xu")
+    assert all(text in shown for text in CORPUS)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(script.entries, SPECULATIVE)
+    assert page.evaluate("window.pwned === undefined")
+    assert page.locator(".sd-text img, .sd-text script").count() == 0
+    page.locator("[data-lane=plain] .tok").first.hover()
+    assert page.locator(".sd-tip img").count() == 0
+    assert page.evaluate("window.pwned === undefined")
+
+
+def test_the_tooltip_tells_a_tokens_test(visit: Visit, script: Script) -> None:
+    page = visit()
+    run(page, "one two three four five six seven")
+    page.locator("[data-lane=speculative] .tok.x").nth(1).hover()
+    tip = page.locator(".sd-tip")
+    assert tip.locator(".sd-tip-head").inner_text().split("\n") == ["rejected", '" wrong"']
+    assert tip.locator("dd").all_inner_texts() == [
+        "2guess 2 of 4", "0.125p", "0.500q", "0.250min(1, p/q)", "0.750not below the chance: failed"
+    ]  # fmt: skip
+    page.locator("[data-lane=speculative] .tok.u").first.click()
+    assert tip.locator("dd").all_inner_texts()[-1] == "not used"
+    page.locator("[data-lane=speculative] .tok.b").first.hover()
+    assert "every guess of the round passed" in tip.inner_text().lower()
+
+
+def test_tokens_can_be_read_with_the_arrow_keys(visit: Visit, script: Script) -> None:
+    page = visit()
+    run(page, "one two three four five six seven")
+    page.locator("[data-lane=speculative] .sd-pane").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.textContent") == WRONG_TOKEN
+    assert page.evaluate("document.activeElement.getAttribute('aria-describedby')") == "sd-tooltip"
+    assert page.locator(".sd-tip.open .sd-tip-head span").inner_text() == "rejected"
+    page.keyboard.press("Escape")
+    assert page.locator(".sd-tip.open").count() == 0
+
+
+def test_stop_stops_and_the_next_run_works(visit: Visit, script: Script) -> None:
+    script.pace = 0.01
+    page = visit("?max_new_tokens=2000")
+    run(page, "one two three", until="running")
+    page.locator("[data-lane=speculative] .tok").nth(5).wait_for()
+    began = time.monotonic()
+    page.click("#stop")
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    assert time.monotonic() - began < 5
+    assert sentence(page).startswith("Stopped.")
+    assert page.locator(".sd-badge").inner_text() == "Identical so far"
+    assert script.open_races == 0
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+    script.pace = 0
+    page.fill("#max-new-tokens input", "8")
+    run(page)
+    assert len(tokens_shown(page, PLAIN)) == 8
+
+
+def test_a_closed_tab_ends_its_race(visit: Visit, script: Script) -> None:
+    script.pace = 0.01
+    page = visit("?max_new_tokens=2000")
+    run(page, "one two three", until="running")
+    page.locator("[data-lane=plain] .tok").nth(3).wait_for()
+    assert script.open_races == 1
+    page.close()
+    wait_until(lambda: script.open_races == 0)
+    script.pace = 0
+    other = visit("?max_new_tokens=5")
+    run(other, "four five")
+    assert len(tokens_shown(other, PLAIN)) == 5
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (
+            MemoryError("The GPU has too little free memory: lower max new tokens."),
+            "The GPU has too little free memory",
+        ),
+        (KeyError("<b>x</b>"), "Something went wrong in the engine: KeyError."),
+    ],
+)
+def test_a_failure_is_told_and_the_next_run_works(visit: Visit, script: Script, failure: Exception, words: str) -> None:
+    script.fail_at, script.failure = 9, failure
+    page = visit()
+    run(page, "one two three", until="failed")
+    assert words in sentence(page)
+    assert script.open_races == 0
+    script.fail_at = None
+    run(page)
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+
+
+def test_messages_that_a_hidden_tab_missed_are_asked_for(visit: Visit, script: Script) -> None:
+    script.pace = 0.02
+    page = visit("?max_new_tokens=60")
+    page.evaluate(
+        """() => {
+          const race = specdemo.race, receive = race.receive.bind(race);
+          race.receive = message => {
+            if (message.end || message.seq % 3) receive(message);  // the last one is never lost
+            else window.lost = true;
+          };
+        }"""
+    )
+    run(page, "one two three")
+    assert page.evaluate("window.lost")
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+
+
+def test_the_trace_can_be_downloaded_and_read_back(visit: Visit, script: Script) -> None:
+    page = visit("?seed=7")
+    run(page, 'say "../../etc" </b>')
+    with page.expect_download() as download:
+        page.click(".sd-trace")
+    assert download.value.suggested_filename == "specdemo-trace.jsonl"
+    header, entries = read_trace(download.value.path().read_text(encoding="utf-8").splitlines())
+    assert entries == script.entries
+    assert header["prompt"] == 'say "../../etc" </b>'
+    assert (header["preset"], header["drafter"], header["settings"]["seed"]) == ("scripted", "prompt-lookup", 7)
+    assert header["isolated"] is False
+    assert {"weights", "environment", "raw"} <= set(header)
+
+
+def test_rejected_guesses_can_be_hidden(visit: Visit, script: Script) -> None:
+    page = visit()
+    run(page, "one two three four five six seven")
+    assert page.locator(".sd-text .tok.x").first.is_visible()
+    page.keyboard.press("h")
+    assert not page.locator(".sd-text .tok.x").first.is_visible()
+    assert not page.locator(".sd-text .tok.u").first.is_visible()
+    page.keyboard.press("h")
+    assert page.locator(".sd-text .tok.x").first.is_visible()
+
+
+def test_one_lane_after_the_other(visit: Visit, script: Script) -> None:
+    page = visit("?order=isolated")
+    run(page, "one two three")
+    lanes = [entry.lane for entry in script.entries]
+    assert lanes == sorted(lanes)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(script.entries, SPECULATIVE)
+
+
+def test_two_visitors_do_not_mix(visit: Visit, script: Script) -> None:
+    script.pace = 0.01
+    first, second = visit("?max_new_tokens=40"), visit("?max_new_tokens=30")
+    run(first, "alpha beta gamma", until="running")
+    run(second, "delta epsilon", until="waiting")
+    assert sentence(second) == "Waiting for the model."
+    first.locator(".sd-arena[data-state=ended]").wait_for()
+    second.locator(".sd-arena[data-state=ended]").wait_for()
+    assert len(tokens_shown(first, PLAIN)) == 40
+    assert len(tokens_shown(second, PLAIN)) == 30
+    assert "".join(text for text, _ in tokens_shown(first, PLAIN)).startswith("alpha beta gammaalpha")
+    assert "".join(text for text, _ in tokens_shown(second, PLAIN)).startswith("delta epsilondelta")
+    assert tokens_shown(first, SPECULATIVE) == tokens_of(script.races[0], SPECULATIVE)
+    assert tokens_shown(second, SPECULATIVE) == tokens_of(script.races[1], SPECULATIVE)
+    assert first.evaluate("specdemo.race.run") != second.evaluate("specdemo.race.run")
+
+
+def test_stop_also_takes_back_a_run_that_is_still_waiting(visit: Visit, script: Script) -> None:
+    script.gate.clear()
+    first, second = visit("?max_new_tokens=6"), visit("?max_new_tokens=6")
+    first.fill("#prompt textarea", "alpha beta")
+    first.click("#run")
+    wait_until(lambda: script.open_races == 1)
+    run(second, "gamma delta", until="waiting")
+    second.click("#stop")
+    second.locator(".sd-arena[data-state=ended]").wait_for()
+    assert sentence(second) == "Stopped."
+    script.gate.set()
+    first.locator(".sd-arena[data-state=ended]").wait_for()
+    assert len(tokens_shown(first, PLAIN)) == 6
+    assert tokens_shown(second, PLAIN) == []
+    run(second)
+    assert len(tokens_shown(second, PLAIN)) == 6
+
+
+WRONG_TOKEN = " wrong"
+
+
+def wait_until(true: object, seconds: float = 20) -> None:
+    """Wait for something that happens on the server, which no element of a page shows."""
+    end = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_what_is_sent_for_a_flush_is_small(visit: Visit, script: Script) -> None:
+    script.pace = 1 / 400
+    page = visit("?max_new_tokens=200")
+    page.evaluate(
+        "() => { const r = specdemo.race, f = r.receive.bind(r); window.sizes = []; "
+        "r.receive = m => { window.sizes.push(JSON.stringify(m).length); f(m); }; }"
+    )
+    run(page, "one two three")
+    sizes = page.evaluate("window.sizes")
+    events = len(script.entries)
+    assert len(sizes) < events, json.dumps([len(sizes), events])
+    assert max(sizes[2:-1]) < 8000
