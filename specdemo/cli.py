@@ -43,7 +43,7 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="Stop after this 
 Prompt = Annotated[str, typer.Option("--prompt", help="What to say to the model; - reads stdin.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")]
 DType = Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 STYLES: dict[TokenKind, dict[str, Any]] = {

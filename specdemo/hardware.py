@@ -19,21 +19,19 @@ def choose_device(asked: str | None) -> torch.device:
         BadInput: no such device, or this machine does not have it.
     """
     if asked in (None, "auto"):
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(str(asked))
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise BadInput(f"There is no device called {asked!r}. Choose one of: auto, cpu, cuda, cuda:0, mps.")
+    if device.type == "mps":  # sampling and the accept test need double precision
+        raise BadInput("There is no support for Apple's GPUs yet: they have no double precision. Use the CPU.")
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"There is no device called {asked!r}. Choose one of: auto, cpu, cuda, cuda:0.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise BadInput("This machine has no NVIDIA or AMD GPU that PyTorch can use.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BadInput(f"There is no GPU number {device.index}: this machine has {torch.cuda.device_count()}.")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise BadInput("This machine has no Apple GPU that PyTorch can use.")
     return torch.device("cpu") if device.type == "cpu" else device
 
 
@@ -50,8 +48,6 @@ def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         # Older GPUs emulate bfloat16, slowly.
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    if device.type == "mps":
-        return torch.float16
     return torch.bfloat16 if cpu_multiplies_bf16() else torch.float32
 
 

@@ -114,7 +114,7 @@ def load(preset: Preset, dtype: str | None = None, device: str | None = None, pr
 
     Args:
         dtype: "float32", "bfloat16" or "float16"; None or "auto" takes what the device is good at.
-        device: "cpu", "cuda", "cuda:1", "mps"; None or "auto" takes a GPU if there is one.
+        device: "cpu", "cuda" or "cuda:1"; None or "auto" takes a GPU if there is one.
         progress: called with the stage in words, and how much of it is done where that is known.
     Raises:
         BadInput: a dtype or device that does not exist, or a pair of models that does not go together.

@@ -133,7 +133,7 @@ def in_words(plain: Stats, speculative: Stats) -> str:
     if 0.98 <= ratio <= 1.02:
         verdict = "No faster and no slower"
     else:
-        verdict = f"{ratio:.2f}x faster" if ratio > 1 else f"Slower: {ratio:.2f}x the speed of the target alone"
+        verdict = f"{ratio:.2f}x faster" if ratio > 1 else f"Slower, {ratio:.2f}x the speed of the target alone"
     if not speculative.drafted:
         return f"{verdict}: nothing was drafted, so both lanes did the same work."
     parts = [

@@ -111,8 +111,10 @@ class LaneText:
             drafted = [fork.push(token.id) for token in event.drafted]
         emitted = []
         for token in emitted_tokens(event):
-            emitted.append(self._detokenizer.push(token.id))
-            self.text += "" if token.id in self._hidden else emitted[-1]
+            before = self._detokenizer.flush() if token.id in self._hidden else ""  # bytes it cuts off are text
+            new = self._detokenizer.push(token.id)
+            emitted.append(before + new)
+            self.text += before if token.id in self._hidden else new
         if isinstance(event, Finished) and (rest := self._detokenizer.flush()):
             emitted.append(rest)
             self.text += rest

@@ -33,7 +33,7 @@ def drafters(
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Of each run.")] = 128,
     repeats: Annotated[int, typer.Option("--repeats", help="How often everything is run.")] = 1,
     dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")] = "auto",
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
     out: Annotated[Path | None, typer.Option("--json", help="Also write every run to this file.")] = None,
 ) -> None:
     """Every drafter of a preset against the target alone, by category of prompt."""

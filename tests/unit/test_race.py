@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from specdemo import decode as loop
+from specdemo import race as racing
 from specdemo.events import Entry, Finished, Prefilled, Round, emitted_tokens, engine_seconds, read_trace, write_trace
 from specdemo.race import PLAIN, SPECULATIVE, check_drafter, compare, race, report, start, summary
 from specdemo.types import BadInput, FinishReason, Settings, TokenKind
@@ -179,7 +180,16 @@ def test_stop_strings_and_eos_end_each_lane_by_itself(toy: Any) -> None:
 
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("events", [1, 2, 9])
-def test_closing_a_race_closes_both_lanes(toy: Any, events: int, isolated: bool) -> None:
+def test_closing_a_race_closes_both_lanes(
+    toy: Any, monkeypatch: pytest.MonkeyPatch, events: int, isolated: bool
+) -> None:
+    lanes = []
+
+    def kept(*args: Any) -> Any:  # a reference keeps the lanes from being closed by being forgotten
+        lanes.append(start(*args))
+        return lanes[-1]
+
+    monkeypatch.setattr(racing, "start", kept)
     stream: Any = race(toy, "draft-model", PROMPT, SETTINGS, isolated)
     for _ in range(events):
         next(stream)

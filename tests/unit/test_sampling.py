@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -137,6 +137,7 @@ def test_a_padding_entry_never_gets_probability(temperature: float) -> None:
 
 
 @given(weights, draws, st.sampled_from([torch.float32, torch.float64]))
+@example([5e-324, 0.0], 0.9, torch.float64)
 def test_an_impossible_token_is_never_drawn(row: list[float], draw: float, dtype: torch.dtype) -> None:
     probs = torch.tensor(row, dtype=dtype)
     assume(float(probs.sum()) > 0)
@@ -161,6 +162,13 @@ def test_each_token_is_drawn_as_often_as_it_is_likely() -> None:
     grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
     counts = sample(row.expand(4000, 5), grid).bincount(minlength=5)
     assert (counts / 4000).tolist() == row.tolist()
+
+
+def test_a_rare_token_between_likely_ones_has_its_place() -> None:
+    probs = torch.tensor([0.5, 1e-9, 0.5])  # lost if these were summed in float32
+    places = [0.5 - 1e-10, 0.5 + 1e-10, 0.5 + 1.1e-9]
+    tokens = [sample(probs, torch.tensor(place / (1 + 1e-9), dtype=torch.float64)) for place in places]
+    assert [int(token) for token in tokens] == [0, 1, 2]
 
 
 def test_a_large_vocabulary_with_many_zeros_at_both_ends_of_the_draw() -> None:

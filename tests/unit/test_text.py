@@ -86,6 +86,9 @@ def test_any_ids_at_all_give_the_decoded_text(ids: list[int]) -> None:
 
 
 @given(st.lists(st.sampled_from([0xF0, 0x9F, 0x98, 0x80, 0xE2, 0x41, 0xC3]), max_size=24))
+@example([0x80] * 40)
+@example([0x80] * 40 + [0xF0, 0x9F, 0x98, 0x80, 0x41])
+@example([0xF0, 0x9F, 0x98] * 12 + [0x80, 0x41])
 def test_any_bytes_at_all_give_the_decoded_text(content: list[int]) -> None:
     tokenizer = byte_tokenizer()
     ids = [id_of_byte(byte) for byte in content]
@@ -115,6 +118,13 @@ def test_a_character_that_never_ends_is_shown_at_the_end_and_only_once() -> None
     assert [detokenizer.push(token) for token in ids] == ["he"] + [""] * (len(ids) - 1)
     assert detokenizer.flush() == "\ufffd"
     assert detokenizer.flush() == ""
+
+
+def test_bytes_that_are_no_character_are_shown_as_they_come() -> None:
+    detokenizer = Detokenizer(byte_tokenizer())
+    shown = "".join(detokenizer.push(id_of_byte(0x80)) for _ in range(40))
+    assert len(shown) >= 38
+    assert shown + detokenizer.flush() == "\ufffd" * 40
 
 
 def test_special_tokens_are_shown_literally() -> None:
