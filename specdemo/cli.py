@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .events import emitted_tokens, write_trace
 from .imports import import_models
 from .lab.cli import app as bench_app
 from .presets import Preset, find_preset, load_presets
+from .text import LaneText
 from .train.cli import app as train_app
 from .types import BadInput, Settings, TokenKind
 
@@ -94,12 +96,12 @@ def generate(
         prompt_ids = loaded.encode(read_prompt(prompt), raw)
         name = drafter or chosen.defaults.drafter
         events = []
-        text = race.LaneText(loaded.tokenizer, prompt_ids)
+        text = LaneText(loaded.tokenizer, prompt_ids)
         for event in race.start(loaded, name, prompt_ids, settings):
             events.append(event)
             if not json_:
                 spans = text.read(event).emitted
-                kinds = [token.kind for token in race.emitted_tokens(event)]
+                kinds = [token.kind for token in emitted_tokens(event)]
                 for place, span in enumerate(spans):
                     style = STYLES[kinds[place]] if place < len(kinds) else {}
                     typer.echo(typer.style(printable(span), **style), nl=False)
@@ -170,7 +172,6 @@ def record(
         raise BadInput(f"There is no folder {out.absolute().parent} to write the trace into.")
     with loaded_model(chosen, dtype, device) as loaded:
         from . import race
-        from .events import write_trace
 
         text = read_prompt(prompt)
         name = drafter or chosen.defaults.drafter

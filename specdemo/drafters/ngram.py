@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..runners import Runner
@@ -20,6 +20,9 @@ from .base import Drafter, draw
 
 if TYPE_CHECKING:
     from ..models import Loaded
+
+
+PROB_SCALE = 255 * 256  # probabilities are stored as uint16 fractions of this; rows sum to less than 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def load_table(path: Path) -> NgramTable:
                 lengths = file.get_tensor(f"lengths{n}").astype(np.int64)
                 orders.append(
                     Order(
-                        # Keys and row lengths are stored as differences, which compress and fit small types.
+                        # Stored as differences: between neighbouring keys, and the lengths of the rows.
                         keys=np.cumsum(file.get_tensor(f"keys{n}").astype(np.int64)),
                         offsets=np.concatenate([[0], np.cumsum(lengths)]),
                         tokens=file.get_tensor(f"tokens{n}").astype(np.int64),
@@ -99,12 +102,9 @@ def load_table(path: Path) -> NgramTable:
                 )
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise BadInput(f"The n-gram table {path.name} cannot be read: {error}.") from error
-    except Exception as error:  # safetensors raises its own class, which derives from Exception only
+    except SafetensorError as error:
         raise BadInput(f"The n-gram table {path.name} is damaged: {error}.") from error
     return NgramTable(unigram / unigram.sum(), tuple(orders), provenance)
-
-
-PROB_SCALE = 255 * 256  # probabilities are stored as uint16 fractions of this; rows sum to less than 1
 
 
 class Ngram(Drafter):

@@ -42,3 +42,15 @@ class Runner(Protocol):
     def release(self) -> None:
         """Free the cache. Safe to call twice."""
         ...
+
+
+def check_fits(runner: Runner, count: int) -> None:
+    """Refuse a pass of `count` tokens that the cache has no room for; slices would cut it off silently.
+
+    Raises:
+        ValueError: with the room there is and what was asked for.
+    """
+    if runner.length + count > runner.context:
+        raise ValueError(
+            f"The cache has room for {runner.context} tokens and holds {runner.length}; {count} more do not fit."
+        )

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 from transformers import PreTrainedModel
 
+from . import check_fits
 from .cache import PreallocatedCache
 
 
@@ -50,10 +51,7 @@ class EagerRunner:
 
     @torch.inference_mode()
     def _read(self, ids: Sequence[int], logits_to_keep: int) -> Tensor:
-        if self.length + len(ids) > self.context:
-            raise ValueError(
-                f"The cache has room for {self.context} tokens and holds {self.length}; {len(ids)} more do not fit."
-            )
+        check_fits(self, len(ids))
         input_ids = torch.tensor([ids], device=self.device)  # [1, T]
         output = self.model(input_ids, past_key_values=self._cache, use_cache=True, logits_to_keep=logits_to_keep)
         logits: Tensor = output.logits[0]

@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from . import check_fits
+
 Linear = Callable[[Tensor], Tensor]  # [T, in] -> [T, out]
 
 PACKED = {torch.bfloat16, torch.float32}
@@ -147,6 +149,7 @@ class FusedRunner:
         """Hidden states of T more tokens after the last layer, [T, hidden]; their keys and values are kept."""
         model, cache = self.model, self._cache
         assert cache is not None, "prefill comes first"
+        check_fits(self, len(ids))
         start, end = cache.length, cache.length + len(ids)
         x = F.embedding(torch.tensor(ids, device=self.device), model.embedding)
         cos, sin = cache.cos[start:end], cache.sin[start:end]

@@ -53,6 +53,14 @@ def test_the_first_layers_share_the_cache_and_leave_it_as_it_was(architecture):
     torch.testing.assert_close(*logits)
 
 
+def test_a_pass_that_does_not_fit_is_refused_before_it_is_run():
+    fused, _ = pair("llama", capacity=len(PROMPT) + 1)
+    fused.prefill(PROMPT)
+    with pytest.raises(ValueError, match=f"room for {len(PROMPT) + 1} tokens"):
+        fused.forward([1, 2])
+    assert fused.length == len(PROMPT)
+
+
 def test_a_released_runner_can_be_used_again():
     fused, eager = pair("llama")
     fused.prefill([1, 2, 3])
