@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from .base import Drafter
+from .block import Block
 from .draft_model import DraftModel
+from .eagle import Eagle
 from .layer_skip import LayerSkip
 from .lookup_ngram import LookupNgram
 from .ngram import Ngram
@@ -15,6 +17,8 @@ DRAFTERS: dict[str, type[Drafter]] = {
     "prompt-lookup": PromptLookup,
     "ngram": Ngram,
     "lookup-ngram": LookupNgram,
+    "eagle": Eagle,
+    "block": Block,
     "draft-model": DraftModel,
     "layer-skip": LayerSkip,
 }

@@ -50,21 +50,37 @@ class Drafter:
         """Free what the run allocated. Safe to call twice."""
 
 
-def draw(next_logits: Callable[[Sequence[int]], Tensor], k: int, settings: Settings, noise: torch.Generator) -> Draft:
+def draw(
+    next_logits: Callable[[Sequence[int]], Tensor],
+    k: int,
+    settings: Settings,
+    noise: torch.Generator,
+    token_ids: Tensor | None = None,
+    vocab_size: int = 0,
+) -> Draft:
     """Draw k tokens one after another, each under the target's own warping.
 
     `next_logits` gets the tokens drawn so far and returns the logits of the next one, [1, V]. At temperature 0
     nothing is drawn: the largest logit is taken, and the draft carries no probabilities, which says so.
+
+    A drafter that knows only some of the target's `vocab_size` tokens gives their `token_ids` [V'] and the logits of
+    those, [1, V']; it proposes every other token with probability 0.
     """
-    token_ids: list[int] = []
+    drawn: list[int] = []
     rows: list[Tensor] = []
     for _ in range(k):
-        logits = next_logits(token_ids)
+        logits = next_logits(drawn)
         if settings.temperature == 0:
-            token_ids.append(int(logits.argmax()))
-            continue
-        probs = probabilities(logits, settings)
-        uniform = torch.rand(1, generator=noise, device=noise.device, dtype=torch.float64)
-        token_ids.append(int(sample(probs, uniform.to(probs.device))))
-        rows.append(probs)
-    return Draft(token_ids, torch.cat(rows) if rows else None)
+            place = logits.argmax(-1)
+        else:
+            probs = probabilities(logits, settings)
+            uniform = torch.rand(1, generator=noise, device=noise.device, dtype=torch.float64)
+            place = sample(probs, uniform.to(probs.device))
+            rows.append(probs)
+        drawn.append(int(place if token_ids is None else token_ids[place]))
+    if not rows:
+        return Draft(drawn)
+    q = torch.cat(rows)  # [k, V or V']
+    if token_ids is not None:
+        q = q.new_zeros(k, vocab_size).index_copy_(1, token_ids, q)
+    return Draft(drawn, q)

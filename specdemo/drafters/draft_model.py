@@ -65,7 +65,8 @@ class DraftModel(Drafter):
         return draw_chain(self.runner, unread, k, self.vocab_size, self.settings, self.noise)
 
     def observe(self, verdict: Verdict) -> None:
-        self.runner.rollback(min(self.runner.length, self._context_length + verdict.accepted))
+        self._context_length += verdict.accepted  # nothing was proposed where K was 0, and nothing changes then
+        self.runner.rollback(min(self.runner.length, self._context_length))
 
     def release(self) -> None:
         self.runner.release()

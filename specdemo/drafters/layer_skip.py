@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ..runners import Runner
 from ..types import Draft, Settings
-from .base import Drafter
-from .draft_model import draw_chain
+from .base import Drafter, draw
 
 if TYPE_CHECKING:
     from ..models import Loaded
@@ -20,8 +20,7 @@ class LayerSkip(Drafter):
     """Draws K tokens from the first layers of the target, with the target's own norm and head.
 
     Those layers' keys and values of the text are in the target's cache already, so there is nothing
-    to prefill or to catch up. The draft's entries are written behind them and rolled back before the
-    verification writes the same places for all layers.
+    to prefill or to catch up. The verification goes on where they ended: no layer reads a token twice.
     """
 
     description = (
@@ -30,7 +29,6 @@ class LayerSkip(Drafter):
 
     def __init__(self, runner: Runner, layers: int, settings: Settings, noise: torch.Generator) -> None:
         self.target, self.layers, self.settings, self.noise = runner, layers, settings, noise
-        self._early: Runner | None = None
 
     @classmethod
     def missing(cls, loaded: Loaded) -> str | None:
@@ -42,12 +40,7 @@ class LayerSkip(Drafter):
         return cls(runner, loaded.skip_layers, settings, noise)
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
-        if self._early is None:  # the target's cache exists once it has read the prompt
-            self._early = self.target.first_layers(self.layers)
-        length = self.target.length
-        draft = draw_chain(self._early, context[-1:], k, self.target.vocab_size, self.settings, self.noise)
-        self._early.rollback(length)
-        return draft
+        def next_logits(drawn: Sequence[int]) -> Tensor:
+            return self.target.read_ahead(drawn[-1:] or context[-1:], self.layers)
 
-    def release(self) -> None:
-        self._early = None
+        return draw(next_logits, k, self.settings, self.noise)

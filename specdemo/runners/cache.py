@@ -53,7 +53,7 @@ class PreallocatedCache(Cache):
     def __init__(self, layers: int, capacity: int) -> None:
         super().__init__(layers=[PreallocatedLayer(capacity) for _ in range(layers)])
 
-    def rollback(self, length: int) -> None:
-        """Forget every position from `length` on."""
+    def seek(self, length: int) -> None:
+        """Let the next pass see the first `length` positions and write behind them, in every layer."""
         for layer in self.layers:
-            layer.length = min(layer.length, length)
+            layer.length = length

@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from . import Runner
 from .eager import EagerRunner
-from .fused import FusedModel, FusedRunner, knows
+from .fused import FusedRunner
+from .layout import FusedModel, knows
 
 MakeRunner = Callable[[int], Runner]  # capacity in tokens -> a runner for one run
 

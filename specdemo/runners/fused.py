@@ -1,169 +1,130 @@
-"""The Llama family's decode path with as few operations as it needs.
+"""A decode path with as few operations as it needs, for the Llama family and GPT-2.
 
-The same arithmetic as the transformers forward, on preallocated keys and values, with query, key and value
-in one product and gate and up in another, no module calls, and no mask or copy of grouped heads where none
-is needed. On a CPU the weights are packed for oneDNN once: unpacked, they are rearranged on every call, which
-costs as much again as the product itself.
+The same arithmetic as the transformers forward, on rearranged weights (`layout.py`) and preallocated keys and
+values, with no module calls, and no mask or copy of grouped heads where none is needed.
 
-A pass of a few tokens is laid out so that a token's logits do not depend on how many are read with it: packed
-products of `LEAST_ROWS` to `MOST_ROWS` rows have that property (measured), and attention gets it from queries padded
-to `LEAST_ROWS` and keys padded to a multiple of `KEYS`, which fixes the order of its sums. So greedy text is the same
-with and without a draft to the last bit, in bfloat16 too, while K < `MOST_ROWS`.
+In bfloat16 on a CPU, a pass of a few tokens is laid out so that a token's logits do not depend on how many are read
+with it: packed products of up to `MOST_ROWS` rows have that property (measured; a single row now and then needs help,
+see `layout.py`), and attention gets it from at least `LEAST_QUERIES` queries and from keys padded to a multiple of
+`KEYS`, which fixes the order of its sums. So greedy text is the same with and without a draft to the last bit, while
+K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing but an exact tie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
-from . import check_fits
+from . import check_fits, check_part
+from .ahead import Ahead
+from .layout import FusedModel, Layer
 
-Linear = Callable[[Tensor], Tensor]  # [T, in] -> [T, out]
-
-PACKED = {torch.bfloat16, torch.float32}
-PACKED_FOR = 1  # rows of input that oneDNN lays the weights out for; measured to serve 1 to 17 equally well
-FAMILIES = {"llama", "qwen2", "qwen3"}
-LEAST_ROWS, MOST_ROWS = 3, 9
-KEYS = 128
-LONG = 1024
-ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles do not depend on the length of the text
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer; `head_norms` scale queries and keys before the rotation (Qwen3 has them)."""
-
-    attention_norm: Tensor
-    qkv: Linear
-    head_norms: tuple[Tensor, Tensor] | None
-    out: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
-
-
-@dataclass(frozen=True, slots=True)
-class FusedModel:
-    """A model's weights, rearranged for `FusedRunner`. Made once, shared by every run."""
-
-    source: PreTrainedModel
-    layers: tuple[Layer, ...]
-    embedding: Tensor
-    norm: Tensor
-    head: Linear
-    heads: int
-    kv_heads: int
-    width: int
-    eps: float
-
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> FusedModel:
-        """Rearrange the weights of a model that `knows` says yes to."""
-        config, base = model.config.get_text_config(), cast(Any, model.base_model)
-        return cls(
-            source=model,
-            layers=tuple(_layer(layer) for layer in base.layers),
-            embedding=base.embed_tokens.weight.detach(),
-            norm=base.norm.weight.detach(),
-            head=linear(model.get_output_embeddings()),
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            width=base.layers[0].self_attn.head_dim,
-            eps=config.rms_norm_eps,
-        )
-
-    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines of the first `length` positions, each [length, 1, width].
-
-        With them `x * cos + swap_halves(x) * sin` is the rotary embedding (Su et al., arXiv 2104.09864).
-        """
-        places = torch.arange(length, device=self.embedding.device)[None]
-        cos, sin = self.source.base_model.rotary_emb(self.embedding, places)  # [1, length, width]
-        sign = torch.ones_like(sin[0])
-        sign[:, : self.width // 2] = -1
-        return cos[0, :, None], (sin[0] * sign)[:, None]
-
-
-def knows(model: PreTrainedModel) -> bool:
-    """Whether the fused path computes exactly what this model's own forward does."""
-    config = model.config.get_text_config()
-    layer_types = set(getattr(config, "layer_types", None) or {"full_attention"})
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    placed = {parameter.device for parameter in model.parameters()}
-    return (
-        config.model_type in FAMILIES
-        and config.hidden_act == "silu"
-        and layer_types == {"full_attention"}
-        and rope in ROPES
-        and len(placed) == 1
-    )
+MOST_ROWS = 9
+LEAST_QUERIES, KEYS = 4, 128
 
 
 class FusedRunner:
     """A `Runner` over a `FusedModel`, with a cache of `capacity` tokens, taken at the prefill."""
 
-    def __init__(self, model: FusedModel, capacity: int, shared: FusedRunner | None = None, layers: int = 0) -> None:
+    def __init__(self, model: FusedModel, capacity: int) -> None:
         self.model = model
         self.context = capacity
         self.device = model.embedding.device
         self.vocab_size = model.source.config.get_text_config().vocab_size
-        self._layers = model.layers[:layers] if layers else model.layers
-        self._cache: _Cache | None = shared._cache if shared else None
+        self.states: Tensor | None = None
+        self._kept: tuple[int, ...] = ()
+        self._ahead = Ahead()
+        self._cache: _Cache | None = None
 
     @property
     def length(self) -> int:
         return self._cache.length if self._cache else 0
 
+    def keep_states(self, layers: Sequence[int]) -> None:
+        self._kept = tuple(layers)
+
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> Tensor:
+        self.release()
         self._cache = _Cache(self.model, self.context)
-        return self._head(self._read(ids)[-1:])
+        return self._logits(self._read(ids)[-1:])
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[int]) -> Tensor:
-        return self._head(self._read(ids))
+        return self._logits(self._read(ids))
+
+    @torch.inference_mode()
+    def read_ahead(self, ids: Sequence[int], layers: int) -> Tensor:
+        check_part(layers, len(self.model.layers))
+        check_fits(self, len(self._ahead) + len(ids))
+        if layers != self._ahead.layers:
+            self._ahead = Ahead(layers)
+        return self._logits(self._read_ahead(ids))
 
     def rollback(self, length: int) -> None:
+        self._ahead.clear()
         if self._cache:
             self._cache.length = min(self._cache.length, length)
 
-    def first_layers(self, count: int) -> FusedRunner:
-        return FusedRunner(self.model, self.context, shared=self, layers=count)
-
     def release(self) -> None:
-        self._cache = None
+        self._ahead.clear()
+        self._cache = self.states = None
 
-    def _head(self, x: Tensor) -> Tensor:
-        return self.model.head(self._normed(x, self.model.norm))
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.model.eps)
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.model.head(self.model.norm(x))
 
     def _read(self, ids: Sequence[int]) -> Tensor:
         """Hidden states of T more tokens after the last layer, [T, hidden]; their keys and values are kept."""
+        assert self._cache is not None, "prefill comes first"
+        check_fits(self, len(ids))
+        start, layers = self.length, len(self.model.layers)
+        self._ahead.keep_beginning_of(() if self._kept else ids)  # the states asked for may be of any layer
+        if self._ahead:
+            if unread := ids[len(self._ahead) :]:
+                self._read_ahead(unread)
+            x = self._through(self._ahead.states(), start, range(self._ahead.layers, layers))
+            self._ahead.clear()
+        else:
+            x = self._through(self._embed(ids, start), start, range(layers), self._kept)
+        self._cache.length = start + len(ids)
+        return x
+
+    def _read_ahead(self, ids: Sequence[int]) -> Tensor:
+        """Hidden states of T tokens behind those already read ahead, after as many layers, [T, hidden]."""
+        start = self.length + len(self._ahead)
+        x = self._through(self._embed(ids, start), start, range(self._ahead.layers))
+        self._ahead.add(ids, x)
+        return x
+
+    def _embed(self, ids: Sequence[int], start: int) -> Tensor:
+        x = F.embedding(torch.tensor(ids, device=self.device), self.model.embedding)
+        return x if self.model.positions is None else x + self.model.positions[start : start + len(ids)]
+
+    def _through(self, x: Tensor, start: int, layers: range, kept: Sequence[int] = ()) -> Tensor:
+        """Take T tokens [T, hidden] that stand at position `start` through some layers, filling the cache."""
         model, cache = self.model, self._cache
         assert cache is not None, "prefill comes first"
-        check_fits(self, len(ids))
-        start, end = cache.length, cache.length + len(ids)
-        x = F.embedding(torch.tensor(ids, device=self.device), model.embedding)
-        cos, sin = cache.cos[start:end], cache.sin[start:end]
-        mask = self._mask(start, end, x.dtype) if start or len(ids) <= MOST_ROWS else None
+        end = start + len(x)
+        mask = self._mask(start, end, x.dtype) if start or end <= MOST_ROWS else None
+        outputs: dict[int, Tensor] = {}
 
-        for place, layer in enumerate(self._layers):
-            qkv = layer.qkv(self._normed(x, layer.attention_norm))
-            q, k, v = self._split(qkv, layer)
-            q, k = _rotate(torch.cat([q, k], 1), cos, sin).split([model.heads, model.kv_heads], 1)
+        for place in layers:
+            layer = model.layers[place]
+            q, k, v = self._split(layer.qkv(layer.attention_norm(x)), layer)
+            if cache.rotation:
+                cos, sin = cache.rotation
+                qk = _rotate(torch.cat([q, k], 1), cos[start:end], sin[start:end])
+                q, k = qk.split([model.heads, model.kv_heads], 1)
             cache.keep(place, start, k, v)
             x = x + layer.out(self._attend(q, cache.keys[place], cache.values[place], end, mask))
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
-            x = x + layer.down(F.silu(gate) * up)
-        cache.length = end
+            x = x + layer.down(layer.activate(layer.up(layer.mlp_norm(x))))
+            if place in kept:
+                outputs[place] = x
+        if kept:
+            self.states = torch.cat([outputs[place] for place in kept], -1)
         return x
 
     def _split(self, qkv: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,7 +133,7 @@ class FusedRunner:
         heads = qkv.view(len(qkv), -1, model.width)
         q, k, v = heads.split([model.heads, model.kv_heads, model.kv_heads], 1)
         if layer.head_norms:
-            q, k = self._normed(q, layer.head_norms[0]), self._normed(k, layer.head_norms[1])
+            q, k = layer.head_norms[0](q), layer.head_norms[1](k)
         return q, k, v
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, live: int, mask: Tensor | None) -> Tensor:
@@ -197,10 +158,8 @@ class FusedRunner:
 
     def _mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
         """Minus infinity where a grouped query may not look, [group * rows, keys], rows and keys padded."""
-        places = torch.arange(_round_up(end, KEYS), device=self.device)
-        queries = torch.arange(start, max(end, start + LEAST_ROWS), device=self.device).clamp(max=end - 1)
-        hidden = places > queries[:, None]
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill(hidden, -torch.inf)
+        shape = max(end - start, LEAST_QUERIES), _round_up(end, KEYS)
+        mask = torch.full(shape, -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
         return mask.repeat(self.model.heads // self.model.kv_heads, 1)
 
 
@@ -211,7 +170,7 @@ class _Cache:
         # Zeros, since masked places are read too, and a weight of zero does not undo a stray infinity.
         shape = len(model.layers), model.kv_heads, _round_up(capacity, KEYS), model.width
         self.keys, self.values = model.embedding.new_zeros(shape), model.embedding.new_zeros(shape)
-        self.cos, self.sin = model.rotation(capacity)
+        self.rotation = model.rotation(capacity) if model.positions is None else None
         self.length = 0
 
     def keep(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
@@ -227,37 +186,3 @@ def _round_up(number: int, step: int) -> int:
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin
-
-
-def _layer(layer: Any) -> Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    normed = hasattr(attention, "q_norm")
-    return Layer(
-        attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj),
-        head_norms=(attention.q_norm.weight.detach(), attention.k_norm.weight.detach()) if normed else None,
-        out=linear(attention.o_proj),
-        mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=linear(mlp.gate_proj, mlp.up_proj),
-        down=linear(mlp.down_proj),
-    )
-
-
-def linear(*modules: torch.nn.Linear) -> Linear:
-    """One product for linear modules that read the same input; their outputs follow each other."""
-    weights = [module.weight.detach() for module in modules]
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-    biases = [module.bias.detach() for module in modules if module.bias is not None]
-    bias = torch.cat(biases) if biases else None
-    if weight.dtype in PACKED and weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
-        # What torch.compile calls for a frozen linear layer; there is no public name for it.
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
-        multiply = torch.ops.mkldnn._linear_pointwise
-
-        def packed_linear(x: Tensor) -> Tensor:
-            if len(x) == 1 and x.shape[1] > LONG:  # the sums of a single long row are cut up differently
-                return multiply(x.expand(LEAST_ROWS, -1), packed, bias, "none", [], "")[:1]
-            return multiply(x, packed, bias, "none", [], "")
-
-        return packed_linear
-    return lambda x: F.linear(x, weight, bias)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -123,64 +123,35 @@ def test_release_frees_and_a_new_prompt_starts_afresh(model: PreTrainedModel) ->
     assert same(runner.prefill(TEXT[2:7]), fresh(model, TEXT[2:7])[-1:])  # even without a release between
 
 
-# The early exit --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("layers", [(0,), (2, 0, 1)])
+def test_the_states_of_the_last_pass_are_kept_in_the_order_asked_for(
+    model: PreTrainedModel, layers: tuple[int, ...]
+) -> None:
+    base: Any = model.base_model
+    norm = base.ln_f if model.config.model_type == "gpt2" else base.norm
+    with torch.inference_mode():
+        truth = model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states[1:]
+    runner = EagerRunner(model, len(TEXT) + 3)
+    runner.keep_states(layers)
+    assert runner.states is None
 
+    @torch.inference_mode()
+    def matches(begin: int, end: int) -> bool:
+        assert runner.states is not None
+        states = runner.states.chunk(len(layers), -1)
+        normed = [norm(state) if layer == 2 else state for layer, state in zip(layers, states, strict=True)]
+        return all(same(state, truth[layer][0, begin:end]) for layer, state in zip(layers, normed, strict=True))
 
-def truncated(model: PreTrainedModel, count: int) -> PreTrainedModel:
-    """The same model built with fewer layers."""
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = count
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:count]
-    short = type(model)(config).eval()
-    _, unexpected = short.load_state_dict(model.state_dict(), strict=False)
-    assert unexpected
-    return short
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_the_first_layers_equal_a_truncated_model(model: PreTrainedModel, count: int) -> None:
-    truth = fresh(truncated(model, count), TEXT)
-    runner = EagerRunner(model, len(TEXT))
     runner.prefill(TEXT[:5])
-    early = runner.first_layers(count)
-    assert early.length == 5
-    assert same(early.forward(TEXT[5:6]), truth[5:6])
-    assert same(early.forward(TEXT[6:]), truth[6:])
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_an_early_exit_leaves_the_cache_as_if_nothing_had_been_drafted(model: PreTrainedModel, count: int) -> None:
-    truth = fresh(model, TEXT)
-    runner = EagerRunner(model, len(TEXT) + 4)
-    runner.prefill(TEXT[:5])
-    early = runner.first_layers(count)
-    for keep in (5, 7, 8):
-        early.forward([TEXT[keep]])
-        early.forward([1])
-        early.forward([2])
-        early.rollback(keep)
-        assert runner.length == early.length == keep
-        assert runner._cache is not None
-        assert {layer.length for layer in runner._cache.layers} == {keep}
-        following = {5: 7, 7: 8, 8: len(TEXT)}[keep]
-        assert same(runner.forward(TEXT[keep:following]), truth[keep:following])
-
-
-def test_the_early_exit_shares_every_weight_and_leaves_the_model_whole(model: PreTrainedModel) -> None:
-    before = fresh(model, TEXT)
-    names = set(model.state_dict())
-    early = EagerRunner(model, 8).first_layers(1)
-    own = {weight.data_ptr() for weight in model.parameters()}
-    assert {weight.data_ptr() for weight in early.model.parameters()} < own
-    assert set(model.state_dict()) == names
-    assert torch.equal(fresh(model, TEXT), before)
-
-
-@pytest.mark.parametrize("count", [0, 3, -1])
-def test_an_early_exit_must_be_a_proper_part(model: PreTrainedModel, count: int) -> None:
-    with pytest.raises(ValueError, match="has 3 layers"):
-        EagerRunner(model, 8).first_layers(count)
+    assert matches(0, 5)
+    runner.forward(TEXT[5:6])
+    assert matches(5, 6)
+    runner.forward([1, 2, 3])
+    runner.rollback(6)
+    runner.forward(TEXT[6:])
+    assert matches(6, len(TEXT))
+    runner.release()
+    assert runner.states is None
 
 
 # Plain greedy ----------------------------------------------------------------------------------------------

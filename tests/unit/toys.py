@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -25,8 +27,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from specdemo.control import Costs
 from specdemo.drafters import DRAFTERS, Drafter
 from specdemo.drafters.base import Drafter as DrafterBase
+from specdemo.drafters.block import BlockHead
+from specdemo.drafters.eagle import EagleHead
+from specdemo.drafters.head import Head, ReadyHead, Shape
 from specdemo.events import Event, emitted_tokens
 from specdemo.race import PROPOSING
 from specdemo.runners.eager import EagerRunner
@@ -54,73 +60,83 @@ def random_table(seed: int, vocab: int = VOCAB, support: int = VOCAB) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-@dataclass
-class Entry:
-    """A place in a table model's cache: the token read there and whether every layer has read it."""
-
-    token: int
-    whole: bool
-
-
 class TableRunner:
     """A Runner whose logits are the logarithms of an explicit table, in float64.
 
     Its cache is the list of tokens it has read, and the logits are looked up in that cache, never in the
-    arguments alone: a missing, stale or doubled entry gives the law of another text. `passes` keeps where every
-    pass began and what it read; the early exit of `first_layers` writes half-read entries that the whole model
-    refuses to build on.
+    arguments alone: a missing, stale or doubled entry gives the law of another text. The state of a token in any
+    layer is its one-hot vector. `passes` keeps where every pass began and what it read, `first_passes` the same for
+    the layers that `read_ahead` ends after, whose law is the table `early`.
     """
 
-    def __init__(
-        self, table: Tensor, capacity: int = 256, early: Tensor | None = None, cache: list[Entry] | None = None
-    ) -> None:
+    def __init__(self, table: Tensor, capacity: int = 256, early: Tensor | None = None) -> None:
         self.table, self.context, self.early = table, capacity, early
         self.vocab_size = table.shape[-1]
         self.device = torch.device("cpu")
-        self.cache: list[Entry] = [] if cache is None else cache
+        self.tokens: list[int] = []
+        self.ahead: list[int] = []
         self.passes: list[tuple[int, tuple[int, ...]]] = []
-        self.whole = cache is None
+        self.first_passes: list[tuple[int, tuple[int, ...]]] = []
+        self.kept_layers = 0
+        self.states: Tensor | None = None
         self.released = 0
 
     @property
     def length(self) -> int:
-        return len(self.cache)
+        return len(self.tokens)
 
-    @property
-    def tokens(self) -> list[int]:
-        """What the cache holds."""
-        return [entry.token for entry in self.cache]
+    def keep_states(self, layers: Sequence[int]) -> None:
+        self.kept_layers = len(layers)
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
-        assert not self.cache, "a prompt is read into an empty cache"
+        assert not self.tokens, "a prompt is read into an empty cache"
         return self.read(ids)[-1:]
 
     def forward(self, ids: Sequence[int]) -> Tensor:
         return self.read(ids)
 
     def read(self, ids: Sequence[int]) -> Tensor:
-        assert len(ids) > 0, "a pass reads at least one token"
-        assert len(self.cache) + len(ids) <= self.context, "the cache is full"
-        assert not self.whole or all(entry.whole for entry in self.cache[-1:]), "an early exit left entries behind"
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(self.ahead, ids, strict=False))
+        self.ahead = [token for token, _ in same]
+        if unread := ids[len(self.ahead) :]:
+            self.read_first(unread)
+        self.ahead.clear()
         self.passes.append((self.length, tuple(ids)))
-        rows = []
-        for token in ids:
-            assert isinstance(token, int)
-            self.cache.append(Entry(token, self.whole))
-            rows.append(self.table[self.cache[-2].token if len(self.cache) > 1 else 0, token])
-        return torch.stack(rows).log()
+        begin = self.length
+        self.tokens += ids
+        one_hot = F.one_hot(torch.tensor(ids), self.vocab_size).to(self.table.dtype)
+        self.states = one_hot.repeat(1, self.kept_layers) if self.kept_layers else None
+        return self.looked_up(self.table, self.tokens, begin)
+
+    def read_ahead(self, ids: Sequence[int], layers: int) -> Tensor:
+        assert layers >= 1
+        assert self.early is not None
+        begin = self.length + len(self.ahead)
+        self.read_first(ids)
+        return self.looked_up(self.early, [*self.tokens, *self.ahead], begin)
+
+    def read_first(self, ids: Sequence[int]) -> None:
+        assert len(ids) > 0, "a pass reads at least one token"
+        assert all(isinstance(token, int) for token in ids)
+        begin = self.length + len(self.ahead)
+        assert begin + len(ids) <= self.context, "the cache is full"
+        self.first_passes.append((begin, tuple(ids)))
+        self.ahead += ids
+
+    def looked_up(self, table: Tensor, text: Sequence[int], begin: int) -> Tensor:
+        """The logits after each token of a text from its place `begin` on."""
+        pairs = [(text[place - 1] if place else 0, text[place]) for place in range(begin, len(text))]
+        return torch.stack([table[pair] for pair in pairs]).log()
 
     def rollback(self, length: int) -> None:
         assert length >= 0
-        del self.cache[length:]
-
-    def first_layers(self, count: int) -> TableRunner:
-        assert count >= 1
-        assert self.early is not None
-        return TableRunner(self.early, self.context, cache=self.cache)
+        self.ahead.clear()
+        del self.tokens[length:]
 
     def release(self) -> None:
-        self.cache.clear()
+        self.tokens.clear()
+        self.ahead.clear()
+        self.states = None
         self.released += 1
 
 
@@ -129,15 +145,15 @@ def counting_table(vocab: int) -> Tensor:
     return torch.eye(vocab, dtype=torch.float64).roll(-1, 0).expand(vocab, vocab, vocab)
 
 
-def texts_read(runner: TableRunner) -> list[tuple[int, ...]]:
-    """For every token that went through the model, the text up to and including it."""
+def texts_read(passes: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int, ...]]:
+    """For every token that was read in some passes, the text up to and including it."""
     texts: list[tuple[int, ...]] = []
-    cache: list[int] = []
-    for begin, ids in runner.passes:
-        del cache[begin:]
+    text: list[int] = []
+    for begin, ids in passes:
+        del text[begin:]
         for token in ids:
-            cache.append(token)
-            texts.append(tuple(cache))
+            text.append(token)
+            texts.append(tuple(text))
     return texts
 
 
@@ -218,6 +234,25 @@ def noise_for(settings: Settings) -> torch.Generator:
     return torch.Generator().manual_seed(settings.seed ^ PROPOSING)
 
 
+def random_heads(embedding: Any, output: Any, layers: int, heads: int, draft_vocab: int) -> dict[str, ReadyHead]:
+    """An untrained head of every kind, for a target of these embeddings; each leaves out some of its tokens."""
+    vocab, hidden = embedding.weight.shape
+    shape = Shape(
+        vocab, hidden, (0, layers // 2, layers - 1), draft_vocab, 2, heads, 1, hidden // heads, 2 * hidden, 1e-5
+    )
+    kinds: tuple[type[Head], ...] = EagleHead, BlockHead
+    ready = {}
+    for seed, kind in enumerate(kinds):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            head = kind(shape)
+            for weight in head.parameters():
+                nn.init.normal_(weight, std=0.5)
+            head.token_ids.copy_(torch.randperm(vocab)[:draft_vocab].sort().values)
+        ready[kind.kind] = ReadyHead(head, embedding, output)
+    return ready
+
+
 # Everything a preset would load ------------------------------------------------------------------------------
 
 
@@ -229,10 +264,17 @@ class Toy:
     context: int = 256
     ngram_table: Path | None = None
     skip_layers: int | None = 1
+    heads: dict[str, ReadyHead] = field(default_factory=dict)
+    engine: str = "eager"
+    costs: dict[tuple[bool, ...], Costs] = field(default_factory=dict)
     tokenizer: Any = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     runners: list[Any] = field(default_factory=list)
     draft_runners: list[Any] = field(default_factory=list)
+
+    @property
+    def head_files(self) -> dict[str, Path]:
+        return {kind: Path(kind) for kind in self.heads}
 
     def drafter(self, name: str, runner: Any, settings: Settings) -> Drafter:
         """A drafter by name, as a race builds it."""
@@ -250,6 +292,13 @@ class TableToy(Toy):
     draft_model: Tensor = field(default_factory=lambda: random_table(2, support=3))
     early: Tensor = field(default_factory=lambda: random_table(3))
 
+    def __post_init__(self) -> None:
+        vocab = self.target.shape[-1]
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            embedding, output = nn.Embedding(vocab, vocab).double(), nn.Linear(vocab, vocab, bias=False).double()
+        self.heads = random_heads(embedding, output, layers=3, heads=2, draft_vocab=vocab - 1)
+
     def target_runner(self, capacity: int) -> TableRunner:
         self.runners.append(TableRunner(self.target, capacity, self.early))
         return self.runners[-1]
@@ -265,6 +314,13 @@ class ModelToy(Toy):
 
     model: PreTrainedModel | None = None
     draft_model: PreTrainedModel | None = None
+
+    def __post_init__(self) -> None:
+        assert self.model is not None
+        embedding, output = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        self.heads = random_heads(
+            embedding, output, self.model.config.num_hidden_layers, heads=4, draft_vocab=MODEL_VOCAB - 20
+        )
 
     def target_runner(self, capacity: int) -> EagerRunner:
         assert self.model is not None

@@ -1,0 +1,246 @@
+"""What the trained heads share: their files, their vocabulary, and small parts of their networks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..runners import Runner
+from ..runners.layout import linear
+from ..types import MAX_K, BadInput, Draft, Settings, Verdict
+from .base import Drafter, draw
+
+if TYPE_CHECKING:
+    from ..models import Loaded
+
+ROPE_THETA = 10_000.0
+WINDOW = 512  # tokens behind the newest one that a head looks at; it was trained on texts no longer
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a head: those of the target it reads, and its own."""
+
+    vocab_size: int  # the target's
+    hidden: int  # the target's hidden size, and the head's
+    state_layers: tuple[int, ...]  # the target's layers whose outputs the head reads
+    draft_vocab: int  # how many tokens it can draft
+    depth: int
+    heads: int
+    kv_heads: int
+    width: int  # of an attention head
+    mlp: int
+    eps: float
+
+
+class Head(nn.Module):
+    """A small network that drafts from the target's own hidden states.
+
+    Its embedding and its output layer are rows of the target's: they are tied on by `tie`, not trained and
+    not stored. `token_ids` [draft_vocab] names the target's tokens that it can draft, the most frequent ones.
+    """
+
+    kind: ClassVar[str]
+    token_ids: Tensor
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("token_ids", torch.arange(shape.draft_vocab))
+        self.state_norm = nn.Parameter(torch.ones(len(shape.state_layers), shape.hidden))
+        self.fuse = nn.Linear(len(shape.state_layers) * shape.hidden, shape.hidden, bias=False)
+        self.norm = nn.RMSNorm(shape.hidden, shape.eps)
+
+    def fused(self, states: Tensor) -> Tensor:
+        """One vector from the target's states of a token, [..., layers * hidden] -> [..., hidden]."""
+        states = states.unflatten(-1, self.state_norm.shape)
+        normed = nn.functional.rms_norm(states, self.state_norm.shape[1:], None, self.shape.eps) * self.state_norm
+        return self.fuse(normed.flatten(-2))
+
+    def follow(self, previous: Tensor) -> Tensor | float:
+        """What the token before adds to the logits, from its embedding; nothing, unless the kind of head says so."""
+        return 0.0
+
+
+def rotation(places: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of the rotary embedding (Su et al., arXiv 2104.09864), [..., width] each."""
+    half = torch.arange(width // 2, device=places.device) / (width // 2)
+    angles = places[..., None].float() * ROPE_THETA**-half
+    return torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin
+
+
+class Packed(nn.Module):
+    """A linear layer laid out for passes of a few rows."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        super().__init__()
+        self.multiply = linear(module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x)
+
+
+def pack(module: nn.Module) -> None:
+    """Replace the linear layers below `module` by packed ones. They can no longer be trained."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            module._modules[name] = Packed(child)
+        else:
+            pack(child)
+
+
+class ReadyHead:
+    """A head beside its target: in the target's number type, packed, with the target's rows it is tied to."""
+
+    def __init__(self, head: Head, embedding: nn.Embedding, output: nn.Linear) -> None:
+        self.embedding = embedding.weight.detach()
+        self.head = head.to(self.embedding).eval()
+        self.token_ids = head.token_ids.to(self.embedding.device)  # [draft_vocab]
+        pack(self.head)
+        self._output = linear(output_rows(output, self.token_ids))
+
+    def embed(self, tokens: Sequence[int]) -> Tensor:
+        """The target's embeddings, [T, hidden]."""
+        return nn.functional.embedding(torch.tensor(tokens, device=self.embedding.device), self.embedding)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of the draft vocabulary, [T, hidden] -> [T, draft_vocab]."""
+        return self._output(self.head.norm(x))
+
+
+def output_rows(output: nn.Linear, token_ids: Tensor) -> nn.Linear:
+    """The rows of a target's output layer that belong to these tokens, as a linear layer."""
+    weight = output.weight.detach()[token_ids]
+    rows = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    rows.weight = nn.Parameter(weight, requires_grad=False)
+    return rows
+
+
+def ready_head(kind: type[Head], loaded: Loaded) -> ReadyHead:
+    """The preset's head of that kind, made ready once.
+
+    Raises:
+        BadInput: its file cannot be read, or it was trained for a target of another shape.
+    """
+    if kind.kind not in loaded.heads:
+        path = loaded.head_files[kind.kind]
+        model = loaded.model
+        head, config = load_head(kind, path), model.config.get_text_config()
+        ours, theirs = (head.shape.vocab_size, head.shape.hidden), (config.vocab_size, config.hidden_size)
+        if ours != theirs:
+            raise BadInput(
+                f"The head {path.name} was trained for a target of {ours[0]} tokens and hidden size {ours[1]}, "
+                f"but this one has {theirs[0]} and {theirs[1]}."
+            )
+        loaded.heads[kind.kind] = ReadyHead(head, model.get_input_embeddings(), model.get_output_embeddings())
+    return loaded.heads[kind.kind]
+
+
+class HeadDrafter(Drafter):
+    """What the drafters with a trained head share: they follow the target's hidden states of the text.
+
+    The state of a token goes together with the token that follows it; a state without an entry in the head's cache
+    yet is *unread*. Places count from the first token that the head's window could still reach.
+    """
+
+    kind: ClassVar[type[Head]]
+
+    def __init__(self, ready: ReadyHead, runner: Runner, settings: Settings, noise: torch.Generator) -> None:
+        self.ready, self.runner, self.settings, self.noise = ready, runner, settings, noise
+        self._unread: list[Tensor] = []  # [T, layers * hidden] each
+        runner.keep_states(ready.head.shape.state_layers)
+
+    @classmethod
+    def missing(cls, loaded: Loaded) -> str | None:
+        return None if cls.kind.kind in loaded.head_files else f"this preset ships no {cls.kind.kind} head"
+
+    @classmethod
+    def build(cls, loaded: Loaded, runner: Runner, settings: Settings, noise: torch.Generator) -> HeadDrafter:
+        return cls(ready_head(cls.kind, loaded), runner, settings, noise)
+
+    def new_cache(self, states: Tensor, capacity: int) -> Tensor:
+        """An empty cache of `capacity` entries, of the type and on the device of `states`."""
+        raise NotImplementedError
+
+    def chain(self, states: Tensor, places: Tensor, tokens: Sequence[int], k: int) -> Draft:
+        """Read T unread states, each with the token that follows it, and draft k tokens to follow the last."""
+        raise NotImplementedError
+
+    def draw(self, next_logits: Callable[[Sequence[int]], Tensor], k: int) -> Draft:
+        """`base.draw` over the draft vocabulary."""
+        return draw(next_logits, k, self.settings, self.noise, self.ready.token_ids, self.runner.vocab_size)
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        states = self.runner.states
+        assert states is not None, "the prompt has been read"
+        self._skipped, self._entries = max(0, len(states) - WINDOW), 0
+        self._unread = [states[self._skipped :]]
+        self._cache = self.new_cache(states, self.runner.context - self._skipped + MAX_K)
+
+    @torch.inference_mode()
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        states, self._unread = torch.cat(self._unread), []
+        places = torch.arange(self._entries, self._entries + len(states), device=states.device)
+        draft = self.chain(states, places, context[-len(states) :], k)
+        self._entries += len(states)
+        return draft
+
+    def observe(self, verdict: Verdict) -> None:
+        states = self.runner.states
+        assert states is not None
+        self._unread.append(states[: verdict.accepted + 1])
+
+    def release(self) -> None:
+        self._unread, self._cache = [], torch.empty(0)
+
+
+def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:
+    """Write a head in bfloat16, with its sizes and the card that says how it was made, inside and beside it."""
+    tensors = {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor.to(torch.int32)
+        for name, tensor in head.state_dict().items()
+    }
+    facts = {"kind": head.kind, "shape": json.dumps(asdict(head.shape)), "card": json.dumps(card)}
+    partial = path.with_suffix(".partial")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=facts)
+    partial.replace(path)
+    path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
+
+
+def load_head(kind: type[Head], path: Path) -> Head:
+    """Read a head that `save_head` wrote, in float32.
+
+    Raises:
+        BadInput: the file is missing, damaged, or not a head of that kind.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+            if facts.get("kind") != kind.kind:
+                raise BadInput(f"{path.name} is not a head of the kind {kind.kind}.")
+            fields = json.loads(facts["shape"])
+            head = kind(Shape(**{**fields, "state_layers": tuple(fields["state_layers"])}))
+            head.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"The head {path.name} cannot be read: {error}.") from error
+    return head
+
+
+def most_frequent(counts: Sequence[int] | Tensor, size: int) -> Tensor:
+    """The `size` most frequent token ids, in rising order."""
+    return torch.as_tensor(counts).argsort(descending=True, stable=True)[:size].sort().values
