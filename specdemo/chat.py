@@ -21,7 +21,7 @@ def encode(
     of. Every other text gets the very ids that the tokenizer gives it.
 
     Raises:
-        BadInput: the prompt is blank, or is not text that can be encoded.
+        BadInput: the prompt is blank, is not text that can be encoded, or has characters the model cannot read.
     """
     if not prompt.strip():
         raise BadInput("The prompt is empty: type something first.")
@@ -29,9 +29,19 @@ def encode(
         prompt.encode("utf-8")
     except UnicodeEncodeError as error:
         raise BadInput("The prompt holds half of a character (a lone surrogate), which is not text.") from error
-    if raw or not tokenizer.chat_template:
-        return _as_text(tokenizer, prompt)
-    return _in_template(tokenizer, prompt, template_kwargs or {})
+    as_it_is = raw or not tokenizer.chat_template
+    ids = _as_text(tokenizer, prompt) if as_it_is else _in_template(tokenizer, prompt, template_kwargs or {})
+    if tokenizer.unk_token_id in ids:
+        _refuse_unknown(tokenizer, prompt)
+    return ids
+
+
+def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
+    """Refuse characters that all become the one token for what the tokenizer does not know: they would be lost."""
+    unknown = [c for c in dict.fromkeys(prompt) if tokenizer.unk_token_id in _as_text(tokenizer, c)]
+    if unknown:
+        shown = ", ".join(map(repr, unknown[:8])) + (" and others" if len(unknown) > 8 else "")
+        raise BadInput(f"This model cannot read some of these characters: {shown}. Leave them out.")
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> int | None:

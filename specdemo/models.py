@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -28,7 +28,10 @@ from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from . import chat
+from .control import Costs
+from .drafters.head import ReadyHead
 from .hardware import choose_device, choose_dtype, cpu_name, device_name
+from .imports import without_garbage_collection
 from .presets import Folder, Hub, Preset, Source, Wheel
 from .runners import Runner
 from .runners.choose import MakeRunner, runner_maker
@@ -61,6 +64,9 @@ class Loaded:
     engine: str
     make_target_runner: MakeRunner | None
     make_draft_runner: MakeRunner | None
+    costs: dict[tuple[bool, ...], Costs] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
+    head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind
+    heads: dict[str, ReadyHead] = field(default_factory=dict)  # those of them that a run has made ready
 
     def target_runner(self, capacity: int) -> Runner:
         """A runner of the target for a run of at most `capacity` tokens."""
@@ -102,6 +108,7 @@ class Loaded:
         """Drop the models and give their memory back. Safe to call twice; nothing can be run afterwards."""
         self.model = self.draft_model = None
         self.make_target_runner = self.make_draft_runner = None
+        self.heads.clear()
         _free_memory()
 
 
@@ -113,7 +120,7 @@ def load(preset: Preset, dtype: str | None = None, device: str | None = None, pr
     """Make a preset ready, fetching what is missing.
 
     Args:
-        dtype: "float32", "bfloat16" or "float16"; None or "auto" takes what the device is good at.
+        dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's or what the device is good at.
         device: "cpu", "cuda" or "cuda:1"; None or "auto" takes a GPU if there is one.
         progress: called with the stage in words, and how much of it is done where that is known.
     Raises:
@@ -121,10 +128,10 @@ def load(preset: Preset, dtype: str | None = None, device: str | None = None, pr
         LoadError: the weights cannot be had or opened: one sentence says why and what to do.
     """
     chosen_device = choose_device(device)
-    chosen_dtype = choose_dtype(dtype, chosen_device)
+    chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     logging.disable_progress_bar()  # ours is the callback
     draft_model, draft_weights = None, None
-    with _without_garbage_collection():
+    with without_garbage_collection():
         model, tokenizer, weights = _open(preset.target, chosen_dtype, chosen_device, progress)
         if preset.draft_model is not None:
             draft_model, draft_tokenizer, draft_weights = _open(
@@ -151,6 +158,7 @@ def load(preset: Preset, dtype: str | None = None, device: str | None = None, pr
         context=min(context_of(m) for m in (model, draft_model) if m is not None),
         eos_ids=_eos_ids(model, tokenizer, preset),
         ngram_table=preset.ngram_table,
+        head_files=preset.heads,
         skip_layers=preset.skip_layers,
         weights={"target": weights, "draft_model": draft_weights},
         engine=engine,
@@ -292,18 +300,6 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, preset:
     ids = [*stated] if isinstance(stated, list) else [stated]
     ids += [tokenizer.eos_token_id, chat.end_of_turn(tokenizer, preset.chat_template_kwargs)]
     return frozenset(index for index in ids if index is not None)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Loading makes a million objects that stay; looking for garbage among them would double its time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _free_memory() -> None:

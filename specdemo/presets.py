@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .drafters import DRAFTERS
-from .types import BadInput, Settings
+from .types import AUTO, BadInput, Settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -17,7 +18,8 @@ else:
 
 PRESETS = Path(__file__).resolve().parent.parent / "presets"
 DEFAULT_PRESET = "smollm2-135m"
-CATEGORIES = ("facts", "code", "lists", "story", "poem", "dialogue", "quoting")
+CATEGORIES = ("facts", "code", "lists", "story", "poem", "dialogue", "quoting", "plays")
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +66,10 @@ class Defaults:
     """What the form and the command line start with."""
 
     drafter: str = "prompt-lookup"
-    k: int = 4
+    k: int | str = AUTO
     temperature: float = 0.0
     max_new_tokens: int = 128
+    raw: bool = False  # continue the prompt as it is, without a chat template
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,9 @@ class Preset:
     target: Source
     draft_model: Source | None = None
     ngram_table: Path | None = None
+    dtype: str | None = None  # what "auto" means; None is whatever the device is good at
     skip_layers: int | None = None  # how many of the target's first layers draft in layer-skip
+    heads: dict[str, Path] = field(default_factory=dict)  # trained heads by their kind, see drafters.head
     defaults: Defaults = Defaults()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # passed on to the chat template
 
@@ -118,7 +123,9 @@ def read_preset(path: Path) -> Preset:
         target=_source(table.table("target"), path.parent),
         draft_model=_source(table.table("draft_model"), path.parent) if "draft_model" in table else None,
         ngram_table=table.file("ngram_table", path.parent) if "ngram_table" in table else None,
+        dtype=table.choice("dtype", DTYPES) if "dtype" in table else None,
         skip_layers=table.whole("skip_layers", low=1) if "skip_layers" in table else None,
+        heads=_heads(table.table("heads"), path.parent) if "heads" in table else {},
         defaults=_defaults(table.table("defaults")) if "defaults" in table else Defaults(),
         chat_template_kwargs=table.table("chat_template_kwargs").rest() if "chat_template_kwargs" in table else {},
     )
@@ -166,6 +173,18 @@ class Table:
         value = self.take(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
             raise self.wrong(name, f"must be a whole number of at least {low}, not {value!r}")
+        return value
+
+    def choice(self, name: str, known: Collection[str]) -> str:
+        value = self.text(name)
+        if value not in known:
+            raise self.wrong(name, f"must be one of {', '.join(known)}, not {value!r}")
+        return value
+
+    def truth(self, name: str) -> bool:
+        value = self.take(name)
+        if not isinstance(value, bool):
+            raise self.wrong(name, f"must be true or false, not {value!r}")
         return value
 
     def sha256(self, name: str) -> str:
@@ -250,16 +269,20 @@ def _source(table: Table, folder: Path) -> Source:
     return source
 
 
+def _heads(table: Table, folder: Path) -> dict[str, Path]:
+    heads = {kind: table.file(kind, folder) for kind in ("eagle", "block") if kind in table}
+    table.refuse_unknown()
+    return heads
+
+
 def _defaults(table: Table) -> Defaults:
     usual = Defaults()
-    drafter = table.text("drafter") if "drafter" in table else usual.drafter
-    if drafter not in DRAFTERS:
-        raise table.wrong("drafter", f"must be one of {', '.join(DRAFTERS)}, not {drafter!r}")
     defaults = Defaults(
-        drafter=drafter,
+        drafter=table.choice("drafter", DRAFTERS) if "drafter" in table else usual.drafter,
         k=_setting(table, "k", usual.k),
         temperature=_setting(table, "temperature", usual.temperature),
         max_new_tokens=_setting(table, "max_new_tokens", usual.max_new_tokens),
+        raw=table.truth("raw") if "raw" in table else usual.raw,
     )
     table.refuse_unknown()
     return defaults

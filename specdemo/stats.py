@@ -143,12 +143,21 @@ def in_words(plain: Stats, speculative: Stats) -> str:
     dearer = _verification_cost(plain, speculative)
     if dearer is not None and dearer > 1.02:
         parts.append(f"checking it makes a pass {dearer - 1:.0%} longer")
-    return f"{verdict}: {parts[0]}; {', and '.join(parts[1:])}."
+    sentence = f"{verdict}: {parts[0]}; {', and '.join(parts[1:])}"
+    if ratio < 0.98 and (own := _round_seconds(plain)):
+        alone = _round_seconds(speculative) / own
+        sentence += f", so a round takes as long as {alone:.1f} tokens of the target alone"
+    return f"{sentence}."
 
 
 def _share(stats: Stats) -> str:
     cost = stats.draft_cost or 0.0
     return "under 1%" if cost < 0.01 else f"{cost:.0%}"
+
+
+def _round_seconds(stats: Stats) -> float:
+    """A round on average, all of its engine time."""
+    return (stats.seconds - stats.ttft_seconds) / stats.rounds if stats.rounds else 0.0
 
 
 def _verification_cost(plain: Stats, speculative: Stats) -> float | None:

@@ -70,6 +70,101 @@ def ngram(
         raise BadInput(str(error)) from error
 
 
+@app.command()
+def head(
+    kind: Annotated[str, typer.Option("--kind", help="eagle or block.")],
+    tokens: Annotated[int, typer.Option("--tokens", help="How many tokens to read in all, repeats included.")],
+    preset: PresetName = "smollm2-135m",
+    text: Folder = Path("text"),
+    out: Annotated[Path | None, typer.Option("--out", help="The head; below presets/weights by default.")] = None,
+    rows: Annotated[int, typer.Option("--rows", help="Rows of text in a step.")] = 8,
+    places: Annotated[int, typer.Option("--places", help="Places of a draft that are trained.")] = 4,
+    rate: Annotated[float, typer.Option("--rate", help="The highest learning rate of the matrices.")] = 2e-3,
+    draft_vocab: Annotated[int, typer.Option("--draft-vocab", help="How many tokens it can draft.")] = 8192,
+    mlp: Annotated[int, typer.Option("--mlp", help="Width of its feed-forward part.")] = 1280,
+    depth: Annotated[int, typer.Option("--depth", help="Layers of a block head.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same machine: same head.")] = 0,
+    states: Annotated[Path | None, typer.Option("--keep-states", help="A folder for the target's states.")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Train a head on the text. Stop it when you like; run it again to go on."""
+    from tqdm import tqdm
+
+    from ..models import load
+    from .head import KINDS, Plan, train_head
+
+    if kind not in KINDS:
+        raise BadInput(f"There is no head of the kind {kind!r}. Choose one of: {', '.join(KINDS)}.")
+    if min(tokens, rows, places, draft_vocab, mlp, depth) < 1 or not 0 < rate < 1:
+        raise BadInput("Every size must be at least 1, and the rate between 0 and 1.")
+    plan = Plan(kind, tokens, rows, places, rate, draft_vocab, mlp, depth, seed)
+    path = out or PRESETS / "weights" / f"{find_preset(preset).name}.{kind}.safetensors"
+    loaded = load(find_preset(preset), "auto", device)
+    provenance = {"command": "python -m specdemo train head", **made_by(loaded)}
+    with tqdm(total=tokens, unit=" tokens", unit_scale=True) as bar:
+        train_head(loaded.model, plan, text, path, provenance, kept=states, tick=bar.update, say=bar.write)
+    typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB.")
+
+
+@app.command()
+def chargpt(
+    out: Annotated[Path, typer.Option("--out", help="The folder that model, tokenizer and card are written to.")],
+    layers: Annotated[int, typer.Option("--layers", help="Layers of the model.")] = 4,
+    width: Annotated[int, typer.Option("--width", help="Its hidden size, a multiple of the heads.")] = 64,
+    heads: Annotated[int, typer.Option("--heads", help="Attention heads of a layer.")] = 4,
+    context: Annotated[int, typer.Option("--context", help="Characters it can read at once.")] = 256,
+    batch: Annotated[int, typer.Option("--batch", help="Windows of so many characters in a step.")] = 2,
+    steps: Annotated[int, typer.Option("--steps", help="Steps of the training.")] = 4000,
+    rate: Annotated[float, typer.Option("--rate", help="The highest learning rate.")] = 4e-3,
+    seed: Annotated[int, typer.Option("--seed", help="Same seed, same machine: same model.")] = 0,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Train a character-level GPT on Shakespeare's plays. Stop it when you like; run it again to go on."""
+    import torch
+    import transformers
+    from tqdm import tqdm
+
+    from ..hardware import choose_device, choose_dtype, device_name
+    from .chargpt import Recipe, train
+    from .shakespeare import encode, read_plays, text_facts
+
+    recipe = Recipe(layers, width, heads, context, batch, steps, rate, seed)
+    chosen = choose_device(device)
+    fast = choose_dtype(None, chosen)
+    dtype = fast if fast == torch.bfloat16 else torch.float32  # float16 would need its losses scaled
+    text, held_out = read_plays(lambda _, words: None)
+    facts = {
+        "command": "python -m specdemo train chargpt",
+        "text": text_facts(text, held_out),
+        "products": str(dtype).removeprefix("torch."),
+        "device": device_name(chosen),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    with tqdm(total=steps, unit=" steps") as bar:
+
+        def tick(step: int, loss: float) -> None:
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            bar.update(step - bar.n)
+
+        card = train(recipe, encode(text), encode(held_out), out, facts, chosen, dtype, tick)
+    typer.echo(f"{out}: {card['parameters']:,} parameters, held-out loss {card['held_out_loss']} nats per character.")
+
+
+@app.command()
+def bigram(
+    out: Annotated[Path, typer.Option("--out", help="The table.")],
+) -> None:
+    """Count which character follows which in Shakespeare's plays, with Laplace's rule."""
+    from .bigram import build_bigrams
+    from .shakespeare import ALPHABET, encode, read_plays, text_facts
+
+    text, held_out = read_plays(lambda _, words: None)
+    facts = {"command": "python -m specdemo train bigram", "text": text_facts(text, held_out)}
+    build_bigrams(encode(text), len(ALPHABET) + 1, out, facts)
+    typer.echo(f"{out}: from {len(text):,} characters.")
+
+
 def made_by(loaded: Any) -> dict[str, Any]:
     """Where text came from: preset, weights, machine and versions."""
     return {"preset": loaded.preset.name, "weights": loaded.weights, **loaded.environment()}

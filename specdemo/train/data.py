@@ -52,7 +52,7 @@ USER_TEMPERATURE = 0.9
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.5, 0.7, 1.0)
 OPENED = 0.4  # share of user turns that get one of the openings
 LONGEST_PROMPT, LONGEST_ANSWER = 120, 360  # tokens
-HELD_OUT_EVERY = 20  # one wave in so many is never trained on
+HELD_OUT_EVERY = 20  # one wave in so many, beginning with the second, is never trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def write_text(
     try:
         wave = 0
         while wave * rows * columns < tokens:
-            split = "heldout" if wave % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 else "train"
+            split = "heldout" if wave % HELD_OUT_EVERY == 1 else "train"
             path = folder / f"{split}-{wave:05d}.safetensors"
             if path.exists():
                 tick(rows * columns)

@@ -24,6 +24,8 @@ from transformers import (
 
 from specdemo.presets import Folder, Preset, Source, Wheel
 
+from .toys import ngram_file
+
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -102,6 +104,17 @@ def preset_of(target: Source | Path, draft: Source | Path | None = None, **more:
     target = Folder(target) if isinstance(target, Path) else target
     draft = Folder(draft) if isinstance(draft, Path) else draft
     return Preset("toy", "Toy", "A preset of the tests.", target, draft, **more)
+
+
+def full_preset(folder: Path) -> Preset:
+    """A tiny Llama, the same with some noise as its draft model, an n-gram table and an early exit."""
+    tokenizer = make_tokenizer()
+    target, draft = (tiny("llama", len(tokenizer)) for _ in range(2))
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    folders = [save(model, tokenizer, folder / name) for name, model in (("target", target), ("draft", draft))]
+    return preset_of(*folders, ngram_table=ngram_file(folder, len(tokenizer)), skip_layers=1)
 
 
 def write_gguf(path: Path) -> PreTrainedModel:

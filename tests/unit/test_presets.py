@@ -89,6 +89,7 @@ title = "Full"
 description = "Everything."
 ngram_table = "table.safetensors"
 skip_layers = 7
+dtype = "float32"
 {WHEEL}
 [draft_model]
 path = "models/small"
@@ -97,6 +98,7 @@ drafter = "ngram"
 k = 16
 temperature = 1
 max_new_tokens = 9
+raw = true
 [chat_template_kwargs]
 enable_thinking = false
 """,
@@ -108,6 +110,7 @@ enable_thinking = false
     assert preset.skip_layers == 7
     assert (preset.defaults.drafter, preset.defaults.k) == ("ngram", 16)
     assert (preset.defaults.temperature, preset.defaults.max_new_tokens) == (1, 9)
+    assert (preset.dtype, preset.defaults.raw) == ("float32", True)
     assert preset.chat_template_kwargs == {"enable_thinking": False}
 
 
@@ -139,6 +142,8 @@ BROKEN = {
     "temperature of nan": (GOOD + "[defaults]\ntemperature = nan\n", "defaults.temperature", "from 0 to 2"),
     "no new tokens": (GOOD + "[defaults]\nmax_new_tokens = 0\n", "defaults.max_new_tokens", "from 1 to"),
     "unknown drafter": (GOOD + '[defaults]\ndrafter = "magic"\n', "defaults.drafter", "prompt-lookup"),
+    "raw of one": (GOOD + "[defaults]\nraw = 1\n", "defaults.raw", "true or false"),
+    "unknown dtype": ('dtype = "int8"\n' + GOOD, "dtype", "float32, bfloat16, float16"),
     "no layers to keep": ("skip_layers = 0\n" + GOOD, "skip_layers", "at least 1"),
     "absent table": ('ngram_table = "none.safetensors"\n' + GOOD, "ngram_table", "does not exist"),
 }

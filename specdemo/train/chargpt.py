@@ -1,0 +1,201 @@
+"""Train a character-level GPT, in the manner of nanoGPT, and write it as a GPT-2 checkpoint that anyone can load."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from ..types import BadInput
+from .shakespeare import ALPHABET, character_tokenizer
+
+CHECKPOINT = "checkpoint.pt"
+CARD = "card.json"
+EVERY = 250  # steps between two looks at the held-out text, each with a checkpoint
+GLIMPSE = 32  # windows of held-out text in such a look; the finished model reads all of it
+WARM_UP, LAST_RATE = 0.05, 0.1  # share of the steps in which the rate rises, share of the rate that is left at the end
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides what comes out, besides text and machine. Sizes in tokens, that is, characters.
+
+    Raises:
+        BadInput: a number that no model can be made with.
+    """
+
+    layers: int = 4
+    width: int = 64
+    heads: int = 4
+    context: int = 256
+    batch: int = 2  # windows of `context` tokens in a step
+    steps: int = 4000
+    rate: float = 4e-3  # the highest learning rate
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.width, self.heads, self.batch, self.steps) < 1 or self.context < 2 or self.rate <= 0:
+            raise BadInput("Layers, width, heads, batch, steps and rate must be above 0, and the context above 1.")
+        if self.width % self.heads:
+            raise BadInput(f"The width must be a multiple of the heads: {self.width} is not one of {self.heads}.")
+
+
+def train(
+    recipe: Recipe,
+    text: np.ndarray,
+    held_out: np.ndarray,
+    folder: Path,
+    facts: dict[str, Any],
+    device: torch.device,
+    dtype: torch.dtype,
+    tick: Callable[[int, float], None] = lambda step, loss: None,
+) -> dict[str, Any]:
+    """Train on `text` and write model, tokenizer and card into `folder`; an interrupted training goes on.
+
+    Args:
+        text, held_out: token ids, int64; a step draws windows from anywhere in `text`.
+        facts: what else the card should say.
+        dtype: of the products; weights and sums stay float32. The checkpoint is written in bfloat16.
+        tick: told how many steps are done and the loss of the last one, in nats per character.
+    Returns:
+        The card, with `held_out_loss` of the weights as they were written.
+    Raises:
+        BadInput: too little text, or the folder holds something that another recipe made.
+    """
+    if min(len(text), len(held_out)) <= recipe.context:
+        raise BadInput(
+            f"The text must be longer than a context of {recipe.context} characters, and so must the held-out."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(recipe.seed)
+    model = GPT2LMHeadModel(_config(recipe)).to(device)
+    optimizer = torch.optim.AdamW(_groups(model), lr=recipe.rate, betas=(0.9, 0.99))
+    done, seconds, curve = _resume(folder, recipe, model, optimizer)
+    model.train()
+    for step in range(done, recipe.steps):
+        began = time.perf_counter()
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate * _share_of_rate(step, recipe.steps)
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            loss = _loss(model, _windows(text, recipe, step).to(device))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds += time.perf_counter() - began
+        tick(step + 1, loss.item())
+        if (step + 1) % EVERY == 0 and step + 1 < recipe.steps:
+            curve[str(step + 1)] = round(held_out_loss(model, held_out, GLIMPSE), 4)
+            _save(folder, recipe, model, optimizer, step + 1, seconds, curve)
+    model.config.activation_function = "gelu_new"  # GPT-2's own name of it
+    model.to(torch.bfloat16).save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+    card = {
+        **facts,
+        **asdict(recipe),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trained_tokens": recipe.steps * recipe.batch * recipe.context,
+        "held_out_loss": round(held_out_loss(model.float(), held_out), 4),
+        "held_out_loss_at_step": curve,  # of the first windows only
+        "seconds": round(seconds),
+    }
+    (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+    return card
+
+
+@torch.inference_mode()
+def held_out_loss(model: PreTrainedModel, held_out: np.ndarray, most: int | None = None) -> float:
+    """Nats per character on windows side by side, the first `most` of them; each is predicted from its own only."""
+    context = model.config.n_positions
+    windows = torch.from_numpy(held_out[: len(held_out) // context * context]).view(-1, context)[:most]
+    model.eval()
+    losses = [float(_loss(model, some.to(model.device))) * len(some) for some in windows.split(16)]
+    model.train()
+    return sum(losses) / len(windows)
+
+
+def _config(recipe: Recipe) -> GPT2Config:
+    return GPT2Config(
+        vocab_size=len(ALPHABET) + 1,
+        n_positions=recipe.context,
+        n_embd=recipe.width,
+        n_layer=recipe.layers,
+        n_head=recipe.heads,
+        activation_function="gelu_pytorch_tanh",  # "gelu_new", which it is saved as, in one operation
+        initializer_range=(3 * recipe.width) ** -0.5,  # with GPT-2's 0.02 a narrow model starts slowly
+        resid_pdrop=0.0,  # every character is seen about once or twice: nothing to overfit
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,  # the plays run on: no token begins or ends a text
+        eos_token_id=None,
+    )
+
+
+def _groups(model: PreTrainedModel) -> list[dict[str, Any]]:
+    """Matrices decay; biases and norms do not."""
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+def _windows(text: np.ndarray, recipe: Recipe, step: int) -> Tensor:
+    """The windows of a step, [batch, context]: a function of seed and step, so that resuming changes nothing."""
+    starts = np.random.default_rng([recipe.seed, step]).integers(0, len(text) - recipe.context + 1, recipe.batch)
+    return torch.from_numpy(text[starts[:, None] + np.arange(recipe.context)])
+
+
+def _loss(model: PreTrainedModel, windows: Tensor) -> Tensor:
+    logits = model(windows, use_cache=False).logits[:, :-1].float()  # [B, context - 1, V]
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def _share_of_rate(step: int, steps: int) -> float:
+    """A linear rise, then a cosine down to `LAST_RATE`."""
+    warm = max(1, round(WARM_UP * steps))
+    if step < warm:
+        return (step + 1) / warm
+    return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
+
+
+def _save(
+    folder: Path,
+    recipe: Recipe,
+    model: PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    seconds: float,
+    curve: dict[str, float],
+) -> None:
+    state = {"recipe": asdict(recipe), "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    partial = folder / f"{CHECKPOINT}.partial"
+    torch.save({**state, "step": step, "seconds": seconds, "curve": curve}, partial)
+    partial.replace(folder / CHECKPOINT)
+
+
+def _resume(
+    folder: Path, recipe: Recipe, model: PreTrainedModel, optimizer: torch.optim.Optimizer
+) -> tuple[int, float, dict[str, float]]:
+    """Steps done, seconds taken and the curve so far; model and optimizer as they were then."""
+    if (folder / CARD).exists():
+        raise BadInput(f"{folder} holds a finished model: remove it or choose another folder.")
+    if not (folder / CHECKPOINT).exists():
+        return 0, 0.0, {}
+    state = torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
+    if state["recipe"] != asdict(recipe):
+        raise BadInput(f"{folder} holds a training with other numbers: go on with those or choose another folder.")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["step"], state["seconds"], state["curve"]

@@ -1,0 +1,289 @@
+"""Train a head: the target's own distribution is what it learns to give, at every place of a draft.
+
+The loss is the cross-entropy against the target's whole distribution over the draft vocabulary (distillation), not
+against the text; later places count less, since a draft seldom gets there. Matrices are stepped by Muon, which
+learns more from each token than AdamW does where text is scarce, everything else by AdamW.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from ..drafters.block import BlockHead
+from ..drafters.eagle import EagleHead
+from ..drafters.head import Head, Shape, most_frequent, output_rows, save_head
+from ..types import BadInput
+from .block import block_outputs
+from .data import ASSISTANT, shard_paths
+from .eagle import eagle_outputs
+from .states import Shard, Text
+
+KINDS: dict[str, type[Head]] = {"eagle": EagleHead, "block": BlockHead}
+LATER_PLACES = 0.8  # each place of a draft counts this much of the one before
+NORM_RATE = 1e-3
+WARM_UP = 30  # steps
+CHUNK = 128  # rows of logits
+VALIDATED_ROWS, VALIDATED_STEPS = 16, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much to train: `tokens` are those read in all, repeats of the text included."""
+
+    kind: str
+    tokens: int
+    rows: int = 8
+    steps: int = 4  # places of a draft that are trained
+    rate: float = 2e-3
+    draft_vocab: int = 8192
+    mlp: int = 1280
+    depth: int = 1
+    seed: int = 0
+
+
+def train_head(
+    model: PreTrainedModel,
+    plan: Plan,
+    text: Path,
+    out: Path,
+    provenance: dict[str, Any],
+    *,
+    kept: Path | None = None,
+    every: int = 50,
+    tick: Callable[[int], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Train a head on the shards in `text` and write it to `out`, with its card.
+
+    A checkpoint is written beside `out` every `every` steps and gone on from if it is there.
+
+    Args:
+        kept: a folder that keeps the target's states, so that they are computed only once.
+    Raises:
+        BadInput: there is no text to train on or to hold out.
+    """
+    train, held_out = shard_paths(text, "train"), shard_paths(text, "heldout")
+    if not train or not held_out:
+        raise BadInput(f"{text} must hold training text and held-out text; run `train data` first.")
+    torch.manual_seed(plan.seed)
+    model.requires_grad_(False)
+    head = new_head(model, plan, train)
+    shards = [Shard(model, head.shape.state_layers, path, kept) for path in train]
+    validation = Shard(model, head.shape.state_layers, held_out[0], kept)
+    optimizers = _optimizers(head, plan.rate)
+    last = math.ceil(plan.tokens / (plan.rows * shards[0].block["tokens"].shape[1]))
+    batches = _batches([shard.rows for shard in shards], plan)
+    curve: list[dict[str, Any]] = []
+
+    checkpoint = out.with_suffix(".checkpoint")
+    done = 0
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        if saved["plan"] != repr(replace(plan, tokens=0)):  # the same plan may go on for more tokens
+            raise BadInput(f"{checkpoint} belongs to another plan: {saved['plan']}. Remove it or use that plan.")
+        head.load_state_dict(saved["head"])
+        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        done, curve = saved["done"], saved["curve"]
+        torch.manual_seed(plan.seed + done)
+    for step, (shard, rows) in enumerate(batches):
+        if step < done:
+            continue
+        if step == last:
+            break
+        batch = shards[shard].read(rows)
+        loss = torch.stack(
+            [LATER_PLACES**place * loss for place, (loss, _) in enumerate(places(head, model, batch, plan.steps))]
+        ).sum()
+        loss.backward()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * _pace(step, last)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        tick(batch.tokens.numel())
+        if (step + 1) % every == 0 or step + 1 == last:
+            curve.append({"tokens": (step + 1) * batch.tokens.numel(), **validate(head, model, validation)})
+            torch.save(
+                {
+                    "plan": repr(replace(plan, tokens=0)),
+                    "head": head.state_dict(),
+                    "optimizers": [optimizer.state_dict() for optimizer in optimizers],
+                    "done": step + 1,
+                    "curve": curve,
+                },
+                checkpoint,
+            )
+            say(json.dumps(curve[-1]))
+    with safe_open(train[0], framework="pt") as file:
+        origin = json.loads(file.metadata()["provenance"])
+    card = {
+        **provenance,
+        "plan": {name: getattr(plan, name) for name in Plan.__dataclass_fields__},
+        "text": {
+            **{name: value for name, value in origin.items() if name not in ("wave", "seconds", "template")},
+            "training_tokens": sum(shard.block["tokens"].numel() for shard in shards),
+        },
+        "held_out_tokens": VALIDATED_ROWS * validation.block["tokens"].shape[1],
+        "curve": curve,
+    }
+    save_head(head, out, card)
+    checkpoint.unlink(missing_ok=True)
+
+
+def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
+    """A head that has learnt nothing, for this target; it drafts the tokens that are most frequent in its answers."""
+    config = model.config.get_text_config()
+    layers = config.num_hidden_layers
+    shape = Shape(
+        vocab_size=config.vocab_size,
+        hidden=config.hidden_size,
+        state_layers=(round(0.28 * layers), round(0.67 * layers), layers - 1),
+        draft_vocab=min(plan.draft_vocab, config.vocab_size),
+        depth=plan.depth,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        width=config.hidden_size // config.num_attention_heads,
+        mlp=plan.mlp,
+        eps=config.rms_norm_eps,
+    )
+    head = KINDS[plan.kind](shape)
+    for module in head.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.02)
+    with torch.no_grad():  # it begins as the target's last state, carried through
+        head.fuse.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
+        head.norm.weight.copy_(model.base_model.norm.weight)
+        for name, weight in head.named_parameters():
+            if name.endswith(("out.weight", "down.weight", "after.weight")):
+                weight.zero_()
+    counts = torch.zeros(shape.vocab_size, dtype=torch.long)
+    for path in train:
+        with safe_open(path, framework="pt") as file:
+            answers = file.get_tensor("tokens")[file.get_tensor("roles") == ASSISTANT]
+        counts += torch.bincount(answers, minlength=shape.vocab_size)
+    head.token_ids.copy_(most_frequent(counts, shape.draft_vocab))
+    return head.to(model.device)
+
+
+class Distil(torch.autograd.Function):
+    """The mean cross-entropy of logits [N, V] against distributions [N, V].
+
+    Loss and gradient (softmax of the logits minus the distribution) come from one walk over a few rows at a time,
+    which stay in the processor's cache; on a CPU that halves the time of a step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, p: Tensor) -> Tensor:
+        loss = logits.new_zeros((), dtype=torch.float32)
+        gradient = torch.empty_like(logits)
+        for some, wanted, slope in zip(logits.split(CHUNK), p.split(CHUNK), gradient.split(CHUNK), strict=True):
+            log_q = some.float().log_softmax(-1)
+            loss -= (wanted * log_q).sum()
+            slope.copy_(log_q.exp_().sub_(wanted))
+        ctx.save_for_backward(gradient)
+        return loss / len(logits)
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * (outer[0] / len(gradient)), None
+
+
+def places(head: Head, model: PreTrainedModel, text: Text, steps: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """The loss at each place of a draft, over outputs that stand for a token of an answer.
+
+    Without gradients it comes with what a validation wants to know of these outputs: `agrees`, whether the head's
+    favourite is the target's among all tokens, and `overlap`, the sum of min(p, q), which is the chance that a token
+    drawn from q is accepted.
+    """
+    output = output_rows(model.get_output_embeddings(), head.token_ids)
+    answers = F.pad(text.roles[:, 1:] == ASSISTANT, (0, 1))  # the token after the column is part of an answer
+    with torch.no_grad():
+        last = model.base_model.norm(text.states[..., -head.shape.hidden :])
+    if isinstance(head, EagleHead):
+        outputs = eagle_outputs(head, text, steps)
+    else:
+        assert isinstance(head, BlockHead)
+        outputs = block_outputs(head, text, steps)
+    with torch.autocast(model.device.type, torch.bfloat16):
+        with torch.no_grad():
+            wanted = torch.cat(
+                [output(some).float().softmax(-1).bfloat16() for some in last.flatten(0, 1).split(CHUNK)]
+            )
+        for xs, rows, columns in outputs:
+            counted = answers[rows, columns]
+            row, column = rows[counted], columns[counted]
+            logits = output(head.norm(xs[counted])) + head.follow(text.embedded[row, column])
+            p = wanted[row * text.tokens.shape[1] + column]
+            facts = {}
+            if not torch.is_grad_enabled():
+                favourite = model.get_output_embeddings()(last[row, column]).argmax(-1)
+                facts["agrees"] = head.token_ids[logits.argmax(-1)] == favourite
+                facts["overlap"] = torch.minimum(p, logits.softmax(-1)).sum(-1)
+            yield Distil.apply(logits, p), facts
+
+
+@torch.no_grad()
+def validate(head: Head, model: PreTrainedModel, shard: Shard) -> dict[str, Any]:
+    """By place of the draft: loss, greedy agreement and overlap on answers never trained on, the text being given.
+
+    `tokens_per_round` is what the agreements would give if each place were independent of the others.
+    """
+    torch.manual_seed(0)
+    text = shard.read(torch.linspace(0, shard.rows - 1, VALIDATED_ROWS).long())
+    loss, agreement, overlap = [], [], []
+    for place_loss, facts in places(head, model, text, VALIDATED_STEPS):
+        loss.append(round(place_loss.item(), 3))
+        agreement.append(round(facts["agrees"].float().mean().item(), 4))
+        overlap.append(round(facts["overlap"].mean().item(), 4))
+    chances = torch.tensor(agreement).cumprod(0)
+    return {
+        "loss": loss,
+        "agreement": agreement,
+        "overlap": overlap,
+        "tokens_per_round": round(1 + chances.sum().item(), 3),
+    }
+
+
+def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
+    matrices = [module.weight for module in head.modules() if isinstance(module, nn.Linear)]
+    others = [weight for weight in head.parameters() if all(weight is not matrix for matrix in matrices)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=NORM_RATE, weight_decay=0.0),
+    ]
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+    return optimizers
+
+
+def _pace(step: int, last: int) -> float:
+    """The share of the learning rate: a short warm-up, all of it, and down to nothing in the last third."""
+    return min(1.0, (step + 1) / WARM_UP, 3 * (1 - step / last))
+
+
+def _batches(rows: list[int], plan: Plan) -> Iterator[tuple[int, Tensor]]:
+    """Without end: a shard, and some of its rows; every row once before any comes again."""
+    rng = random.Random(plan.seed)
+    while True:
+        passes = []
+        for shard, count in enumerate(rows):
+            order = list(range(count))
+            rng.shuffle(order)
+            passes += [(shard, part) for part in torch.tensor(order).split(plan.rows)]
+        rng.shuffle(passes)
+        yield from passes

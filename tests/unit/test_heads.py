@@ -1,0 +1,238 @@
+"""Trained heads: what they draft is what they were trained to give, and their files and their training are sound."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specdemo.drafters.block import BlockHead
+from specdemo.drafters.eagle import EagleHead
+from specdemo.drafters.head import WINDOW, Head, HeadDrafter, ReadyHead, load_head, ready_head, save_head
+from specdemo.train.block import block_outputs
+from specdemo.train.data import ASSISTANT
+from specdemo.train.eagle import eagle_outputs
+from specdemo.train.head import Plan, train_head
+from specdemo.train.states import Shard, Text, conversations, read_states
+from specdemo.types import BadInput, Draft, Settings, TokenKind, Verdict
+from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KINDS: list[type[Head]] = [EagleHead, BlockHead]
+SETTINGS = Settings(temperature=0)
+LAYERS = (0, 1, 2)
+
+
+def text_of(ids: Sequence[int], model: Any) -> Text:
+    """One conversation, as the training sees it."""
+    tokens = torch.tensor([ids])
+    starts = torch.zeros_like(tokens, dtype=torch.bool)
+    starts[:, 0] = True
+    states = read_states(model, LAYERS, tokens, starts).clone()
+    embedded = model.get_input_embeddings().weight.detach()[tokens]
+    return Text(tokens, torch.full_like(tokens, ASSISTANT), *conversations(starts), embedded, states)
+
+
+def logits_of(drafter: HeadDrafter, context: Sequence[int], forced: Sequence[int]) -> list[Tensor]:
+    """What a drafter has for each place of a draft, if `forced` is what it draws."""
+    seen: list[Tensor] = []
+
+    def take(next_logits: Callable[[Sequence[int]], Tensor], k: int) -> Draft:
+        seen.extend(next_logits(forced[:place])[0] for place in range(k))
+        return Draft(list(forced))
+
+    drafter.draw = take  # type: ignore[method-assign]
+    drafter.propose(context, len(forced))
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafting_gives_what_training_compared_with_the_target(kind: type[Head]) -> None:
+    model = tiny_model("llama")
+    toy = ModelToy(model=model)
+    ids = torch.randint(0, MODEL_VOCAB, (30,), generator=torch.Generator().manual_seed(3)).tolist()
+    head, k = toy.heads[kind.kind].head, 4
+    text = text_of(ids, model)
+    with torch.no_grad():
+        if isinstance(head, EagleHead):
+            outputs = list(eagle_outputs(head, text, k))
+        else:
+            assert isinstance(head, BlockHead)
+            torch.manual_seed(0)
+            outputs = list(block_outputs(head, text, k))
+        trained = {}  # column of the token before, place in the draft -> logits
+        for place, (x, _row, column) in enumerate(outputs):
+            logits = toy.heads[kind.kind].logits(x) + head.follow(text.embedded[0, column])
+            trained.update({(int(at), place): row for at, row in zip(column, logits, strict=True)})
+
+    # The same text as a run would see it: a prompt, then rounds in which 2, 0, 4 and 1 tokens were accepted.
+    length = 9
+    drafter = toy.drafter(kind.kind, toy.target_runner(128), SETTINGS)
+    assert isinstance(drafter, HeadDrafter)
+    runner = toy.runners[-1]
+    runner.prefill(ids[:length])
+    drafter.reset(ids[:length])
+    compared = 0
+    for accepted in (2, 0, 4, 1):
+        forced = ids[length + 1 : length + 1 + k]
+        for place, logits in enumerate(logits_of(drafter, ids[: length + 1], forced)):
+            if (length + place, place) in trained:  # blocks are put at random places
+                torch.testing.assert_close(logits, trained[length + place, place], rtol=1e-4, atol=1e-4)
+                compared += 1
+        runner.forward([ids[length], *forced])
+        length += accepted + 1
+        runner.rollback(length)
+        drafter.observe(Verdict(accepted, 0, TokenKind.RESAMPLED, 1.0))
+    assert compared >= 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_prompt_is_read_as_far_back_as_the_window_reaches(kind: type[Head]) -> None:
+    toy = ModelToy(model=tiny_model("llama"))
+    ids = torch.randint(0, MODEL_VOCAB, (WINDOW // 4 + 40,), generator=torch.Generator().manual_seed(3)).tolist()
+    seen = []
+    for cut in (0, 20):  # the head's places are relative, so dropping what it cannot reach changes nothing
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("eagle", "block", "head"):
+                patch.setattr(f"specdemo.drafters.{name}.WINDOW", WINDOW // 4)
+            runner = toy.target_runner(256)
+            drafter = toy.drafter(kind.kind, runner, SETTINGS)
+            assert isinstance(drafter, HeadDrafter)
+            runner.prefill(ids)
+            assert runner.states is not None
+            runner.states = runner.states[cut:]
+            drafter.reset(ids[cut:])
+            seen.append(logits_of(drafter, [*ids, 1], [2, 3, 4]))
+    for whole, cut_off in zip(*seen, strict=True):
+        torch.testing.assert_close(whole, cut_off, rtol=1e-4, atol=1e-4)
+
+
+# Files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_comes_back_from_its_file_in_bfloat16(kind: type[Head], tmp_path: Path) -> None:
+    head = ModelToy(model=tiny_model("llama")).heads[kind.kind].head
+    head = kind(head.shape)
+    save_head(head, tmp_path / "a.safetensors", {"made": "here"})
+    again = load_head(kind, tmp_path / "a.safetensors")
+    assert again.shape == head.shape
+    for name, tensor in head.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], tensor.bfloat16().to(tensor.dtype))
+    assert json.loads((tmp_path / "a.json").read_text()) == {"made": "here"}
+
+
+def test_a_file_that_is_no_such_head_is_refused_in_words(tmp_path: Path) -> None:
+    head = EagleHead(ModelToy(model=tiny_model("llama")).heads["eagle"].head.shape)
+    path = tmp_path / "a.safetensors"
+    save_head(head, path, {})
+    with pytest.raises(BadInput, match=r"a\.safetensors is not a head of the kind block"):
+        load_head(BlockHead, path)
+    with pytest.raises(BadInput, match=r"b\.safetensors cannot be read"):
+        load_head(EagleHead, tmp_path / "b.safetensors")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(BadInput, match=r"a\.safetensors cannot be read"):
+        load_head(EagleHead, path)
+
+
+def test_a_head_of_another_target_is_refused_in_words(tmp_path: Path) -> None:
+    class Loaded:
+        model = tiny_model("llama")
+        head_files: ClassVar = {"eagle": tmp_path / "a.safetensors"}
+        heads: ClassVar[dict[str, ReadyHead]] = {}
+
+    shape = ModelToy(model=tiny_model("llama")).heads["eagle"].head.shape
+    loaded: Any = Loaded
+    save_head(EagleHead(replace(shape, vocab_size=7, draft_vocab=5)), tmp_path / "a.safetensors", {})
+    with pytest.raises(BadInput, match="trained for a target of 7 tokens and hidden size 32, but this one has 61"):
+        ready_head(EagleHead, loaded)
+    save_head(EagleHead(shape), tmp_path / "a.safetensors", {})
+    assert ready_head(EagleHead, loaded) is ready_head(EagleHead, loaded)
+
+
+# Training --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two waves of random text: one to train on, one held out."""
+    folder = tmp_path_factory.mktemp("text")
+    generator = torch.Generator().manual_seed(0)
+    for name in ("train-00000", "heldout-00001"):
+        starts = torch.rand(16, 40, generator=generator) < 0.05
+        starts[:, 0] = True
+        block = {
+            "tokens": torch.randint(0, MODEL_VOCAB, (16, 40), generator=generator, dtype=torch.int32),
+            "roles": torch.full((16, 40), ASSISTANT, dtype=torch.uint8),
+            "starts": starts,
+        }
+        save_file(block, folder / f"{name}.safetensors", metadata={"provenance": json.dumps({"seed": 0})})
+    return folder
+
+
+PLAN = Plan("eagle", tokens=40 * 8 * 48, steps=3, rate=3e-2, draft_vocab=MODEL_VOCAB, mlp=48)
+
+
+@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, kind="block", depth=2)], ids=["eagle", "block"])
+def test_a_head_learns_and_says_how_well(plan: Plan, text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head.safetensors"
+    read: list[int] = []
+    train_head(tiny_model("llama"), plan, text, out, {"made": "for a test"}, kept=tmp_path, every=8, tick=read.append)
+    card = json.loads(out.with_suffix(".json").read_text())
+    first, *_, last = card["curve"]
+    assert last["loss"][0] < first["loss"][0] - 0.03  # a random target over random text has little to teach
+    assert last["tokens"] == sum(read) == plan.tokens
+    assert all(0 <= share <= 1 for share in last["agreement"] + last["overlap"])
+    assert last["tokens_per_round"] >= 1
+    assert card["made"] == "for a test"
+    assert card["plan"]["kind"] == plan.kind
+    assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_states_that_were_kept_are_those_that_are_computed(text: Path, tmp_path: Path) -> None:
+    model, path = tiny_model("llama"), text / "train-00000.safetensors"
+    rows = torch.tensor([3, 1])
+    computed = Shard(model, LAYERS, path, None).read(rows).states
+    for _ in range(2):  # once written, once read
+        torch.testing.assert_close(Shard(model, LAYERS, path, tmp_path).read(rows).states, computed)
+
+
+def test_a_conversation_does_not_see_the_one_before_it(text: Path) -> None:
+    model = tiny_model("llama")
+    starts = torch.zeros(1, 12, dtype=torch.bool)
+    starts[0, [0, 5]] = True
+    tokens = torch.arange(12)[None]
+    packed = read_states(model, LAYERS, tokens, starts)
+    alone = read_states(model, LAYERS, tokens[:, 5:], starts[:, 5:])
+    torch.testing.assert_close(packed[:, 5:], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_training_goes_on_from_its_checkpoint(text: Path, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    whole, halves = tmp_path / "whole.safetensors", tmp_path / "halves.safetensors"
+    train_head(model, PLAN, text, whole, {}, every=8)
+
+    class Stopped(Exception):
+        pass
+
+    def stop(_line: str) -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):  # after the first validation, but its checkpoint is written behind it
+        train_head(model, PLAN, text, halves, {}, every=8, say=stop)
+    train_head(model, PLAN, text, halves, {}, every=8)
+    first, second = (json.loads(path.with_suffix(".json").read_text()) for path in (whole, halves))
+    assert first["curve"] == second["curve"]
+
+
+def test_text_without_a_held_out_part_is_refused_in_words(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="must hold training text and held-out text"):
+        train_head(tiny_model("llama"), PLAN, tmp_path, tmp_path / "a.safetensors", {})
