@@ -1,4 +1,4 @@
-"""The command line: `python -m specdemo presets | generate | race | record | bench | train`.
+"""The command line: `python -m specdemo presets | generate | race | record | bench | lab | train`.
 
 What a command is asked for goes to stdout, everything else to stderr. Bad input ends with exit status 2
 and one line on stderr.
@@ -19,10 +19,11 @@ import typer
 from .events import emitted_tokens, write_trace
 from .imports import import_models
 from .lab.cli import app as bench_app
+from .lab.lab_cli import app as lab_app
 from .presets import Preset, find_preset, load_presets
 from .text import LaneText
 from .train.cli import app as train_app
-from .types import BadInput, Settings, TokenKind
+from .types import BadInput, Settings, TokenKind, read_k
 
 if TYPE_CHECKING:
     from .models import Loaded
@@ -30,17 +31,20 @@ if TYPE_CHECKING:
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
+app.add_typer(lab_app, name="lab")
 
 PresetName = Annotated[str, typer.Option("--preset", help="Which models; see `presets`.")]
 DrafterName = Annotated[str | None, typer.Option("--drafter", help="Who drafts; `none` is the target alone.")]
-K = Annotated[int | None, typer.Option("-k", help="Tokens drafted in one round, 0 to 16.")]
+K = Annotated[Any, typer.Option("-k", parser=read_k, metavar="K", help="Tokens drafted in a round: 0 to 16, or auto.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy; up to 2.")]
 TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.")]
 TopP = Annotated[
     float, typer.Option("--top-p", help="Sample from the likeliest tokens that reach this mass; 1 is off.")
 ]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Stop after so many.")]
-Seed = Annotated[int, typer.Option("--seed", help="Same seed, same settings, same machine: same tokens.")]
+Seed = Annotated[
+    int, typer.Option("--seed", help="Same seed, settings and machine: same tokens, unless K is auto and T > 0.")
+]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Stop after this text; may be given several times.")]
 Prompt = Annotated[str, typer.Option("--prompt", help="What to say to the model; - reads stdin.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")]
@@ -67,7 +71,7 @@ def presets(json_: AsJson = False) -> None:
         typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))
         return
     for preset in good.values():
-        typer.echo(f"{preset.name:<20} {preset.title}. {preset.description}")
+        typer.echo(f"{preset.name:<25} {preset.title}. {preset.description}")
 
 
 @app.command()
@@ -183,7 +187,7 @@ def record(
 
 def settings_for(
     preset: Preset,
-    k: int | None,
+    k: int | str | None,
     temperature: float | None,
     top_k: int,
     top_p: float,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from .control import Control, Costs
 from .drafters import Drafter
 from .events import Event, Finished, Prefilled, Round
 from .runners import Runner
@@ -16,6 +17,9 @@ from .verify import verify
 
 Stop = Callable[[Sequence[int]], bool]
 """Told every emitted token id so far, answers whether a stop string is now complete."""
+
+Rule = Callable[[torch.Tensor, Draft, torch.Tensor], Verdict]
+"""What tests a draft: `verify`, or in the lab one made wrong on purpose, to see that it is caught."""
 
 
 def check_room(prompt_tokens: int, settings: Settings, context: int) -> None:
@@ -35,6 +39,8 @@ def decode(
     settings: Settings,
     eos_ids: frozenset[int] = frozenset(),
     stop: Stop = lambda ids: False,
+    rule: Rule | None = None,
+    costs: Costs | None = None,
 ) -> Iterator[Event]:
     """Generate from the target, drafting ahead, and yield what happens as it happens.
 
@@ -44,6 +50,8 @@ def decode(
     Invariant: at the start of a round the newest token is pending: it is in `ids` but no cache has
     seen it, `runner.length == len(ids) - 1`. The verification pass reads it first.
 
+    Args:
+        costs: learns what rounds cost; K = auto goes by it.
     Raises:
         BadInput: the prompt is empty, or prompt and new tokens exceed the context.
     """
@@ -52,25 +60,27 @@ def decode(
             raise BadInput("The prompt is empty.")
         check_room(len(prompt_ids), settings, runner.context)
         noise = torch.Generator(runner.device).manual_seed(settings.seed)
+        rule = rule or verify
+        control = Control(settings.k, costs, type(drafter))
 
         began = time.perf_counter()
         logits = runner.prefill(prompt_ids)  # [1, V]
         drafter.reset(prompt_ids)
-        verdict = verify(probabilities(logits, settings), Draft(), _draws(1, noise))
+        verdict = rule(probabilities(logits, settings), Draft(), _draws(1, noise))
         emitted, reason = _emit(Draft(), verdict, [], settings, eos_ids, stop)
         ids = [*prompt_ids, emitted[0].id]
         yield Prefilled(len(prompt_ids), emitted[0], time.perf_counter() - began)
 
-        index = 0
+        index, last = 0, None
         while reason is None:
             began = time.perf_counter()
             written = len(ids) - len(prompt_ids)
-            k = min(settings.k, settings.max_new_tokens - written - 1)  # a round emits up to k + 1
+            k = control.choose(settings.max_new_tokens - written - 1, last)  # a round emits up to k + 1
             draft = drafter.propose(ids, k) if k else Draft()
             drafted_at = time.perf_counter()
 
             logits = runner.forward([ids[-1], *draft.token_ids])  # [k + 1, V]
-            verdict = verify(probabilities(logits, settings), draft, _draws(len(logits), noise))
+            verdict = rule(probabilities(logits, settings), draft, _draws(len(logits), noise))
             verified_at = time.perf_counter()
 
             emitted, reason = _emit(draft, verdict, ids[len(prompt_ids) :], settings, eos_ids, stop)
@@ -79,7 +89,8 @@ def decode(
             drafter.observe(verdict)
             tested = _tests(draft, verdict, len(emitted))
             ended = time.perf_counter()
-            yield Round(index, tested, emitted, drafted_at - began, verified_at - drafted_at, ended - began)
+            last = Round(index, tested, emitted, drafted_at - began, verified_at - drafted_at, ended - began, k)
+            yield last
             index += 1
         yield Finished(reason)
     finally:

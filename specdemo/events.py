@@ -30,6 +30,7 @@ class Prefilled:
 class Round:
     """One draft, one verification, its emitted tokens.
 
+    `k` is how many tokens the drafter was asked for; `drafted` holds fewer where it had no more to say.
     `seconds` is the whole round as the engine saw it; what drafting and verifying leave of it is
     bookkeeping. Time spent showing earlier events is in none of them.
     """
@@ -40,6 +41,7 @@ class Round:
     draft_seconds: float
     verify_seconds: float
     seconds: float
+    k: int | None = None  # None in a trace that does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,9 @@ def _event(kind: str, fields: dict[str, Any]) -> Event:
             DraftedToken(int(d["id"]), Fate(d["fate"]), float(d["p"]), float(d["q"]), float(d["draw"]))
             for d in fields["drafted"]
         )
-        seconds = (float(fields[name]) for name in ("draft_seconds", "verify_seconds", "seconds"))
-        return Round(int(fields["index"]), drafted, tuple(map(_token, fields["emitted"])), *seconds)
+        seconds = float(fields["draft_seconds"]), float(fields["verify_seconds"]), float(fields["seconds"])
+        k = None if fields.get("k") is None else int(fields["k"])
+        return Round(int(fields["index"]), drafted, tuple(map(_token, fields["emitted"])), *seconds, k)
     if kind == "finished":
         return Finished(FinishReason(fields["reason"]))
     raise ValueError(f"unknown event {kind!r}")

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .decode import check_room, decode
+from .control import Costs
+from .decode import Rule, check_room, decode
 from .drafters import DRAFTERS
 from .events import Entry, Event, emitted_tokens, engine_seconds
 from .stats import Stats, in_words, speed_up
 from .text import LaneText, StopStrings
-from .types import BadInput, Settings
+from .types import AUTO, MAX_K, BadInput, Settings
 
 if TYPE_CHECKING:
     from .models import Loaded
@@ -31,8 +32,10 @@ def check_drafter(loaded: Loaded, drafter: str) -> None:
         raise BadInput(f"The drafter {drafter} cannot be used here: {reason}.")
 
 
-def start(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> Iterator[Event]:
-    """A decode of `prompt_ids` by the loaded target with a drafter by name.
+def start(
+    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, rule: Rule | None = None
+) -> Iterator[Event]:
+    """A decode of `prompt_ids` by the loaded target with a drafter by name; drafts are tested by `rule` (`verify`).
 
     Raises:
         BadInput: no such drafter, or prompt and new tokens exceed the context.
@@ -43,7 +46,18 @@ def start(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Set
     noise = torch.Generator(runner.device).manual_seed(settings.seed ^ PROPOSING)
     proposing = DRAFTERS[drafter].build(loaded, runner, settings, noise)
     stop = StopStrings(loaded.tokenizer, prompt_ids, settings.stop)
-    return decode(runner, proposing, prompt_ids, settings, loaded.eos_ids, stop)
+    return decode(runner, proposing, prompt_ids, settings, loaded.eos_ids, stop, rule, costs_of(loaded, settings))
+
+
+def costs_of(loaded: Loaded, settings: Settings) -> Costs | None:
+    """What rounds cost here with this kind of sampling; measured when K = auto first asks for it."""
+    kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1)
+    if settings.k == AUTO and kind not in loaded.costs:
+        from .runners.fused import MOST_ROWS  # late: it imports transformers, which a page has no time for
+
+        most_k = MOST_ROWS - 1 if loaded.engine == "fused" else MAX_K  # where greedy text is the same to the last bit
+        loaded.costs[kind] = Costs.measured(loaded.target_runner(MAX_K + 2), settings, most_k)
+    return loaded.costs.get(kind)
 
 
 def race(

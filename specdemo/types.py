@@ -11,8 +11,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_K = 16
+AUTO = "auto"  # K as `control` chooses it, round by round
 MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would repeat the texts of smaller ones
 MAX_STOP_STRINGS = 8
+
+
+def read_k(text: str) -> int | str:
+    """K as a person types it, a whole number or AUTO. Raises ValueError."""
+    return text if text == AUTO else int(text)
 
 
 class BadInput(ValueError):
@@ -101,7 +107,7 @@ class Settings:
         BadInput: naming the setting, what was given and what is allowed.
     """
 
-    k: int = 4
+    k: int | str = 4  # or AUTO
     temperature: float = 0.0
     top_k: int = 0  # 0 is off
     top_p: float = 1.0  # 1 is off
@@ -110,7 +116,8 @@ class Settings:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _whole("K", self.k, 0, MAX_K)
+        if self.k != AUTO:
+            _whole("K", self.k, 0, MAX_K, f" Or write {AUTO}.")
         _number("temperature", self.temperature, 0.0, 2.0)
         _whole("top-k", self.top_k, 0, 1_000_000)
         _number("top-p", self.top_p, 0.0, 1.0)
@@ -124,9 +131,9 @@ class Settings:
             raise BadInput("A stop string cannot be empty.")
 
 
-def _whole(name: str, value: object, low: int, high: int) -> None:
+def _whole(name: str, value: object, low: int, high: int, also: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadInput(f"{name} must be a whole number from {low} to {high}, not {value!r}.")
+        raise BadInput(f"{name} must be a whole number from {low} to {high}, not {value!r}.{also}")
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:

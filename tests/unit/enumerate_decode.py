@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from specdemo import decode as loop
+from specdemo.control import Costs
 from specdemo.events import Event
 from specdemo.types import Draft, Settings, Verdict
 from specdemo.verify import verify
@@ -130,14 +131,15 @@ def emitted_law(
     rule: Rule = verify,
     eos_ids: frozenset[int] = frozenset(),
     seen: Callable[[list[Event]], None] = lambda events: None,
+    costs: Callable[[], Costs | None] = lambda: None,
 ) -> dict[tuple[int, ...], float]:
-    """The probability of every text that `decode` can emit; `start` makes a fresh runner and drafter."""
+    """The probability of every text that `decode` can emit; `start` and `costs` make what it runs on afresh."""
     law: dict[tuple[int, ...], float] = defaultdict(float)
     walk = Walk()
     with scripted_by(walk, rule):
         for _ in walk.runs():
             runner, drafter = start()
-            events = list(loop.decode(runner, drafter, prompt, settings, eos_ids))
+            events = list(loop.decode(runner, drafter, prompt, settings, eos_ids, costs=costs()))
             law[tuple(ids_of(events))] += walk.weight
             seen(events)
     return dict(law)

@@ -15,7 +15,6 @@ import torch
 from specdemo import decode as loop
 from specdemo.decode import check_room, decode
 from specdemo.drafters.draft_model import DraftModel
-from specdemo.drafters.layer_skip import LayerSkip
 from specdemo.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.types import BadInput, Fate, FinishReason, Settings, TokenKind
 from tests.unit.toys import (
@@ -67,7 +66,7 @@ def counting(
     truth = [*range(draft_to), *[0] * COUNT]
     runner = TableRunner(counting_table(COUNT), capacity=limit + 2)
     settings = Settings(k=k, max_new_tokens=limit)
-    stops = {"stop": stop} if stop else {}
+    stops: dict[str, Any] = {"stop": stop} if stop else {}
     return list(decode(runner, oracle(truth, vocab=COUNT), [0, 1], settings, frozenset({eos}), **stops))
 
 
@@ -117,23 +116,23 @@ def test_no_prompt_token_and_no_accepted_token_goes_through_a_model_twice(toy: T
     assert sum(len(ids) for _, ids in runner.passes) == len(PROMPT) + sum(1 + len(r.drafted) for r in rounds(events))
     models = [runner, *(toy.draft_runners[-1:] if isinstance(drafter, DraftModel) else [])]
     for model in models:
-        assert model.passes
-        assert set(Counter(texts_read(model)).values()) == {1}
+        for passes in (model.passes, model.first_passes):
+            assert passes
+            assert set(Counter(texts_read(passes)).values()) == {1}
 
 
-def test_layer_skip_reads_only_what_is_new_and_cleans_up_before_the_verification(toy: TableToy) -> None:
+def test_layer_skip_reads_only_what_is_new(toy: TableToy) -> None:
     runner = toy.target_runner(64)
     drafter = toy.drafter("layer-skip", runner, SAMPLED)
-    assert isinstance(drafter, LayerSkip)
     ids = list(PROMPT)
     for event in decode(runner, drafter, PROMPT, SAMPLED):
-        if isinstance(event, Round) and event.drafted:
-            early: Any = drafter._early
-            assert [len(ids) for _, ids in early.passes] == [1] * len(event.drafted)
-            assert early.passes[0] == (len(ids) - 1, (ids[-1],))
-            early.passes.clear()
+        if isinstance(event, Round) and event.drafted:  # the last drafted token is read by the verification first
+            drafted = [token.id for token in event.drafted]
+            begin = len(ids) - 1
+            assert runner.first_passes == [(begin + i, (id,)) for i, id in enumerate([ids[-1], *drafted])]
+        runner.first_passes.clear()
         ids += [token.id for token in emitted_tokens(event)]
-        assert all(entry.whole for entry in runner.cache)
+        assert not runner.ahead
 
 
 def test_k_0_never_asks_the_drafter() -> None:

@@ -69,6 +69,7 @@ def test_a_line_says_what_it_is() -> None:
         0.125,
         0.25,
         0.5,
+        k=2,
     )
     header, line = map(json.loads, write_trace({"preset": "x"}, [Entry("plain", round_, Spans(["b"], ["a"]))]))
     assert header == {"type": "header", "version": TRACE_VERSION, "preset": "x"}
@@ -81,6 +82,7 @@ def test_a_line_says_what_it_is() -> None:
         "draft_seconds": 0.125,
         "verify_seconds": 0.25,
         "seconds": 0.5,
+        "k": 2,
         "text": {"emitted": ["b"], "drafted": ["a"]},
     }
 

@@ -1,0 +1,155 @@
+"""How many tokens to draft next: a fixed K, or K = auto, which follows what rounds cost and how many guesses pass.
+
+The text stays exact with auto because K is chosen before the draft is made, from earlier rounds alone. Given the
+text so far, a round emits the target's law for a draft of any length, so also for a length that is any function
+of the past, the clock included. To drop guesses for what they are would not be safe: those that are kept would be
+a biased choice. What a different K does change is which random draws a token meets: above
+temperature 0 the same seed can give other tokens with auto, since the clock has a say. Their law is the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from itertools import pairwise
+from math import ceil
+
+import torch
+
+from .events import Round
+from .runners import Runner
+from .sampling import probabilities
+from .types import AUTO, MAX_K, Draft, Fate, Settings
+from .verify import verify
+
+LIKELY, LIKELY_TESTS = 0.5, 2.0  # the chance that a guess passes, until tests say more; as sure as so many tests
+FORGET = 0.93  # this much of what the tests said is left one draft later
+PROBING = 0.01  # share of the time that may go to drafting where it does not pay, to see whether it does by now
+WEATHER = 0.2  # how fast the pace follows the last pass
+HICCUP = 1.5  # a pass that takes longer than this many times the usual was held up by something else
+CALIBRATION_SECONDS = 0.3
+CALIBRATED = 4  # so many rounds say as much on the cost of a pass as the calibration
+LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures
+
+
+class Costs:
+    """What a target pass of each length and a drafted token cost on this machine, refined by every round.
+
+    The unit is a pass of one token in the machine's present weather: `pace` seconds, which follow the load, so that
+    lengths measured at different times can be compared. An object outlives its run: the models stay as fast.
+    """
+
+    def __init__(self, seconds: Mapping[int, float], most_k: int = MAX_K) -> None:
+        """`seconds` has those of passes by the tokens read, from 1 to MAX_K + 1; auto picks no K above `most_k`."""
+        self.most_k = most_k
+        self.pace = seconds[1]
+        self.passes = [0.0] * (MAX_K + 2)  # by the tokens read
+        for low, high in pairwise(sorted(seconds)):
+            for tokens in range(low, high + 1):
+                part = (tokens - low) / (high - low)
+                self.passes[tokens] = ((1 - part) * seconds[low] + part * seconds[high]) / self.pace
+        self._seen = [CALIBRATED] * len(self.passes)
+        self._drafting: dict[type, tuple[float, float]] = {}  # by drafter: time spent and tokens drafted, fading
+
+    @classmethod
+    @torch.inference_mode()
+    def measured(cls, runner: Runner, settings: Settings, most_k: int = MAX_K) -> Costs:
+        """From passes of every length and what follows them in a round; `runner` is free and stays so."""
+        noise = torch.Generator(runner.device).manual_seed(0)
+        seconds = dict.fromkeys(LENGTHS, float("inf"))
+        end, turn = time.perf_counter() + CALIBRATION_SECONDS, 0
+        runner.prefill([0])
+        while not turn or time.perf_counter() < end:  # the first pass of a length also sets up its kernels
+            for tokens in LENGTHS:
+                draws = torch.rand(tokens, generator=noise, device=noise.device, dtype=torch.float64)
+                began = time.perf_counter()
+                logits = runner.forward([0] * tokens)
+                verify(probabilities(logits, settings), Draft([0] * (tokens - 1)), draws)
+                seconds[tokens] = min(seconds[tokens], time.perf_counter() - began)
+                runner.rollback(1)
+            turn += 1
+        runner.release()
+        return cls(seconds, most_k)
+
+    def of_draft(self, drafter: type) -> float | None:
+        """The cost of a drafted token, None as long as nothing is known of this drafter."""
+        if drafter not in self._drafting:
+            return None
+        spent, tokens = self._drafting[drafter]
+        return spent / max(tokens, 1.0)
+
+    def learn_pass(self, tokens: int, seconds: float) -> None:
+        """A pass of so many tokens took so long, with everything else in its round but the drafting."""
+        usual = self.passes[tokens]
+        cost = min(seconds / self.pace, HICCUP * usual)
+        self._seen[tokens] += 1
+        self.passes[tokens] += (cost - usual) / self._seen[tokens]
+        self.pace *= (cost / usual) ** WEATHER
+
+    def learn_draft(self, drafter: type, tokens: int, seconds: float) -> None:
+        """A draft of so many tokens, perhaps none, took so long."""
+        spent, drafted = self._drafting.get(drafter, (0.0, 0.0))
+        self._drafting[drafter] = FORGET * spent + seconds / self.pace, FORGET * drafted + tokens
+
+
+class Control:
+    """Chooses the K of every round of one run."""
+
+    def __init__(self, k: int | str, costs: Costs | None, drafter: type) -> None:
+        """`k` may be AUTO and needs `costs` then. A fixed K adds what its rounds cost to them."""
+        self.k, self.costs, self.drafter = k, costs, drafter
+        self._passed, self._tested = [0.0] * MAX_K, [0.0] * MAX_K  # by place in the draft, fading
+        self._drafts = 0
+        self._resting = 0  # rounds until drafting is tried again; in the last of them it is
+
+    def choose(self, most: int, last: Round | None) -> int:
+        """How many tokens to draft next, at most `most`, having seen the `last` round of this run."""
+        costs = self.costs
+        if costs and last:
+            self._learn(costs, last)
+        if self.k != AUTO:
+            return min(int(self.k), most)
+        assert costs is not None, "K = auto goes by costs"
+        return self._choose(min(most, costs.most_k), costs)
+
+    def _choose(self, most: int, costs: Costs) -> int:
+        """The K of most tokens per second, as far as one can tell; 0 while drafting does not pay."""
+        if not most:
+            return 0
+        if self._resting > 1:
+            self._resting -= 1
+            return 0
+        per_token = costs.of_draft(self.drafter)
+        if per_token is None:
+            return 1
+
+        passes = costs.passes
+        k, rate, cost = 0, 0.0, 0.0
+        tokens = chance = 1.0
+        passing = LIKELY
+        for place in range(most):
+            passing = (self._passed[place] + LIKELY_TESTS * passing) / (self._tested[place] + LIKELY_TESTS)
+            chance *= passing
+            tokens += chance
+            length = passes[place + 2] + (place + 1) * per_token
+            if tokens / length > rate:
+                k, rate, cost = place + 1, tokens / length, length
+        if rate * passes[1] > 1 or self._resting:
+            self._resting = 0
+            return k
+        self._resting = ceil((cost / passes[1] - 1) / PROBING)
+        return 0
+
+    def _learn(self, costs: Costs, last: Round) -> None:
+        drafted = len(last.drafted)
+        costs.learn_pass(drafted + 1, last.seconds - last.draft_seconds)
+        if not last.k:
+            return
+        self._drafts += 1
+        if self._drafts > 1:  # for the first, some drafters read the prompt
+            costs.learn_draft(self.drafter, drafted, last.draft_seconds)
+        if drafted:
+            self._passed, self._tested = [FORGET * n for n in self._passed], [FORGET * n for n in self._tested]
+            for place, token in enumerate(last.drafted):
+                self._tested[place] += token.fate is not Fate.UNTESTED
+                self._passed[place] += token.fate is Fate.ACCEPTED

@@ -1,0 +1,307 @@
+"""K = auto: exact whatever the clock says, never much slower than the target alone, never far from the best fixed K."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdemo import control
+from specdemo import decode as loop
+from specdemo.control import CALIBRATED, FORGET, HICCUP, LENGTHS, Control, Costs
+from specdemo.drafters import Drafter
+from specdemo.drafters.draft_model import DraftModel
+from specdemo.drafters.none import NoDrafter
+from specdemo.events import Event, Round
+from specdemo.types import AUTO, MAX_K, Draft, DraftedToken, Fate, Settings
+from tests.unit.enumerate_decode import distance, emitted_law
+from tests.unit.toys import (
+    DRAFTER_NAMES,
+    PROMPT,
+    VOCAB,
+    TableRunner,
+    TableToy,
+    ids_of,
+    ngram_file,
+    random_table,
+    texts_read,
+    true_law,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FLAT = {1: 1.0, MAX_K + 1: 1.0}
+STEEP = {1: 1.0, MAX_K + 1: MAX_K + 1.0}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
+    table = random_table(1, support=3)
+    table[PROMPT[-2], PROMPT[-1]] = torch.tensor(
+        [0, 0, 1.0, 0]
+    )  # as in test_exactness: it keeps the tree of runs small
+    folder: Path = tmp_path_factory.mktemp("control")
+    return TableToy(
+        target=table,
+        draft_model=0.5 * table + 0.5 * random_table(2, support=2),
+        early=random_table(3, support=2),
+        ngram_table=ngram_file(folder, VOCAB),
+    )
+
+
+# Exactness -------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Says that passes and drafts took these seconds, one after another; `restarted` begins anew."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.restart()
+
+    def restart(self) -> None:
+        self._random, self._now = random.Random(self.seed), 0.0
+
+    def perf_counter(self) -> float:
+        self._now += self._random.choice((0.01, 0.5, 1.0, 3.0))
+        return self._now
+
+
+def auto_law(toy: TableToy, name: str, settings: Settings, seed: int, seen: Callable = lambda events: None) -> dict:
+    """What K = auto emits when a clock that says anything has its say in every K."""
+    clock = Clock(seed)
+
+    def start_run() -> tuple[TableRunner, Any]:
+        runner = toy.target_runner(32)
+        return runner, toy.drafter(name, runner, settings)
+
+    def costs() -> Costs:
+        clock.restart()
+        known = Costs(FLAT)
+        known.learn_draft(type(toy.drafter(name, toy.target_runner(32), settings)), 10, 0.1)
+        return known
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "time", clock)
+        return emitted_law(start_run, PROMPT, settings, seen=seen, costs=costs)
+
+
+AUTO_LAWS = [
+    Settings(temperature=0, k=AUTO, max_new_tokens=6),
+    Settings(temperature=1, k=AUTO, max_new_tokens=5, top_k=2),
+    Settings(temperature=0.7, k=AUTO, max_new_tokens=4, top_p=0.8),
+]
+
+
+@pytest.mark.parametrize("settings", AUTO_LAWS, ids=lambda s: f"T{s.temperature:g}")
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_auto_emits_the_targets_law_whatever_the_clock_says(toy: TableToy, name: str, settings: Settings) -> None:
+    truth = true_law(toy.target, PROMPT, settings.max_new_tokens, settings)
+    for seed in range(3):
+        assert distance(auto_law(toy, name, settings, seed), truth) < 1e-6
+
+
+def test_the_enumeration_of_auto_visits_different_k_after_the_same_text(toy: TableToy) -> None:
+    chosen: dict[tuple[int, ...], set[int | None]] = {}
+
+    def note(events: list[Event]) -> None:
+        for place, event in enumerate(events):
+            if isinstance(event, Round):
+                chosen.setdefault(tuple(ids_of(events[:place])), set()).add(event.k)
+
+    for seed in range(3):
+        auto_law(toy, "draft-model", AUTO_LAWS[1], seed, note)
+    assert set(chain.from_iterable(chosen.values())) == {0, 1, 2, 3}
+    assert max(map(len, chosen.values())) > 1
+
+
+def test_a_draft_cut_by_its_own_tokens_would_be_caught(toy: TableToy) -> None:
+    settings = Settings(temperature=1, k=2, max_new_tokens=4)
+
+    def start_run() -> tuple[TableRunner, Any]:
+        runner = toy.target_runner(32)
+        drafter = toy.drafter("draft-model", runner, settings)
+        propose = drafter.propose
+
+        def without_zeros(context: Sequence[int], k: int) -> Draft:
+            draft = propose(context, k)
+            kept = draft.token_ids.index(0) if 0 in draft.token_ids else k
+            return Draft(draft.token_ids[:kept], draft.probs[:kept] if kept and draft.probs is not None else None)
+
+        setattr(drafter, "propose", without_zeros)  # noqa: B010
+        return runner, drafter
+
+    law = emitted_law(start_run, PROMPT, settings)
+    assert distance(law, true_law(toy.target, PROMPT, 4, settings)) > 1e-3
+
+
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_auto_writes_the_targets_own_greedy_text_and_reads_nothing_twice(toy: TableToy, name: str) -> None:
+    settings = Settings(k=AUTO, max_new_tokens=60)
+    plain = list(loop.decode(toy.target_runner(65), NoDrafter(), PROMPT, replace(settings, k=0)))
+    runner, costs = toy.target_runner(65), Costs(FLAT)
+    drafter = toy.drafter(name, runner, settings)
+    costs.learn_draft(type(drafter), 10, 0.1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "time", Clock(4))
+        events = list(loop.decode(runner, drafter, PROMPT, settings, costs=costs))
+    assert ids_of(events) == ids_of(plain)
+    assert len({event.k for event in events if isinstance(event, Round)} | {0}) > 2
+    for model in [runner, *(toy.draft_runners[-1:] if isinstance(drafter, DraftModel) else [])]:
+        assert set(Counter(texts_read(model.passes)).values()) == {1}
+
+
+# Costs -----------------------------------------------------------------------------------------------------
+
+
+def test_costs_between_the_measured_lengths_lie_on_a_line() -> None:
+    costs = Costs({1: 0.02, 3: 0.03, 17: 0.1})
+    assert costs.passes[1:4] == pytest.approx([1.0, 1.25, 1.5])
+    assert costs.passes[10] == pytest.approx(3.25)
+    assert costs.pace == 0.02
+
+
+def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_the_runner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, read = 0.0, Counter[int]()
+
+    class Timed(TableRunner):
+        def forward(self, ids: Sequence[int]) -> Tensor:
+            nonlocal now
+            now += (1 + len(ids)) * (0.001 if read[len(ids)] else 0.002)
+            read[len(ids)] += 1
+            return super().forward(ids)
+
+    monkeypatch.setattr(control, "time", SimpleNamespace(perf_counter=lambda: now))
+    runner = Timed(random_table(1), capacity=MAX_K + 2)
+    costs = Costs.measured(runner, Settings(temperature=1, top_p=0.9))
+    assert costs.pace == pytest.approx(0.002)
+    assert costs.passes[1:] == pytest.approx([(1 + tokens) / 2 for tokens in range(1, MAX_K + 2)])
+    assert set(read) == set(LENGTHS)
+    assert runner.released
+
+
+def test_the_weather_moves_the_pace_and_not_the_costs() -> None:
+    costs = Costs(STEEP)
+    before = list(costs.passes)
+    for step in range(300):
+        seconds = 1 + step / 100  # up to four times slower
+        costs.learn_pass(1, seconds)
+        costs.learn_pass(5, 5 * seconds)
+    assert costs.passes == pytest.approx(before, rel=0.1)
+    assert costs.pace == pytest.approx(4, rel=0.1)
+
+
+def test_a_hiccup_counts_for_little() -> None:
+    costs = Costs(FLAT)
+    costs.learn_pass(4, 60.0)
+    assert costs.passes[4] == pytest.approx(1 + (HICCUP - 1) / (CALIBRATED + 1))
+    assert costs.pace < HICCUP
+
+
+def test_the_cost_of_a_draft_is_that_of_its_tokens_and_of_drafts_that_came_to_nothing() -> None:
+    costs = Costs(FLAT)
+    assert costs.of_draft(Drafter) is None
+    for _ in range(50):
+        costs.learn_draft(Drafter, 4, 1.0)
+        costs.learn_draft(Drafter, 0, 1.0)
+    assert costs.of_draft(Drafter) == pytest.approx(0.5, rel=0.1)
+    for _ in range(50):
+        costs.learn_draft(Drafter, 0, 1.0)
+    assert costs.of_draft(Drafter) == pytest.approx(1 / (1 - FORGET), rel=0.1)  # what is remembered, for no token
+
+
+# The choice ------------------------------------------------------------------------------------------------
+
+Chance = Callable[[int], float]  # how likely a guess passes, by the tokens written so far
+
+
+World = tuple[dict[int, float], float, Chance]  # seconds of passes by their tokens, of a drafted token, and the chance
+
+
+def speed(k: int | str, world: World, seed: int = 1, tokens: int = 1000) -> float:
+    """Tokens per second of a run in a world where guesses pass by chance."""
+    passes, draft, chance = world
+    costs, true_passes = Costs(passes), Costs(passes).passes
+    costs.learn_draft(Drafter, 10, 10 * draft)
+    choosing, luck = Control(k, costs, Drafter), random.Random(seed)
+    written, seconds, last = 0, 0.0, None
+    while written < tokens:
+        asked = choosing.choose(tokens - written - 1, last)
+        passed = next((i for i in range(asked) if luck.random() >= chance(written)), asked)
+        fates = [Fate.ACCEPTED] * passed + [Fate.REJECTED] * (passed < asked) + [Fate.UNTESTED] * (asked - passed - 1)
+        drafting, checking = draft * asked, true_passes[asked + 1] * luck.gauss(1, 0.02)
+        drafted = tuple(DraftedToken(0, fate, 0.5, 0.5, 0.5) for fate in fates[:asked])
+        last = Round(0, drafted, (), drafting, checking, drafting + checking, asked)
+        written, seconds = written + passed + 1, seconds + drafting + checking
+    return written / seconds
+
+
+def always(chance: float) -> Chance:
+    return lambda written: chance
+
+
+CPU = {1: 1.0, 2: 1.08, 3: 0.98, 6: 1.04, 9: 1.24, 17: 1.66}
+WORLDS: dict[str, World] = {
+    "free guesses that never pass": (CPU, 0.0, always(0.0)),
+    "dear guesses that never pass": (CPU, 0.72, always(0.0)),
+    "very dear guesses": (CPU, 3.0, always(0.5)),
+    "dear guesses that always pass": (CPU, 0.5, always(1.0)),
+    "free guesses, some pass": (CPU, 0.0, always(0.3)),
+    "free guesses, all pass": (CPU, 0.0, always(1.0)),
+    "a small draft model": (CPU, 0.15, always(0.7)),
+    "checking is free": (FLAT, 0.05, always(0.8)),
+    "checking costs as much as writing": (STEEP, 0.0, always(0.6)),
+    "checking costs half": ({1: 1.0, 17: 9.0}, 0.01, always(0.8)),
+    "a text that becomes predictable": (CPU, 0.1, lambda written: 0.95 if written > 500 else 0.1),
+    "a text that stops being so": (CPU, 0.1, lambda written: 0.1 if written > 500 else 0.95),
+    "a text that changes often": (CPU, 0.1, lambda written: 0.9 if written // 60 % 2 else 0.1),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
+def test_auto_is_never_slower_than_the_target_alone_and_close_to_the_best_fixed_k(world: World) -> None:
+    auto, *fixed = (fmean(speed(k, world, seed) for seed in range(3)) for k in (AUTO, *range(MAX_K + 1)))
+    assert auto >= 0.97 * fixed[0]
+    assert auto >= 0.95 * max(fixed)
+
+
+def test_auto_notices_when_guesses_begin_to_pass() -> None:
+    late = speed(AUTO, (CPU, 0.1, lambda written: 0.9 if written > 500 else 0.0))
+    assert late > 1.25 * speed(0, (CPU, 0.1, always(0.0)))
+
+
+def test_a_drafter_that_nothing_is_known_of_is_asked_for_one_token() -> None:
+    assert chosen_by(Costs(FLAT), [5.0, 0.0, 0.0]) == [1, 1, MAX_K]  # the first may have read the prompt
+
+
+def chosen_by(costs: Costs, drafting: Sequence[float]) -> list[int]:
+    """The K of rounds whose drafts take these seconds and pass whole."""
+    choosing, passed = Control(AUTO, costs, Drafter), DraftedToken(0, Fate.ACCEPTED, 1, 1, 0)
+    last, chosen = None, []
+    for seconds in drafting:
+        chosen.append(choosing.choose(100, last))
+        last = Round(0, (passed,) * chosen[-1], (), seconds, 1.0, seconds + 1, chosen[-1])
+    return chosen
+
+
+@pytest.mark.parametrize("k", [0, 1, 5, 16])
+def test_a_fixed_k_is_what_was_asked_for_and_needs_no_costs(k: int) -> None:
+    assert [Control(k, None, Drafter).choose(most, None) for most in (20, 3, 0)] == [k, min(k, 3), 0]
+
+
+def test_auto_stays_below_its_limit() -> None:
+    costs = Costs(FLAT, most_k=8)
+    costs.learn_draft(Drafter, 10, 0.0)
+    assert max(chosen_by(costs, [0.0] * 20)) == 8
