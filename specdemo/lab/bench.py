@@ -1,25 +1,28 @@
-"""Speed of drafters against the target alone, on prompts nothing was made from.
+"""Speed on this machine: the target alone, with each drafter, and what transformers makes of the same weights.
 
-One run after the other on one machine; every speculative run is compared with the plain run of the same
-prompt and repeat that was made just before it, so that slow drifts of the machine cancel in the ratio.
+One run after the other. All methods take turns on a prompt before the next prompt begins, and every run is compared
+with the plain runs of the same prompt, temperature and repeat, so that slow drifts of the machine cancel in the ratio.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..race import PLAIN, SPECULATIVE, report, start
 from ..types import BadInput, Settings
+from .bench_hf import HF, generate
 
 if TYPE_CHECKING:
     from ..models import Loaded
 
 ALL = "all"  # the category that holds every prompt
+Run = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A drafter and its K; the target alone is the drafter none with K = 0."""
+    """A way to write a text: a method, and its drafter and K as far as it has them."""
 
-    drafter: str
-    k: int
+    method: str
+    drafter: str | None = None
+    k: int | str | None = None
+
+
+ALONE = Case(PLAIN, "none", 0)
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -57,6 +64,16 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
+def provenance(loaded: Loaded) -> dict[str, Any]:
+    """Where figures come from: the hardware and versions, the weights, and the commit of this program."""
+    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # not a repository
+        commit = None
+    return {"environment": {**loaded.environment(), "commit": commit}, "weights": loaded.weights}
+
+
 def bench(
     loaded: Loaded,
     prompts: Sequence[Prompt],
@@ -66,91 +83,118 @@ def bench(
     repeats: int,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Run every case on every prompt: `environment`, `runs` and their `summary`, ready for JSON."""
-    runs: list[dict[str, Any]] = []
+    """Run every case on every prompt: `runs` and their `summary`, ready for JSON. One of the cases is `ALONE`."""
+    runs: list[Run] = []
     for repeat in range(-1, repeats):  # the first time round only warms up
+        turn = max(repeat, 0) % len(cases)
         for prompt in prompts if repeat >= 0 else prompts[:1]:
             for temperature in temperatures:
-                settings = {"temperature": temperature, "max_new_tokens": max_new_tokens, "seed": max(repeat, 0)}
-                for case in cases:
-                    plain = _run(loaded, prompt, Case("none", 0), settings, repeat)
-                    runs += [plain, _run(loaded, prompt, case, settings, repeat)] if repeat >= 0 else []
+                settings = Settings(temperature=temperature, max_new_tokens=max_new_tokens, seed=max(repeat, 0))
+                for case in [*cases[turn:], *cases[:turn]]:
+                    run = _run(loaded, prompt, case, settings, repeat)
+                    runs += [run] if repeat >= 0 else []
                     tick()
-    return {"environment": loaded.environment(), "runs": runs, "summary": list(summarise(prompts, runs))}
+    return {"runs": runs, "summary": list(summarise(prompts, runs))}
 
 
-def _run(loaded: Loaded, prompt: Prompt, case: Case, settings: dict[str, Any], repeat: int) -> dict[str, Any]:
+def _run(loaded: Loaded, prompt: Prompt, case: Case, settings: Settings, repeat: int) -> Run:
     prompt_ids = loaded.encode(prompt.prompt)
-    events = list(start(loaded, case.drafter, prompt_ids, Settings(k=case.k, **settings)))
-    outcome = report(loaded, prompt_ids, events)
-    stats = outcome["stats"]
-    copied = ("seconds", "ttft_seconds", "tokens_per_second", "accepted", "tested", "drafted", "rounds")
+    measured = (_ours if case.method in (PLAIN, SPECULATIVE) else generate)(loaded, case, prompt_ids, settings)
     return {
-        "method": SPECULATIVE if case.k else PLAIN,
+        "method": case.method,
         "drafter": case.drafter,
         "k": case.k,
-        "temperature": settings["temperature"],
+        "temperature": settings.temperature,
         "prompt_id": prompt.id,
         "repeat": repeat,
-        "new_tokens": stats["tokens"],
-        **{name: stats[name] for name in copied},
-        "draft_cost": stats["draft_cost"],
-        "token_ids": outcome["token_ids"],
+        **measured,
     }
 
 
-def summarise(prompts: Sequence[Prompt], runs: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A row for each drafter, K, temperature and category; `runs` hold each run right after its plain one.
+def _ours(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Settings) -> Run:
+    assert case.drafter is not None
+    assert case.k is not None
+    events = list(start(loaded, case.drafter, prompt_ids, replace(settings, k=case.k)))
+    outcome = report(loaded, prompt_ids, events)
+    stats = outcome["stats"]
+    copied = ("seconds", "ttft_seconds", "tokens_per_second", "accepted", "tested", "drafted", "rounds", "draft_cost")
+    return {"new_tokens": stats["tokens"], **{name: stats[name] for name in copied}, "token_ids": outcome["token_ids"]}
 
-    The ratio to plain is of tokens per second, run by run. Rates are over all runs of a row together.
+
+def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:
+    """A row for each method, drafter, K, temperature and category.
+
+    The ratios are of tokens per second, run by run, to the plain run (`ratio_to_plain`) and to that of transformers
+    (`ratio_to_hf`) of the same prompt, temperature and repeat. Rates are over all runs of a row together. `identical`
+    counts the greedy texts that are the plain run's.
     """
     category_of = {prompt.id: prompt.category for prompt in prompts}
-    rows: dict[tuple[str, int, float, str], list[tuple[dict[str, Any], dict[str, Any]]]] = {}
-    for plain, run in zip(runs[::2], runs[1::2], strict=True):
+    bases = {(run["method"], _place(run)): run for run in runs if run["method"] in (PLAIN, HF)}
+    rows: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
         for category in (ALL, category_of[run["prompt_id"]]):
-            rows.setdefault((run["drafter"], run["k"], run["temperature"], category), []).append((plain, run))
-    for (drafter, k, temperature, category), pairs in rows.items():
-        ratios = [run["tokens_per_second"] / plain["tokens_per_second"] for plain, run in pairs]
-        total = {name: sum(run[name] for _, run in pairs) for name in ("accepted", "tested", "drafted", "rounds")}
-        after_first = sum(run["new_tokens"] - 1 for _, run in pairs)
+            rows.setdefault((run["method"], run["drafter"], run["k"], run["temperature"], category), []).append(run)
+    for (method, drafter, k, temperature, category), group in rows.items():
+        plain = [bases[PLAIN, _place(run)] for run in group]
+        total = {name: _total(group, name) for name in ("accepted", "tested", "drafted", "rounds")}
+        after_first = sum(run["new_tokens"] - 1 for run in group)
         yield {
-            "method": SPECULATIVE,
+            "method": method,
             "drafter": drafter,
             "k": k,
             "temperature": temperature,
             "category": category,
-            "tokens_per_second": median(run["tokens_per_second"] for _, run in pairs),
-            "plain_tokens_per_second": median(plain["tokens_per_second"] for plain, _ in pairs),
-            "ratio_to_plain": {"min": min(ratios), "median": median(ratios), "max": max(ratios)},
+            "tokens_per_second": median(run["tokens_per_second"] for run in group),
+            "ratio_to_plain": _ratios(group, plain),
+            "ratio_to_hf": _ratios(group, [bases.get((HF, _place(run))) for run in group]),
             "tokens_per_round": after_first / total["rounds"] if total["rounds"] else None,
             "acceptance_rate": total["accepted"] / total["tested"] if total["tested"] else None,
             "draft_efficiency": total["accepted"] / total["drafted"] if total["drafted"] else None,
-            "draft_cost": median(run["draft_cost"] or 0.0 for _, run in pairs),
-            "identical": sum(plain["token_ids"] == run["token_ids"] for plain, run in pairs)
+            "draft_cost": median(run["draft_cost"] or 0.0 for run in group) if total["drafted"] else None,
+            "identical": sum(run["token_ids"] == alone["token_ids"] for run, alone in zip(group, plain, strict=True))
             if not temperature
             else None,
-            "runs": len(pairs),
+            "runs": len(group),
         }
 
 
-def table(summary: Sequence[dict[str, Any]]) -> str:
+def _place(run: Run) -> tuple[Any, ...]:
+    """What two runs share that are compared."""
+    return run["prompt_id"], run["temperature"], run["repeat"]
+
+
+def _total(runs: Sequence[Run], name: str) -> int:
+    return sum(run[name] or 0 for run in runs)
+
+
+def _ratios(runs: Sequence[Run], bases: Sequence[Run | None]) -> dict[str, float] | None:
+    """Tokens per second over those of the base, run by run; None without bases."""
+    pairs = zip(runs, bases, strict=True)
+    ratios = [run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs if base]
+    return {"min": min(ratios), "median": median(ratios), "max": max(ratios)} if ratios else None
+
+
+def table(summary: Sequence[Run]) -> str:
     """The summary for people."""
     lines = [
-        f"{'category':<10}{'T':>4}  {'drafter':<14}{'K':>3}{'plain/s':>9}{'tokens/s':>10}{'ratio (min to max)':>22}"
-        f"{'tau':>6}{'accept':>8}{'effic.':>8}{'draft':>7}{'same':>7}"
+        f"{'category':<10}{'T':>4}  {'method':<18}{'drafter':<15}{'K':>5}{'tokens/s':>10}{'to plain (min to max)':>24}"
+        f"{'to hf':>8}{'tau':>7}{'accept':>8}{'effic.':>8}{'draft':>7}{'same':>8}"
     ]
     ordered = sorted(summary, key=lambda row: (row["category"] == ALL, row["category"], row["temperature"]))
     for row in ordered:
         ratio = row["ratio_to_plain"]
         span = f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
-        shares = "".join(
-            f"{row[name]:>8.0%}" if row[name] is not None else f"{'-':>8}"
-            for name in ("acceptance_rate", "draft_efficiency")
-        )
+        shown = [
+            (row["ratio_to_hf"] and row["ratio_to_hf"]["median"], ">8.2f"),
+            (row["tokens_per_round"], ">7.2f"),
+            (row["acceptance_rate"], ">8.0%"),
+            (row["draft_efficiency"], ">8.0%"),
+            (row["draft_cost"], ">7.0%"),
+        ]
+        cells = "".join(f"{'-':>{form[1]}}" if value is None else f"{value:{form}}" for value, form in shown)
         same = f"{row['identical']}/{row['runs']}" if row["identical"] is not None else "-"
         lines.append(
-            f"{row['category']:<10}{row['temperature']:>4g}  {row['drafter']:<14}{row['k']:>3}"
-            f"{row['plain_tokens_per_second']:>9.1f}{row['tokens_per_second']:>10.1f}{span:>22}"
-            f"{row['tokens_per_round'] or 0:>6.2f}{shares}{row['draft_cost']:>7.0%}{same:>7}"
+            f"{row['category']:<10}{row['temperature']:>4g}  {row['method']:<18}{row['drafter'] or '-':<15}"
+            f"{'-' if row['k'] is None else row['k']:>5}{row['tokens_per_second']:>10.1f}{span:>24}{cells}{same:>8}"
         )
     return "\n".join(lines)

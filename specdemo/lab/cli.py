@@ -2,61 +2,225 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..drafters import DRAFTERS
-from ..presets import PRESETS, find_preset
-from ..race import check_drafter
-from ..types import BadInput
+from ..presets import DEFAULT_PRESET, PRESETS, find_preset
+from ..race import SPECULATIVE, check_drafter
+from ..types import AUTO, BadInput, Settings, read_k
+
+if TYPE_CHECKING:
+    from ..models import Loaded
+    from .bench import Case
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 
 HELD_OUT = PRESETS / "prompts" / "heldout.jsonl"
+PAGE_PROMPT = "Explain what a list is in Python, with three short examples."
+# K of transformers where no number is given: some to find the best among, and what its documentation uses.
+TUNED_K, LOOKUP_K = (3, 5, 8), (10,)
+
+Against = Annotated[
+    str,
+    typer.Option(
+        "--against",
+        help="What transformers does with the same weights: hf, hf-assisted, hf-assisted-tuned, hf-prompt-lookup; "
+        "separated by commas.",
+    ),
+]
+PresetName = Annotated[str, typer.Option("--preset", help="Which models; see `presets`.")]
+PromptFile = Annotated[Path, typer.Option("--prompts", help="JSON lines of id, category and prompt.")]
+Drafters = Annotated[str, typer.Option("--drafters", help="Separated by commas; all that can run by default.")]
+Ks = Annotated[str, typer.Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
+Temperatures = Annotated[str, typer.Option("--temperature", help="Separated by commas.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Of each text.")]
+Repeats = Annotated[int, typer.Option("--repeats", help="How often everything is run.")]
+DType = Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write every run to this file.")]
 
 
-@app.callback()
-def bench() -> None:
-    """Measure speed on this machine."""
+@app.callback(invoke_without_command=True)
+def bench(
+    context: typer.Context,
+    against: Against = "",
+    preset: PresetName = DEFAULT_PRESET,
+    prompts: PromptFile = HELD_OUT,
+    names: Drafters = "",
+    ks: Ks = AUTO,
+    temperatures: Temperatures = "0",
+    max_new_tokens: MaxNewTokens = 128,
+    repeats: Repeats = 1,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    json_: JsonFile = None,
+) -> None:
+    """Measure speed on this machine: the target alone, with drafters, and against transformers, by kind of prompt."""
+    if context.invoked_subcommand is None:
+        run(against, preset, prompts, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
 
 
 @app.command()
 def drafters(
-    preset: Annotated[str, typer.Option("--preset", help="Which models.")] = "smollm2-135m",
-    prompts: Annotated[Path, typer.Option("--prompts", help="JSON lines of id, category and prompt.")] = HELD_OUT,
-    names: Annotated[str, typer.Option("--drafters", help="Separated by commas; all that can run by default.")] = "",
-    ks: Annotated[str, typer.Option("-k", help="Values of K, separated by commas.")] = "4",
-    temperatures: Annotated[str, typer.Option("--temperature", help="Separated by commas.")] = "0",
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Of each run.")] = 128,
-    repeats: Annotated[int, typer.Option("--repeats", help="How often everything is run.")] = 1,
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")] = "auto",
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    out: Annotated[Path | None, typer.Option("--json", help="Also write every run to this file.")] = None,
+    preset: PresetName = DEFAULT_PRESET,
+    prompts: PromptFile = HELD_OUT,
+    names: Drafters = "",
+    ks: Ks = "4",
+    temperatures: Temperatures = "0",
+    max_new_tokens: MaxNewTokens = 128,
+    repeats: Repeats = 1,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    json_: JsonFile = None,
 ) -> None:
-    """Every drafter of a preset against the target alone, by category of prompt."""
+    """Every drafter of a preset against the target alone, by kind of prompt."""
+    run("", preset, prompts, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
+
+
+def run(
+    against: str,
+    preset: str,
+    prompts: Path,
+    names: str,
+    ks: str,
+    temperatures: str,
+    max_new_tokens: int,
+    repeats: int,
+    dtype: str,
+    device: str,
+    out: Path | None,
+) -> None:
+    """Measure, print the table, and write everything to `out`."""
     from tqdm import tqdm
 
     from ..models import load
-    from .bench import Case, bench, read_prompts, table
+    from .bench import ALONE, bench, provenance, read_prompts, table
+    from .tables import check_folder, write_json
 
+    check_folder(out)
     chosen, asked = find_preset(preset), read_prompts(prompts)
     try:
-        k_values, t_values = [int(k) for k in ks.split(",")], [float(t) for t in temperatures.split(",")]
+        k_values, t_values = [read_k(k.strip()) for k in ks.split(",")], [float(t) for t in temperatures.split(",")]
     except ValueError as error:
-        raise BadInput("K and temperature are numbers, separated by commas.") from error
+        raise BadInput("K and temperature are numbers, separated by commas; K may be auto.") from error
+    for k, temperature in [(k, t) for k in k_values for t in t_values]:
+        Settings(k=k, temperature=temperature, max_new_tokens=max_new_tokens)
     if repeats < 1:
         raise BadInput("Repeats must be at least 1.")
+    methods = theirs(against)
     loaded = load(chosen, dtype, device)
-    able = [name for name, kind in DRAFTERS.items() if name != "none" and not kind.missing(loaded)]
-    chosen_names = [name.strip() for name in names.split(",")] if names else able
-    for name in chosen_names:
-        check_drafter(loaded, name)
-    cases = [Case(name, k) for name in chosen_names for k in k_values]
+    cases = [*cases_of_hf(loaded, methods, k_values), ALONE, *cases_of_ours(loaded, names, k_values)]
     with tqdm(total=(len(asked) * repeats + 1) * len(cases) * len(t_values)) as bar:
         outcome = bench(loaded, asked, cases, t_values, max_new_tokens, repeats, bar.update)
     typer.echo(table(outcome["summary"]))
     if out:
-        out.write_text(json.dumps(outcome), encoding="utf-8")
+        write_json(out, {**provenance(loaded), **outcome})
+
+
+@app.command()
+def page(
+    preset: PresetName = DEFAULT_PRESET,
+    prompt: Annotated[str, typer.Option("--prompt", help="What both lanes write about.")] = PAGE_PROMPT,
+    drafter: Annotated[str | None, typer.Option("--drafter", help="Who drafts; the preset's by default.")] = None,
+    k: Annotated[Any, typer.Option("-k", "--k", parser=read_k, metavar="K", help="The preset's by default.")] = None,
+    max_new_tokens: MaxNewTokens = 128,
+    repeats: Repeats = 5,
+    out: JsonFile = None,
+) -> None:
+    """What it costs the engine to show a race in a browser on the same machine."""
+    from tqdm import tqdm
+
+    from .bench_page import WAYS, Asked, bench_page, table
+    from .tables import check_folder, write_json
+
+    check_folder(out)
+    usual = find_preset(preset).defaults
+    asked = Asked(prompt, preset, drafter or usual.drafter, usual.k if k is None else k, max_new_tokens)
+    Settings(k=asked.k, max_new_tokens=max_new_tokens)
+    if repeats < 1:
+        raise BadInput("Repeats must be at least 1.")
+    with tqdm(total=repeats * WAYS) as bar:
+        outcome = bench_page(asked, repeats, bar.update)
+    typer.echo(table(outcome["rows"]))
+    if out:
+        write_json(out, outcome)
+
+
+def theirs(against: str) -> list[str]:
+    """The methods that `--against` names."""
+    from .bench_hf import METHODS
+
+    named = [method.strip() for method in against.split(",") if method.strip()]
+    for method in named:
+        if method not in METHODS:
+            raise BadInput(f"There is no method called {method!r} to compare with. Choose from: {', '.join(METHODS)}.")
+    return named
+
+
+def cases_of_hf(loaded: Loaded, methods: list[str], ks: list[int | str]) -> list[Case]:
+    """What to run by transformers; what the preset has nothing for is told and left out."""
+    from .bench import Case
+    from .bench_hf import ASSISTED, PROMPT_LOOKUP, TUNED, missing
+
+    numbers = [k for k in ks if k != AUTO and k != 0]
+    cases = []
+    for method in methods:
+        if reason := missing(method, loaded):
+            typer.echo(reason, err=True)
+        elif method == ASSISTED:
+            cases.append(Case(method, "draft-model"))
+        elif method == TUNED:
+            cases += [Case(method, "draft-model", k) for k in numbers or TUNED_K]
+        elif method == PROMPT_LOOKUP:
+            cases += [Case(method, "prompt-lookup", k) for k in numbers or LOOKUP_K]
+        else:
+            cases.append(Case(method))
+    return cases
+
+
+def cases_of_ours(loaded: Loaded, names: str, ks: list[int | str]) -> list[Case]:
+    """Each drafter with each K; K = 0 is the target alone, which is run anyway."""
+    from .bench import Case
+
+    able = [name for name, kind in DRAFTERS.items() if name != "none" and not kind.missing(loaded)]
+    chosen = [name.strip() for name in names.split(",")] if names else able
+    for name in chosen:
+        check_drafter(loaded, name)
+    return [Case(SPECULATIVE, name, k) for name in chosen for k in ks if k != 0]
+
+
+@app.command()
+def roofline(
+    preset: PresetName = DEFAULT_PRESET,
+    k: Annotated[int, typer.Option("-k", "--k", help="Passes over 1 and K + 1 tokens are timed.")] = 5,
+    shapes: Annotated[str | None, typer.Option("--shapes", help="Of random weights, separated by commas.")] = None,
+    context_: Annotated[int, typer.Option("--context", help="Tokens in the cache.")] = 128,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    json_: JsonFile = None,
+) -> None:
+    """How near a pass comes to the speed of the memory, for a preset and for random weights of well-known shapes."""
+    from ..models import load
+    from . import roofline as lab
+    from .bench import provenance
+    from .tables import check_folder, write_json
+
+    check_folder(json_)
+    Settings(k=k)
+    asked = list(lab.SHAPES) if shapes is None else [shape for shape in shapes.split(",") if shape]
+    for shape in asked:
+        if shape not in lab.SHAPES:
+            raise BadInput(f"There is no shape called {shape!r}. Choose from: {', '.join(lab.SHAPES)}.")
+    loaded = load(find_preset(preset), dtype, device)
+    rates = lab.bandwidth(loaded.device)
+    lengths, rate = [1, k + 1], rates["median"]
+    rows = list(lab.passes(preset, loaded.model, loaded.engine, loaded.target_runner, lengths, context_, rate))
+    for shape in asked:
+        typer.echo(f"{shape}, random weights ...", err=True)
+        rows += lab.random_passes(shape, loaded.dtype, loaded.device, lengths, context_, rate)
+    typer.echo(lab.table(rates, rows))
+    if json_:
+        write_json(json_, {**provenance(loaded), "bandwidth": rates, "passes": [lab.as_dict(row) for row in rows]})

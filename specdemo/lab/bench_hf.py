@@ -1,0 +1,98 @@
+"""What people would use instead: transformers' own `generate`, on the same weights, with and without assistance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..types import Settings
+
+if TYPE_CHECKING:
+    from ..models import Loaded
+    from .bench import Case
+
+HF, ASSISTED, TUNED, PROMPT_LOOKUP = "hf", "hf-assisted", "hf-assisted-tuned", "hf-prompt-lookup"
+METHODS = {
+    HF: "generate, nothing else",
+    ASSISTED: "with assistant_model, as it comes",
+    TUNED: "with assistant_model and K guesses in every round, however sure it is",
+    PROMPT_LOOKUP: "with prompt_lookup_num_tokens = K",
+}
+
+
+def missing(method: str, loaded: Loaded) -> str | None:
+    """Why a method cannot be run on this preset, in words; None if it can."""
+    if method in (ASSISTED, TUNED) and loaded.draft_model is None:
+        return f"{method} is left out: the preset {loaded.preset.name} has no draft model to assist."
+    return None
+
+
+@torch.inference_mode()
+def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Settings) -> dict[str, Any]:
+    """One text by `generate`, timed from call to answer; it ends at the same tokens as ours.
+
+    `ttft_seconds` is what it takes to generate a single token. Of what was drafted transformers says nothing.
+    """
+    ids = torch.tensor([prompt_ids], device=loaded.model.device)
+    law: dict[str, Any] = {"do_sample": False}
+    if settings.temperature > 0:
+        law = {"do_sample": True, "temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+    kwargs: dict[str, Any] = {
+        "attention_mask": torch.ones_like(ids),
+        "eos_token_id": sorted(loaded.eos_ids) or None,
+        "pad_token_id": min(loaded.eos_ids, default=0),
+        "repetition_penalty": 1.0,  # ours has none; unset, transformers takes the checkpoint's
+        **law,
+    }
+    if case.method == PROMPT_LOOKUP:
+        kwargs["prompt_lookup_num_tokens"] = case.k
+
+    def written(count: int) -> tuple[list[int], float]:
+        torch.manual_seed(settings.seed)
+        _wait_for(loaded.model)
+        began = time.perf_counter()
+        output = loaded.model.generate(ids, max_new_tokens=count, **kwargs)
+        token_ids = output[0, len(prompt_ids) :].tolist()
+        return token_ids, time.perf_counter() - began
+
+    with _assisting(loaded, case) as assistant:
+        if assistant is not None:
+            kwargs["assistant_model"] = assistant
+        first = written(1)[1]
+        token_ids, seconds = written(settings.max_new_tokens)
+    return {
+        "new_tokens": len(token_ids),
+        "seconds": seconds,
+        "ttft_seconds": first,
+        "tokens_per_second": len(token_ids) / seconds,
+        **dict.fromkeys(("accepted", "tested", "drafted", "rounds", "draft_cost")),
+        "token_ids": token_ids,
+    }
+
+
+@contextmanager
+def _assisting(loaded: Loaded, case: Case) -> Iterator[PreTrainedModel | None]:
+    """The draft model, set up for the method; `generate` reads that from the assistant's own configuration."""
+    if case.method not in (ASSISTED, TUNED):
+        yield None
+        return
+    assert loaded.draft_model is not None
+    config: Any = loaded.draft_model.generation_config
+    tuned = {"num_assistant_tokens": case.k, "assistant_confidence_threshold": 0.0}
+    before = {name: getattr(config, name) for name in tuned}
+    config.update(**(tuned if case.method == TUNED else dict.fromkeys(tuned)))
+    try:
+        yield loaded.draft_model
+    finally:
+        config.update(**before)
+
+
+def _wait_for(model: PreTrainedModel) -> None:
+    """A GPU works behind: what was asked of it before is not what is to be timed."""
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)

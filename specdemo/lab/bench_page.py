@@ -1,0 +1,226 @@
+"""What showing a race costs the engine: the same race by itself, asked of the page's server, and shown in a browser.
+
+The server is the product's own, in a process of its own; the figures are the engine's, as the race reports them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+from ..imports import import_models
+from ..presets import find_preset
+from ..race import PLAIN, SPECULATIVE, race
+from ..stats import Stats
+from ..types import BadInput, Settings
+from .bench import provenance
+
+if TYPE_CHECKING:
+    from ..models import Loaded
+
+APP = Path(__file__).resolve().parents[2] / "app.py"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+START_SECONDS, RACE_SECONDS = 120.0, 600.0
+SETTLE_SECONDS = 3.0  # a browser that was just opened or closed still works
+
+LANES = (PLAIN, SPECULATIVE)
+ALONE = "engine alone"
+WAYS = 4
+
+Rates = dict[str, float]  # tokens per second by lane
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The race that is run each time."""
+
+    prompt: str
+    preset: str
+    drafter: str
+    k: int | str
+    max_new_tokens: int
+    temperature: float = 0.0
+
+
+def bench_page(asked: Asked, repeats: int, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Run a race in every way there is, all of them in turn, `repeats` times.
+
+    The answer holds what was raced on what (`race`, `environment`), and `rows`: for each way and lane the median tokens
+    per second, and the ratio to the engine alone just before.
+
+    Raises:
+        BadInput: the race cannot be run, there is no browser or no playwright, or the page does not start.
+    """
+    check_browser()
+    rates: dict[str, list[Rates]] = {}
+    # A process of its own for the engine alone: this one has threads of clients, which would slow it down.
+    with ProcessPoolExecutor(1, get_context("spawn"), _load, (asked.preset,)) as engine:
+        facts = engine.submit(_provenance).result()
+        engine.submit(_alone, asked).result()  # warms up, and refuses what cannot be run
+        with served() as url:
+            without_page(url, asked)
+            ways: dict[str, Callable[[], Rates]] = {
+                ALONE: lambda: engine.submit(_alone, asked).result(),
+                "server, no page": partial(without_page, url, asked),
+                "a program": partial(in_a_program, url, asked),
+                "a browser": partial(in_a_browser, url, asked),
+            }
+            for _ in range(repeats):
+                for name, run in ways.items():
+                    time.sleep(SETTLE_SECONDS)
+                    rates.setdefault(name, []).append(run())
+                    tick()
+    rows = [_row(name, lane, runs, rates[ALONE]) for name, runs in rates.items() for lane in LANES]
+    return {**facts, "race": asdict(asked), "rows": rows}
+
+
+def _row(name: str, lane: str, runs: list[Rates], alone: list[Rates]) -> dict[str, Any]:
+    ratios = [run[lane] / bare[lane] for run, bare in zip(runs, alone, strict=True)]
+    ratio = {"min": min(ratios), "median": median(ratios), "max": max(ratios)}
+    return {
+        "way": name,
+        "lane": lane,
+        "tokens_per_second": median(run[lane] for run in runs),
+        "ratio_to_alone": ratio,
+        "runs": len(runs),
+    }
+
+
+@contextmanager
+def served() -> Iterator[str]:
+    """The address of the page, started as a person would start it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/"
+    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port)}
+    with subprocess.Popen([sys.executable, APP], env=environment, cwd=APP.parent, stdout=subprocess.DEVNULL) as app:
+        try:
+            _wait_for(url, app)
+            yield url
+        finally:
+            app.terminate()
+
+
+def _wait_for(url: str, app: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and app.poll() is None:
+        try:
+            with urlopen(url):
+                return
+        except URLError:
+            time.sleep(0.1)
+    raise BadInput("The page did not start; run `python app.py` to see why.")
+
+
+_loaded: list[Loaded] = []  # in the process of the engine alone
+
+
+def _load(preset: str) -> None:
+    _loaded.append(import_models().load(find_preset(preset)))
+
+
+def _provenance() -> dict[str, Any]:
+    return provenance(_loaded[0])
+
+
+def _alone(asked: Asked) -> Rates:
+    """No server and no page."""
+    settings = Settings(k=asked.k, max_new_tokens=asked.max_new_tokens, temperature=asked.temperature)
+    entries = list(race(_loaded[0], asked.drafter, _loaded[0].encode(asked.prompt), settings))
+    stats = {lane: Stats.of(entry.event for entry in entries if entry.lane == lane) for lane in LANES}
+    return {lane: stats[lane].tokens_per_second or 0.0 for lane in LANES}
+
+
+def without_page(url: str, asked: Asked) -> Rates:
+    """Nothing is shown: one call, one answer at the end."""
+    client = _client(url)
+    outcome = client.predict(**asdict(asked), api_name="/compare")
+    client.close()
+    return {lane: outcome[lane]["stats"]["tokens_per_second"] for lane in LANES}
+
+
+def in_a_program(url: str, asked: Asked) -> Rates:
+    """A program that reads the messages of the race as they come."""
+    client = _client(url)
+    *_, last = client.submit(**asdict(asked), api_name="/race")
+    client.close()
+    return {lane: json.loads(last)["end"]["stats"][lane]["tokens_per_second"] for lane in LANES}
+
+
+def _client(url: str) -> Any:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from gradio_client import Client
+
+    return Client(url, verbose=False, analytics_enabled=False)
+
+
+def check_browser() -> None:
+    """Raises BadInput if there is no browser, or nothing to drive it with."""
+    if executable() is None:
+        raise BadInput(f"No browser was found to show the page: install one of {', '.join(BROWSERS)}.")
+    if find_spec("playwright") is None:
+        raise BadInput("The browser is driven with playwright: pip install -r tests/requirements.txt")
+
+
+def in_a_browser(url: str, asked: Asked) -> Rates:
+    """A headless browser that draws the page, on the same processor."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS)
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(RACE_SECONDS * 1000)
+        page.goto(f"{url}?{urlencode(asdict(asked))}")
+        page.get_by_text("Press Run to start.").wait_for()
+        page.locator("[data-stage=ready]").wait_for()
+        time.sleep(SETTLE_SECONDS)
+        rates = page.evaluate(RACE)
+        browser.close()
+    return {lane: float(rate) for lane, rate in rates.items()}
+
+
+# Waits for an event and asks nothing meanwhile: a waiting Playwright would keep the page busy.
+RACE = """() => new Promise((done, failed) => {
+  const arena = document.querySelector(".sd-arena");
+  const rate = (lane) => document.querySelector(`[data-lane=${lane}] .sd-rate b`).textContent;
+  new MutationObserver(() => {
+    if (arena.dataset.state === "ended") done({ plain: rate("plain"), speculative: rate("speculative") });
+    if (arena.dataset.state === "failed") failed(new Error(document.querySelector(".sd-sentence").textContent));
+  }).observe(arena, { attributes: true, attributeFilter: ["data-state"] });
+  document.querySelector("#run").click();
+})"""
+
+
+def executable() -> str | None:
+    """The browser of the system, if there is one."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows for people."""
+    lines = [f"{'race in':<17}{'lane':<13}{'tokens/s':>9}{'of the engine alone':>26}"]
+    for row in rows:
+        ratio = row["ratio_to_alone"]
+        span = f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})"
+        lines.append(f"{row['way']:<17}{row['lane']:<13}{row['tokens_per_second']:>9.1f}{span:>26}")
+    return "\n".join(lines)

@@ -1,0 +1,357 @@
+"""`python -m specdemo lab ...`: why it is fast or slow, which K, and whether it is really lossless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from ..drafters import DRAFTERS
+from ..imports import import_models
+from ..presets import DEFAULT_PRESET, PRESETS, find_preset
+from ..types import BadInput, Settings
+
+if TYPE_CHECKING:
+    from ..models import Loaded
+
+app = typer.Typer(help="Why it is fast or slow, which K, and whether it is really lossless.", no_args_is_help=True)
+
+Step = TypeVar("Step")
+PROMPTS = PRESETS / "prompts"
+
+PresetName = Annotated[str, typer.Option("--preset", help="Which models; see `presets`.")]
+Drafter = Annotated[str | None, typer.Option("--drafter", help="The preset's own by default.")]
+Drafters = Annotated[str, typer.Option("--drafters", help="Separated by commas; all that can run by default.")]
+PromptFile = Annotated[Path, typer.Option("--prompts", help="JSON lines of id, category and prompt.")]
+K = Annotated[int, typer.Option("-k", help="Tokens drafted in one round.")]
+Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy; up to 2.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Of each text.")]
+Seed = Annotated[int, typer.Option("--seed", help="Same seed, same settings, same machine: same tokens.")]
+DType = Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write everything to this file.")]
+CsvFile = Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.")]
+
+
+@app.command()
+def profile(
+    preset: PresetName = DEFAULT_PRESET,
+    names: Drafters = "",
+    k: K = 4,
+    prompt: Annotated[str, typer.Option("--prompt", help="What to say to the model.")] = "Tell me about the sea.",
+    new_tokens: MaxNewTokens = 32,
+    repeats: Annotated[int, typer.Option("--repeats", help="How often everything is timed.")] = 3,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    json_: JsonFile = None,
+    csv: CsvFile = None,
+) -> None:
+    """Time a token of each model, a pass over 1 to 17 tokens, and what a drafted token costs."""
+    from . import profile as lab
+    from .tables import check_folder, text_table, write_csv, write_json
+
+    check_folder(json_, csv)
+    at_least_1(repeats=repeats)
+    with loaded_model(preset, dtype, device) as loaded:
+        drafters = drafters_of(loaded, names)
+        steps = lab.profile(loaded, loaded.encode(prompt), drafters, k, new_tokens, repeats)
+        timings = [timing for step in told(steps, lab.steps(loaded, drafters, repeats)) for timing in step]
+        environment = loaded.environment()
+    summary = lab.summarise(timings)
+    times = {"mean_ms": ".2f", "p50_ms": ".2f", "p90_ms": ".2f"}
+    shapes = {
+        "models": {"model": "", "tokens_per_second": ".1f", **times, "ttft_ms": ".1f"},
+        "passes": {"model": "", "tokens": "d", **times, "cost": ".2f"},
+        "drafters": {"drafter": "", "ms_per_drafted_token": ".3f", "draft_cost": ".1%"},
+    }
+    for part, columns in shapes.items():
+        typer.echo(text_table(summary[part], columns) + "\n")
+    say(lab.in_words(summary, k))
+    if json_:
+        write_json(json_, {"environment": environment, **summary})
+    if csv:
+        write_csv(csv, [{"part": part, **row} for part in shapes for row in summary[part]])
+
+
+@app.command()
+def theory(
+    draft_ms: Annotated[float | None, typer.Option("--draft-ms", help="Milliseconds to draft one token.")] = None,
+    target_ms: Annotated[float | None, typer.Option("--target-ms", help="Of a target pass over one token.")] = None,
+    profile: Annotated[Path | None, typer.Option("--profile", help="Instead: what `lab profile --json` wrote.")] = None,
+    drafter: Annotated[str | None, typer.Option("--drafter", help="Whose costs in the profile.")] = None,
+    alpha: Annotated[float | None, typer.Option("--alpha", help="The chance that a guess passes.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    csv: CsvFile = None,
+) -> None:
+    """What speculation could gain with these costs: the ideal, the break-even acceptance, the best K."""
+    import json
+
+    from . import theory as lab
+    from .tables import check_folder, text_table, write_csv
+
+    check_folder(csv)
+    if profile is not None and drafter is not None:
+        costs = costs_in(profile, drafter)
+    elif draft_ms is not None and target_ms is not None:
+        if not target_ms > 0:
+            raise BadInput(f"The time of a target pass must be above 0, not {target_ms!r}.")
+        costs = lab.Costs(draft_ms / target_ms)
+    else:
+        raise BadInput("Give either --draft-ms and --target-ms, or --profile and --drafter.")
+    rows, best = lab.table(costs, alpha), None if alpha is None else lab.best_k(alpha, costs)
+    if json_:
+        typer.echo(json.dumps({"draft_cost": costs.draft, "alpha": alpha, "rows": rows, "best_k": best}))
+    else:
+        shapes = {"k": "d", "ideal_speedup": ".3f", "verify_cost": ".2f", "break_even_alpha": ".3f"}
+        shapes |= {"expected_tokens": ".2f", "speedup": ".3f"} if alpha is not None else {}
+        typer.echo(text_table(rows, shapes) + "\n")
+        say(lab.in_words(costs, alpha))
+    if csv:
+        write_csv(csv, rows)
+
+
+@app.command()
+def explain(
+    trace: Annotated[Path, typer.Option("--trace", help="A race, as `record` writes it.")],
+    json_: JsonFile = None,
+    csv: CsvFile = None,
+) -> None:
+    """Set a recorded race beside the theory, and split the gap between the two into its parts."""
+    from ..race import PLAIN, SPECULATIVE
+    from .explain import explain as lab
+    from .tables import check_folder, write_csv, write_json
+
+    check_folder(json_, csv)
+    entries = entries_of(trace)
+    found = lab(*([entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE)))
+    say(found.in_words())
+    if json_:
+        write_json(json_, asdict(found))
+    if csv:
+        write_csv(csv, [asdict(part) for part in found.parts])
+
+
+@app.command()
+def sweep(
+    preset: PresetName = DEFAULT_PRESET,
+    names: Drafters = "",
+    ks: Annotated[str, typer.Option("-k", help="Values of K, separated by commas; 0 is always run.")] = "0,1,2,4,8,16",
+    temperatures: Annotated[str, typer.Option("--temperature", help="Separated by commas.")] = "0",
+    seeds: Annotated[int, typer.Option("--seeds", help="How many texts of each prompt.")] = 1,
+    prompts: PromptFile = PROMPTS / "easy-hard.jsonl",
+    max_new_tokens: MaxNewTokens = 64,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    json_: JsonFile = None,
+    csv: CsvFile = None,
+) -> None:
+    """Run drafters with several K, at several temperatures, on easy and hard prompts, and name the best K."""
+    from . import sweep as lab
+    from .bench import read_prompts
+    from .tables import check_folder, text_table, write_csv, write_json
+
+    check_folder(json_, csv)
+    at_least_1(seeds=seeds)
+    try:
+        k_values, t_values = [int(k) for k in ks.split(",")], [float(t) for t in temperatures.split(",")]
+    except ValueError as error:
+        raise BadInput("K and temperature are numbers, separated by commas.") from error
+    asked = read_prompts(prompts)
+    with loaded_model(preset, dtype, device) as loaded:
+        plan = lab.Plan(asked, drafters_of(loaded, names), k_values, t_values, range(seeds), max_new_tokens)
+        runs = list(told(lab.sweep(loaded, plan), plan.steps))
+        environment = loaded.environment()
+    rows = lab.summarise(runs)
+    best = lab.best_k(rows)
+    shapes = {"category": "", "temperature": "g", "drafter": "", "k": "", "tokens_per_second": ".1f"}
+    shapes |= {"ms_per_token": ".1f", "speedup": ".2f", "acceptance_rate": ".0%", "draft_efficiency": ".0%"}
+    typer.echo(text_table(rows, shapes) + "\n")
+    say(row["sentence"] for row in best)
+    if json_:
+        write_json(json_, {"environment": environment, "runs": runs, "summary": rows, "best": best})
+    if csv:
+        write_csv(csv, rows)
+
+
+@app.command()
+def domains(
+    preset: PresetName = DEFAULT_PRESET,
+    drafter: Drafter = None,
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    prompts: PromptFile = PROMPTS / "domains.jsonl",
+    max_new_tokens: MaxNewTokens = 64,
+    traces: Annotated[
+        list[Path] | None, typer.Option("--trace", help="Count in this recorded race, with no model; may be repeated.")
+    ] = None,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    json_: JsonFile = None,
+    csv: CsvFile = None,
+) -> None:
+    """Count where guesses pass: by category of prompt, by kind of token, by place in the draft."""
+    from ..race import SPECULATIVE
+    from . import domains as lab
+    from .bench import read_prompts
+    from .tables import check_folder, text_table, write_csv, write_json
+
+    check_folder(json_, csv)
+    counts = lab.Counts()
+    for trace in traces or ():
+        counts.add(trace.stem, [entry for entry in entries_of(trace) if entry.lane == SPECULATIVE])
+    environment = None
+    if not traces:
+        asked = read_prompts(prompts)
+        settings = Settings(k=k, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
+        with loaded_model(preset, dtype, device) as loaded:
+            name = drafter or loaded.preset.defaults.drafter
+            for prompt, entries in told(lab.domains(loaded, name, asked, settings), len(asked)):
+                counts.add(prompt.category, entries)
+            environment = loaded.environment()
+    rows = counts.rows()
+    shapes = {"by": "", "name": "", "drafted": "d", "tested": "d", "accepted": "d"}
+    shapes |= {"acceptance_rate": ".0%", "low": ".0%", "high": ".0%", "draft_efficiency": ".0%"}
+    typer.echo(text_table(rows, shapes) + "\n")
+    say(counts.in_words())
+    if json_:
+        write_json(json_, {"environment": environment, "rows": rows})
+    if csv:
+        write_csv(csv, rows)
+
+
+@app.command()
+def lossless(
+    preset: PresetName = DEFAULT_PRESET,
+    drafter: Drafter = None,
+    k: K = 2,
+    temperature: Temperature = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Sample from the likeliest that reach this mass.")] = 1.0,
+    seed: Seed = 0,
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds from one context; 0 leaves them out.")] = 3000,
+    rule: Annotated[str, typer.Option("--rule", help="exact, or one broken on purpose, to see it caught.")] = "exact",
+    prompt: Annotated[str, typer.Option("--prompt", help="Whose answer holds the context.")] = "Tell me about the sea.",
+    prompts: PromptFile = PROMPTS / "domains.jsonl",
+    limit: Annotated[int, typer.Option("--limit", help="Check so many prompts greedily; 0 leaves them out.")] = 8,
+    max_new_tokens: MaxNewTokens = 64,
+    dtype: DType = "auto",
+    device: Device = "auto",
+    json_: JsonFile = None,
+    csv: CsvFile = None,
+) -> None:
+    """Check that drafting changes nothing: greedy texts token for token, sampled ones by their law.
+
+    Ends with status 1 if a check fails.
+    """
+    from . import greedy
+    from . import lossless as lab
+    from .bench import read_prompts
+    from .law import RULES
+    from .tables import check_folder, write_csv, write_json
+
+    check_folder(json_, csv)
+    if rule not in RULES:
+        raise BadInput(f"There is no rule called {rule!r}. Choose one of: {', '.join(RULES)}.")
+    settings = Settings(k, temperature, top_k, top_p, max_new_tokens, seed)
+    if temperature == 0 and rounds:
+        raise BadInput("At temperature 0 nothing is sampled: choose one above 0, or --rounds 0.")
+    if min(limit, rounds) < 0:
+        raise BadInput("The limit and the rounds must be at least 0.")
+    asked = read_prompts(prompts)
+    asked = asked[:: max(1, len(asked) // limit)][:limit] if limit else []  # from the whole file
+    with loaded_model(preset, dtype, device) as loaded:
+        name, ids = drafter or loaded.preset.defaults.drafter, loaded.encode(prompt)
+        checks = list(told(greedy.greedy(loaded, asked, [name], k, max_new_tokens), greedy.steps(asked, [name])))
+        say(greedy.in_words(checks))
+        places = [place for step in lab.exact(loaded, name, ids, settings) for place in step]
+        say(lab.exact_in_words(places))
+        sampled = None
+        if rounds:
+            context = lab.telling_context(loaded, name, ids, settings)
+            batches = told(lab.sampling(loaded, name, context, settings, rounds, rule), -(-rounds // lab.BATCH))
+            sampled = list(batches)[-1]
+            say(sampled.in_words())
+        environment = loaded.environment()
+    if json_:
+        found = {"greedy": checks, "exact": places, "sampling": sampled}
+        write_json(json_, {"environment": environment, "settings": settings, "drafter": name, **found})
+    if csv:
+        write_csv(csv, [asdict(check) for check in checks])
+    differ = not all(check.identical or check.near_tie for check in checks)
+    if differ or (sampled and sampled.caught) or any(place.error > lab.PRECISION for place in places):
+        raise typer.Exit(1)
+
+
+def at_least_1(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise BadInput(f"{name.capitalize()} must be at least 1, not {number}.")
+
+
+@contextmanager
+def loaded_model(preset: str, dtype: str, device: str) -> Iterator[Loaded]:
+    """The preset's models, freed at the end."""
+    chosen = find_preset(preset)
+    loaded = import_models().load(chosen, dtype, device)
+    try:
+        yield loaded
+    finally:
+        loaded.release()
+
+
+def drafters_of(loaded: Loaded, names: str) -> list[str]:
+    """The drafters named, or all that this preset can use."""
+    able = [name for name, kind in DRAFTERS.items() if name != "none" and not kind.missing(loaded)]
+    return [name.strip() for name in names.split(",")] if names else able
+
+
+def told(steps: Iterable[Step], total: int) -> Iterator[Step]:
+    """The steps, with a bar on stderr."""
+    from tqdm import tqdm
+
+    yield from tqdm(steps, total=total, disable=not total)
+
+
+def say(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)
+
+
+def entries_of(trace: Path) -> Sequence[Any]:
+    """The entries of a trace file.
+
+    Raises:
+        BadInput: it cannot be read, or is no trace.
+    """
+    from ..events import read_trace
+
+    try:
+        return read_trace(trace.read_text(encoding="utf-8").splitlines())[1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"The trace cannot be read: {error}.") from error
+
+
+def costs_in(profile: Path, drafter: str) -> Any:
+    """The costs of a drafter in a file that `lab profile --json` wrote.
+
+    Raises:
+        BadInput: it cannot be read, is something else, or has no such drafter.
+    """
+    import json
+
+    from .profile import costs
+
+    try:
+        found = costs(json.loads(profile.read_text(encoding="utf-8")), drafter)
+    except OSError as error:
+        raise BadInput(f"The profile cannot be read: {error}.") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInput(f"{profile.name} is not what `lab profile --json` writes: {error}.") from error
+    if found is None:
+        raise BadInput(f"{profile.name} holds no costs of a drafter called {drafter!r}.")
+    return found

@@ -1,0 +1,195 @@
+"""How near a pass comes to the speed of the memory.
+
+A pass over a few tokens does little arithmetic on many weights: it cannot be done sooner than memory delivers them.
+So the least time of a pass is the bytes it has to read over the bandwidth of this machine, and that over the time
+it takes is what the runner achieves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers.initialization import no_init_weights
+
+from ..runners.choose import MakeRunner, runner_maker
+
+BUFFER = 2**30  # bytes; far more than any cache holds
+REPEATS = 15
+SHARE = 0.2  # of the free memory that random weights may take; the runner may need as much again for its layout
+
+SHAPES: dict[str, PreTrainedConfig] = {
+    "SmolLM2-1.7B": LlamaConfig(
+        **{"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 32},
+        **{"intermediate_size": 8192, "vocab_size": 49152, "tie_word_embeddings": True},
+    ),
+    "Qwen3-0.6B": Qwen3Config(
+        **{"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8},
+        **{"intermediate_size": 3072, "vocab_size": 151936, "head_dim": 128, "tie_word_embeddings": True},
+    ),
+    "Qwen3-4B": Qwen3Config(
+        **{"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8},
+        **{"intermediate_size": 9728, "vocab_size": 151936, "head_dim": 128, "tie_word_embeddings": True},
+    ),
+    "Llama-8B": LlamaConfig(
+        **{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8},
+        **{"intermediate_size": 14336, "vocab_size": 128256, "tie_word_embeddings": False},
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass over `tokens` tokens behind `context` others: the median time, what it must read, and the least time.
+
+    Of a shape that is too large for the memory only `layers` of `all_layers` are built and timed.
+    """
+
+    weights: str
+    engine: str
+    layers: int
+    all_layers: int
+    context: int
+    tokens: int
+    bytes: int
+    ms: float
+    floor_ms: float
+
+    @property
+    def achieved(self) -> float:
+        return self.floor_ms / self.ms
+
+
+def bandwidth(device: torch.device, size: int = BUFFER) -> dict[str, float]:
+    """Bytes a second that this device streams: `best` and `median` of the fastest of three ways to touch a buffer."""
+    buffer = torch.ones(size // 4, device=device)
+    other = torch.empty_like(buffer)
+    ways: list[tuple[Callable[[], Tensor], int]] = [
+        (buffer.sum, size),
+        (buffer.amax, size),
+        (lambda: other.copy_(buffer), 2 * size),
+    ]
+    rates = [sorted(moved / _seconds(way) for _ in range(REPEATS)) for way, moved in ways]
+    fastest = max(rates, key=median)
+    return {"best": fastest[-1], "median": median(fastest)}
+
+
+def bytes_read(model: PreTrainedModel, context: int, tokens: int) -> int:
+    """What a pass must read: every weight once, of the embedding only the rows of its tokens, and the keys and values.
+
+    A head that is tied to the embedding is read whole, as the head.
+    """
+    embedding = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is embedding
+    weights = sum(weight.nbytes for weight in model.parameters()) - (0 if tied else embedding.nbytes)
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    entry = 2 * config.num_hidden_layers * heads * width * embedding.element_size()
+    return weights + tokens * embedding[0].nbytes + context * entry
+
+
+def passes(
+    name: str,
+    model: PreTrainedModel,
+    engine: str,
+    make: MakeRunner,
+    lengths: Sequence[int],
+    context: int,
+    rate: float,
+    all_layers: int | None = None,
+) -> Iterator[Pass]:
+    """Time a pass of each length behind `context` tokens; `rate` is the bandwidth in bytes a second."""
+    layers = model.config.get_text_config().num_hidden_layers
+    runner = make(context + max(lengths))
+    try:
+        runner.prefill([1] * context)
+        seconds: dict[int, list[float]] = {length: [] for length in lengths}
+        for repeat in range(-1, REPEATS):  # the first time round only warms up
+            for length in lengths:
+                took = _seconds(lambda ids=[1] * length: runner.forward(ids))  # type: ignore[misc]
+                runner.rollback(context)
+                seconds[length] += [took] if repeat >= 0 else []
+    finally:
+        runner.release()
+    for length in lengths:
+        size = bytes_read(model, context, length)
+        ms, floor_ms = 1000 * median(seconds[length]), 1000 * size / rate
+        yield Pass(name, engine, layers, all_layers or layers, context, length, size, ms, floor_ms)
+
+
+def random_passes(
+    shape: str, dtype: torch.dtype, device: torch.device, lengths: Sequence[int], context: int, rate: float
+) -> Iterator[Pass]:
+    """The same for random weights of a shape, with as many layers as the memory allows."""
+    config = SHAPES[shape]
+    every = config.num_hidden_layers
+    model = random_model(config, dtype, device, SHARE * _free_memory(device))
+    engine, make = runner_maker(model)
+    yield from passes(f"{shape}, random", model, engine, make, lengths, context, rate, every)
+
+
+def random_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, room: float) -> PreTrainedModel:
+    """A model of this shape with at least one layer, and as many more as fit into `room` bytes."""
+    with torch.device("meta"):
+        one, two = (AutoModelForCausalLM.from_config(_cut(config, layers), dtype=dtype) for layers in (1, 2))
+    first, second = (sum(weight.nbytes for weight in model.parameters()) for model in (one, two))
+    layers = 1 + int(max(0.0, room - first) // (second - first))
+    with torch.device(device), no_init_weights():
+        model = AutoModelForCausalLM.from_config(_cut(config, min(layers, config.num_hidden_layers)), dtype=dtype)
+    noise = torch.empty(2**22, dtype=dtype, device=device).uniform_(-0.02, 0.02)
+    with torch.no_grad():
+        for weight in model.parameters():  # drawing billions of numbers would take minutes; memory does not care
+            for part in weight.view(-1).split(len(noise)):
+                part.copy_(noise[: len(part)])
+    return model.eval()
+
+
+def _cut(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
+    fields = {**config.to_dict(), "num_hidden_layers": layers}
+    fields.pop("layer_types", None)
+    return type(config)(**fields)
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return int(psutil.virtual_memory().available)
+
+
+def _seconds(work: Callable[[], Tensor]) -> float:
+    """How long it takes until a number of the outcome can be read."""
+    began = time.perf_counter()
+    float(work().view(-1)[-1])
+    return time.perf_counter() - began
+
+
+def table(rates: dict[str, float], rows: Sequence[Pass]) -> str:
+    """The rows for people."""
+    lines = [
+        f"This machine streams {rates['median'] / 1e9:.1f} GB/s (best {rates['best'] / 1e9:.1f}).",
+        "",
+        f"{'weights':<22}{'engine':<8}{'layers':>8}{'tokens':>8}{'MB read':>9}{'least ms':>10}{'ms':>9}{'achieved':>9}",
+    ]
+    for row in rows:
+        layers = f"{row.layers}/{row.all_layers}"
+        lines.append(
+            f"{row.weights:<22}{row.engine:<8}{layers:>8}{row.tokens:>8}{row.bytes / 1e6:>9.0f}{row.floor_ms:>10.2f}"
+            f"{row.ms:>9.2f}{row.achieved:>9.0%}"
+        )
+    if any(row.layers < row.all_layers for row in rows):
+        lines += ["", "Where memory is short only some of the layers were built and timed; bytes and times are theirs."]
+    return "\n".join(lines)
+
+
+def as_dict(row: Pass) -> dict[str, Any]:
+    """Ready for JSON."""
+    names = Pass.__dataclass_fields__
+    return {**{name: getattr(row, name) for name in names}, "achieved": row.achieved}

@@ -1,0 +1,92 @@
+"""What the measurements share: a mean with its uncertainty, and tables for files and for people."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.special import stdtrit
+
+from ..types import BadInput
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean of `count` values and its 95% confidence interval (Student's t); None for a single value.
+
+    The values are never negative, and so the interval is cut off at 0.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None if there are no values."""
+        if not values:
+            return None
+        mean, count = fmean(values), len(values)
+        if count == 1:
+            return cls(mean, None, None, 1)
+        half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * stdev(values) / sqrt(count)
+        return cls(mean, max(0.0, mean - half), mean + half, count)
+
+
+def check_folder(*paths: Path | None) -> None:
+    """Refuse files that cannot be written before anything is measured.
+
+    Raises:
+        BadInput: naming the folder that is not there.
+    """
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise BadInput(f"There is no folder {path.absolute().parent} to write {path.name} into.")
+
+
+def write_json(path: Path, result: Any) -> None:
+    """The result as it is; dataclasses in it become objects."""
+    path.write_text(json.dumps(result, ensure_ascii=False, indent=1, default=asdict) + "\n", encoding="utf-8")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each row; what is nested in a row becomes columns called `outer.inner`, None an empty cell."""
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        inner = asdict(value) if isinstance(value, Spread) else value
+        cells |= _flat(inner, f"{outer}{name}.") if isinstance(inner, Mapping) else {f"{outer}{name}": inner}
+    return cells
+
+
+def text_table(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> str:
+    """Columns for a terminal: `shapes` gives the columns and their formats; what is None or missing is a dash."""
+    lines = [list(shapes)]
+    for row in rows:
+        lines.append([_cell(row.get(name), shape) for name, shape in shapes.items()])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _cell(value: Any, shape: str) -> str:
+    if isinstance(value, Spread):
+        interval = "" if value.low is None else f" ({value.low:{shape}} to {value.high:{shape}})"
+        return f"{value.mean:{shape}}{interval}"
+    return "-" if value is None else f"{value:{shape}}"

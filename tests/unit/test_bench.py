@@ -1,0 +1,159 @@
+"""The bench: what it runs on tiny models, its summary by hand, and the bytes of the roofline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from specdemo.lab import bench_hf, roofline
+from specdemo.lab.bench import ALONE, Case, Prompt, bench, provenance, summarise, table
+from specdemo.lab.cli import TUNED_K, cases_of_hf, cases_of_ours, theirs
+from specdemo.models import Loaded, load
+from specdemo.types import AUTO, BadInput, Settings
+
+from .checkpoints import full_preset, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
+RUN = {
+    *("method", "drafter", "k", "temperature", "prompt_id", "repeat", "new_tokens", "seconds", "ttft_seconds"),
+    *("tokens_per_second", "accepted", "tested", "drafted", "rounds", "token_ids"),
+}
+ROW = {"method", "drafter", "k", "temperature", "category", "tokens_per_second", "ratio_to_plain", "ratio_to_hf"}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    loaded = load(full_preset(tmp_path_factory.mktemp("bench")), "float32", "cpu")
+    yield loaded
+    loaded.release()
+
+
+@pytest.fixture(scope="module")
+def outcome(loaded: Loaded) -> dict[str, Any]:
+    methods = list(bench_hf.METHODS)
+    cases = [*cases_of_hf(loaded, methods, [3]), ALONE, *cases_of_ours(loaded, "ngram,draft-model", [3, AUTO])]
+    return bench(loaded, PROMPTS, cases, [0.0, 0.8], 12, 2)
+
+
+def test_every_case_meets_every_prompt_temperature_and_repeat(outcome: dict[str, Any]) -> None:
+    runs = outcome["runs"]
+    assert all(run.keys() >= RUN for run in runs)
+    assert len(runs) == 9 * 2 * 2 * 2
+    assert len({(r["method"], r["drafter"], r["k"], r["temperature"], r["prompt_id"], r["repeat"]) for r in runs}) == 72
+    assert all(run["new_tokens"] == len(run["token_ids"]) <= 12 for run in runs)
+    assert all(run["ttft_seconds"] > 0 and run["seconds"] > 0 for run in runs)
+    json.dumps(outcome)
+
+
+def test_greedy_texts_are_the_same_by_every_method_of_ours_and_of_transformers(outcome: dict[str, Any]) -> None:
+    greedy = [row for row in outcome["summary"] if row["temperature"] == 0 and row["category"] == "all"]
+    assert {row["method"] for row in greedy} == {*bench_hf.METHODS, "plain", "speculative"}
+    assert all(row["identical"] == row["runs"] == 4 for row in greedy)
+    assert all(row["identical"] is None for row in outcome["summary"] if row["temperature"])
+
+
+def test_the_summary_has_a_row_for_each_category_and_all(outcome: dict[str, Any]) -> None:
+    summary = outcome["summary"]
+    assert all(row.keys() >= ROW for row in summary)
+    assert len(summary) == 9 * 2 * 3
+    assert {row["category"] for row in summary} == {"easy", "hard", "all"}
+    for row in summary:
+        for base, name in (("plain", "ratio_to_plain"), ("hf", "ratio_to_hf")):
+            ratio = row[name]
+            assert ratio["min"] <= ratio["median"] <= ratio["max"]
+            if row["method"] == base:
+                assert ratio == {"min": 1, "median": 1, "max": 1}
+    assert len(table(summary).splitlines()) == 1 + len(summary)
+
+
+def test_ratios_are_taken_run_by_run() -> None:
+    def run(method: str, repeat: int, rate: float, tokens: list[int]) -> dict[str, Any]:
+        return {
+            **{"method": method, "drafter": None, "k": None, "temperature": 0.0, "prompt_id": "a", "repeat": repeat},
+            **{"new_tokens": 2, "tokens_per_second": rate, "token_ids": tokens},
+            **{"accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5},
+        }
+
+    runs = [run("plain", 0, 10, [1, 2]), run("hf", 0, 5, [1, 2]), run("plain", 1, 40, [1, 2]), run("hf", 1, 10, [1, 3])]
+    rows = [row for row in summarise(PROMPTS, runs) if row["category"] == "all"]
+    plain, hf = rows
+    assert plain["ratio_to_hf"] == {"min": 2, "median": 3, "max": 4}
+    assert hf["ratio_to_plain"] == {"min": 0.25, "median": 0.375, "max": 0.5}
+    assert (plain["tokens_per_second"], hf["identical"], hf["acceptance_rate"], hf["tokens_per_round"]) == (
+        25,
+        1,
+        0.5,
+        1,
+    )
+    assert next(iter(summarise(PROMPTS, runs[::2])))["ratio_to_hf"] is None
+
+
+def test_the_assistant_is_set_up_for_a_run_and_then_as_before(loaded: Loaded) -> None:
+    assert loaded.draft_model is not None
+    config, settings = loaded.draft_model.generation_config, Settings(max_new_tokens=4)
+    config.num_assistant_tokens = 7
+    try:
+        with bench_hf._assisting(loaded, Case(bench_hf.TUNED, "draft-model", 2)) as assistant:
+            assert assistant is loaded.draft_model
+            assert (config.num_assistant_tokens, config.assistant_confidence_threshold) == (2, 0.0)
+        bench_hf.generate(loaded, Case(bench_hf.ASSISTED, "draft-model"), loaded.encode("the cat"), settings)
+        assert config.num_assistant_tokens == 7
+    finally:
+        config.num_assistant_tokens = None
+
+
+def test_what_cannot_be_compared_is_told(loaded: Loaded, capsys: pytest.CaptureFixture) -> None:
+    alone = replace(loaded, draft_model=None)
+    assert cases_of_hf(alone, ["hf", "hf-assisted"], [AUTO]) == [Case("hf")]
+    assert capsys.readouterr().err == "hf-assisted is left out: the preset toy has no draft model to assist.\n"
+    assert [case.k for case in cases_of_hf(loaded, ["hf-assisted-tuned"], [AUTO])] == list(TUNED_K)
+    with pytest.raises(BadInput, match=r"no method called 'vllm' to compare with\. Choose from: hf, hf-assisted,"):
+        theirs("hf, vllm")
+
+
+def test_figures_say_where_they_are_from(loaded: Loaded) -> None:
+    told = provenance(loaded)
+    assert told.keys() == {"environment", "weights"}
+    assert {"cpu", "dtype", "torch", "transformers", "commit"} <= told["environment"].keys()
+
+
+# Roofline --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_bytes_of_a_pass(tied: bool) -> None:
+    vocab, hidden, layers = 50, 32, 2
+    model = tiny("llama", vocab, tie_word_embeddings=tied)
+    layer = 4 * (hidden * (32 + 16 + 16) + 32 * hidden + 3 * hidden * 64 + 2 * hidden)
+    rest = 4 * (vocab * hidden + hidden)
+    cache = 2 * 2 * 8 * 4  # keys and values of two heads of eight numbers
+    for context, tokens in ((0, 1), (10, 1), (10, 6)):
+        expected = layers * layer + rest + tokens * hidden * 4 + context * layers * cache
+        assert roofline.bytes_read(model, context, tokens) == expected
+
+
+def test_random_weights_are_cut_to_the_memory_there_is() -> None:
+    config = tiny("llama", 50).config
+    whole = roofline.random_model(config, torch.float32, torch.device("cpu"), 1e9)
+    assert whole.config.num_hidden_layers == 2
+    assert all(0 < float(weight.detach().abs().max()) <= 0.02 for weight in whole.parameters())
+    assert roofline.random_model(config, torch.float32, torch.device("cpu"), 0).config.num_hidden_layers == 1
+
+
+def test_a_roofline_of_a_loaded_preset(loaded: Loaded) -> None:
+    rates = roofline.bandwidth(loaded.device, size=2**20)
+    assert 0 < rates["median"] <= rates["best"]
+    args = ("toy", loaded.model, loaded.engine, loaded.target_runner)
+    rows = list(roofline.passes(*args, lengths=[1, 4], context=8, rate=1e9, all_layers=5))
+    assert [(row.tokens, row.layers, row.all_layers) for row in rows] == [(1, 2, 5), (4, 2, 5)]
+    for row in rows:
+        assert row.floor_ms == pytest.approx(row.bytes / 1e6)
+        assert roofline.as_dict(row)["achieved"] == pytest.approx(row.floor_ms / row.ms)
+    assert "only some of the layers" in roofline.table(rates, rows)

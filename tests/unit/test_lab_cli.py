@@ -1,0 +1,162 @@
+"""`lab` on the command line: what needs no model, what a person gets wrong, and small runs of the real preset."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specdemo import cli
+from specdemo.events import Entry, Event, Prefilled, Round, Spans, write_trace
+from specdemo.types import DraftedToken, Fate, Token, TokenKind
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `lab` in this process: exit status, stdout, stderr."""
+
+    def _run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["specdemo", "lab", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return _run
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A race of three rounds a lane."""
+    first = Prefilled(3, Token(0, TokenKind.TARGET, 1), 0.1)
+    plain: list[Event] = [first, *[Round(0, (), (Token(1, TokenKind.TARGET, 1),), 0, 0.1, 0.1)] * 3]
+    fates = (Fate.ACCEPTED, Fate.REJECTED)
+    drafted = tuple(DraftedToken(1, fate, 0.5, 0.5, 0.5) for fate in fates)
+    emitted = (Token(1, TokenKind.ACCEPTED, 1), Token(2, TokenKind.RESAMPLED, 1))
+    drafting: list[Event] = [first, *[Round(0, drafted, emitted, 0.01, 0.12, 0.14)] * 3]
+    spans = Spans((" the", " sea"), (" the", " sky"))
+    entries = [Entry("plain", event, Spans((" x",))) for event in plain]
+    entries += [
+        Entry("speculative", event, spans if isinstance(event, Round) else Spans((" x",))) for event in drafting
+    ]
+    path = tmp_path / "race.jsonl"
+    path.write_text("".join(write_trace({}, entries)))
+    return path
+
+
+def test_theory_prints_rows(run: Run) -> None:
+    status, out, err = run("theory", "--draft-ms", "22.09", "--target-ms", "29.92", "--json")
+    rows = {row["k"]: row for row in json.loads(out)["rows"]}
+    assert (status, err) == (0, "")
+    assert round(rows[1]["ideal_speedup"], 3) == 1.151
+    assert round(rows[10]["break_even_alpha"], 3) == 0.944
+
+
+def test_theory_for_people_and_as_csv(run: Run, tmp_path: Path) -> None:
+    words = ["--draft-ms", "1", "--target-ms", "20", "--alpha", "0.5", "--csv", str(tmp_path / "t.csv")]
+    status, out, _ = run("theory", *words)
+    assert status == 0
+    assert "K = 3 is best" in out
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert [row["k"] for row in csv.DictReader(file)][:3] == ["1", "2", "3"]
+
+
+def test_explain_reads_a_trace(run: Run, trace: Path, tmp_path: Path) -> None:
+    status, out, _ = run("explain", "--trace", str(trace), "--json", str(tmp_path / "gap.json"))
+    found = json.loads((tmp_path / "gap.json").read_text())
+    assert status == 0
+    assert found["predicted"] + sum(part["change"] for part in found["parts"]) == pytest.approx(found["measured"])
+    assert f"{found['measured']:.2f}x" in out
+
+
+def test_domains_counts_in_a_trace(run: Run, trace: Path) -> None:
+    status, out, err = run("domains", "--trace", str(trace))
+    rows = [line.split() for line in out.splitlines()]
+    assert (status, err) == (0, "")
+    assert ["kind", "of", "token", "function", "word", "3", "3", "3"] in [row[:8] for row in rows]
+    assert ["kind", "of", "token", "content", "word", "3", "3", "0"] in [row[:8] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["theory"], "--draft-ms"),
+        (["theory", "--draft-ms", "1"], "--target-ms"),
+        (["theory", "--draft-ms", "1", "--target-ms", "0"], "above 0"),
+        (["theory", "--draft-ms", "nan", "--target-ms", "1"], "0 target passes or more"),
+        (["theory", "--draft-ms", "1", "--target-ms", "1", "--alpha", "1.5"], "from 0 to 1"),
+        (["theory", "--profile", "/no/such/file", "--drafter", "ngram"], "/no/such/file"),
+        (["theory", "--draft-ms", "1", "--target-ms", "1", "--csv", "/no/such/folder/t.csv"], "/no/such/folder"),
+        (["explain", "--trace", "/no/such/trace"], "/no/such/trace"),
+        (["domains", "--prompts", "/no/such/prompts"], "/no/such/prompts"),
+        (["domains", "-k", "17"], "16, not 17"),
+        (["sweep", "-k", "one"], "numbers"),
+        (["sweep", "--seeds", "0"], "Seeds must be at least 1"),
+        (["profile", "--repeats", "0"], "Repeats must be at least 1"),
+        (["profile", "--preset", "gpt-9"], "gpt-9"),
+        (["lossless", "--rule", "wishful"], "resample-from-p"),
+        (["lossless", "--temperature", "0"], "above 0"),
+        (["lossless", "--limit", "-1"], "limit"),
+        (["dance"], "dance"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr_and_status_2(run: Run, words: list[str], named: str) -> None:
+    status, out, err = run(*words)
+    assert (status, out) == (2, "")
+    assert err.startswith("specdemo: ")
+    assert err.count("\n") == 1
+    assert named in err
+
+
+def test_a_file_that_is_no_trace_or_profile_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text('{"models": []}')
+    assert "trace" in run("explain", "--trace", str(tmp_path / "x"))[2]
+    status, _, err = run("theory", "--profile", str(tmp_path / "x"), "--drafter", "ngram")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "lab profile --json" in err
+
+
+@pytest.mark.real
+def test_a_profile_of_the_real_preset_feeds_the_theory(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    words = ["--drafters", "ngram", "--repeats", "1", "--max-new-tokens", "4", "--json", str(path)]
+    status, out, _ = run("profile", *words)
+    assert status == 0
+    assert "ngram: a drafted token costs" in out
+    assert json.loads(path.read_text())["environment"]["torch"]
+    status, out, _ = run("theory", "--profile", str(path), "--drafter", "ngram", "--json")
+    rows = json.loads(out)["rows"]
+    assert status == 0
+    assert rows[0]["verify_cost"] != 1
+
+
+@pytest.mark.real
+def test_sweep_and_domains_of_the_real_preset(run: Run, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "category": "easy", "prompt": "Count to ten."}')
+    words = ["--prompts", str(prompts), "--max-new-tokens", "8"]
+    csv_path = tmp_path / "sweep.csv"
+    status, out, _ = run("sweep", *words, "--drafters", "ngram", "-k", "0,2", "--csv", str(csv_path))
+    assert status == 0
+    assert "ngram on easy prompts at T = 0" in out
+    assert len(csv_path.read_text().splitlines()) == 3
+    status, out, _ = run("domains", *words, "--drafter", "ngram")
+    assert status == 0
+    assert "place in the draft" in out
+
+
+@pytest.mark.real
+def test_lossless_ends_with_status_1_for_a_broken_rule(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    words = ["--limit", "1", "--max-new-tokens", "16", "-k", "1", "--top-k", "8", "--rounds", "150"]
+    status, out, _ = run("lossless", *words, "--rule", "accept-if-p-exceeds-q", "--json", str(path))
+    assert status == 1
+    assert "NOT" in out
+    found = json.loads(path.read_text())
+    assert [check["text"] for check in found["greedy"]] == ["lookup-ngram", "transformers"]
+    assert [test["tokens"] for test in found["sampling"]["tests"]] == [1, 2]

@@ -1,0 +1,114 @@
+"""Kinds of tokens, and acceptance counted by them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdemo.events import Entry, Finished, Prefilled, Round, Spans
+from specdemo.lab.domains import CATEGORY, KIND, PLACE, Count, Counts
+from specdemo.lab.kinds import Kind, kind_of
+from specdemo.types import DraftedToken, Fate, FinishReason, Token, TokenKind
+
+A, R, U = Fate.ACCEPTED, Fate.REJECTED, Fate.UNTESTED
+
+
+@pytest.mark.parametrize(
+    ("before", "token", "kind"),
+    [
+        ("He came", ",", Kind.PUNCTUATION),
+        ("He came", ' ."', Kind.PUNCTUATION),
+        ("He said ", "\u201c", Kind.PUNCTUATION),
+        ("He came to", " the", Kind.FUNCTION_WORD),
+        ("", "The", Kind.FUNCTION_WORD),
+        ("end.\n", "If", Kind.FUNCTION_WORD),
+        ("(", "and", Kind.FUNCTION_WORD),
+        ("the", " lighthouse", Kind.CONTENT_WORD),
+        ("", "Lighthouse", Kind.CONTENT_WORD),
+        ("'", "Lighthouse", Kind.CONTENT_WORD),
+        ("light", "house", Kind.CONTINUATION),
+        ("don", "'t", Kind.CONTINUATION),
+        ("don'", "t", Kind.CONTINUATION),
+        ("it\u2019", "s", Kind.CONTINUATION),
+        ("my_", "name", Kind.CONTINUATION),
+        ("my", "_name", Kind.CONTINUATION),
+        ("e\u0301", "tude", Kind.CONTINUATION),
+        ("in", " 1999", Kind.NUMBER),
+        ("19", "99", Kind.NUMBER),
+        ("costs", " 3.50", Kind.NUMBER),
+        ("a word", "\n\n", Kind.SYMBOL),
+        ("    ", "    ", Kind.SYMBOL),
+        ("x", " =", Kind.SYMBOL),
+        ("f()", " {", Kind.SYMBOL),
+        ("x", "**", Kind.SYMBOL),
+        ("half a character", "", Kind.CONTINUATION),
+        ("hello", "\U0001f600", Kind.SYMBOL),
+    ],
+)
+def test_kinds(before: str, token: str, kind: Kind) -> None:
+    assert kind_of(token, before) is kind
+
+
+@given(st.text(max_size=6), st.text(max_size=6))
+def test_every_token_has_a_kind(token: str, before: str) -> None:
+    assert kind_of(token, before) in Kind
+
+
+def entry(fates: list[Fate], drafted: list[str], emitted: list[str]) -> Entry:
+    tokens = tuple(DraftedToken(0, fate, 0.5, 0.5, 0.5) for fate in fates)
+    written = tuple(Token(0, TokenKind.ACCEPTED, 0.5) for _ in emitted)
+    return Entry("speculative", Round(0, tokens, written, 0, 0, 0), Spans(tuple(emitted), tuple(drafted)))
+
+
+STORY = [
+    Entry("speculative", Prefilled(3, Token(0, TokenKind.TARGET, 1), 0), Spans(("The",))),
+    entry([A, R, U], [" light", "er", "."], [" light", "house"]),
+    entry([A, A], [" is", " old"], [" is", " old", "."]),
+    entry([], [], ["\n"]),
+    Entry("speculative", Finished(FinishReason.EOS), Spans()),
+]
+CODE = [entry([R], ["ing"], [" ="])]
+
+
+def figures(counts: Counts, by: str) -> dict[str, tuple[int, int, int]]:
+    rows = [row for row in counts.rows() if row["by"] == by]
+    return {row["name"]: (row["drafted"], row["tested"], row["accepted"]) for row in rows}
+
+
+def test_counts_by_hand() -> None:
+    counts = Counts()
+    counts.add("story", STORY)
+    counts.add("code", CODE)
+    assert figures(counts, CATEGORY) == {"story": (5, 4, 3), "code": (1, 1, 0)}
+    assert figures(counts, PLACE) == {"1": (3, 3, 2), "2": (2, 2, 1), "3": (1, 0, 0)}
+    assert figures(counts, KIND) == {
+        "punctuation": (1, 0, 0),  # untested
+        "function word": (1, 1, 1),
+        "content word": (3, 2 + 1, 2),  # light, old, and ing with nothing before it
+        "word continuation": (1, 1, 0),  # er, behind the drafted light
+    }
+    row = counts.rows()[0]
+    assert (row["acceptance_rate"], row["draft_efficiency"]) == (3 / 4, 3 / 5)
+
+
+def test_the_places_are_in_the_order_of_numbers() -> None:
+    counts = Counts()
+    counts.add("story", [entry([A] * 12, ["x"] * 12, ["x"] * 13)])
+    assert [row["name"] for row in counts.rows() if row["by"] == PLACE] == [str(n) for n in range(1, 13)]
+
+
+def test_wilsons_interval() -> None:
+    assert Count(10, 10, 5).interval() == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert Count(10, 10, 0).interval() == pytest.approx((0, 0.2775), abs=1e-4)
+    assert Count(3, 0, 0).interval() is None
+
+
+def test_in_words_tells_what_may_be_chance() -> None:
+    counts = Counts()
+    counts.groups = {(CATEGORY, "code"): Count(90, 80, 60), (CATEGORY, "story"): Count(90, 80, 10)}
+    counts.groups |= {(PLACE, "1"): Count(40, 40, 20), (PLACE, "2"): Count(40, 40, 22), (PLACE, "3"): Count(9, 9, 0)}
+    by_category, by_place = counts.in_words()
+    assert by_category == ("By category: code passes most often, 75% of the tested guesses, story least, 12%.")
+    assert "may be chance" in by_place
+    assert "3 least" not in by_place

@@ -1,0 +1,223 @@
+"""Profile, sweep and domains: what they run on tiny models, and their summaries by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdemo.lab import profile as profiling
+from specdemo.lab.bench import Prompt
+from specdemo.lab.domains import CATEGORY, Counts, domains
+from specdemo.lab.profile import Timing, costs, in_words, profile, steps
+from specdemo.lab.sweep import Plan, Run, best_k, summarise, sweep
+from specdemo.lab.tables import Spread, text_table, write_csv, write_json
+from specdemo.models import Loaded, load
+from specdemo.types import BadInput, Settings
+
+from .checkpoints import full_preset
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    loaded = load(full_preset(tmp_path_factory.mktemp("lab")), "float32", "cpu")
+    yield loaded
+    loaded.release()
+
+
+# Profile ---------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_times_every_part(loaded: Loaded) -> None:
+    drafters = ["ngram", "layer-skip"]
+    lists = list(profile(loaded, loaded.encode("the cat"), drafters, k=3, new_tokens=8, repeats=2))
+    assert len(lists) == steps(loaded, drafters, 2) == 12
+    timings = [timing for part in lists for timing in part]
+    assert all(timing.seconds >= 0 for timing in timings)
+    summary = profiling.summarise(timings)
+    assert [row["model"] for row in summary["models"]] == ["target", "draft model"]
+    passes = [(row["model"], row["tokens"]) for row in summary["passes"]]
+    assert passes == [(model, tokens) for model in ("target", "draft model") for tokens in range(1, 18)]
+    assert [row["drafter"] for row in summary["drafters"]] == drafters
+    assert all(row["tokens_per_draft"] <= 3 for row in summary["drafters"])
+    assert len(in_words(summary, 3)) == 3
+
+
+def test_a_stopped_profile_can_be_summarised(loaded: Loaded) -> None:
+    summary = profiling.summarise(next(profile(loaded, loaded.encode("the cat"), ["ngram"])))
+    assert summary["models"][0]["model"] == "target"
+    assert summary["passes"] == summary["drafters"] == []
+
+
+TIMINGS = [
+    *[Timing("first token", "target", 9, seconds) for seconds in (0.2, 0.4, 0.3)],
+    *[Timing("token", "target", 1, seconds / 1000) for seconds in range(10, 31, 2)],
+    *[Timing("pass", "target", 1, seconds) for seconds in (0.020, 0.010, 0.090)],
+    *[Timing("pass", "target", 2, seconds) for seconds in (0.025, 0.025, 0.023)],
+    *[Timing("draft", "ngram", 4, seconds) for seconds in (0.004, 0.004, 0.012)],
+    *[Timing("draft", "prompt-lookup", 0, 0.001)],
+]
+
+
+def test_a_profile_by_hand() -> None:
+    summary = profiling.summarise(TIMINGS)
+    (model,), (one, two), (ngram, lookup) = summary["models"], summary["passes"], summary["drafters"]
+    assert model == {
+        "model": "target",
+        "tokens_per_second": pytest.approx(50),
+        "mean_ms": pytest.approx(20),
+        "p50_ms": pytest.approx(20),
+        "p90_ms": pytest.approx(28),
+        "ttft_ms": pytest.approx(300),
+    }
+    assert (one["cost"], two["cost"]) == (1, pytest.approx(1.25))
+    assert ngram["ms_per_drafted_token"] == pytest.approx(1)
+    assert ngram["draft_cost"] == pytest.approx(0.05)
+    assert (lookup["drafts"], lookup["draft_cost"]) == (0, None)
+
+
+def test_the_costs_of_a_profile_for_the_theory() -> None:
+    found = costs(profiling.summarise(TIMINGS), "ngram")
+    assert found is not None
+    assert found.round(1) == pytest.approx(0.05 + 1.25)
+    assert costs(profiling.summarise(TIMINGS), "prompt-lookup") is None
+    lines = in_words(profiling.summarise(TIMINGS), 1)
+    assert lines[0] == "One pass over 2 tokens takes 1.25 times as long as over one: checking is nearly free here."
+    assert lines[1].endswith("to pay at K = 1, at least 30% of its guesses must pass.")
+    assert lines[2] == "prompt-lookup: it found nothing to draft in this text."
+
+
+def test_a_prompt_without_room_is_refused(loaded: Loaded) -> None:
+    with pytest.raises(BadInput, match="context"):
+        next(profile(loaded, [5] * loaded.context, []))
+
+
+# Sweep -----------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
+    plan = Plan(PROMPTS, ["ngram", "layer-skip"], (0, 1, 3), (0.0, 1.0), (0, 1), max_new_tokens=8)
+    runs = list(sweep(loaded, plan))
+    assert len(runs) == plan.steps == 2 * 2 * 2 * 5
+    assert [(run.drafter, run.k) for run in runs[:5]] == plan.cases
+    assert [run.speedup for run in runs if run.drafter == "none"] == [1] * 8
+    for run in runs:
+        assert run.accepted <= run.tested <= run.drafted
+        assert run.tokens_per_second == run.tokens / run.seconds
+    rows = summarise(runs)
+    assert len(rows) == 2 * 2 * 5
+    assert {row["runs"] for row in rows} == {2}
+    assert len(best_k(rows)) == 2 * 2 * 2
+
+
+def test_a_sweep_that_cannot_run_is_refused_before_it_starts(loaded: Loaded) -> None:
+    with pytest.raises(BadInput, match="temperature"):
+        next(sweep(loaded, Plan(PROMPTS, ["ngram"], temperatures=(0.0, 3.0))))
+    with pytest.raises(BadInput, match="psychic"):
+        next(sweep(loaded, Plan(PROMPTS, ["psychic"])))
+    with pytest.raises(BadInput, match="context"):
+        next(sweep(loaded, Plan(PROMPTS, ["ngram"], max_new_tokens=100_000)))
+
+
+def run(prompt: str, seed: int, k: int, speed: float, speedup: float, tested: int = 10, accepted: int = 5) -> Run:
+    tokens, rounds, drafted = 21, 10, 2 * tested
+    drafter = "ngram" if k else "none"
+    return Run(
+        prompt, "easy", drafter, k, 0.0, seed, tokens, rounds, drafted, tested, accepted, 21 / speed, speed, speedup
+    )
+
+
+def test_a_summary_by_hand() -> None:
+    runs = [run("a", 0, 2, 10, 1.0), run("a", 1, 2, 30, 2.0, 30, 25), run("b", 0, 2, 40, 2.5, 0, 0)]
+    (row,) = summarise(runs)
+    assert row["tokens_per_second"].mean == pytest.approx((20 + 40) / 2)  # prompts count, not texts
+    # Two values 20 apart: standard error 10; Student's t for one degree of freedom is 12.706.
+    assert row["tokens_per_second"].high == pytest.approx(30 + 127.06, abs=0.01)
+    assert row["ms_per_token"].mean == pytest.approx(((100 + 1000 / 30) / 2 + 25) / 2)
+    assert row["acceptance_rate"] == Spread(30 / 40, None, None, 1)  # nothing was tested on the other prompt
+    assert row["draft_efficiency"].mean == 30 / 80
+    assert row["tokens_per_round"].mean == 2
+    assert row["runs"] == 3
+
+
+def test_a_single_prompt_is_spread_over_its_seeds() -> None:
+    (row,) = summarise([run("a", seed, 2, 10 * seed + 100, 1.0) for seed in range(3)])
+    assert row["tokens_per_second"].count == 3
+    assert row["tokens_per_second"].low == pytest.approx(110 - 4.3027 * 10 / 3**0.5, abs=0.01)
+
+
+def test_an_interval_does_not_reach_below_zero() -> None:
+    spread = Spread.of([1.0, 9.0])
+    assert spread is not None
+    assert (spread.mean, spread.low, spread.high) == (5, 0, pytest.approx(5 + 12.706 * 4, abs=0.01))
+    assert Spread.of([]) is None
+
+
+def summary_of(**speedups: Spread) -> list[dict[str, Any]]:
+    common = {"category": "easy", "temperature": 0.0, "drafter": "ngram"}
+    return [{**common, "k": int(k[1:]), "speedup": spread} for k, spread in speedups.items()]
+
+
+@pytest.mark.parametrize(
+    ("rows", "k", "sure", "words"),
+    [
+        (summary_of(k1=Spread(1.2, 1.1, 1.3, 4), k2=Spread(1.4, 1.2, 1.6, 4)), 2, True, "K = 2 was best, 1.40x"),
+        (summary_of(k1=Spread(1.2, 0.9, 1.5, 4)), 1, False, "too few or too different"),
+        (summary_of(k1=Spread(1.2, None, None, 1)), 1, False, "too few or too different"),
+        (summary_of(k1=Spread(0.8, 0.7, 0.9, 4), k4=Spread(0.5, 0.4, 0.6, 4)), 0, False, "do not speculate"),
+    ],
+)
+def test_the_best_k(rows: list[dict[str, Any]], k: int, sure: bool, words: str) -> None:
+    (best,) = best_k(rows)
+    assert (best["k"], best["sure"]) == (k, sure)
+    assert words in best["sentence"]
+
+
+# Domains ---------------------------------------------------------------------------------------------------
+
+
+def test_domains_counts_what_the_drafter_did(loaded: Loaded) -> None:
+    counts = Counts()
+    for prompt, entries in domains(loaded, "ngram", PROMPTS, Settings(k=3, max_new_tokens=12)):
+        counts.add(prompt.category, entries)
+    rows = [row for row in counts.rows() if row["by"] == CATEGORY]
+    assert [row["name"] for row in rows] == ["easy", "hard"]
+    assert all(row["drafted"] >= row["tested"] > 0 for row in rows)
+
+
+# Files -----------------------------------------------------------------------------------------------------
+
+
+ROWS: list[dict[str, Any]] = [
+    {"name": "a, b", "speed": Spread(2.0, 1.0, 3.0, 4), "k": None},
+    {"name": "c", "speed": None, "k": 3},
+]
+
+
+def test_a_table_as_csv(tmp_path: Path) -> None:
+    write_csv(tmp_path / "t.csv", ROWS)
+    with (tmp_path / "t.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert (rows[0]["name"], rows[0]["speed.mean"], rows[0]["speed.high"], rows[0]["k"]) == ("a, b", "2.0", "3.0", "")
+    assert (rows[1]["speed.mean"], rows[1]["k"]) == ("", "3")
+
+
+def test_a_table_as_json(tmp_path: Path) -> None:
+    write_json(tmp_path / "t.json", ROWS)
+    assert json.loads((tmp_path / "t.json").read_text())[0]["speed"] == {"mean": 2, "low": 1, "high": 3, "count": 4}
+
+
+def test_a_table_for_people() -> None:
+    assert text_table(ROWS, {"name": "", "speed": ".1f", "k": "d"}).splitlines() == [
+        "name             speed  k",
+        "a, b  2.0 (1.0 to 3.0)  -",
+        "   c                 -  3",
+    ]

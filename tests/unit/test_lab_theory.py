@@ -1,0 +1,185 @@
+"""The theory against known tables, against brute force and by hand; and the gap to a measured race."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdemo.events import Event, Prefilled, Round
+from specdemo.lab import theory
+from specdemo.lab.explain import acceptance_by_position, explain
+from specdemo.lab.theory import Costs, best_k, break_even, expected_tokens, speed_up
+from specdemo.types import MAX_K, BadInput, DraftedToken, Fate, Token, TokenKind
+
+A, R, U = Fate.ACCEPTED, Fate.REJECTED, Fate.UNTESTED
+SLOW_PAIR = Costs(22.09 / 29.92)  # a published pair of Qwen3 0.6B and 4B
+KS = (1, 2, 3, 4, 5, 6, 8, 10)
+
+probability = st.floats(0, 1)
+cost = st.floats(0, 2)
+
+
+# The formulas ----------------------------------------------------------------------------------------------
+
+
+def test_the_ideal_and_the_break_even_of_a_published_pair() -> None:
+    rows = theory.table(SLOW_PAIR, ks=KS)
+    ideal = [1.151, 1.211, 1.244, 1.265, 1.279, 1.289, 1.303, 1.312]
+    even = [0.738, 0.814, 0.856, 0.882, 0.901, 0.914, 0.932, 0.944]
+    assert [row["k"] for row in rows] == list(KS)
+    assert [row["ideal_speedup"] for row in rows] == pytest.approx(ideal, abs=5e-4)
+    assert [row["break_even_alpha"] for row in rows] == pytest.approx(even, abs=5e-4)
+
+
+def brute_force(alpha: float, k: int) -> float:
+    """Tokens of a round, over every way K tests can end, each with its probability."""
+    total = 0.0
+    for tests in product([True, False], repeat=k):
+        chance = 1.0
+        for passed in tests:
+            chance *= alpha if passed else 1 - alpha
+        accepted = tests.index(False) if False in tests else k
+        total += chance * (accepted + 1)
+    return total
+
+
+@given(probability, st.integers(0, 8))
+def test_expected_tokens_are_those_of_every_way_the_tests_can_end(alpha: float, k: int) -> None:
+    assert expected_tokens(alpha, k) == pytest.approx(brute_force(alpha, k))
+
+
+@given(st.floats(0, 0.999), st.integers(0, MAX_K))
+def test_expected_tokens_are_the_papers_quotient(alpha: float, k: int) -> None:
+    assert expected_tokens(alpha, k) == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha))
+
+
+def test_the_speed_up_of_simulated_rounds() -> None:
+    alpha, k, costs = 0.7, 4, Costs(0.05, [1, 1.1, 1.15, 1.2, 1.3])
+    passed = torch.rand(200_000, k, generator=torch.Generator().manual_seed(0)) < alpha
+    tokens = (passed.long().cumprod(1).sum(1) + 1).double().mean()
+    seconds = k * 0.05 + 1.3
+    assert speed_up(alpha, k, costs) == pytest.approx(float(tokens) / seconds, rel=0.01)
+
+
+def test_speed_ups_by_hand() -> None:
+    assert speed_up(0.5, 2, Costs(0.25)) == pytest.approx(1.75 / 1.5)
+    assert speed_up(0.5, 2, Costs(0.25, [1, 1, 1.5])) == pytest.approx(1.75 / 2)
+    assert speed_up(1.0, 3, Costs(0)) == 4
+    assert speed_up(0.9, 0, Costs(5.0)) == 1
+
+
+@given(st.integers(1, MAX_K), cost, st.floats(1, 3))
+def test_break_even_is_where_the_speed_up_crosses_one(k: int, c: float, v: float) -> None:
+    costs = Costs(c, [1.0, *[v] * MAX_K])
+    even = break_even(k, costs)
+    if even is None:
+        assert speed_up(1.0, k, costs) < 1
+    elif even == 0:
+        assert speed_up(0.0, k, costs) >= 1 - 1e-12
+    else:
+        assert speed_up(even, k, costs) == pytest.approx(1)
+        assert speed_up(min(1.0, even + 0.01), k, costs) > 1 or even == 1
+
+
+@given(probability, cost)
+def test_no_k_is_better_than_the_best(alpha: float, c: float) -> None:
+    best = best_k(alpha, Costs(c))
+    assert all(speed_up(alpha, best, Costs(c)) >= speed_up(alpha, k, Costs(c)) for k in range(MAX_K + 1))
+
+
+def test_the_best_k_by_hand() -> None:
+    assert best_k(0.5, SLOW_PAIR) == 0
+    assert best_k(1.0, Costs(0.0)) == MAX_K
+    assert best_k(0.8, Costs(0.0, [1, 1, 1.05, 2])) == 2  # a pass over four tokens costs two
+    assert best_k(0.0, Costs(0.0)) == 0  # a tie goes to not speculating
+
+
+def test_in_words() -> None:
+    assert theory.in_words(SLOW_PAIR, 0.5)[1:] == [
+        "To be any faster, at least 74% of the tested guesses must pass (with K = 1).",
+        "If 50% pass, do not speculate: no K is faster than the target alone.",
+    ]
+    assert theory.in_words(Costs(1.2))[1] == "With these costs it cannot be faster, even if every guess passed."
+    assert "K = 2 is best: 1.10x" in theory.in_words(Costs(0.73), 0.9)[2]
+
+
+@pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf")])
+def test_costs_and_chances_that_are_none_are_refused(wrong: float) -> None:
+    with pytest.raises(BadInput, match="0 target passes or more"):
+        Costs(wrong)
+    with pytest.raises(BadInput, match="probability"):
+        theory.table(SLOW_PAIR, wrong)
+
+
+# The gap to a measured race --------------------------------------------------------------------------------
+
+
+def round_(fates: list[Fate], draft: float, verify: float, seconds: float, emitted: int | None = None) -> Round:
+    drafted = tuple(DraftedToken(0, fate, 0.5, 0.5, 0.5) for fate in fates)
+    tokens = (Token(0, TokenKind.ACCEPTED, 0.5),) * (fates.count(A) + 1 if emitted is None else emitted)
+    return Round(0, drafted, tokens, draft, verify, seconds)
+
+
+def prefilled(seconds: float) -> Prefilled:
+    return Prefilled(5, Token(1, TokenKind.TARGET, 0.5), seconds)
+
+
+PLAIN: list[Event] = [prefilled(0.3), *[round_([], 0.0, 0.10, 0.11)] * 12]
+SPECULATIVE: list[Event] = [
+    prefilled(0.3),
+    round_([A, A, R, U], 0.02, 0.13, 0.17),
+    round_([A, A, A, A], 0.02, 0.13, 0.16),
+    round_([], 0.01, 0.10, 0.12),
+    round_([R, U], 0.01, 0.11, 0.13),
+    round_([A, A], 0.01, 0.11, 0.13, emitted=2),  # the text ended behind the second
+]
+
+
+def test_the_parts_add_up_to_the_gap() -> None:
+    found = explain(PLAIN, SPECULATIVE)
+    measured = (13 / 1.01) / (13 / 1.62)
+    assert found.measured == pytest.approx(measured)
+    assert found.parts[-1].speedup == found.measured
+    assert found.predicted + sum(part.change for part in found.parts) == pytest.approx(measured)
+
+
+def test_the_parts_by_hand() -> None:
+    found = explain(PLAIN, SPECULATIVE)
+    alpha, draft = 8 / 10, 0.7 / 5  # of ten tested eight passed; 0.07 s of drafts over five rounds, in passes of 0.1 s
+    assert (found.k, found.alpha) == (4, pytest.approx(alpha))
+    assert found.draft_cost == pytest.approx(0.7 / 12)
+    assert found.verify_cost == pytest.approx(1.16)
+    assert found.by_position == pytest.approx([3 / 4, 1, 1 / 2, 1])
+    assert found.predicted == pytest.approx(expected_tokens(alpha, 4) / (1 + 4 * 0.7 / 12))
+    by_name = {part.name: part.speedup for part in found.parts}
+    lengths = [4, 4, 0, 2, 2]
+    assert by_name["drafts"] == pytest.approx(sum(expected_tokens(alpha, n) for n in lengths) / 5 / (1 + draft))
+    of_four, of_two = 1 + 3 / 4 + 3 / 4 + 3 / 8 + 3 / 8, 1 + 3 / 4 + 3 / 4
+    assert by_name["positions"] == pytest.approx((2 * of_four + 1 + 2 * of_two) / 5 / (1 + draft))
+    assert by_name["rounds"] == pytest.approx(12 / 5 / (1 + draft))
+    assert by_name["checking"] == pytest.approx(12 / 5 / (1.16 + draft))
+    assert by_name["overhead"] == pytest.approx(12 / 5 / (0.71 / 5) * 0.11)
+
+
+def test_a_race_that_follows_the_theory_leaves_no_gap_but_the_first_token() -> None:
+    plain: list[Event] = [prefilled(0.0), *[round_([], 0.0, 0.1, 0.1)] * 15]
+    speculative: list[Event] = [prefilled(0.0), *[round_([A, A], 0.02, 0.1, 0.12)] * 5]
+    found = explain(plain, speculative)
+    assert found.predicted == pytest.approx(3 / 1.2)
+    assert [part.change for part in found.parts[:-1]] == pytest.approx([0] * 5)
+
+
+def test_acceptance_by_position_counts_only_what_was_tested() -> None:
+    rounds = [event for event in SPECULATIVE if isinstance(event, Round)]
+    assert acceptance_by_position(rounds) == [3 / 4, 1, 1 / 2, 1]
+    assert acceptance_by_position([]) == []
+
+
+@pytest.mark.parametrize("lanes", [([], []), (PLAIN, PLAIN), (PLAIN[:1], SPECULATIVE)])
+def test_a_race_without_tests_is_refused(lanes: tuple[list[Event], list[Event]]) -> None:
+    with pytest.raises(BadInput, match="nothing to explain"):
+        explain(*lanes)
