@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 
-from specdemo.presets import load_presets, load_prompts
-from specdemo.types import BadInput
-from specdemo.ui.engine import Engine, real_backend
-from specdemo.ui.look import launch_options
-from specdemo.ui.page import build_page
+from specdemo.imports import without_garbage_collection
+
+with without_garbage_collection():
+    from specdemo.presets import load_presets, load_prompts
+    from specdemo.types import BadInput
+    from specdemo.ui.engine import Engine, real_backend
+    from specdemo.ui.look import launch_options
+    from specdemo.ui.page import build_page
+    from specdemo.ui.runs import Runs
 
 
 def main() -> None:
@@ -19,12 +23,12 @@ def main() -> None:
         prompts = load_prompts()
     except BadInput as error:
         prompts, notes = {}, [*notes, str(error)]
-    engine = Engine(presets, real_backend())
-    page = build_page(engine, prompts, notes)
+    engine, runs = Engine(presets, real_backend()), Runs()
+    page = build_page(engine, runs, prompts, notes)
     engine.begin_loading(next(iter(presets)))
     # A Space sets its own address; elsewhere only this machine can see the page, unless told otherwise.
     address = None if os.environ.get("SPACE_ID") else os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
-    page.launch(server_name=address, **launch_options())
+    page.launch(server_name=address, **launch_options(runs))
 
 
 if __name__ == "__main__":

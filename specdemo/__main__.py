@@ -1,6 +1,9 @@
 """`python -m specdemo`."""
 
-from .cli import main
+from .imports import without_garbage_collection
+
+with without_garbage_collection():
+    from .cli import main
 
 if __name__ == "__main__":
     main()

@@ -1,21 +1,27 @@
-"""The slow import, done quickly."""
+"""The slow imports, done quickly."""
 
 from __future__ import annotations
 
 import gc
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 
 
-def import_models() -> ModuleType:
-    """`specdemo.models`, which brings in torch and transformers.
-
-    Importing them makes a great many objects and no garbage; looking for some takes the collector half a second.
-    """
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """For importing and loading, which make a million objects and no garbage: to look for some takes up to a second."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return importlib.import_module("specdemo.models")
+        yield
     finally:
         if collecting:
             gc.enable()
+
+
+def import_models() -> ModuleType:
+    """`specdemo.models`, which brings in torch and transformers."""
+    with without_garbage_collection():
+        return importlib.import_module("specdemo.models")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from ..events import Entry
 from ..imports import import_models
@@ -17,6 +18,9 @@ from ..types import BadInput, Settings
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
+CPU_SECONDS, GPU_SECONDS = 0.25, 0.05  # between two batches; on a CPU the engine pays for the browser, see `bench page`
+END = object()  # follows the last item of a stream
+T = TypeVar("T")
 
 
 class EngineTrouble(RuntimeError):
@@ -65,10 +69,11 @@ class Status:
 
 
 class Engine:
-    """Holds the loaded preset. One thread at a time loads or runs it.
+    """Holds the loaded preset. One thread of its own loads it and runs it.
 
-    A preset loads in a thread of its own, and whoever waits for it follows `status`. The old preset is freed
-    before the new one is loaded, so that both never need memory at once.
+    One thread, because each thread that computes gets a team of helper threads, and teams that outnumber the
+    cores put each other to sleep. Whoever waits for a preset follows `status`. The old preset is freed before
+    the new one is loaded, so that both never need memory at once.
     """
 
     def __init__(self, presets: Mapping[str, Preset], backend: Backend) -> None:
@@ -76,8 +81,13 @@ class Engine:
         self.backend = backend
         self.status = Status("idle", "", "No model is loaded yet")
         self._loaded: Any = None
-        self._in_use = threading.Lock()
         self._starting = threading.Lock()
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        threading.Thread(target=self._work, name="engine", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
 
     def begin_loading(self, preset: str) -> None:
         """Make sure that `preset` is loaded or being loaded. Returns at once; a failed load is tried again."""
@@ -85,7 +95,7 @@ class Engine:
             if self.status.preset == preset and self.status.stage in ("loading", "ready"):
                 return
             self.status = Status("loading", preset, "waiting for the model to be free")
-        threading.Thread(target=self._load, args=(preset,), daemon=True).start()
+        self._jobs.put(lambda: self._load(preset))
 
     def follow(self, preset: str) -> Iterator[Status]:
         """Load `preset` if it is not loaded; yield its status now and at every change, until it is ready or failed."""
@@ -99,17 +109,48 @@ class Engine:
                 seen = self.status
                 yield seen
 
-    @contextmanager
-    def using(self, preset: str) -> Iterator[Any]:
-        """The loaded preset, for this user alone.
+    def stream(self, preset: str, run: Callable[[Any], Generator[T]]) -> Generator[list[T]]:
+        """What `run(loaded)` yields, in batches: the first item at once, then now and then all that came since.
+
+        The engine waits for nobody. Closing this closes `run` after the item that it is at, and waits for that.
 
         Raises:
-            EngineTrouble: it is not loaded, with the sentence that says why.
+            EngineTrouble: the preset is not loaded, with the sentence that says why.
+            Exception: whatever `run` raises.
         """
-        with self._in_use:
-            if self._loaded is None or self._loaded.preset.name != preset:
-                raise EngineTrouble(self.status.words)
-            yield self._loaded
+        items: SimpleQueue[Any] = SimpleQueue()
+        closed, finished = threading.Event(), threading.Event()
+        failures: list[Exception] = []
+
+        def work() -> None:
+            try:
+                if self._loaded is None or self._loaded.preset.name != preset:
+                    raise EngineTrouble(self.status.words)
+                with closing(run(self._loaded)) as source:
+                    for item in source:
+                        items.put(item)
+                        if closed.is_set():
+                            break
+            except Exception as error:
+                failures.append(error)
+            finally:
+                items.put(END)
+                finished.set()
+
+        self._jobs.put(work)
+        last = None
+        try:
+            while last is not END:
+                batch = [items.get(), *_at_once(items)]
+                last = batch[-1]
+                if fresh := batch[:-1] if last is END else batch:
+                    yield fresh
+                finished.wait(CPU_SECONDS if self._loaded.device.type == "cpu" else GPU_SECONDS)
+        finally:
+            closed.set()
+            finished.wait()
+        if failures:
+            raise failures[0]
 
     def sentence(self, error: BaseException) -> str:
         """What to tell a person about a failure; a bug is logged with its traceback."""
@@ -121,17 +162,14 @@ class Engine:
         return known or f"Something went wrong in the engine: {type(error).__name__}. The log of the server says more."
 
     def _load(self, preset: str) -> None:
-        with self._in_use:
-            if self.status.preset != preset:  # someone wanted another one meanwhile
-                return
-            try:
-                if self._loaded is None or self._loaded.preset.name != preset:
-                    self._replace(preset)
-                self._tell(
-                    preset, "ready", self.presets[preset].title, facts=facts(self._loaded), missing=self._missing()
-                )
-            except Exception as error:
-                self._tell(preset, "failed", self.sentence(error))
+        if self.status.preset != preset:  # someone wanted another one meanwhile
+            return
+        try:
+            if self._loaded is None or self._loaded.preset.name != preset:
+                self._replace(preset)
+            self._tell(preset, "ready", self.presets[preset].title, facts=facts(self._loaded), missing=self._missing())
+        except Exception as error:
+            self._tell(preset, "failed", self.sentence(error))
 
     def _replace(self, preset: str) -> None:
         if self._loaded is not None:
@@ -157,3 +195,12 @@ def facts(loaded: Any) -> tuple[str, ...]:
     """Number type and hardware of a loaded preset, in a few short notes."""
     environment = loaded.environment()
     return tuple(str(environment[name]) for name in ("dtype", "device_name") if environment.get(name))
+
+
+def _at_once(items: SimpleQueue[Any]) -> Iterator[Any]:
+    """What is in the queue already."""
+    while True:
+        try:
+            yield items.get_nowait()
+        except Empty:
+            return

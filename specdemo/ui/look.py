@@ -7,6 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
+
+from .early import EarlyScript
+from .runs import Runs
+from .stream import stream_route
 
 ASSETS = Path(__file__).resolve().parent / "assets"
 STYLES = ("page.css", "race.css")
@@ -15,9 +20,13 @@ FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "A
 MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
 
-def launch_options() -> dict[str, Any]:
-    """What `Blocks.launch` needs for this page, besides where to serve it."""
+def launch_options(runs: Runs) -> dict[str, Any]:
+    """What `Blocks.launch` needs for the page of these runs, besides where to serve it."""
     return {
+        "app_kwargs": {
+            "routes": [stream_route(runs)],
+            "middleware": [Middleware(EarlyScript, script=_read("early.js"))],
+        },
         "theme": theme(),
         "head": _head(),
         "footer_links": [],

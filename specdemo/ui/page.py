@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
@@ -16,10 +17,10 @@ from uuid import uuid4
 import gradio as gr
 
 from ..drafters import DRAFTERS
-from ..presets import Preset
-from ..types import MAX_K, BadInput, Settings
+from ..presets import Defaults, Preset
+from ..types import AUTO, MAX_K, BadInput, Settings
 from . import api
-from .engine import Engine, Status
+from .engine import Engine, EngineTrouble, Status
 from .form import one_of, read_request
 from .lanes import to_json
 from .runs import Runs
@@ -28,23 +29,26 @@ MODEL = {"concurrency_id": "model", "concurrency_limit": 1}  # whatever uses the
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 MAX_QUEUE = 16
 STOP_SECONDS = 2.0
+QUEUE_SECONDS = 0.02  # between two looks into the line; by itself Gradio looks a thousand times a second
 WATCH_SECONDS = 0.2
 FIELDS = (
-    *("prompt", "preset", "drafter", "k", "temperature", "max_new_tokens"),
+    *("prompt", "preset", "drafter", "k", "auto", "temperature", "max_new_tokens"),
     *("seed", "top_k", "top_p", "stop", "mode", "order"),
 )
 CHAT, RAW = "chat", "raw"
 INTERLEAVED, ISOLATED = "interleaved", "isolated"
 
 
-def build_page(engine: Engine, prompts: Mapping[str, Sequence[str]], notes: Sequence[str] = ()) -> gr.Blocks:
+def build_page(
+    engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], notes: Sequence[str] = ()
+) -> gr.Blocks:
     """The whole page on an engine.
 
     Args:
+        runs: where its races are kept; `launch_options` needs the same.
         prompts: example prompts by category.
         notes: sentences on presets that could not be read, shown once when the page opens.
     """
-    runs = Runs()
     first = next(iter(engine.presets.values()))
     with gr.Blocks(title="specdemo", analytics_enabled=False, fill_width=True) as page:
         top = gr.HTML(
@@ -62,7 +66,7 @@ def build_page(engine: Engine, prompts: Mapping[str, Sequence[str]], notes: Sequ
                     html_template="<div></div>",
                     js_on_load="specdemo.mountRace(element, props, watch, trigger, server); // 'link', 'cancel'",
                     apply_default_css=False,
-                    server_functions=_server_functions(runs),
+                    server_functions=[_trace(runs)],
                     elem_id="race",
                 )
         fields = [form[name] for name in FIELDS]
@@ -73,6 +77,7 @@ def build_page(engine: Engine, prompts: Mapping[str, Sequence[str]], notes: Sequ
         page.unload(_leaver(runs))
         api.add_endpoints(engine, runs, MODEL)
     page.queue(max_size=MAX_QUEUE)
+    page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = QUEUE_SECONDS
     return page
 
 
@@ -96,7 +101,11 @@ def _form(presets: Mapping[str, Preset], first: Preset, prompts: Mapping[str, Se
     form["drafter"] = gr.Dropdown(
         list(DRAFTERS), value=chosen.drafter, label="Drafter", info=_describe(chosen.drafter), elem_id="drafter"
     )
-    form["k"] = gr.Slider(0, MAX_K, chosen.k, step=1, label="K, guesses in a round", buttons=[], elem_id="k")
+    k, auto = _k(chosen)
+    with gr.Row(elem_id="k-row"):
+        form["k"] = gr.Slider(0, MAX_K, k, step=1, label="K, guesses", buttons=[], min_width=100, elem_id="k")
+        form["auto"] = gr.Checkbox(auto, label="auto", scale=0, min_width=80, elem_id="auto")
+    form["k"].input(None, None, form["auto"], js="() => false")
     form["temperature"] = gr.Slider(
         0, 2, chosen.temperature, step=0.05, label="Temperature", buttons=[], elem_id="temperature"
     )
@@ -110,7 +119,11 @@ def _form(presets: Mapping[str, Preset], first: Preset, prompts: Mapping[str, Se
     )
     with gr.Accordion("More settings", open=False, elem_id="more"):
         form["mode"] = gr.Radio(
-            [("Chat template", CHAT), ("Raw text", RAW)], value=CHAT, label="The prompt goes in as", elem_id="mode"
+            [("Chat template", CHAT), ("Raw text", RAW)],
+            value=_mode(chosen),
+            label="The prompt goes in as",
+            info="A model that has no chat template continues raw text either way.",
+            elem_id="mode",
         )
         form["order"] = gr.Radio(
             [("Interleaved", INTERLEAVED), ("One by one", ISOLATED)],
@@ -125,34 +138,42 @@ def _form(presets: Mapping[str, Preset], first: Preset, prompts: Mapping[str, Se
     return form
 
 
+def _k(defaults: Defaults) -> tuple[int | str, bool]:
+    """What the slider and its box begin with."""
+    auto = defaults.k == AUTO
+    return Settings().k if auto else defaults.k, auto
+
+
+def _mode(defaults: Defaults) -> str:
+    return RAW if defaults.raw else CHAT
+
+
 def _describe(drafter: str) -> str:
     return DRAFTERS[drafter].description
 
 
-def _server_functions(runs: Runs) -> list[Any]:
+def _trace(runs: Runs) -> Any:
     """What the script in the page may ask for; it knows the ids of the runs it was shown, and no others."""
-
-    def missed(asked: Any) -> list[str]:
-        """The messages of run `asked[0]` from number `asked[1]` on."""
-        match asked:
-            case [str(run_id), int(first)] if first >= 0 and (run := runs.find(run_id)):
-                return run.messages[first:]
-        return []
 
     def trace(run_id: Any) -> str | None:
         run = runs.find(str(run_id))
         return run.trace() if run else None
 
-    return [missed, trace]
+    return trace
 
 
 def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[Any], race: gr.HTML) -> None:
     def run(request: gr.Request, *values: Any) -> Iterator[str]:
+        """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
         try:
-            asked = read_form(values, engine.presets)
-            yield from runs.begin(asked, request.session_hash).play(engine)
-        except Exception as error:
-            yield to_json({"run": uuid4().hex, "seq": 0, "error": engine.sentence(error)})
+            begun = runs.begin(read_form(values, engine.presets), request.session_hash)
+        except BadInput as error:
+            yield to_json({"refused": uuid4().hex, "error": str(error)})  # new, or the page would see no change
+            return
+        yield to_json({"run": begun.id})
+        with suppress(EngineTrouble):  # the page was told by the run's last message
+            for _ in begun.play(engine):
+                pass
 
     def stop(request: gr.Request) -> None:
         stopping = runs.stop(request.session_hash)
@@ -172,14 +193,16 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[An
 def read_form(values: Sequence[Any], presets: Mapping[str, Preset]) -> Any:
     """The request that the raw values of the form, in the order of `FIELDS`, stand for."""
     named = dict(zip(FIELDS, values, strict=True))
-    mode, order = named.pop("mode"), named.pop("order")
+    mode, order, auto = named.pop("mode"), named.pop("order"), named.pop("auto")
     one_of("prompt mode", mode, (CHAT, RAW))
     one_of("order of lanes", order, (INTERLEAVED, ISOLATED))
+    if auto is True:
+        named["k"] = AUTO
     return read_request(presets=list(presets), raw=mode == RAW, isolated=order == ISOLATED, **named)
 
 
 def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
-    names = ("drafter", "k", "temperature", "max_new_tokens")
+    names = ("drafter", "k", "auto", "temperature", "max_new_tokens", "mode")
 
     def choose(preset: Any) -> Iterator[list[Any]]:
         try:
@@ -187,10 +210,10 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
         except BadInput as error:
             raise gr.Error(str(error), print_exception=False) from error
         defaults = engine.presets[preset].defaults
-        starting = [getattr(defaults, name) for name in names]
+        starting = [*_k(defaults), defaults.temperature, defaults.max_new_tokens, _mode(defaults)]
         for status in engine.follow(preset):
             drafter = _drafter_update(status)
-            yield [to_json(asdict(status)), {**drafter, "value": starting[0]}, *starting[1:]]
+            yield [to_json(asdict(status)), {**drafter, "value": defaults.drafter}, *starting]
 
     outputs = [top, *(form[name] for name in names)]
     form["preset"].input(choose, form["preset"], outputs, preprocess=False, **MODEL, **QUIET)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
@@ -18,8 +17,6 @@ from .engine import Engine, EngineTrouble
 from .form import Request
 from .lanes import Lanes
 
-FLUSH_SECONDS, LONGEST_FLUSH_SECONDS = 0.04, 0.15
-SHOWING_SHARE = 0.04  # of a race's time may go to showing it
 KEPT_RUNS = 16
 NEAR_TIE = {"float32": 1e-3}  # a logit gap that rounding alone can turn; half precision is far coarser
 NEAR_TIE_HALF = 0.5
@@ -46,13 +43,16 @@ class Run:
         """Run the race and yield its messages, see `lanes`. Closing the generator ends the race and frees its caches.
 
         Raises:
-            BadInput: the preset cannot do what was asked for.
-            EngineTrouble: the preset could not be loaded.
+            EngineTrouble: whatever went wrong, as a sentence, which is also the last of `messages`.
         """
         try:
             for message in self._play(engine):
                 self.messages.append(message)
                 yield message
+        except Exception as error:
+            sentence = engine.sentence(error)
+            self.messages.append(self._lanes.message(error=sentence))
+            raise EngineTrouble(sentence) from error
         finally:
             self.ended.set()
 
@@ -64,36 +64,30 @@ class Run:
                 raise EngineTrouble(status.words)
             if self.stop.is_set():
                 return
-        with engine.using(request.preset) as loaded:
-            prompt_ids = loaded.encode(request.prompt, request.raw)
-            header = engine.backend.trace_header(loaded, request.drafter, request.prompt, request.raw, request.settings)
-            self.header = {**header, "isolated": request.isolated}
-            race = engine.backend.race(loaded, request.drafter, prompt_ids, request.settings, request.isolated)
-            with closing(race) as entries:  # type: ignore[type-var]
-                yield from self._stream(entries)
-            self.summary = engine.backend.summary(loaded, prompt_ids, request.settings, self.entries)
-        yield self._lanes.message(lanes=self._lanes.news(), end=self._ending())
-
-    def _stream(self, entries: Iterator[Entry]) -> Iterator[str]:
-        """The first event of each lane at once, everything else in batches.
-
-        The engine waits while a message is handed over, so the time that takes sets how soon the next may follow.
-        """
-        began: set[str] = set()
-        due = 0.0
-        for entry in entries:
-            if not began:  # only now: a request that the preset cannot serve leaves the last race on the page
-                yield self._lanes.message(start=self.request.as_dict())
-            self.entries.append(entry)
-            self._lanes.add(entry)
-            if entry.lane not in began or time.monotonic() >= due:
-                began.add(entry.lane)
-                before = time.monotonic()
+        batches = engine.stream(request.preset, lambda loaded: self._race(engine, loaded))
+        with closing(batches):
+            for number, entries in enumerate(batches):
+                if not number:  # only now: a request that the preset cannot serve leaves the last race on the page
+                    yield self._lanes.message(start=request.as_dict())
+                for entry in entries:
+                    self._lanes.add(entry)
                 yield self._lanes.message(lanes=self._lanes.news())
-                after = time.monotonic()
-                due = after + min(max(FLUSH_SECONDS, (after - before) / SHOWING_SHARE), LONGEST_FLUSH_SECONDS)
-            if self.stop.is_set():
-                return
+        yield self._lanes.message(end=self._ending())
+
+    def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
+        """The race itself and then its summary, in the engine's thread."""
+        request, backend = self.request, engine.backend
+        prompt_ids = loaded.encode(request.prompt, request.raw)
+        header = backend.trace_header(loaded, request.drafter, request.prompt, request.raw, request.settings)
+        self.header = {**header, "isolated": request.isolated}
+        race = backend.race(loaded, request.drafter, prompt_ids, request.settings, request.isolated)
+        with closing(race) as entries:  # type: ignore[type-var]
+            for entry in entries:
+                self.entries.append(entry)
+                yield entry
+                if self.stop.is_set():
+                    break
+        self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries)
 
     def _ending(self) -> dict[str, Any]:
         """What the page shows of the summary; the texts it has already."""

@@ -11,7 +11,9 @@ import time
 
 from playwright.sync_api import CDPSession, sync_playwright
 
-from .browser import ARGUMENTS, executable, served
+from specdemo.lab.bench_page import ARGUMENTS, executable
+
+from .browser import served
 from .scripted import Script
 
 WATCH = """() => {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -13,15 +12,9 @@ from specdemo.types import Fate
 from specdemo.ui.engine import Engine
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
+from specdemo.ui.runs import Runs
 
 from .scripted import PROMPTS, Script
-
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-
-
-def executable() -> str | None:
-    """The browser of the system, if there is one."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @contextmanager
@@ -36,8 +29,9 @@ def served(script: Script) -> Iterator[str]:
 @contextmanager
 def served_engine(engine: Engine, prompts: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """The same on any engine."""
-    page = build_page(engine, prompts)
-    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
+    runs = Runs()
+    page = build_page(engine, runs, prompts)
+    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options(runs))
     try:
         yield url
     finally:

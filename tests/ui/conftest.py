@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from .browser import ARGUMENTS, executable, served
+from specdemo.lab.bench_page import ARGUMENTS, executable
+
+from .browser import served
 from .scripted import Script
 
 Visit = Callable[..., Page]

@@ -21,7 +21,7 @@ import torch
 from specdemo.events import Entry, Event, Finished, Prefilled, Round, Spans, emitted_tokens, engine_seconds
 from specdemo.presets import Defaults, Folder, Preset
 from specdemo.race import PLAIN, SPECULATIVE, check_drafter, summary
-from specdemo.types import BadInput, DraftedToken, Fate, FinishReason, Settings, Token, TokenKind
+from specdemo.types import AUTO, BadInput, DraftedToken, Fate, FinishReason, Settings, Token, TokenKind
 from specdemo.ui.engine import Backend, Engine
 
 WRONG = " wrong"
@@ -32,7 +32,7 @@ PRESETS = {
     name: Preset(name, title, "A preset of the tests.", Folder(Path(name)), defaults=defaults)
     for name, title, defaults in (
         ("scripted", "Scripted 135M", Defaults("prompt-lookup", 4, 0.0, 24)),
-        ("other", "Other 1.7B", Defaults("none", 2, 0.5, 12)),
+        ("other", "Other 1.7B", Defaults("none", 2, 0.5, 12, raw=True)),
     )
 }
 PROMPTS = {"facts": ["one two three four five", "What is rain?"], "code": ["for x in range(3): print(x)"]}
@@ -62,6 +62,7 @@ class ScriptedLoaded:
 
     preset: Preset
     tokenizer: Words = field(default_factory=Words)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     released: bool = False
     context: int = 8192
     eos_ids: frozenset[int] = frozenset()
@@ -69,6 +70,7 @@ class ScriptedLoaded:
     draft_model: Any = None
     ngram_table: Any = "a table"
     skip_layers: int | None = None
+    head_files: dict[str, Path] = field(default_factory=dict)
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
         return self.tokenizer.encode(prompt)
@@ -149,9 +151,10 @@ class Script:
     ) -> Iterator[Entry]:
         check_drafter(loaded, drafter)
         text = list(islice(cycle(prompt_ids), settings.max_new_tokens))
+        k = 4 if settings.k == AUTO else int(settings.k)
         lanes = {
             PLAIN: script(text, 0),
-            SPECULATIVE: script(self.drafted(text), settings.k if drafter != "none" else 0),
+            SPECULATIVE: script(self.drafted(text), k if drafter != "none" else 0),
         }
         clocks = dict.fromkeys(lanes, 0.0)
         written = 0

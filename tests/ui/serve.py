@@ -6,6 +6,7 @@ import sys
 
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
+from specdemo.ui.runs import Runs
 
 from .scripted import PROMPTS, Script
 
@@ -13,10 +14,10 @@ from .scripted import PROMPTS, Script
 def main() -> None:
     script = Script()
     script.pace = float(sys.argv[1]) if len(sys.argv) > 1 else 0.02
-    engine = script.engine()
-    page = build_page(engine, PROMPTS)
+    engine, runs = script.engine(), Runs()
+    page = build_page(engine, runs, PROMPTS)
     engine.begin_loading("scripted")
-    page.launch(server_name="127.0.0.1", **launch_options())
+    page.launch(server_name="127.0.0.1", **launch_options(runs))
 
 
 if __name__ == "__main__":

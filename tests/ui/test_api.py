@@ -108,5 +108,22 @@ def test_a_preset_is_loaded_when_a_call_names_it(client: Client, script: Script)
     assert [loaded.released for loaded in script.loads[-2:]] == [True, False]
 
 
+def test_a_run_can_be_followed_from_any_message_on(url: str, client: Client, script: Script) -> None:
+    messages = [json.loads(message) for message in client.submit(prompt="one two", max_new_tokens=9, api_name="/race")]
+    stream = f"{url}races/{messages[0]['run']}"
+
+    def follow(last: str | None) -> tuple[int, list[Any]]:
+        with urlopen(Request(stream, headers={"last-event-id": last} if last else {})) as answer:
+            events = answer.read().decode().split("\n\n")[:-1]
+            return answer.status, [json.loads(event.partition("data: ")[2]) for event in events]
+
+    assert follow(None) == (200, messages)
+    assert follow("1") == (200, messages[2:])
+    assert follow("not a number") == (200, messages)
+    assert follow(str(len(messages) - 1)) == (204, [])
+    with urlopen(f"{url}races/unknown") as answer:
+        assert answer.status == 204
+
+
 def test_nothing_else_is_offered(client: Client, script: Script) -> None:
     assert set(client.view_api(return_format="dict")["named_endpoints"]) == {"/race", "/compare"}

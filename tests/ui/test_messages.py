@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,15 +144,15 @@ def test_loading_is_followed_and_the_old_preset_is_freed_first() -> None:
     engine = script.engine()
     seen = list(engine.follow("scripted"))
     assert seen[-1].stage == "ready"
-    assert seen[-1].missing == {
-        "draft-model": "this preset has no draft model",
-        "layer-skip": "this preset names no layer to stop at",
-    }
+    missing = seen[-1].missing or {}
+    assert missing["draft-model"] == "this preset has no draft model"
+    assert missing["layer-skip"] == "this preset names no layer to stop at"
+    assert not {"none", "prompt-lookup", "ngram"} & set(missing)
     assert [status.stage for status in engine.follow("scripted")] == ["ready"]
     list(engine.follow("other"))
     assert [(load.preset.name, load.released) for load in script.loads] == [("scripted", True), ("other", False)]
-    with pytest.raises(EngineTrouble), engine.using("scripted"):
-        pass
+    with pytest.raises(EngineTrouble):
+        list(engine.stream("scripted", lambda loaded: (None for _ in "1")))
 
 
 def test_who_wants_another_preset_meanwhile_gets_it() -> None:
@@ -164,8 +166,7 @@ def test_who_wants_another_preset_meanwhile_gets_it() -> None:
     script.loading.set()
     *_, last = followed
     assert (last.preset, last.stage) == ("other", "ready")
-    with engine.using("other") as loaded:
-        assert loaded.preset is PRESETS["other"]
+    assert list(engine.stream("other", lambda loaded: (loaded.preset for _ in "1"))) == [[PRESETS["other"]]]
 
 
 def test_a_failed_load_is_told_and_tried_again() -> None:
@@ -186,6 +187,7 @@ def play(engine: Engine, run: Run) -> Iterator[dict[str, Any]]:
 
 def test_a_closed_run_ends_the_race_and_leaves_the_model_free() -> None:
     script = Script()
+    script.pace = 0.05
     engine = script.engine()
     run = Run(ask(max_new_tokens=50, k=2, drafter="ngram"))
     messages = run.play(engine)
@@ -197,7 +199,55 @@ def test_a_closed_run_ends_the_race_and_leaves_the_model_free() -> None:
     closer.join()
     assert script.open_races == 0
     assert run.ended.is_set()
+    script.pace = 0.0
     assert list(play(engine, Run(ask(max_new_tokens=3))))[-1]["end"]["stats"][PLAIN]["tokens"] == 3
+
+
+def test_one_thread_loads_and_runs_every_race() -> None:
+    script = Script()
+    engine = script.engine()
+    computing: list[int] = []
+    load, race = script.load, script.race
+
+    def seen(work: Any) -> Any:
+        def working(*arguments: Any) -> Any:
+            computing.append(threading.get_ident())
+            return work(*arguments)
+
+        return working
+
+    engine.backend = replace(engine.backend, load=seen(load), race=seen(race))
+    for preset in ("scripted", "other", "other"):
+        list(play(engine, Run(ask(preset=preset, presets=["scripted", "other"], max_new_tokens=3))))
+    assert len(computing) == 5
+    assert set(computing) == {computing[0]}
+    assert computing[0] != threading.get_ident()
+
+
+def test_the_engine_does_not_wait_for_whoever_looks_on() -> None:
+    script = Script()
+    engine = script.engine()
+    messages = play(engine, Run(ask(max_new_tokens=40)))
+    while "lanes" not in next(messages):
+        pass
+    deadline = time.monotonic() + 20
+    while script.open_races and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert script.ended_races == 1  # though only its first event was taken
+    assert list(messages)[-1]["end"]["stats"][PLAIN]["tokens"] == 40
+
+
+def test_a_failure_is_the_last_message_and_the_next_run_works() -> None:
+    script = Script()
+    script.fail_at = 5
+    engine = script.engine()
+    run = Run(ask())
+    with pytest.raises(EngineTrouble, match="Something went wrong in the engine: RuntimeError"):
+        list(run.play(engine))
+    assert json.loads(run.messages[-1])["error"].startswith("Something went wrong in the engine: RuntimeError")
+    assert script.open_races == 0
+    script.fail_at = None
+    assert "end" in list(play(engine, Run(ask(max_new_tokens=3))))[-1]
 
 
 def test_only_the_latest_runs_are_kept_and_sessions_stop_their_own() -> None:

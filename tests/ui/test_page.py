@@ -155,6 +155,22 @@ def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) ->
     assert (query["drafter"], query["k"], query["stop"], query["mode"]) == (["ngram"], ["7"], ["x\ny"], ["raw"])
 
 
+def test_auto_is_carried_by_links_and_ended_by_the_slider(visit: Visit, script: Script) -> None:
+    page = visit("?prompt=one+two&k=auto")
+    box = page.locator("#auto input")
+    expect(box).to_be_checked()
+    assert granted(page)
+    assert parse_qs(urlsplit(page.evaluate("navigator.clipboard.readText()")).query)["k"] == ["auto"]
+    run(page)
+    with page.expect_download() as download:
+        page.click(".sd-trace")
+    header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
+    assert header["settings"]["k"] == "auto"
+    page.locator("#k input[type=range]").focus()
+    page.keyboard.press("ArrowRight")
+    expect(box).not_to_be_checked()
+
+
 def granted(page: Page) -> bool:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click(".sd-link")
@@ -263,6 +279,8 @@ def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit) -> None:
         expect(page.locator("#max-new-tokens input")).to_have_value("12")
         expect(page.locator("#drafter input")).to_have_value("none")
         expect(page.locator("#k input[type=number]")).to_have_value("2")
+        page.click("#more button")
+        expect(page.get_by_label("Raw text")).to_be_checked()
         assert [(loaded.preset.name, loaded.released) for loaded in script.loads] == [
             ("scripted", True),
             ("other", False),

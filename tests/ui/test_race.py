@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncIterator
 
 import pytest
+from playwright.sync_api import expect
 
-from specdemo.events import read_trace
+from specdemo.events import Round, read_trace
 from specdemo.race import PLAIN, SPECULATIVE
 from specdemo.stats import Stats
+from specdemo.ui import stream
+from specdemo.ui.runs import Run
 
 from .browser import run, sentence, tokens_of, tokens_shown
 from .conftest import Visit
@@ -49,6 +53,20 @@ def test_the_tokens_in_the_page_are_those_of_the_engine(visit: Visit, script: Sc
     assert page.locator("[data-lane=speculative] .sd-rate b").inner_text() == f"{stats.tokens_per_second:.1f}"
     assert page.locator(".sd-ratio").inner_text().endswith("×")
     assert "2.6 tokens per target pass" in sentence(page)
+
+
+def test_the_strip_shows_the_guesses_of_every_round_along_the_text(visit: Visit, script: Script) -> None:
+    page = visit("?k=auto&max_new_tokens=40")
+    run(page, "one two three four five six seven")
+    strip = page.locator("[data-lane=speculative] .sd-guesses canvas")
+    columns = strip.evaluate("""canvas => {
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const height = (x) => Array.from({ length: canvas.height }, (_, y) => data[4 * (y * canvas.width + x) + 3]);
+        return Array.from({ length: canvas.width }, (_, x) => height(x).filter((alpha) => alpha > 0).length);
+    }""")
+    rounds = [e.event for e in script.entries if e.lane == SPECULATIVE and isinstance(e.event, Round)]
+    assert columns == [0, *(len(event.drafted) for event in rounds for _ in event.emitted)]
+    expect(page.locator("[data-lane=plain] .sd-guesses")).to_be_hidden()
 
 
 def test_a_difference_is_shown_with_its_place_and_gap(visit: Visit, script: Script) -> None:
@@ -163,20 +181,25 @@ def test_a_failure_is_told_and_the_next_run_works(visit: Visit, script: Script, 
     assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
 
 
-def test_messages_that_a_hidden_tab_missed_are_asked_for(visit: Visit, script: Script) -> None:
+def test_what_a_lost_connection_missed_is_asked_for(
+    visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script.pace = 0.02
+    whole, connections = stream._events, []
+
+    async def broken(run: Run, first: int) -> AsyncIterator[str]:
+        """Each connection is lost after three messages."""
+        connections.append(first)
+        yield "retry: 10\n\n"
+        async for message in whole(run, first):
+            yield message
+            if message.startswith(f"id: {first + 2}\n"):
+                return
+
+    monkeypatch.setattr(stream, "_events", broken)
     page = visit("?max_new_tokens=60")
-    page.evaluate(
-        """() => {
-          const race = specdemo.race, receive = race.receive.bind(race);
-          race.receive = message => {
-            if (message.end || message.seq % 3) receive(message);  // the last one is never lost
-            else window.lost = true;
-          };
-        }"""
-    )
     run(page, "one two three")
-    assert page.evaluate("window.lost")
+    assert connections[:3] == [0, 3, 6]
     for lane in (PLAIN, SPECULATIVE):
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
 
@@ -264,8 +287,8 @@ def test_what_is_sent_for_a_flush_is_small(visit: Visit, script: Script) -> None
     script.pace = 1 / 400
     page = visit("?max_new_tokens=200")
     page.evaluate(
-        "() => { const r = specdemo.race, f = r.receive.bind(r); window.sizes = []; "
-        "r.receive = m => { window.sizes.push(JSON.stringify(m).length); f(m); }; }"
+        "() => { const r = specdemo.race, f = r.apply.bind(r); window.sizes = []; "
+        "r.apply = m => { window.sizes.push(JSON.stringify(m).length); f(m); }; }"
     )
     run(page, "one two three")
     sizes = page.evaluate("window.sizes")

@@ -33,8 +33,7 @@ def test_a_real_race_is_shown_as_it_was(visit: Visit) -> None:
             shown = {lane: tokens_shown(page, lane) for lane in (PLAIN, SPECULATIVE)}
             facts = page.locator(".sd-facts").inner_text()
     finally:
-        with engine.using(DEFAULT_PRESET) as loaded:
-            loaded.release()
+        list(engine.stream(DEFAULT_PRESET, lambda loaded: (loaded.release() for _ in "1")))
     header, entries = read_trace(lines)
     assert header["prompt"] == prompts["quoting"][0]
     assert header["weights"]["target"]

@@ -57,25 +57,28 @@
     }
 
     clear(k) {
-      this.k = k;
       this.bars = [];
-      const columns = [];
-      for (let length = 0; length <= k; length += 1) {
-        const column = sd.make("div", "sd-column");
-        const count = sd.make("b", "", "");
-        const bar = sd.make("i");
-        const track = sd.make("div", "sd-grow");
-        track.append(bar);
-        column.append(count, track, sd.make("span", "", String(length)));
-        this.bars.push([bar, count]);
-        columns.push(column);
-      }
-      this.histogram.replaceChildren(...columns);
+      this.histogram.replaceChildren();
+      this.grow(k);
       this.histogram.setAttribute("aria-label", "No rounds yet");
       for (const value of Object.values(this.values)) value.textContent = "–";
       for (const { parts, total } of Object.values(this.times)) {
         for (const part of Object.values(parts)) part.style.width = "0";
         total.textContent = "–";
+      }
+    }
+
+    /** Columns for 0 to `longest` accepted guesses; with K = auto no one knows beforehand how many there will be. */
+    grow(longest) {
+      while (this.bars.length <= longest) {
+        const column = sd.make("div", "sd-column");
+        const count = sd.make("b", "", "");
+        const bar = sd.make("i");
+        const track = sd.make("div", "sd-grow");
+        track.append(bar);
+        column.append(count, track, sd.make("span", "", String(this.bars.length)));
+        this.bars.push([bar, count]);
+        this.histogram.append(column);
       }
     }
 
@@ -89,6 +92,7 @@
     }
 
     showLengths(lengths, last) {
+      this.grow(Math.max(0, ...Object.keys(lengths)));
       const most = Math.max(1, ...Object.values(lengths));
       this.bars.forEach(([bar, count], length) => {
         const rounds = lengths[length] || 0;

@@ -67,7 +67,7 @@
 
   // --- links: they fill the form and never run anything
 
-  const FIELDS = ["prompt", "preset", "drafter", "k", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order"];
+  const FIELDS = ["prompt", "preset", "drafter", "k", "auto", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order"];
   const NUMBERS = new Set(["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]);
 
   /** Run was pressed. The values go on to the server as they are. */
@@ -79,10 +79,13 @@
   /** The page was opened: the form's values, with those of its address put in where they can be used. */
   sd.opened = ({ choices, notes }, values) => {
     document.body.classList.add("sd-open");
+    window.restFrames?.();
     const query = new URLSearchParams(window.location.search);
     const ignored = [];
+    const k = query.get("k");
     const filled = FIELDS.map((name, place) => {
-      if (!query.has(name)) return values[place];
+      if (name === "auto") return k === "auto" || (values[place] && !(k && Number.isFinite(Number(k))));
+      if (!query.has(name) || (name === "k" && k === "auto")) return values[place];
       const text = query.get(name);
       if (NUMBERS.has(name) ? text.trim() && Number.isFinite(Number(text)) : !choices[name] || choices[name].includes(text)) {
         return NUMBERS.has(name) ? Number(text) : text;
@@ -99,6 +102,8 @@
   sd.copyLink = async (values) => {
     const query = new URLSearchParams();
     FIELDS.forEach((name, place) => query.set(name, values[place] ?? ""));
+    if (query.get("auto") === "true") query.set("k", "auto");
+    query.delete("auto");
     const link = `${window.location.origin}${window.location.pathname}?${query}`;
     try {
       await navigator.clipboard.writeText(link);

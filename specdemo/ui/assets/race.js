@@ -1,12 +1,17 @@
 // The arena: takes the messages of a run (see lanes.py) and draws them. Text only ever becomes text nodes.
 (() => {
   const sd = window.specdemo;
-  const CHART_MS = 200; // charts are redrawn no more often than this
+  // A browser on the same processor takes from the engine what it draws: text as it comes, figures more seldom.
+  const FIGURES_MS = 250;
+  const CHARTS_MS = 2000;
   const NARROW = 900; // px; there the arena lies below the form, see race.css
   const LANES = {
     plain: ["Target alone", "The target writes one token in every pass."],
     speculative: ["With a drafter", "The drafter guesses a few tokens, the target checks them all in one pass and keeps the good ones."],
   };
+  const MAX_K = 16;
+  const MAX_STRIP = 4096; // px; a longer text shares them
+  const GUESSES = ["Guesses in each round", "Along the text: as high as the drafter guessed ahead, and filled as far as its guesses passed."];
   const ENDINGS = { eos: "finished", stop: "stop string", length: "limit" };
 
   sd.KINDS = [
@@ -42,6 +47,9 @@
       this.parts = { title: find("h2"), state: find(".sd-state"), rate: find(".sd-rate b"), bar: find(".sd-track i") };
       this.parts.tokens = find(".sd-tokens");
       this.parts.clock = find(".sd-clock");
+      this.guesses = find(".sd-guesses canvas");
+      this.guesses.tabIndex = 0;
+      this.guesses.sdWhy = GUESSES;
       this.title(LANES[name][0]);
       this.text.dataset.empty = LANES[name][1];
       this.pane.addEventListener("scroll", () => (this.stuck = this.atBottom()), { passive: true });
@@ -57,10 +65,10 @@
       this.max = max;
       this.rows = [];
       this.figures = null;
-      this.dirty = false;
       this.stuck = true;
       this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
       this.text.replaceChildren();
+      this.clearGuesses();
       this.parts.state.textContent = "";
       this.parts.rate.textContent = "–";
       this.parts.tokens.textContent = max ? `0 of ${max} tokens` : "–";
@@ -75,23 +83,51 @@
     take(news) {
       this.rows.push(...news.rounds);
       this.figures = news.figures;
-      this.dirty = true;
     }
 
     draw() {
-      if (!this.dirty) return;
-      this.dirty = false;
+      if (!this.rows.length) return;
       const fragment = document.createDocumentFragment();
-      for (const row of this.rows) fragment.append(this.round(row));
+      for (const row of this.rows) {
+        fragment.append(this.round(row));
+        this.drawGuesses(row);
+      }
       this.rows = [];
       this.text.append(fragment);
+    }
+
+    scroll() {
       if (this.stuck) this.pane.scrollTop = 1e9;
+    }
+
+    drawFigures() {
       const f = this.figures;
+      if (!f) return;
       this.parts.rate.textContent = sd.number(f.tokens_per_second, 1);
       this.parts.tokens.textContent = `${f.tokens} of ${this.max} tokens`;
       this.parts.clock.textContent = `${f.seconds.toFixed(2)} s`;
       this.parts.bar.style.transform = `scaleX(${Math.min(1, f.tokens / this.max)})`;
       if (f.finish_reason) this.parts.state.textContent = ENDINGS[f.finish_reason];
+    }
+
+    /** The strip under the text: a pixel for each token and for each guess, which the browser stretches. */
+    clearGuesses() {
+      this.guesses.width = Math.min(this.max || 1, MAX_STRIP); // this also wipes it
+      this.guesses.height = MAX_K;
+      this.brush = this.guesses.getContext("2d");
+      this.brush.fillStyle = getComputedStyle(this.guesses).color;
+      this.written = 0;
+    }
+
+    drawGuesses([, k, tokens]) {
+      const wide = this.guesses.width / (this.max || 1);
+      const accepted = tokens.filter(([, code]) => code === "a").length;
+      const emitted = tokens.filter(([, code]) => code && !"xu".includes(code)).length;
+      for (const [height, alpha] of [[k, 0.4], [accepted, 1]]) {
+        this.brush.globalAlpha = alpha;
+        this.brush.fillRect(this.written * wide, MAX_K - height, emitted * wide, height);
+      }
+      this.written += emitted;
     }
 
     /** The tokens of a round that had a draft are wrapped, so that pointing at one shows them all. */
@@ -132,10 +168,6 @@
       this.parts.trace.addEventListener("click", () => this.download());
       find(".sd-link").addEventListener("click", () => trigger("link"));
       sd.tooltips(element);
-      this.inbox = [];
-      this.run = null;
-      this.next = 0;
-      this.past = new Set();
       this.say("idle");
     }
 
@@ -188,36 +220,14 @@
       this.halted("Stopped.");
     }
 
-    receive(message) {
-      if (this.past.has(message.run)) return;
-      if (message.run !== this.run) {
-        if (this.run) this.past.add(this.run);
-        this.run = message.run;
-        this.next = 0;
-        this.inbox = [];
-      }
-      this.inbox.push(message);
-      this.drain();
-    }
-
-    /** Apply what is next in line. A hidden tab can miss messages: they are asked for again. */
-    drain() {
-      this.inbox.sort((a, b) => a.seq - b.seq);
-      while (this.inbox.length && this.inbox[0].seq <= this.next) {
-        const message = this.inbox.shift();
-        if (message.seq === this.next) {
-          this.next += 1;
-          this.apply(message);
-        }
-      }
-      if (!this.inbox.length || this.asking === this.run) return;
-      const run = (this.asking = this.run);
-      this.server.missed([run, this.next]).then((texts) => {
-        this.asking = null;
-        if (run !== this.run) return;
-        this.inbox.push(...texts.map((text) => JSON.parse(text)));
-        this.drain();
-      });
+    /** The run of this page: its messages come as server-sent events, see stream.py. What a lost connection misses, the
+     *  browser asks for by itself. */
+    follow(run) {
+      this.run = run;
+      this.source?.close();
+      const root = new URL(window.gradio_config.root || "/", window.location.href).pathname.replace(/\/$/, "");
+      this.source = new EventSource(`${root}/races/${run}`);
+      this.source.onmessage = (event) => this.apply(JSON.parse(event.data));
     }
 
     apply(message) {
@@ -226,6 +236,7 @@
       for (const [name, news] of Object.entries(message.lanes || {})) this.lanes[name].take(news);
       if (message.end) this.finish(message.end);
       if (message.error) this.fail(message.error);
+      if (message.end || message.error) this.source?.close();
       this.schedule();
     }
 
@@ -241,7 +252,9 @@
       const max = request.settings.max_new_tokens;
       for (const lane of Object.values(this.lanes)) lane.clear(max);
       this.lanes.speculative.title(request.drafter === "none" ? "With no drafter" : `With ${request.drafter}`);
-      this.charts.clear(request.drafter === "none" ? 0 : request.settings.k);
+      this.due = { figures: 0, charts: 0 };
+      const k = request.settings.k === "auto" ? 4 : request.settings.k;
+      this.charts.clear(request.drafter === "none" ? 0 : k);
       this.parts.trace.disabled = true;
       this.speed(null);
       this.parts.spoken.textContent = "";
@@ -249,6 +262,7 @@
     }
 
     finish(end) {
+      this.due.figures = 0;
       this.draw();
       this.speed(end.speed_up);
       this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, end.exactness.words);
@@ -283,18 +297,28 @@
 
     draw() {
       const { plain, speculative } = this.lanes;
+      const now = performance.now();
       plain.draw();
       speculative.draw();
+      if (this.state === "running" && now >= this.due.figures) this.drawFigures(now);
+      plain.scroll(); // after everything else, because it makes the browser lay out what has changed
+      speculative.scroll();
+    }
+
+    drawFigures(now) {
+      const { plain, speculative } = this.lanes;
+      this.due.figures = now + FIGURES_MS;
+      plain.drawFigures();
+      speculative.drawFigures();
       for (const [code, node] of Object.entries(this.legendCounts)) {
         const count = String(speculative.counts[code]);
         if (node.textContent !== count) node.textContent = count;
       }
-      if (this.state !== "running" || !plain.figures || !speculative.figures) return;
+      if (!plain.figures || !speculative.figures) return;
       const rates = [speculative.figures.tokens_per_second, plain.figures.tokens_per_second];
       if (rates[0] && rates[1]) this.speed(rates[0] / rates[1]);
-      const now = performance.now();
-      if (now < this.charts.due) return;
-      this.charts.due = now + CHART_MS;
+      if (now < this.due.charts) return;
+      this.due.charts = now + CHARTS_MS;
       this.charts.show({ plain: plain.figures, speculative: speculative.figures }, false);
     }
 
@@ -311,6 +335,10 @@
 
   sd.mountRace = (element, props, watch, trigger, server) => {
     sd.race = new Race(element, trigger, server);
-    watch("value", () => sd.race.receive(JSON.parse(props.value)));
+    watch("value", () => {
+      const { run, error } = JSON.parse(props.value);
+      if (run) sd.race.follow(run);
+      else sd.race.fail(error);
+    });
   };
 })();
