@@ -81,6 +81,7 @@ class Engine:
         self.backend = backend
         self.status = Status("idle", "", "No model is loaded yet")
         self._loaded: Any = None
+        self._pause = CPU_SECONDS
         self._starting = threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._work, name="engine", daemon=True).start()
@@ -145,7 +146,7 @@ class Engine:
                 last = batch[-1]
                 if fresh := batch[:-1] if last is END else batch:
                     yield fresh
-                finished.wait(CPU_SECONDS if self._loaded.device.type == "cpu" else GPU_SECONDS)
+                finished.wait(self._pause)
         finally:
             closed.set()
             finished.wait()
@@ -167,6 +168,7 @@ class Engine:
         try:
             if self._loaded is None or self._loaded.preset.name != preset:
                 self._replace(preset)
+            self._pause = CPU_SECONDS if self._loaded.device.type == "cpu" else GPU_SECONDS
             self._tell(preset, "ready", self.presets[preset].title, facts=facts(self._loaded), missing=self._missing())
         except Exception as error:
             self._tell(preset, "failed", self.sentence(error))

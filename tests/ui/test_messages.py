@@ -237,6 +237,11 @@ def test_the_engine_does_not_wait_for_whoever_looks_on() -> None:
     assert list(messages)[-1]["end"]["stats"][PLAIN]["tokens"] == 40
 
 
+def test_nothing_can_be_run_before_a_preset_is_loaded() -> None:
+    with pytest.raises(EngineTrouble, match="No model is loaded yet"):
+        list(Script().engine().stream("scripted", lambda loaded: (None for _ in "1")))
+
+
 def test_a_failure_is_the_last_message_and_the_next_run_works() -> None:
     script = Script()
     script.fail_at = 5
