@@ -17,8 +17,15 @@ MAX_STOP_STRINGS = 8
 
 
 def read_k(text: str) -> int | str:
-    """K as a person types it, a whole number or AUTO. Raises ValueError."""
-    return text if text == AUTO else int(text)
+    """K as a person types it, a whole number or AUTO.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        return text if text == AUTO else int(text)
+    except ValueError:
+        raise ValueError(f"K is a whole number or {AUTO}, not {text!r}.") from None
 
 
 class BadInput(ValueError):
