@@ -21,7 +21,20 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def without_scipy() -> Iterator[None]:
+    """For importing transformers, which reads scipy.optimize, where there is one, for losses that we never compute."""
+    from transformers import utils
+
+    available = utils.is_scipy_available
+    utils.is_scipy_available = lambda: False
+    try:
+        yield
+    finally:
+        utils.is_scipy_available = available
+
+
 def import_models() -> ModuleType:
     """`specdemo.models`, which brings in torch and transformers."""
-    with without_garbage_collection():
+    with without_garbage_collection(), without_scipy():
         return importlib.import_module("specdemo.models")

@@ -1,0 +1,23 @@
+"""What the slow imports leave out, and that they leave the rest as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TELL = """
+import gc, sys
+from specdemo.imports import import_models
+models = import_models()
+from transformers.utils import is_scipy_available
+print("scipy.optimize" in sys.modules, "gradio" in sys.modules, is_scipy_available(), gc.isenabled())
+import scipy.optimize
+print(scipy.optimize.brentq(lambda x: x - 1, 0, 3))
+"""
+
+
+def test_the_models_come_without_scipy_and_gradio_and_both_still_work_afterwards() -> None:
+    done = subprocess.run([sys.executable, "-c", TELL], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["False", "False", "True", "True", "1.0"]
