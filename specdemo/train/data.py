@@ -52,6 +52,7 @@ USER_TEMPERATURE = 0.9
 ANSWER_TEMPERATURES = (0.0, 0.0, 0.5, 0.7, 1.0)
 OPENED = 0.4  # share of user turns that get one of the openings
 LONGEST_PROMPT, LONGEST_ANSWER = 120, 360  # tokens
+BLOCK = 256  # tokens
 HELD_OUT_EVERY = 20  # one wave in so many, beginning with the second, is never trained on
 
 
@@ -125,13 +126,23 @@ AttentionInterface.register("specdemo_grouped", grouped_attention)
 
 
 def sample_rows(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """One token a row, [B, V] -> [B], by inverse transform; temperature 0 takes the largest logit."""
-    greedy = temperatures == 0
-    scaled = logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None]
-    cumulative = scaled.softmax(-1).cumsum(-1)
-    draws = torch.rand(len(logits), 1, generator=generator, device=logits.device) * cumulative[:, -1:]
-    sampled = torch.searchsorted(cumulative, draws, right=True).squeeze(1).clamp(max=logits.shape[-1] - 1)
-    return torch.where(greedy, logits.argmax(-1), sampled)
+    """One token a row, [B, V] -> [B], by inverse transform; temperature 0 takes the largest logit.
+
+    The transform finds first the block of tokens and then the token in it: a running sum over a whole vocabulary
+    takes longer than all the rest.
+    """
+    largest, tokens = logits.max(-1)
+    drawn = temperatures.nonzero().squeeze(1)
+    weights = logits[drawn].float().sub_(largest[drawn, None]).div_(temperatures[drawn, None]).exp_()
+    blocks = F.pad(weights, (0, -weights.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
+    ends = blocks.sum(-1).double().cumsum(-1)  # [B, blocks]
+    draws = torch.rand(len(drawn), 1, generator=generator, device=logits.device, dtype=torch.float64) * ends[:, -1:]
+    block = torch.searchsorted(ends, draws, right=True).clamp(max=ends.shape[1] - 1)
+    into = draws - F.pad(ends, (1, 0)).gather(1, block)
+    chosen = blocks[torch.arange(len(drawn), device=logits.device), block.squeeze(1)].double().cumsum(-1)
+    into = into.minimum(chosen[:, -1:].nextafter(torch.zeros_like(into)))  # the two sums round differently
+    tokens[drawn] = (block * BLOCK + torch.searchsorted(chosen, into, right=True)).squeeze(1)
+    return tokens
 
 
 @torch.inference_mode()

@@ -19,5 +19,6 @@ print(scipy.optimize.brentq(lambda x: x - 1, 0, 3))
 
 
 def test_the_models_come_without_scipy_and_gradio_and_both_still_work_afterwards() -> None:
-    done = subprocess.run([sys.executable, "-c", TELL], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    command = [sys.executable, "-c", TELL]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["False", "False", "True", "True", "1.0"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from scipy import stats
 
 from specdemo.drafters.ngram import load_table
 from specdemo.train import data
@@ -162,3 +163,17 @@ def test_one_wave_in_twenty_is_held_out(tiny, tmp_path):
     held_out = ["heldout-00001.safetensors", f"heldout-{data.HELD_OUT_EVERY + 1:05d}.safetensors"]
     assert [path.name for path in data.shard_paths(tmp_path, "heldout")] == held_out
     assert len(data.shard_paths(tmp_path, "train")) == data.HELD_OUT_EVERY
+
+
+def test_a_row_is_drawn_from_the_models_law_at_its_own_temperature_and_greedy_rows_take_the_favourite():
+    rows, size, temperature = 20_000, 2 * data.BLOCK + 88, 0.7  # three blocks of tokens, the last one not full
+    logits = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    temperatures = torch.full((rows,), temperature)
+    temperatures[::2] = 0
+    drawn = data.sample_rows(logits.expand(rows, -1), temperatures, torch.Generator().manual_seed(2))
+    assert (drawn[::2] == logits.argmax()).all()
+    law = (logits / temperature).softmax(-1).numpy()
+    seen = np.bincount(drawn[1::2].numpy(), minlength=size)
+    often = law * rows / 2 >= 5
+    expected = np.append(law[often], law[~often].sum()) * rows / 2
+    assert stats.chisquare(np.append(seen[often], seen[~often].sum()), expected).pvalue > 1e-3
