@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .drafters import DRAFTERS
+from .results import read_results, results_path
 from .types import AUTO, BadInput, Settings
 
 if sys.version_info >= (3, 11):
@@ -87,6 +88,7 @@ class Preset:
     heads: dict[str, Path] = field(default_factory=dict)  # trained heads by their kind, see drafters.head
     defaults: Defaults = Defaults()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # passed on to the chat template
+    results: Mapping[str, Any] | None = None  # what its drafters were measured to reach, see results.py
 
 
 def load_presets(folder: Path = PRESETS) -> tuple[dict[str, Preset], list[str]]:
@@ -128,6 +130,7 @@ def read_preset(path: Path) -> Preset:
         heads=_heads(table.table("heads"), path.parent) if "heads" in table else {},
         defaults=_defaults(table.table("defaults")) if "defaults" in table else Defaults(),
         chat_template_kwargs=table.table("chat_template_kwargs").rest() if "chat_template_kwargs" in table else {},
+        results=read_results(results_path(path)),
     )
     table.refuse_unknown()
     return preset

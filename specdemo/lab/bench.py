@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..events import Event, Round
 from ..race import PLAIN, SPECULATIVE, report, start
-from ..types import BadInput, Settings
+from ..types import BadInput, Fate, Settings
 from .bench_hf import HF, generate
 
 if TYPE_CHECKING:
@@ -118,7 +120,22 @@ def _ours(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Setti
     outcome = report(loaded, prompt_ids, events)
     stats = outcome["stats"]
     copied = ("seconds", "ttft_seconds", "tokens_per_second", "accepted", "tested", "drafted", "rounds", "draft_cost")
-    return {"new_tokens": stats["tokens"], **{name: stats[name] for name in copied}, "token_ids": outcome["token_ids"]}
+    return {
+        "new_tokens": stats["tokens"],
+        **{name: stats[name] for name in copied},
+        "by_place": places(events),
+        "token_ids": outcome["token_ids"],
+    }
+
+
+def places(events: Iterable[Event]) -> list[tuple[int, int]]:
+    """For each place of a draft, how often it was tested and how often accepted."""
+    tested, accepted = Counter[int](), Counter[int]()
+    for event in events:
+        for place, token in enumerate(event.drafted if isinstance(event, Round) else ()):
+            tested[place] += token.fate is not Fate.UNTESTED
+            accepted[place] += token.fate is Fate.ACCEPTED
+    return [(tested[place], accepted[place]) for place in sorted(tested)]
 
 
 def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:
@@ -151,6 +168,7 @@ def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:
             "acceptance_rate": total["accepted"] / total["tested"] if total["tested"] else None,
             "draft_efficiency": total["accepted"] / total["drafted"] if total["drafted"] else None,
             "draft_cost": median(run["draft_cost"] or 0.0 for run in group) if total["drafted"] else None,
+            "acceptance_by_place": _by_place(group),
             "identical": sum(run["token_ids"] == alone["token_ids"] for run, alone in zip(group, plain, strict=True))
             if not temperature
             else None,
@@ -163,6 +181,16 @@ def _place(run: Run) -> tuple[Any, ...]:
     return run["prompt_id"], run["temperature"], run["repeat"]
 
 
+def _by_place(runs: Sequence[Run]) -> list[float]:
+    """Accepted / tested at each place of a draft, as far as any was tested there."""
+    tested, accepted = Counter[int](), Counter[int]()
+    for run in runs:
+        for place, (tests, passes) in enumerate(run.get("by_place", ())):
+            tested[place] += tests
+            accepted[place] += passes
+    return [round(accepted[place] / tested[place], 4) for place in sorted(tested) if tested[place]]
+
+
 def _total(runs: Sequence[Run], name: str) -> int:
     return sum(run[name] or 0 for run in runs)
 
@@ -172,6 +200,22 @@ def _ratios(runs: Sequence[Run], bases: Sequence[Run | None]) -> dict[str, float
     pairs = zip(runs, bases, strict=True)
     ratios = [run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs if base]
     return {"min": min(ratios), "median": median(ratios), "max": max(ratios)} if ratios else None
+
+
+def drafter_rows(summary: Sequence[Run]) -> list[Run]:
+    """A row for each drafter, K and temperature over all prompts, as `results` keeps them."""
+    told = ("drafter", "k", "temperature", "tokens_per_round", "acceptance_rate", "draft_efficiency", "draft_cost")
+    return [
+        {
+            **{name: row[name] for name in told},
+            "speed_up": row["ratio_to_plain"]["median"],
+            "speed_up_from": row["ratio_to_plain"]["min"],
+            "speed_up_to": row["ratio_to_plain"]["max"],
+            "acceptance_by_place": row["acceptance_by_place"],
+        }
+        for row in summary
+        if row["category"] == ALL and row["method"] == SPECULATIVE
+    ]
 
 
 def table(summary: Sequence[Run]) -> str:

@@ -10,6 +10,7 @@ import typer
 from ..drafters import DRAFTERS
 from ..presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..race import SPECULATIVE, check_drafter
+from ..results import results_path
 from ..types import AUTO, BadInput, Settings, read_k
 
 if TYPE_CHECKING:
@@ -22,6 +23,16 @@ HELD_OUT = PRESETS / "prompts" / "heldout.jsonl"
 PAGE_PROMPT = "Explain what a list is in Python, with three short examples."
 # K of transformers where no number is given: some to find the best among, and what its documentation uses.
 TUNED_K, LOOKUP_K = (3, 5, 8), (10,)
+DRAFTER_SHAPES = {
+    **{"drafter": "", "temperature": "g", "k": "", "speed_up": ".2f", "speed_up_from": ".2f", "speed_up_to": ".2f"},
+    **{
+        "tokens_per_round": ".2f",
+        "acceptance_rate": ".0%",
+        "draft_efficiency": ".0%",
+        "draft_cost": ".0%",
+        "by place": "",
+    },
+}
 
 Against = Annotated[
     str,
@@ -60,7 +71,10 @@ def bench(
 ) -> None:
     """Measure speed on this machine: the target alone, with drafters, and against transformers, by kind of prompt."""
     if context.invoked_subcommand is None:
-        run(against, preset, prompts, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
+        from .bench import table
+
+        outcome = run(against, preset, prompts, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
+        typer.echo(table(outcome["summary"]))
 
 
 @app.command()
@@ -68,16 +82,32 @@ def drafters(
     preset: PresetName = DEFAULT_PRESET,
     prompts: PromptFile = HELD_OUT,
     names: Drafters = "",
-    ks: Ks = "4",
-    temperatures: Temperatures = "0",
+    ks: Ks = "2,4,6,8",
+    temperatures: Temperatures = "0,0.7,1",
     max_new_tokens: MaxNewTokens = 128,
     repeats: Repeats = 1,
     dtype: DType = "auto",
     device: Device = "auto",
     json_: JsonFile = None,
+    save: Annotated[bool, typer.Option("--save", help="Keep the table for the preset's drafter menu.")] = False,
 ) -> None:
-    """Every drafter of a preset against the target alone, by kind of prompt."""
-    run("", preset, prompts, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
+    """Every drafter of a preset in one table: what passes, what a draft costs, and what comes of it."""
+    from .bench import drafter_rows, read_prompts
+    from .tables import text_table, write_json
+
+    outcome = run("", preset, prompts, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
+    rows = drafter_rows(outcome["summary"])
+    typer.echo(
+        text_table([{**row, "by place": percentages(row["acceptance_by_place"])} for row in rows], DRAFTER_SHAPES)
+    )
+    if save:
+        told = {name: outcome[name] for name in ("environment", "weights")}
+        asked = {"prompts": len(read_prompts(prompts)), "max_new_tokens": max_new_tokens, "repeats": repeats}
+        write_json(results_path(PRESETS / f"{preset}.toml"), {**told, **asked, "rows": rows})
+
+
+def percentages(shares: list[float]) -> str:
+    return " ".join(f"{share:.0%}" for share in shares)
 
 
 def run(
@@ -92,12 +122,12 @@ def run(
     dtype: str,
     device: str,
     out: Path | None,
-) -> None:
-    """Measure, print the table, and write everything to `out`."""
+) -> dict[str, Any]:
+    """Measure, and write everything to `out`."""
     from tqdm import tqdm
 
     from ..models import load
-    from .bench import ALONE, bench, provenance, read_prompts, table
+    from .bench import ALONE, bench, provenance, read_prompts
     from .tables import check_folder, write_json
 
     check_folder(out)
@@ -114,10 +144,13 @@ def run(
     loaded = load(chosen, dtype, device)
     cases = [*cases_of_hf(loaded, methods, k_values), ALONE, *cases_of_ours(loaded, names, k_values)]
     with tqdm(total=(len(asked) * repeats + 1) * len(cases) * len(t_values)) as bar:
-        outcome = bench(loaded, asked, cases, t_values, max_new_tokens, repeats, bar.update)
-    typer.echo(table(outcome["summary"]))
+        outcome = {
+            **provenance(loaded),
+            **bench(loaded, asked, cases, t_values, max_new_tokens, repeats, bar.update),
+        }
     if out:
-        write_json(out, {**provenance(loaded), **outcome})
+        write_json(out, outcome)
+    return outcome
 
 
 @app.command()

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from specdemo.events import Round
 from specdemo.lab import bench_hf, roofline
-from specdemo.lab.bench import ALONE, Case, Prompt, bench, provenance, summarise, table
+from specdemo.lab.bench import ALONE, Case, Prompt, bench, drafter_rows, places, provenance, summarise, table
 from specdemo.lab.cli import TUNED_K, cases_of_hf, cases_of_ours, theirs
 from specdemo.models import Loaded, load
-from specdemo.types import AUTO, BadInput, Settings
+from specdemo.results import in_words
+from specdemo.types import AUTO, BadInput, DraftedToken, Fate, Settings, Token, TokenKind
 
 from .checkpoints import full_preset, tiny
 
@@ -93,6 +95,29 @@ def test_ratios_are_taken_run_by_run() -> None:
         1,
     )
     assert next(iter(summarise(PROMPTS, runs[::2])))["ratio_to_hf"] is None
+
+
+def test_acceptance_by_place_is_counted_over_all_rounds() -> None:
+    def drafted(*fates: Fate) -> Round:
+        tokens = tuple(DraftedToken(1, fate, 0.5, 0.5, 0.1) for fate in fates)
+        return Round(0, tokens, (Token(1, TokenKind.BONUS, 0.5),), 0.0, 0.0, 0.0)
+
+    yes, no, never = Fate.ACCEPTED, Fate.REJECTED, Fate.UNTESTED
+    assert places([drafted(yes, no, never), drafted(yes, yes), drafted(), drafted(no)]) == [(3, 2), (2, 1), (0, 0)]
+
+
+def test_the_table_of_drafters_is_over_all_prompts_and_can_be_told(outcome: dict[str, Any]) -> None:
+    rows = drafter_rows(outcome["summary"])
+    cases = {("ngram", 3), ("ngram", AUTO), ("draft-model", 3), ("draft-model", AUTO)}
+    assert {(row["drafter"], row["k"]) for row in rows} == cases
+    assert len(rows) == 2 * len(cases)
+    for row in rows:
+        assert row["speed_up_from"] <= row["speed_up"] <= row["speed_up_to"]
+        assert row["k"] == AUTO or len(row["acceptance_by_place"]) <= row["k"]
+    fixed = next(row for row in rows if row["drafter"] == "draft-model" and row["k"] == 3)
+    assert len(fixed["acceptance_by_place"]) >= 1
+    told = {"environment": {"cpu": "this one", "cores": 1}, "prompts": 2, "rows": json.loads(json.dumps(rows))}
+    assert "at temperature 0.8 (K = " in in_words(told, "ngram")
 
 
 def test_the_assistant_is_set_up_for_a_run_and_then_as_before(loaded: Loaded) -> None:

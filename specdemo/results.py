@@ -1,0 +1,47 @@
+"""What was measured of a preset's drafters and ships with it: told in the drafter menu, written by `bench drafters`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .types import BadInput
+
+FIELDS = ("drafter", "k", "temperature", "speed_up", "tokens_per_round")  # of a row, those that are told
+
+
+def results_path(preset: Path) -> Path:
+    """The results that belong to a preset file: `NAME.results.json` beside `NAME.toml`."""
+    return preset.with_suffix(".results.json")
+
+
+def read_results(path: Path) -> Mapping[str, Any] | None:
+    """The results in a file; None if there is none.
+
+    Raises:
+        BadInput: one sentence naming the file.
+    """
+    if not path.exists():
+        return None
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        in_words(results, "")
+        assert all(row.keys() >= {*FIELDS} for row in results["rows"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise BadInput(
+            f"{path.name} does not hold the results of `bench drafters`. Remove it or measure again."
+        ) from error
+    return results
+
+
+def in_words(results: Mapping[str, Any], drafter: str) -> str:
+    """What this drafter reached at each temperature with the best K for it; empty if it was not measured."""
+    rows = [row for row in results["rows"] if row["drafter"] == drafter]
+    where = f"{results['environment']['cpu']}, {results['environment']['cores']} cores, {results['prompts']} prompts"
+    reached = []
+    for temperature in sorted({row["temperature"] for row in rows}):
+        best = max((row for row in rows if row["temperature"] == temperature), key=lambda row: row["speed_up"])
+        reached.append(f"{best['speed_up']:.2f}x at temperature {temperature:g} (K = {best['k']})")
+    return f"Measured: {', '.join(reached)}, on {where}." if reached else ""

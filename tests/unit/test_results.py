@@ -1,0 +1,63 @@
+"""The results that ship with a preset: from the bench to the drafter menu."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdemo.drafters import DRAFTERS
+from specdemo.presets import PRESETS, load_presets
+from specdemo.results import in_words, read_results, results_path
+from specdemo.types import BadInput
+
+
+def row(drafter: str, k: int, temperature: float, speed_up: float) -> dict[str, Any]:
+    return {**locals(), "tokens_per_round": 1.5}
+
+
+RESULTS = {
+    "environment": {"cpu": "a processor", "cores": 2},
+    "prompts": 9,
+    "rows": [
+        row("ngram", 2, 0.0, 1.2),
+        row("ngram", 4, 0.0, 1.25),
+        row("ngram", 2, 1.0, 0.904),
+        row("eagle", 2, 0.0, 1),
+    ],
+}
+
+
+def test_the_best_k_is_told_for_each_temperature() -> None:
+    words = (
+        "Measured: 1.25x at temperature 0 (K = 4), 0.90x at temperature 1 (K = 2), on a processor, 2 cores, 9 prompts."
+    )
+    assert in_words(RESULTS, "ngram") == words
+    assert in_words(RESULTS, "prompt-lookup") == ""
+
+
+def test_results_lie_beside_their_preset(tmp_path: Path) -> None:
+    path = results_path(tmp_path / "some.toml")
+    assert path == tmp_path / "some.results.json"
+    assert read_results(path) is None
+    path.write_text(json.dumps(RESULTS))
+    assert read_results(path) == RESULTS
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 1}', json.dumps({**RESULTS, "rows": [{"drafter": "x"}]})])
+def test_a_damaged_file_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "some.results.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"some\.results\.json does not hold the results"):
+        read_results(path)
+
+
+def test_shipped_results_are_told_for_every_drafter_that_was_measured() -> None:
+    presets, broken = load_presets(PRESETS)
+    assert not broken
+    for results in filter(None, (preset.results for preset in presets.values())):
+        for name in {row["drafter"] for row in results["rows"]}:
+            assert name in DRAFTERS
+            assert in_words(results, name).startswith("Measured: ")
