@@ -66,6 +66,16 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
+def some(prompts: Sequence[Prompt], each: int) -> list[Prompt]:
+    """The first `each` prompts of every category; all if that is 0."""
+    seen = Counter[str]()
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.category] += 1
+        chosen += [prompt] if not each or seen[prompt.category] <= each else []
+    return chosen
+
+
 def provenance(loaded: Loaded) -> dict[str, Any]:
     """Where figures come from: the hardware and versions, the weights, and the commit of this program."""
     describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]

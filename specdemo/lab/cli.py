@@ -44,6 +44,7 @@ Against = Annotated[
 ]
 PresetName = Annotated[str, typer.Option("--preset", help="Which models; see `presets`.")]
 PromptFile = Annotated[Path, typer.Option("--prompts", help="JSON lines of id, category and prompt.")]
+Each = Annotated[int, typer.Option("--each", help="At most so many prompts of a category; 0 takes all.")]
 Drafters = Annotated[str, typer.Option("--drafters", help="Separated by commas; all that can run by default.")]
 Ks = Annotated[str, typer.Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
 Temperatures = Annotated[str, typer.Option("--temperature", help="Separated by commas.")]
@@ -60,6 +61,7 @@ def bench(
     against: Against = "",
     preset: PresetName = DEFAULT_PRESET,
     prompts: PromptFile = HELD_OUT,
+    each: Each = 0,
     names: Drafters = "",
     ks: Ks = AUTO,
     temperatures: Temperatures = "0",
@@ -73,7 +75,9 @@ def bench(
     if context.invoked_subcommand is None:
         from .bench import table
 
-        outcome = run(against, preset, prompts, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
+        outcome = run(
+            against, preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_
+        )
         typer.echo(table(outcome["summary"]))
 
 
@@ -81,6 +85,7 @@ def bench(
 def drafters(
     preset: PresetName = DEFAULT_PRESET,
     prompts: PromptFile = HELD_OUT,
+    each: Each = 0,
     names: Drafters = "",
     ks: Ks = "2,4,6,8",
     temperatures: Temperatures = "0,0.7,1",
@@ -92,17 +97,21 @@ def drafters(
     save: Annotated[bool, typer.Option("--save", help="Keep the table for the preset's drafter menu.")] = False,
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and what comes of it."""
-    from .bench import drafter_rows, read_prompts
+    from .bench import drafter_rows, read_prompts, some
     from .tables import text_table, write_json
 
-    outcome = run("", preset, prompts, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
+    outcome = run("", preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
     rows = drafter_rows(outcome["summary"])
     typer.echo(
         text_table([{**row, "by place": percentages(row["acceptance_by_place"])} for row in rows], DRAFTER_SHAPES)
     )
     if save:
         told = {name: outcome[name] for name in ("environment", "weights")}
-        asked = {"prompts": len(read_prompts(prompts)), "max_new_tokens": max_new_tokens, "repeats": repeats}
+        asked = {
+            "prompts": len(some(read_prompts(prompts), each)),
+            "max_new_tokens": max_new_tokens,
+            "repeats": repeats,
+        }
         write_json(results_path(PRESETS / f"{preset}.toml"), {**told, **asked, "rows": rows})
 
 
@@ -114,6 +123,7 @@ def run(
     against: str,
     preset: str,
     prompts: Path,
+    each: int,
     names: str,
     ks: str,
     temperatures: str,
@@ -127,11 +137,11 @@ def run(
     from tqdm import tqdm
 
     from ..models import load
-    from .bench import ALONE, bench, provenance, read_prompts
+    from .bench import ALONE, bench, provenance, read_prompts, some
     from .tables import check_folder, write_json
 
     check_folder(out)
-    chosen, asked = find_preset(preset), read_prompts(prompts)
+    chosen, asked = find_preset(preset), some(read_prompts(prompts), each)
     try:
         k_values, t_values = [read_k(k.strip()) for k in ks.split(",")], [float(t) for t in temperatures.split(",")]
     except ValueError as error:

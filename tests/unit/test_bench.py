@@ -12,7 +12,7 @@ import torch
 
 from specdemo.events import Round
 from specdemo.lab import bench_hf, roofline
-from specdemo.lab.bench import ALONE, Case, Prompt, bench, drafter_rows, places, provenance, summarise, table
+from specdemo.lab.bench import ALONE, Case, Prompt, bench, drafter_rows, places, provenance, some, summarise, table
 from specdemo.lab.cli import TUNED_K, cases_of_hf, cases_of_ours, theirs
 from specdemo.models import Loaded, load
 from specdemo.results import in_words
@@ -95,6 +95,12 @@ def test_ratios_are_taken_run_by_run() -> None:
         1,
     )
     assert next(iter(summarise(PROMPTS, runs[::2])))["ratio_to_hf"] is None
+
+
+def test_a_few_prompts_of_each_category_can_be_chosen() -> None:
+    prompts = [Prompt(str(place), category, "") for place, category in enumerate("aabab")]
+    assert [prompt.id for prompt in some(prompts, 2)] == ["0", "1", "2", "4"]
+    assert some(prompts, 0) == prompts
 
 
 def test_acceptance_by_place_is_counted_over_all_rounds() -> None:
