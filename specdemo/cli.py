@@ -6,6 +6,7 @@ and one line on stderr.
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import unicodedata
@@ -50,6 +51,7 @@ Prompt = Annotated[str, typer.Option("--prompt", help="What to say to the model;
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")]
 DType = Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Eager = Annotated[bool, typer.Option("--eager", help="Run the models by transformers' own forward.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 STYLES: dict[TokenKind, dict[str, Any]] = {
@@ -89,12 +91,13 @@ def generate(
     raw: Raw = False,
     dtype: DType = "auto",
     device: Device = "auto",
+    eager: Eager = False,
     json_: AsJson = False,
 ) -> None:
     """Generate with a drafter; tokens stream in, coloured by where they came from."""
     chosen = find_preset(preset)
     settings = settings_for(chosen, k, temperature, top_k, top_p, max_new_tokens, seed, stop)
-    with loaded_model(chosen, dtype, device) as loaded:
+    with loaded_model(chosen, dtype, device, eager) as loaded:
         from . import race
 
         prompt_ids = loaded.encode(read_prompt(prompt), raw)
@@ -136,13 +139,14 @@ def race_(
     raw: Raw = False,
     dtype: DType = "auto",
     device: Device = "auto",
+    eager: Eager = False,
     isolated: Annotated[bool, typer.Option("--isolated", help="One lane after the other.")] = False,
     json_: AsJson = False,
 ) -> None:
     """Race the target with a drafter against the target alone, and say who won and why."""
     chosen = find_preset(preset)
     settings = settings_for(chosen, k, temperature, top_k, top_p, max_new_tokens, seed, stop)
-    with loaded_model(chosen, dtype, device) as loaded:
+    with loaded_model(chosen, dtype, device, eager) as loaded:
         from . import race
 
         prompt_ids = loaded.encode(read_prompt(prompt), raw)
@@ -155,7 +159,7 @@ def race_(
 @app.command()
 def record(
     prompt: Prompt,
-    out: Annotated[Path, typer.Option("--out", help="The trace to write, JSON lines.")],
+    out: Annotated[Path, typer.Option("--out", help="The trace to write, JSON lines; packed if it ends in .gz.")],
     preset: PresetName = "smollm2-135m",
     drafter: DrafterName = None,
     k: K = None,
@@ -168,20 +172,22 @@ def record(
     raw: Raw = False,
     dtype: DType = "auto",
     device: Device = "auto",
+    eager: Eager = False,
 ) -> None:
     """Run a race and write its trace to a file."""
     chosen = find_preset(preset)
     settings = settings_for(chosen, k, temperature, top_k, top_p, max_new_tokens, seed, stop)
     if not out.absolute().parent.is_dir():
         raise BadInput(f"There is no folder {out.absolute().parent} to write the trace into.")
-    with loaded_model(chosen, dtype, device) as loaded:
+    with loaded_model(chosen, dtype, device, eager) as loaded:
         from . import race
 
         text = read_prompt(prompt)
         name = drafter or chosen.defaults.drafter
         entries = list(race.race(loaded, name, loaded.encode(text, raw), settings))
         header = race.trace_header(loaded, name, text, raw, settings)
-        out.write_text("".join(write_trace(header, entries)), encoding="utf-8")
+        trace = "".join(write_trace(header, entries)).encode("ascii")
+        out.write_bytes(gzip.compress(trace, mtime=0) if out.suffix == ".gz" else trace)
         typer.echo(f"{out}: {len(entries)} events.")
 
 
@@ -213,7 +219,7 @@ def read_prompt(prompt: str) -> str:
 
 
 @contextmanager
-def loaded_model(preset: Preset, dtype: str, device: str) -> Iterator[Loaded]:
+def loaded_model(preset: Preset, dtype: str, device: str, eager: bool) -> Iterator[Loaded]:
     """The preset's models, with the stages of a long first load told on stderr; freed at the end."""
     load = import_models().load
     stages: list[str] = []
@@ -224,7 +230,7 @@ def loaded_model(preset: Preset, dtype: str, device: str) -> Iterator[Loaded]:
             if sys.stderr.isatty():
                 typer.echo(f"\r\x1b[K{words}", err=True, nl=False)
 
-    loaded = load(preset, dtype, device, tell)
+    loaded = load(preset, dtype, device, tell, eager)
     if sys.stderr.isatty():
         typer.echo("\r\x1b[K", err=True, nl=False)
     try:

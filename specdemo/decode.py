@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch.nn import functional as F
 
 from .control import Control, Costs
 from .drafters import Drafter
 from .events import Event, Finished, Prefilled, Round
+from .hardware import moment, seconds_between
 from .runners import Runner
 from .sampling import probabilities
 from .types import BadInput, Draft, DraftedToken, Fate, FinishReason, Settings, Token, TokenKind, Verdict
@@ -67,29 +69,30 @@ def decode(
         logits = runner.prefill(prompt_ids)  # [1, V]
         drafter.reset(prompt_ids)
         verdict = rule(probabilities(logits, settings), Draft(), _draws(1, noise))
-        emitted, reason = _emit(Draft(), verdict, [], settings, eos_ids, stop)
+        emitted, reason = _emit(verdict, [], settings, eos_ids, stop)
         ids = [*prompt_ids, emitted[0].id]
         yield Prefilled(len(prompt_ids), emitted[0], time.perf_counter() - began)
 
         index, last = 0, None
         while reason is None:
-            began = time.perf_counter()
+            began, drafts_from = time.perf_counter(), moment(runner.device)
             written = len(ids) - len(prompt_ids)
             k = control.choose(settings.max_new_tokens - written - 1, last)  # a round emits up to k + 1
             draft = drafter.propose(ids, k) if k else Draft()
-            drafted_at = time.perf_counter()
+            drafted = moment(runner.device)
 
-            logits = runner.forward([ids[-1], *draft.token_ids])  # [k + 1, V]
+            logits = runner.forward(_following(ids[-1], draft))  # [k + 1, V]
             verdict = rule(probabilities(logits, settings), draft, _draws(len(logits), noise))
             verified_at = time.perf_counter()
 
-            emitted, reason = _emit(draft, verdict, ids[len(prompt_ids) :], settings, eos_ids, stop)
+            emitted, reason = _emit(verdict, ids[len(prompt_ids) :], settings, eos_ids, stop)
             ids += [token.id for token in emitted]
             runner.rollback(len(ids) - 1)
             drafter.observe(verdict)
-            tested = _tests(draft, verdict, len(emitted))
+            tested = _tests(verdict, len(emitted))
             ended = time.perf_counter()
-            last = Round(index, tested, emitted, drafted_at - began, verified_at - drafted_at, ended - began, k)
+            drafting = seconds_between(drafts_from, drafted)
+            last = Round(index, tested, emitted, drafting, verified_at - began - drafting, ended - began, k)
             yield last
             index += 1
         yield Finished(reason)
@@ -98,11 +101,18 @@ def decode(
         runner.release()
 
 
+def _following(pending: int, draft: Draft) -> Sequence[int] | torch.Tensor:
+    """What a verification reads; a draft that was drawn on a device stays there."""
+    if isinstance(draft.token_ids, torch.Tensor):
+        return F.pad(draft.token_ids, (1, 0), value=pending)
+    return [pending, *draft.token_ids]
+
+
 def _emit(
-    draft: Draft, verdict: Verdict, written: list[int], settings: Settings, eos_ids: frozenset[int], stop: Stop
+    verdict: Verdict, written: list[int], settings: Settings, eos_ids: frozenset[int], stop: Stop
 ) -> tuple[tuple[Token, ...], FinishReason | None]:
     """The tokens of a verdict that are emitted: up to the first end, wherever in the round it falls."""
-    accepted = zip(draft.token_ids[: verdict.accepted], verdict.p, strict=False)
+    accepted = zip(verdict.drafted[: verdict.accepted], verdict.p, strict=False)
     tokens = [Token(id, TokenKind.ACCEPTED, p) for id, p in accepted]
     tokens.append(Token(verdict.token_id, verdict.kind, verdict.token_p))
     ids = list(written)
@@ -117,7 +127,7 @@ def _emit(
     return tuple(tokens), None
 
 
-def _tests(draft: Draft, verdict: Verdict, emitted: int) -> tuple[DraftedToken, ...]:
+def _tests(verdict: Verdict, emitted: int) -> tuple[DraftedToken, ...]:
     """What became of each drafted token; those past the end of the text count as untested."""
     tested = min(emitted, verdict.accepted + 1)
     return tuple(
@@ -126,7 +136,7 @@ def _tests(draft: Draft, verdict: Verdict, emitted: int) -> tuple[DraftedToken, 
             Fate.UNTESTED if place >= tested else Fate.ACCEPTED if place < verdict.accepted else Fate.REJECTED,
             *(verdict.p[place], verdict.q[place], verdict.draws[place]),
         )
-        for place, token in enumerate(draft.token_ids)
+        for place, token in enumerate(verdict.drafted)
     )
 
 

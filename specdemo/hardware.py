@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import platform
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from .types import BadInput
 
@@ -55,6 +59,35 @@ def cpu_multiplies_bf16() -> bool:
     """Whether the CPU has instructions for bfloat16 products; without them it is slower than float32."""
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
+def sent(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """Token ids, or a tensor, on a device. A GPU is not waited for: it gets them when it has done what came before."""
+    tensor = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.long)
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()  # from other memory a copy waits
+    return tensor.to(device, non_blocking=True)
+
+
+Moment: TypeAlias = "float | torch.cuda.Event"
+
+
+def moment(device: torch.device) -> Moment:
+    """Now, as a device sees it: a GPU works behind, and gets there when it has done what was asked of it so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(begin: Moment, end: Moment) -> float:
+    """From one moment to another of the same device, which has done everything before the second."""
+    if isinstance(begin, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        return float(begin.elapsed_time(end)) / 1000
+    assert not isinstance(end, torch.cuda.Event)
+    return end - begin
 
 
 def device_name(device: torch.device) -> str:

@@ -40,6 +40,7 @@ from .types import BadInput
 
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
 DEFAULT_CONTEXT = 2048  # for models that state none
+LANES = 2  # runs of the target that go on at a time: a race's
 
 
 @dataclass(repr=False)  # a repr would print every weight
@@ -47,7 +48,7 @@ class Loaded:
     """A preset whose models are in memory.
 
     `context` is the most tokens a run may hold, `eos_ids` the tokens that end a text, `weights` says which
-    weights these are, for the header of a trace, and `engine` what runs the target: fused or eager.
+    weights these are, for the header of a trace, and `engine` what runs the target: graph, fused or eager.
     """
 
     preset: Preset
@@ -97,7 +98,7 @@ class Loaded:
             "cpu": cpu_name(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "system": platform.platform(),
+            "system": platform.system(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
@@ -116,13 +117,20 @@ def ignore(fraction: float | None, words: str) -> None:
     """The progress callback of someone who does not want to know."""
 
 
-def load(preset: Preset, dtype: str | None = None, device: str | None = None, progress: Progress = ignore) -> Loaded:
+def load(
+    preset: Preset,
+    dtype: str | None = None,
+    device: str | None = None,
+    progress: Progress = ignore,
+    eager: bool = False,
+) -> Loaded:
     """Make a preset ready, fetching what is missing.
 
     Args:
         dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's or what the device is good at.
         device: "cpu", "cuda" or "cuda:1"; None or "auto" takes a GPU if there is one.
         progress: called with the stage in words, and how much of it is done where that is known.
+        eager: run the models by transformers' own forward.
     Raises:
         BadInput: a dtype or device that does not exist, or a pair of models that does not go together.
         LoadError: the weights cannot be had or opened: one sentence says why and what to do.
@@ -144,9 +152,9 @@ def load(preset: Preset, dtype: str | None = None, device: str | None = None, pr
             f"{preset.name}.toml: the field skip_layers is {preset.skip_layers}, but the target has {layers} layers: "
             "it must be less."
         )
-    progress(None, "laying out the weights")
-    engine, make_target_runner = runner_maker(model)
-    make_draft_runner = runner_maker(draft_model)[1] if draft_model is not None else None
+    progress(None, "capturing the passes" if model.device.type == "cuda" else "laying out the weights")
+    engine, make_target_runner = runner_maker(model, LANES, eager)
+    make_draft_runner = runner_maker(draft_model, eager=eager)[1] if draft_model is not None else None
     progress(1.0, "ready")
     return Loaded(
         preset=preset,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .types import Settings
 
@@ -23,7 +22,7 @@ def probabilities(logits: Tensor, settings: Settings) -> Tensor:
         [..., V], float32 (float64 if the logits are), rows summing to 1.
     """
     if settings.temperature == 0:
-        return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(_wide(logits))
+        return one_hot(logits.argmax(-1), logits.shape[-1], _wide(logits))
     logits = logits.to(_wide(logits)) / max(settings.temperature, TINY)
     if 0 < settings.top_k < logits.shape[-1]:
         logits = _keep_top_k(logits, settings.top_k)
@@ -50,6 +49,11 @@ def sample(probs: Tensor, draw: Tensor) -> Tensor:
     # Rounding may carry the product up to the total itself, which no cumulative value exceeds.
     threshold = torch.minimum(draw[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+
+
+def one_hot(ids: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
+    """The law that is certain of each id, [...] int64 -> [..., V]; torch's own looks at the ids, which waits."""
+    return torch.zeros(*ids.shape, vocab, dtype=dtype, device=ids.device).scatter_(-1, ids[..., None], 1)
 
 
 def _wide(logits: Tensor) -> torch.dtype:

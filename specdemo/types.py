@@ -63,9 +63,10 @@ class Draft:
 
     `probs` [k, V] is exactly the distribution each token was drawn from, after warping. `None` means
     the proposals were deterministic (one-hot). An empty draft is legal: the round is then plain decoding.
+    `token_ids` is a tensor [k] int64 where tokens were drawn on a device: nobody need wait for them there.
     """
 
-    token_ids: Sequence[int] = ()
+    token_ids: Sequence[int] | Tensor = ()
     probs: Tensor | None = None
 
 
@@ -73,8 +74,8 @@ class Draft:
 class Verdict:
     """The target's answer to a draft of k tokens: the first `accepted` of them, then `token_id`.
 
-    `p`, `q` and `draws` have one entry per drafted token: its probability under the target and under
-    the drafter, and the uniform draw its test used. `token_p` is the target's probability of `token_id`.
+    `p`, `q`, `draws` and `drafted` have one entry per drafted token: its probability under the target and under
+    the drafter, the uniform draw its test used, and its id. `token_p` is the target's probability of `token_id`.
     """
 
     accepted: int
@@ -84,6 +85,7 @@ class Verdict:
     p: Sequence[float] = ()
     q: Sequence[float] = ()
     draws: Sequence[float] = ()
+    drafted: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

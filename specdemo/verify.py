@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from .sampling import sample
+from .hardware import sent
+from .sampling import one_hot, sample
 from .types import Draft, TokenKind, Verdict
 
 
@@ -30,8 +30,9 @@ def verify(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
         draws: [k + 1], uniform in [0, 1).
     """
     k, vocab = len(draft.token_ids), target_probs.shape[-1]
-    x = torch.tensor(draft.token_ids, dtype=torch.long, device=target_probs.device)  # [k]
-    draft_probs = (F.one_hot(x, vocab) if draft.probs is None else draft.probs).to(target_probs)  # [k, V]
+    x = sent(draft.token_ids, target_probs.device)  # [k]
+    drawn_from = one_hot(x, vocab, target_probs.dtype) if draft.probs is None else draft.probs
+    draft_probs = drawn_from.to(target_probs)  # [k, V]
 
     p = target_probs[:k].gather(1, x[:, None]).squeeze(1)  # [k]
     q = draft_probs.gather(1, x[:, None]).squeeze(1)  # [k]
@@ -45,11 +46,12 @@ def verify(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
     token = sample(residual(p_next, q_next), draws[k:])  # [1]
 
     # One transfer, and on a GPU the only wait, brings everything to the host.
-    answer = torch.cat([accepted, token, p_next.gather(1, token[:, None])[0], p, q, draws[:k]]).tolist()
+    answer = torch.cat([accepted, token, p_next.gather(1, token[:, None])[0], p, q, draws[:k], x]).tolist()
     n, token_id, token_p, tests = int(answer[0]), int(answer[1]), answer[2], answer[3:]
     after_draft = TokenKind.BONUS if n == k else TokenKind.RESAMPLED
     kind = after_draft if k else TokenKind.TARGET
-    return Verdict(n, token_id, kind, token_p, p=tests[:k], q=tests[k : 2 * k], draws=tests[2 * k :])
+    p_x, q_x, drawn, ids = (tests[i * k : (i + 1) * k] for i in range(4))
+    return Verdict(n, token_id, kind, token_p, p_x, q_x, drawn, [int(id) for id in ids])
 
 
 def acceptance_probability(p: Tensor, q: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class Drafter:
 
 
 def draw(
-    next_logits: Callable[[Sequence[int]], Tensor],
+    next_logits: Callable[[Sequence[Tensor]], Tensor],
     k: int,
     settings: Settings,
     noise: torch.Generator,
@@ -60,13 +60,14 @@ def draw(
 ) -> Draft:
     """Draw k tokens one after another, each under the target's own warping.
 
-    `next_logits` gets the tokens drawn so far and returns the logits of the next one, [1, V]. At temperature 0
-    nothing is drawn: the largest logit is taken, and the draft carries no probabilities, which says so.
+    `next_logits` gets the tokens drawn so far, [1] int64 each, and returns the logits of the next one, [1, V]. They
+    stay on the device: a drafter that does not look at them lets it work ahead. At temperature 0 nothing is drawn:
+    the largest logit is taken, and the draft carries no probabilities, which says so.
 
     A drafter that knows only some of the target's `vocab_size` tokens gives their `token_ids` [V'] and the logits of
     those, [1, V']; it proposes every other token with probability 0.
     """
-    drawn: list[int] = []
+    drawn: list[Tensor] = []
     rows: list[Tensor] = []
     for _ in range(k):
         logits = next_logits(drawn)
@@ -77,10 +78,11 @@ def draw(
             uniform = torch.rand(1, generator=noise, device=noise.device, dtype=torch.float64)
             place = sample(probs, uniform.to(probs.device))
             rows.append(probs)
-        drawn.append(int(place if token_ids is None else token_ids[place]))
+        drawn.append(place if token_ids is None else token_ids[place])
+    ids = torch.cat(drawn)
     if not rows:
-        return Draft(drawn)
+        return Draft(ids)
     q = torch.cat(rows)  # [k, V or V']
     if token_ids is not None:
         q = q.new_zeros(k, vocab_size).index_copy_(1, token_ids, q)
-    return Draft(drawn, q)
+    return Draft(ids, q)

@@ -93,11 +93,11 @@ class Block(HeadDrafter):
         shape = self.ready.head.shape
         return states.new_empty(shape.depth, 2, shape.kv_heads, capacity, shape.width)
 
-    def chain(self, states: Tensor, places: Tensor, tokens: Sequence[int], k: int) -> Draft:
-        head = self.ready.head
+    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
+        head, end = self.ready.head, start + len(states)
         assert isinstance(head, BlockHead)
-        start, end = int(places[0]), int(places[0]) + len(states)
         first = max(0, end - WINDOW)
+        places = torch.arange(start, end, device=states.device)
         g = head.fused(states)
         x = head.block(self.ready.embed(tokens[-1:])[0], g[-1], k)  # [k + 1, hidden]
         block = torch.arange(end, end + k + 1, device=x.device)
@@ -110,8 +110,8 @@ class Block(HeadDrafter):
             x = layer.finish(x, F.scaled_dot_product_attention(q[None], k_all[None], v_all[None], enable_gqa=True)[0])
         logits = self.ready.logits(x[1:])  # [k, draft_vocab]
 
-        def next_logits(drawn: Sequence[int]) -> Tensor:
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
             place = len(drawn)
-            return logits[place : place + 1] + head.follow(self.ready.embed([*tokens[-1:], *drawn][-1:]))
+            return logits[place : place + 1] + head.follow(self.ready.embed(drawn[-1] if drawn else tokens[-1:]))
 
         return self.draw(next_logits, k)

@@ -26,9 +26,9 @@ def draw_chain(
     of one family pad their vocabularies differently, and a padding entry is never a token.
     """
 
-    def next_logits(drawn: Sequence[int]) -> Tensor:
-        ids = drawn[-1:] or unread
-        logits = (runner.forward(ids) if runner.length else runner.prefill(ids))[-1:]  # [1, V]
+    def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+        read = runner.forward(drawn[-1] if drawn else unread) if runner.length else runner.prefill(unread)
+        logits = read[-1:]  # [1, V]
         padding = vocab_size - logits.shape[-1]  # negative where there is something to cut
         return F.pad(logits, (0, padding), value=-torch.inf)
 

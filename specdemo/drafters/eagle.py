@@ -62,23 +62,24 @@ class Eagle(HeadDrafter):
         shape = self.ready.head.shape
         return states.new_empty(2, shape.kv_heads, capacity, shape.width)
 
-    def chain(self, states: Tensor, places: Tensor, tokens: Sequence[int], k: int) -> Draft:
-        x = self._read(self.ready.head.fused(states), tokens, places)[-1:]
+    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
+        x = self._read(self.ready.head.fused(states), tokens, start)[-1:]
+        last = start + len(tokens) - 1
 
-        def next_logits(drawn: Sequence[int]) -> Tensor:
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
             nonlocal x
             if drawn:
-                x = self._read(x, drawn[-1:], places[-1:] + len(drawn))
+                x = self._read(x, drawn[-1], last + len(drawn))
             return self.ready.logits(x)
 
         return self.draw(next_logits, k)
 
-    def _read(self, g: Tensor, tokens: Sequence[int], places: Tensor) -> Tensor:
-        """The head's outputs for T pairs, [T, hidden], whose entries are kept."""
-        head = self.ready.head
+    def _read(self, g: Tensor, tokens: Sequence[int] | Tensor, start: int) -> Tensor:
+        """The head's outputs for T pairs, [T, hidden], whose entries are kept from place `start` on."""
+        head, end = self.ready.head, start + len(tokens)
         assert isinstance(head, EagleHead)
+        places = torch.arange(start, end, device=g.device)
         q, k, v = head.attention_inputs(g, self.ready.embed(tokens), places)
-        start, end = int(places[0]), int(places[0]) + len(tokens)
         keys, values = self._cache
         keys[:, start:end], values[:, start:end] = k, v
         first = max(0, end - WINDOW)

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..hardware import sent
 from ..runners import Runner
 from ..runners.layout import linear
 from ..types import MAX_K, BadInput, Draft, Settings, Verdict
@@ -112,9 +113,9 @@ class ReadyHead:
         pack(self.head)
         self._output = linear(output_rows(output, self.token_ids))
 
-    def embed(self, tokens: Sequence[int]) -> Tensor:
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The target's embeddings, [T, hidden]."""
-        return nn.functional.embedding(torch.tensor(tokens, device=self.embedding.device), self.embedding)
+        return nn.functional.embedding(sent(tokens, self.embedding.device), self.embedding)
 
     def logits(self, x: Tensor) -> Tensor:
         """Of the draft vocabulary, [T, hidden] -> [T, draft_vocab]."""
@@ -175,11 +176,11 @@ class HeadDrafter(Drafter):
         """An empty cache of `capacity` entries, of the type and on the device of `states`."""
         raise NotImplementedError
 
-    def chain(self, states: Tensor, places: Tensor, tokens: Sequence[int], k: int) -> Draft:
-        """Read T unread states, each with the token that follows it, and draft k tokens to follow the last."""
+    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
+        """Read T unread states from place `start` on, each with the token that follows it, and draft k tokens."""
         raise NotImplementedError
 
-    def draw(self, next_logits: Callable[[Sequence[int]], Tensor], k: int) -> Draft:
+    def draw(self, next_logits: Callable[[Sequence[Tensor]], Tensor], k: int) -> Draft:
         """`base.draw` over the draft vocabulary."""
         return draw(next_logits, k, self.settings, self.noise, self.ready.token_ids, self.runner.vocab_size)
 
@@ -193,8 +194,7 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, context: Sequence[int], k: int) -> Draft:
         states, self._unread = torch.cat(self._unread), []
-        places = torch.arange(self._entries, self._entries + len(states), device=states.device)
-        draft = self.chain(states, places, context[-len(states) :], k)
+        draft = self.chain(states, self._entries, context[-len(states) :], k)
         self._entries += len(states)
         return draft
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,7 +41,8 @@ class LayerSkip(Drafter):
         return cls(runner, loaded.skip_layers, settings, noise)
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
-        def next_logits(drawn: Sequence[int]) -> Tensor:
-            return self.target.read_ahead(drawn[-1:] or context[-1:], self.layers)
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            return self.target.read_ahead(drawn[-1].tolist() if drawn else context[-1:], self.layers)
 
-        return draw(next_logits, k, self.settings, self.noise)
+        draft = draw(next_logits, k, self.settings, self.noise)
+        return replace(draft, token_ids=[int(id) for id in draft.token_ids])  # what was read ahead is known by them

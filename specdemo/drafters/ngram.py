@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ..hardware import sent
 from ..runners import Runner
 from ..types import BadInput, Draft, Settings
 from .base import Drafter, draw
@@ -115,7 +116,8 @@ class Ngram(Drafter):
     )
 
     def __init__(self, table: NgramTable, settings: Settings, noise: torch.Generator) -> None:
-        self.table, self.settings, self.noise = table, settings, noise
+        self.table, self.settings, self.device = table, settings, noise.device
+        self.noise = torch.Generator().manual_seed(noise.initial_seed())  # the table and all drawing are on the CPU
 
     @classmethod
     def missing(cls, loaded: Loaded) -> str | None:
@@ -135,7 +137,8 @@ class Ngram(Drafter):
     def propose(self, context: Sequence[int], k: int) -> Draft:
         text = list(context[-len(self.table.orders) :])
 
-        def next_logits(drawn: Sequence[int]) -> Tensor:
-            return torch.from_numpy(self.table.law([*text, *drawn])).log()[None].to(self.noise.device)
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            return torch.from_numpy(self.table.law([*text, *map(int, drawn)])).log()[None]
 
-        return draw(next_logits, k, self.settings, self.noise)
+        draft = draw(next_logits, k, self.settings, self.noise)
+        return draft if draft.probs is None else replace(draft, probs=sent(draft.probs, self.device))

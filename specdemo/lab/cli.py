@@ -267,3 +267,36 @@ def roofline(
     typer.echo(lab.table(rates, rows))
     if json_:
         write_json(json_, {**provenance(loaded), "bandwidth": rates, "passes": [lab.as_dict(row) for row in rows]})
+
+
+@app.command()
+def gpu(
+    dtype: DType = "auto",
+    device: Device = "auto",
+    tiny: Annotated[bool, typer.Option("--tiny", help="Everything small, on a CPU too: to see that it runs.")] = False,
+    json_: JsonFile = None,
+) -> None:
+    """Is the captured engine right on this GPU, and how near does it come to what the GPU can do? Random weights."""
+    from ..hardware import choose_device, choose_dtype
+    from . import bench_gpu, gpu_checks
+    from .tables import check_folder, write_json
+
+    check_folder(json_)
+    chosen = choose_device(device)
+    if chosen.type == "cpu" and not tiny:
+        raise BadInput("This measures a GPU, and there is none here. With --tiny it runs on the CPU, to no purpose.")
+    sizes = bench_gpu.TINY if tiny else bench_gpu.FULL
+    checks, rows = [], []
+    for check in gpu_checks.checks(chosen):
+        typer.echo(f"{'ok' if check.passed else 'WRONG':<6}{check.name}: {check.found}")
+        checks.append(check)
+    for row in bench_gpu.measurements(chosen, choose_dtype(dtype, chosen), sizes):
+        typer.echo(f"{row['part']}, {row['what']} ...", err=True)
+        rows.append(row)
+        if json_:  # what is measured is kept, whatever comes after
+            facts = {"environment": bench_gpu.environment(chosen), "sizes": sizes.name}
+            write_json(json_, {**facts, "checks": checks, "measurements": rows})
+    typer.echo("\n" + bench_gpu.table(rows, sizes))
+    if wrong := [check.name for check in checks if not check.passed]:
+        typer.echo(f"WRONG: {', '.join(wrong)}.")
+        raise typer.Exit(1)

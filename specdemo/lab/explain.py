@@ -31,11 +31,13 @@ class Part:
 class Explained:
     """A race in the terms of the theory.
 
-    `k` is the longest draft, `alpha` the acceptance rate, `draft_cost` c and `verify_cost` the mean verification
-    pass, both in target passes, `by_position` the acceptance rate at each place of the draft. `parts` begins
-    with the formula and ends with the measured speed-up: their changes add up to the gap exactly.
+    `one_pass` are the seconds of a mean target pass over one token, `k` is the longest draft, `alpha` the acceptance
+    rate, `draft_cost` c and `verify_cost` the mean verification pass, both in target passes, `by_position` the
+    acceptance rate at each place of the draft. `parts` begins with the formula and ends with the measured speed-up:
+    their changes add up to the gap exactly.
     """
 
+    one_pass: float
     k: int
     alpha: float
     draft_cost: float
@@ -88,7 +90,7 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event]) -> Explained:
             "guesses pass more or less often by their place in the draft",
             (1 + fmean(reached[n] for n in lengths)) / (draft + 1),
         ),
-        ("rounds", "and from round to round, and the end of the text cuts some off", tau / (draft + 1)),
+        ("rounds", "they also do so by the round, and the end of the text cuts some off", tau / (draft + 1)),
         (
             "checking",
             f"a pass that checks guesses takes {verify:.2f} times as long as one over a single token",
@@ -101,7 +103,7 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event]) -> Explained:
     for name, words, after in stages:
         parts.append(Part(name, words, after, after - before))
         before = after
-    return Explained(k, alpha, c, verify, tuple(by_position), predicted, measured, tuple(parts))
+    return Explained(one_pass, k, alpha, c, verify, tuple(by_position), predicted, measured, tuple(parts))
 
 
 def acceptance_by_position(rounds: Sequence[Round]) -> list[float]:

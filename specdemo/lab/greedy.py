@@ -43,15 +43,20 @@ class GreedyCheck:
     near_tie: bool | None
 
 
-def steps(prompts: Sequence[Prompt], drafters: Sequence[str]) -> int:
+def steps(prompts: Sequence[Prompt], drafters: Sequence[str], transformers: bool = True) -> int:
     """How many checks `greedy` yields."""
-    return len(prompts) * (len(drafters) + 1)
+    return len(prompts) * (len(drafters) + transformers)
 
 
 def greedy(
-    loaded: Loaded, prompts: Sequence[Prompt], drafters: Sequence[str], k: int, max_new_tokens: int
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    drafters: Sequence[str],
+    k: int,
+    max_new_tokens: int,
+    transformers: bool = True,
 ) -> Iterator[GreedyCheck]:
-    """Check every prompt with every drafter, and the target alone against transformers.
+    """Check every prompt with every drafter, and the target alone against transformers unless told not to.
 
     Raises:
         BadInput: a drafter cannot be used here, or a prompt has no room.
@@ -67,7 +72,8 @@ def greedy(
         plain = _text(loaded, "none", ids, settings)
         for name in drafters:
             yield _check(loaded, prompt, ids, name, plain, _text(loaded, name, ids, settings))
-        yield _check(loaded, prompt, ids, "transformers", plain, _theirs(loaded, ids, max_new_tokens))
+        if transformers:
+            yield _check(loaded, prompt, ids, "transformers", plain, _theirs(loaded, ids, max_new_tokens))
 
 
 def in_words(checks: Sequence[GreedyCheck]) -> list[str]:

@@ -238,9 +238,11 @@ def lossless(
     prompt: Annotated[str, typer.Option("--prompt", help="Whose answer holds the context.")] = "Tell me about the sea.",
     prompts: PromptFile = PROMPTS / "domains.jsonl",
     limit: Annotated[int, typer.Option("--limit", help="Check so many prompts greedily; 0 leaves them out.")] = 8,
+    transformers: Annotated[bool, typer.Option(help="Also check the target alone against transformers.")] = True,
     max_new_tokens: MaxNewTokens = 64,
     dtype: DType = "auto",
     device: Device = "auto",
+    eager: Annotated[bool, typer.Option("--eager", help="Run the models by transformers' own forward.")] = False,
     json_: JsonFile = None,
     csv: CsvFile = None,
 ) -> None:
@@ -264,9 +266,10 @@ def lossless(
         raise BadInput("The limit and the rounds must be at least 0.")
     asked = read_prompts(prompts)
     asked = asked[:: max(1, len(asked) // limit)][:limit] if limit else []  # from the whole file
-    with loaded_model(preset, dtype, device) as loaded:
+    with loaded_model(preset, dtype, device, eager) as loaded:
         name, ids = drafter or loaded.preset.defaults.drafter, loaded.encode(prompt)
-        checks = list(told(greedy.greedy(loaded, asked, [name], k, max_new_tokens), greedy.steps(asked, [name])))
+        steps = greedy.steps(asked, [name], transformers)
+        checks = list(told(greedy.greedy(loaded, asked, [name], k, max_new_tokens, transformers), steps))
         say(greedy.in_words(checks))
         places = [place for step in lab.exact(loaded, name, ids, settings) for place in step]
         say(lab.exact_in_words(places))
@@ -294,10 +297,10 @@ def at_least_1(**numbers: int) -> None:
 
 
 @contextmanager
-def loaded_model(preset: str, dtype: str, device: str) -> Iterator[Loaded]:
+def loaded_model(preset: str, dtype: str, device: str, eager: bool = False) -> Iterator[Loaded]:
     """The preset's models, freed at the end."""
     chosen = find_preset(preset)
-    loaded = import_models().load(chosen, dtype, device)
+    loaded = import_models().load(chosen, dtype, device, eager=eager)
     try:
         yield loaded
     finally:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..decode import check_room
 from ..events import Event, Round, emitted_tokens
+from ..hardware import sent
 from ..race import check_drafter, start
-from ..sampling import probabilities
+from ..sampling import one_hot, probabilities
 from ..types import MAX_K, MAX_SEED, BadInput, Draft, Settings, Token, TokenKind, Verdict
 from ..verify import verify
 from .law import EXACT, RULES, Distances, chi_square, emitted_law, harm
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CAUGHT = 1e-6  # a p-value below this is no bad luck
 LIKELY = 25  # times a first token must be expected for what follows it to be tested
+LIKELIEST = 8  # first tokens that are told one by one
 BATCH = 200  # rounds between two results
 PRECISION = 1e-13  # of float64 sums over a vocabulary
 
@@ -94,8 +95,7 @@ def _draft_laws(draft: Draft, target_probs: Tensor) -> Tensor:
     """q at each place, [k, V]: one-hot where nothing was drawn."""
     if draft.probs is not None:
         return draft.probs.to(target_probs)
-    ids = torch.tensor(draft.token_ids, dtype=torch.long, device=target_probs.device)
-    return F.one_hot(ids, target_probs.shape[-1]).to(target_probs)
+    return one_hot(sent(draft.token_ids, target_probs.device), target_probs.shape[-1], target_probs.dtype)
 
 
 def _error_overlap_harm(p: Tensor, q: Tensor) -> tuple[float, float, float]:
@@ -156,8 +156,18 @@ class LawTest:
 
 
 @dataclass(frozen=True, slots=True)
+class Likely:
+    """One of the likeliest first tokens: how often it came, and its probability by the target's law."""
+
+    token_id: int
+    count: int
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
-    """The rounds so far: how many, how many tested a draft, what share of the first guesses passed, and the tests."""
+    """The rounds so far: how many, how many tested a draft, what share of the first guesses passed, the tests, and the
+    `LIKELIEST` first tokens."""
 
     rule: str
     rounds: int
@@ -165,6 +175,7 @@ class Sampled:
     first_passed: float | None
     passes: int
     tests: tuple[LawTest, ...]
+    likeliest: tuple[Likely, ...]
 
     @property
     def caught(self) -> bool:
@@ -233,7 +244,8 @@ def sampling(
             if done % BATCH == 0 or done == rounds:
                 tests = tuple(_tests(target, context, settings, counts))
                 share = passed / with_draft if with_draft else None
-                yield Sampled(rule, done, with_draft, share, target.passes, tests)
+                likeliest = tuple(_likeliest(_law_after(target, context, settings), counts))
+                yield Sampled(rule, done, with_draft, share, target.passes, tests, likeliest)
 
 
 def _first_two(
@@ -276,6 +288,12 @@ def _tests(
                 pair_found[-1][two] += count
     rest = max(0.0, 1 - sum(law.sum() for law in pair_law)), rounds - sum(part.sum() for part in pair_found)
     yield _test(2, np.append(np.ravel(pair_found), rest[1]), np.append(np.ravel(pair_law), rest[0]), settings.seed)
+
+
+def _likeliest(law: np.ndarray, counts: Counter[tuple[int, int]]) -> Iterator[Likely]:
+    for token in law.argsort()[::-1][: min(LIKELIEST, np.count_nonzero(law))].tolist():
+        count = sum(count for (first, _), count in counts.items() if first == token)
+        yield Likely(token, count, float(law[token]))
 
 
 def _law_after(target: Remembering, text: Sequence[int], settings: Settings) -> np.ndarray:

@@ -186,9 +186,9 @@ def in_words(summary: dict[str, list[dict[str, Any]]], k: int) -> list[str]:
             continue
         least = theory.break_even(k, found)
         needed = (
-            f"at least {least:.0%} of its guesses must pass"
-            if least is not None
-            else "no share of passing guesses is enough"
+            "no share of passing guesses is enough"
+            if least is None
+            else f"{theory.share_in_words(least)} of its guesses must pass"
         )
         lines.append(
             f"{row['drafter']}: a drafted token costs {found.draft:.1%} of a target pass; to pay at K = {k}, {needed}."

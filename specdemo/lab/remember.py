@@ -56,8 +56,8 @@ class Remembering:
         certain[0, self.next_token] = 0
         return certain
 
-    def forward(self, ids: Sequence[int]) -> Tensor:
-        self._text, self._ahead = (*self._text, *ids), ()
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        self._text, self._ahead = (*self._text, *map(int, ids)), ()
 
         def read() -> Tensor:
             self.real.rollback(len(self.root))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,8 @@ FIGURES: dict[str, Callable[[Sequence[Run]], float | None]] = {
     "draft_efficiency": lambda runs: _share(sum(run.accepted for run in runs), sum(run.drafted for run in runs)),
 }
 
+SHARES = ("acceptance_rate", "draft_efficiency")
+
 
 def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """A row for each category, temperature, drafter and K: every figure as a `Spread`, None where there is none.
@@ -129,7 +132,8 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
         units = list(by_prompt.values()) if len(by_prompt) > 1 else [[run] for run in members]
         row: dict[str, Any] = {"category": category, "temperature": temperature, "drafter": drafter, "k": k}
         for name, figure in FIGURES.items():
-            row[name] = Spread.of([value for unit in units if (value := figure(unit)) is not None])
+            values = [value for unit in units if (value := figure(unit)) is not None]
+            row[name] = Spread.of(values, most=1.0 if name in SHARES else inf)
         rows.append(row | {"runs": len(members)})
     return rows
 

@@ -6,7 +6,8 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import sqrt
+from io import StringIO
+from math import inf, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -22,7 +23,7 @@ CONFIDENCE = 0.95
 class Spread:
     """A mean of `count` values and its 95% confidence interval (Student's t); None for a single value.
 
-    The values are never negative, and so the interval is cut off at 0.
+    The values are never negative, and so the interval is cut off at 0, and at `most` where they cannot be more.
     """
 
     mean: float
@@ -31,7 +32,7 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
+    def of(cls, values: Sequence[float], most: float = inf) -> Spread | None:
         """None if there are no values."""
         if not values:
             return None
@@ -39,7 +40,7 @@ class Spread:
         if count == 1:
             return cls(mean, None, None, 1)
         half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * stdev(values) / sqrt(count)
-        return cls(mean, max(0.0, mean - half), mean + half, count)
+        return cls(mean, max(0.0, mean - half), min(most, mean + half), count)
 
 
 def check_folder(*paths: Path | None) -> None:
@@ -53,19 +54,30 @@ def check_folder(*paths: Path | None) -> None:
             raise BadInput(f"There is no folder {path.absolute().parent} to write {path.name} into.")
 
 
-def write_json(path: Path, result: Any) -> None:
+def json_text(result: Any) -> str:
     """The result as it is; dataclasses in it become objects."""
-    path.write_text(json.dumps(result, ensure_ascii=False, indent=1, default=asdict) + "\n", encoding="utf-8")
+    return json.dumps(result, ensure_ascii=False, indent=1, default=asdict) + "\n"
 
 
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each row; what is nested in a row becomes columns called `outer.inner`, None an empty cell."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(flat)
+    file = StringIO(newline="")
+    writer = csv.DictWriter(file, names)
+    writer.writeheader()
+    writer.writerows(flat)
+    return file.getvalue()
+
+
+def write_json(path: Path, result: Any) -> None:
+    """`json_text` as a file."""
+    path.write_text(json_text(result), encoding="utf-8")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """`csv_text` as a file."""
+    path.write_bytes(csv_text(rows).encode())
 
 
 def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:

@@ -100,13 +100,18 @@ def table(costs: Costs, alpha: float | None = None, ks: Sequence[int] = SHOWN) -
     return rows
 
 
+def share_in_words(least: float) -> str:
+    """How many guesses must pass; what would be rounded to 0% is hardly any."""
+    return "hardly any" if least < 0.005 else f"at least {least:.0%}"
+
+
 def in_words(costs: Costs, alpha: float | None = None) -> list[str]:
     """The table in sentences, for someone who has not read the paper."""
-    lines = [f"Drafting one token takes {costs.draft:.0%} of the time of a target pass."]
+    lines = [f"Drafting one token takes {costs.draft:.1%} of the time of a target pass."]
     needed = [(alpha_k, k) for k in range(1, costs.largest_k + 1) if (alpha_k := break_even(k, costs)) is not None]
     if needed:
         least, k = min(needed)
-        lines.append(f"To be any faster, at least {least:.0%} of the tested guesses must pass (with K = {k}).")
+        lines.append(f"To be any faster, {share_in_words(least)} of the tested guesses must pass (with K = {k}).")
     else:
         lines.append("With these costs it cannot be faster, even if every guess passed.")
     if alpha is not None:

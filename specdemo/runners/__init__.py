@@ -37,8 +37,8 @@ class Runner(Protocol):
         """Read a prompt into the empty cache; logits after its last token, [1, V]."""
         ...
 
-    def forward(self, ids: Sequence[int]) -> Tensor:
-        """Read T more tokens; logits after each of them, [T, V]."""
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """Read T more tokens; logits after each of them, [T, V]. Ids may be a tensor [T] int64 on any device."""
         ...
 
     def rollback(self, length: int) -> None:

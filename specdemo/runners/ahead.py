@@ -23,11 +23,11 @@ class Ahead:
     def __len__(self) -> int:
         return len(self._read)
 
-    def add(self, ids: Sequence[int], states: Tensor) -> None:
+    def add(self, ids: Sequence[int] | Tensor, states: Tensor) -> None:
         """T more tokens were read, with states [T, hidden]."""
-        self._read += zip(ids, states, strict=True)
+        self._read += zip(map(int, ids), states, strict=True)
 
-    def keep_beginning_of(self, ids: Sequence[int]) -> None:
+    def keep_beginning_of(self, ids: Sequence[int] | Tensor) -> None:
         """Forget what was read from the first token on that differs from `ids`."""
         same = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._read, ids, strict=False))
         self._read = [read for read, _ in same]

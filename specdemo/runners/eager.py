@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 from transformers import PreTrainedModel
 
+from ..hardware import sent
 from . import check_fits, check_part
 from .ahead import Ahead
 from .cache import PreallocatedCache
@@ -47,7 +48,7 @@ class EagerRunner:
         self._cache = PreallocatedCache(self.model.config.get_text_config().num_hidden_layers, self.context)
         return self._read(ids, logits_to_keep=1)
 
-    def forward(self, ids: Sequence[int]) -> Tensor:
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
         return self._read(ids, logits_to_keep=0)  # 0 keeps them all
 
     @torch.inference_mode()
@@ -68,13 +69,13 @@ class EagerRunner:
         self.length = 0
 
     @torch.inference_mode()
-    def _read(self, ids: Sequence[int], logits_to_keep: int) -> Tensor:
+    def _read(self, ids: Sequence[int] | Tensor, logits_to_keep: int) -> Tensor:
         check_fits(self, len(ids))
         model = self.model
         resumable = model.config.model_type in RESUMABLE and not self._kept
         self._ahead.keep_beginning_of(ids if resumable else ())
         if self._split and self._ahead:
-            if unread := ids[len(self._ahead) :]:
+            if len(unread := ids[len(self._ahead) :]):
                 self._read_ahead(self._split.first.base_model, unread)
             model = self._split.rest_from(self._ahead.states())
             self._ahead.clear()
@@ -87,7 +88,7 @@ class EagerRunner:
             self.states = torch.cat([outputs[layer].to(self.device) for layer in layers], -1)
         return logits
 
-    def _read_ahead(self, model: PreTrainedModel, ids: Sequence[int]) -> Any:
+    def _read_ahead(self, model: PreTrainedModel, ids: Sequence[int] | Tensor) -> Any:
         """The answer of the first layers to T tokens behind those already read ahead."""
         assert self._split is not None
         with outputs_of([self._split.last]) as outputs:
@@ -95,10 +96,10 @@ class EagerRunner:
         self._ahead.add(ids, outputs[self._split.last])
         return answer
 
-    def _pass(self, model: PreTrainedModel, ids: Sequence[int], start: int, **options: Any) -> Any:
+    def _pass(self, model: PreTrainedModel, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
         assert self._cache is not None, "prefill comes first"
         self._cache.seek(start)
-        input_ids = torch.tensor([ids], device=self.model.device)  # [1, T]
+        input_ids = sent(ids, self.model.device)[None]  # [1, T]
         return model(input_ids, past_key_values=self._cache, use_cache=True, **options)
 
 

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..hardware import sent
 from . import check_fits, check_part
 from .ahead import Ahead
 from .layout import FusedModel, Layer
+from .ops import rotate
 
 MOST_ROWS = 9
 LEAST_QUERIES, KEYS = 4, 128
@@ -37,7 +39,7 @@ class FusedRunner:
         self.states: Tensor | None = None
         self._kept: tuple[int, ...] = ()
         self._ahead = Ahead()
-        self._cache: _Cache | None = None
+        self._cache: Cache | None = None
 
     @property
     def length(self) -> int:
@@ -49,11 +51,11 @@ class FusedRunner:
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> Tensor:
         self.release()
-        self._cache = _Cache(self.model, self.context)
+        self._cache = self._new_cache()
         return self._logits(self._read(ids)[-1:])
 
     @torch.inference_mode()
-    def forward(self, ids: Sequence[int]) -> Tensor:
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
         return self._logits(self._read(ids))
 
     @torch.inference_mode()
@@ -73,17 +75,20 @@ class FusedRunner:
         self._ahead.clear()
         self._cache = self.states = None
 
+    def _new_cache(self) -> Cache:
+        return Cache(self.model, self.context)
+
     def _logits(self, x: Tensor) -> Tensor:
         return self.model.head(self.model.norm(x))
 
-    def _read(self, ids: Sequence[int]) -> Tensor:
+    def _read(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Hidden states of T more tokens after the last layer, [T, hidden]; their keys and values are kept."""
         assert self._cache is not None, "prefill comes first"
         check_fits(self, len(ids))
         start, layers = self.length, len(self.model.layers)
         self._ahead.keep_beginning_of(() if self._kept else ids)  # the states asked for may be of any layer
         if self._ahead:
-            if unread := ids[len(self._ahead) :]:
+            if len(unread := ids[len(self._ahead) :]):
                 self._read_ahead(unread)
             x = self._through(self._ahead.states(), start, range(self._ahead.layers, layers))
             self._ahead.clear()
@@ -92,15 +97,15 @@ class FusedRunner:
         self._cache.length = start + len(ids)
         return x
 
-    def _read_ahead(self, ids: Sequence[int]) -> Tensor:
+    def _read_ahead(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Hidden states of T tokens behind those already read ahead, after as many layers, [T, hidden]."""
         start = self.length + len(self._ahead)
         x = self._through(self._embed(ids, start), start, range(self._ahead.layers))
         self._ahead.add(ids, x)
         return x
 
-    def _embed(self, ids: Sequence[int], start: int) -> Tensor:
-        x = F.embedding(torch.tensor(ids, device=self.device), self.model.embedding)
+    def _embed(self, ids: Sequence[int] | Tensor, start: int) -> Tensor:
+        x = F.embedding(sent(ids, self.device), self.model.embedding)
         return x if self.model.positions is None else x + self.model.positions[start : start + len(ids)]
 
     def _through(self, x: Tensor, start: int, layers: range, kept: Sequence[int] = ()) -> Tensor:
@@ -116,7 +121,7 @@ class FusedRunner:
             q, k, v = self._split(layer.qkv(layer.attention_norm(x)), layer)
             if cache.rotation:
                 cos, sin = cache.rotation
-                qk = _rotate(torch.cat([q, k], 1), cos[start:end], sin[start:end])
+                qk = rotate(torch.cat([q, k], 1), cos[start:end], sin[start:end])
                 q, k = qk.split([model.heads, model.kv_heads], 1)
             cache.keep(place, start, k, v)
             x = x + layer.out(self._attend(q, cache.keys[place], cache.values[place], end, mask))
@@ -163,7 +168,7 @@ class FusedRunner:
         return mask.repeat(self.model.heads // self.model.kv_heads, 1)
 
 
-class _Cache:
+class Cache:
     """Keys and values of a run, [layers, kv_heads, capacity, width] each, the first `length` of them live."""
 
     def __init__(self, model: FusedModel, capacity: int) -> None:
@@ -181,8 +186,3 @@ class _Cache:
 
 def _round_up(number: int, step: int) -> int:
     return -(-number // step) * step
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin

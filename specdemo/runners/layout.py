@@ -29,17 +29,60 @@ ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles do not dep
 
 
 @dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm over the last axis: layer norm, or RMS norm where there is no bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.bias is None:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """x @ weight.T + bias, for a weight [out, in]; it is None where it was packed for `multiply`."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    multiply: Step
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.multiply(x)
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None) -> Product:
+        """Packed where that is faster."""
+        packs = weight.numel() >= LEAST_PACKED.get(weight.dtype, math.inf) and torch.backends.mkldnn.is_available()
+        if not packs or weight.device.type != "cpu":
+            return cls(weight, bias, lambda x: F.linear(x, weight, bias))
+        # What torch.compile calls for a frozen linear layer; there is no public name for it.
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+        multiply = torch.ops.mkldnn._linear_pointwise
+
+        def packed_product(x: Tensor) -> Tensor:
+            if len(x) == 1 and x.shape[1] > LONG:  # the sums of a single long row are cut up differently
+                return multiply(x.expand(LEAST_ROWS, -1), packed, bias, "none", [], "")[:1]
+            return multiply(x, packed, bias, "none", [], "")
+
+        return cls(None, bias, packed_product)
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer; `head_norms` scale queries and keys before the rotation (Qwen3 has them)."""
 
-    attention_norm: Step
-    qkv: Step
-    head_norms: tuple[Step, Step] | None
-    out: Step
-    mlp_norm: Step
-    up: Step
+    attention_norm: Norm
+    qkv: Product
+    head_norms: tuple[Norm, Norm] | None
+    out: Product
+    mlp_norm: Norm
+    up: Product
     activate: Step
-    down: Step
+    down: Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +97,8 @@ class FusedModel:
     layers: tuple[Layer, ...]
     embedding: Tensor
     positions: Tensor | None
-    norm: Step
-    head: Step
+    norm: Norm
+    head: Product
     heads: int
     kv_heads: int
     width: int
@@ -95,9 +138,8 @@ def knows(model: PreTrainedModel) -> bool:
 def _llama(model: PreTrainedModel) -> FusedModel:
     config, base = model.config.get_text_config(), cast(Any, model.base_model)
 
-    def norm(module: nn.Module) -> Step:
-        weight = cast(Tensor, module.weight).detach()
-        return partial(F.rms_norm, normalized_shape=weight.shape, weight=weight, eps=config.rms_norm_eps)
+    def norm(module: nn.Module) -> Norm:
+        return Norm(cast(Tensor, module.weight).detach(), None, config.rms_norm_eps)
 
     def rearranged(layer: Any) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -108,7 +150,7 @@ def _llama(model: PreTrainedModel) -> FusedModel:
             out=linear(attention.o_proj),
             mlp_norm=norm(layer.post_attention_layernorm),
             up=linear(mlp.gate_proj, mlp.up_proj),
-            activate=_swiglu,
+            activate=swiglu,
             down=linear(mlp.down_proj),
         )
 
@@ -128,12 +170,11 @@ def _llama(model: PreTrainedModel) -> FusedModel:
 def _gpt2(model: PreTrainedModel) -> FusedModel:
     config, base = model.config, cast(Any, model.base_model)
 
-    def norm(module: nn.LayerNorm) -> Step:
-        weight, bias = module.weight.detach(), module.bias.detach()
-        return partial(F.layer_norm, normalized_shape=weight.shape, weight=weight, bias=bias, eps=module.eps)
+    def norm(module: nn.LayerNorm) -> Norm:
+        return Norm(module.weight.detach(), module.bias.detach(), module.eps)
 
-    def product(module: Any) -> Step:  # GPT-2 keeps its weights as [in, out]
-        return _product(module.weight.detach().T.contiguous(), module.bias.detach())
+    def product(module: Any) -> Product:  # GPT-2 keeps its weights as [in, out]
+        return Product.of(module.weight.detach().T.contiguous(), module.bias.detach())
 
     def rearranged(layer: Any) -> Layer:
         return Layer(
@@ -160,30 +201,21 @@ def _gpt2(model: PreTrainedModel) -> FusedModel:
     )
 
 
-def _swiglu(x: Tensor) -> Tensor:
+def swiglu(x: Tensor) -> Tensor:
+    """silu(gate) * up, [T, 2 * inner] -> [T, inner]."""
     gate, up = x.chunk(2, -1)
     return F.silu(gate) * up
 
 
-def linear(*modules: nn.Linear) -> Step:
-    """One product for linear modules that read the same input; their outputs follow each other."""
+def linear(*modules: nn.Linear) -> Product:
+    """One product for linear modules that read the same input; their outputs follow each other.
+
+    On a GPU the modules' own weights become parts of the joint one, so that memory holds them once.
+    """
     weights = [module.weight.detach() for module in modules]
     biases = [module.bias.detach() for module in modules if module.bias is not None]
-    return _product(torch.cat(weights) if len(weights) > 1 else weights[0], torch.cat(biases) if biases else None)
-
-
-def _product(weight: Tensor, bias: Tensor | None) -> Step:
-    """x @ weight.T + bias, for a weight [out, in]."""
-    packs = weight.numel() >= LEAST_PACKED.get(weight.dtype, math.inf) and torch.backends.mkldnn.is_available()
-    if packs and weight.device.type == "cpu":
-        # What torch.compile calls for a frozen linear layer; there is no public name for it.
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
-        multiply = torch.ops.mkldnn._linear_pointwise
-
-        def packed_product(x: Tensor) -> Tensor:
-            if len(x) == 1 and x.shape[1] > LONG:  # the sums of a single long row are cut up differently
-                return multiply(x.expand(LEAST_ROWS, -1), packed, bias, "none", [], "")[:1]
-            return multiply(x, packed, bias, "none", [], "")
-
-        return packed_product
-    return lambda x: F.linear(x, weight, bias)
+    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+    if weight.device.type != "cpu":
+        for module, part in zip(modules, weight.split([len(w) for w in weights]), strict=True):
+            module.weight.data = part
+    return Product.of(weight, torch.cat(biases) if biases else None)

@@ -36,7 +36,7 @@ def data(
     if min(tokens, rows, columns) < 1:
         raise BadInput("Tokens, rows and columns must be at least 1.")
     chosen = find_preset(preset)
-    loaded = load(chosen, dtype, device)
+    loaded = load(chosen, dtype, device, eager=True)
     with tqdm(total=tokens, unit=" tokens", unit_scale=True) as bar:
         provenance = {"command": "python -m specdemo train data", **made_by(loaded)}
         held = write_text(
@@ -83,6 +83,7 @@ def head(
     draft_vocab: Annotated[int, typer.Option("--draft-vocab", help="How many tokens it can draft.")] = 8192,
     mlp: Annotated[int, typer.Option("--mlp", help="Width of its feed-forward part.")] = 1280,
     depth: Annotated[int, typer.Option("--depth", help="Layers of a block head.")] = 1,
+    layers: Annotated[str, typer.Option("--layers", help="Of the target, read by the head: as in 8,20,29.")] = "",
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same machine: same head.")] = 0,
     states: Annotated[Path | None, typer.Option("--keep-states", help="A folder for the target's states.")] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
@@ -97,9 +98,13 @@ def head(
         raise BadInput(f"There is no head of the kind {kind!r}. Choose one of: {', '.join(KINDS)}.")
     if min(tokens, rows, places, draft_vocab, mlp, depth) < 1 or not 0 < rate < 1:
         raise BadInput("Every size must be at least 1, and the rate between 0 and 1.")
-    plan = Plan(kind, tokens, rows, places, rate, draft_vocab, mlp, depth, seed)
+    try:
+        state_layers = tuple(int(layer) for layer in layers.split(",")) if layers else ()
+    except ValueError as error:
+        raise BadInput(f"Layers are whole numbers, separated by commas, not {layers!r}.") from error
+    plan = Plan(kind, tokens, rows, places, rate, draft_vocab, mlp, depth, state_layers, seed)
     path = out or PRESETS / "weights" / f"{find_preset(preset).name}.{kind}.safetensors"
-    loaded = load(find_preset(preset), "auto", device)
+    loaded = load(find_preset(preset), "auto", device, eager=True)
     provenance = {"command": "python -m specdemo train head", **made_by(loaded)}
     with tqdm(total=tokens, unit=" tokens", unit_scale=True) as bar:
         train_head(loaded.model, plan, text, path, provenance, kept=states, tick=bar.update, say=bar.write)

@@ -160,9 +160,9 @@ def write_wave(
     starts = torch.zeros(len(rows), columns, dtype=torch.bool)
     sampled = [0] * len(rows)
     for column in range(columns):
-        for index, row in enumerate(rows):
-            starts[index, column] = row.start == column
-            tokens[index, column], roles[index, column] = row.take(sampled[index], column)
+        starts[:, column] = torch.tensor([row.start == column for row in rows])
+        taken = torch.tensor([row.take(token, column) for row, token in zip(rows, sampled, strict=True)])
+        tokens[:, column], roles[:, column] = taken.unbind(1)
         # A row that ended in this column still reads its own conversation up to here.
         first = torch.tensor([min(r.start, column) for r in rows], device=device)[:, None]
         visible = torch.arange(column + 1, device=device) >= first

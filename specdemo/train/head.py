@@ -34,7 +34,7 @@ KINDS: dict[str, type[Head]] = {"eagle": EagleHead, "block": BlockHead}
 LATER_PLACES = 0.8  # each place of a draft counts this much of the one before
 NORM_RATE = 1e-3
 WARM_UP = 30  # steps
-CHUNK = 128  # rows of logits
+CHUNK = {"cpu": 128, "cuda": 2**15}  # rows of logits at a time
 VALIDATED_ROWS, VALIDATED_STEPS = 16, 5
 
 
@@ -50,6 +50,7 @@ class Plan:
     draft_vocab: int = 8192
     mlp: int = 1280
     depth: int = 1
+    state_layers: tuple[int, ...] = ()  # of the target, whose outputs the head reads; a low, a middle and the last one
     seed: int = 0
 
 
@@ -144,13 +145,20 @@ def train_head(
 
 
 def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
-    """A head that has learnt nothing, for this target; it drafts the tokens that are most frequent in its answers."""
+    """A head that has learnt nothing, for this target; it drafts the tokens that are most frequent in its answers.
+
+    Raises:
+        BadInput: the plan names layers that cannot be read.
+    """
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
+    read = plan.state_layers or (round(0.28 * layers), round(0.67 * layers), layers - 1)
+    if read[-1] != layers - 1 or not all(0 <= layer < layers for layer in read):
+        raise BadInput(f"The target has the layers 0 to {layers - 1}; those that are read must end with the last one.")
     shape = Shape(
         vocab_size=config.vocab_size,
         hidden=config.hidden_size,
-        state_layers=(round(0.28 * layers), round(0.67 * layers), layers - 1),
+        state_layers=read,
         draft_vocab=min(plan.draft_vocab, config.vocab_size),
         depth=plan.depth,
         heads=config.num_attention_heads,
@@ -189,7 +197,8 @@ class Distil(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, p: Tensor) -> Tensor:
         loss = logits.new_zeros((), dtype=torch.float32)
         gradient = torch.empty_like(logits)
-        for some, wanted, slope in zip(logits.split(CHUNK), p.split(CHUNK), gradient.split(CHUNK), strict=True):
+        chunks = (part.split(CHUNK[logits.device.type]) for part in (logits, p, gradient))
+        for some, wanted, slope in zip(*chunks, strict=True):
             log_q = some.float().log_softmax(-1)
             loss -= (wanted * log_q).sum()
             slope.copy_(log_q.exp_().sub_(wanted))
@@ -220,9 +229,8 @@ def places(head: Head, model: PreTrainedModel, text: Text, steps: int) -> Iterat
         outputs = block_outputs(head, text, steps)
     with torch.autocast(model.device.type, torch.bfloat16):
         with torch.no_grad():
-            wanted = torch.cat(
-                [output(some).float().softmax(-1).bfloat16() for some in last.flatten(0, 1).split(CHUNK)]
-            )
+            chunks = last.flatten(0, 1).split(CHUNK[last.device.type])
+            wanted = torch.cat([output(some).float().softmax(-1).bfloat16() for some in chunks])
         for xs, rows, columns in outputs:
             counted = answers[rows, columns]
             row, column = rows[counted], columns[counted]

@@ -22,9 +22,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from specdemo.drafters.head import save_head
 from specdemo.presets import Folder, Preset, Source, Wheel
 
-from .toys import ngram_file
+from .toys import ngram_file, untrained_heads
 
 CHATML = (
     "{% for message in messages %}"
@@ -107,14 +108,19 @@ def preset_of(target: Source | Path, draft: Source | Path | None = None, **more:
 
 
 def full_preset(folder: Path) -> Preset:
-    """A tiny Llama, the same with some noise as its draft model, an n-gram table and an early exit."""
+    """A tiny Llama with all that a drafter can need: itself with some noise as a draft model, an n-gram table, an early
+    exit, and an untrained head of every kind."""
     tokenizer = make_tokenizer()
     target, draft = (tiny("llama", len(tokenizer)) for _ in range(2))
     with torch.no_grad():
         for weight in draft.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
     folders = [save(model, tokenizer, folder / name) for name, model in (("target", target), ("draft", draft))]
-    return preset_of(*folders, ngram_table=ngram_file(folder, len(tokenizer)), skip_layers=1)
+    heads = untrained_heads(len(tokenizer), 32, layers=2, heads=4, draft_vocab=len(tokenizer) - 20)
+    files = {kind: folder / f"{kind}.safetensors" for kind in heads}
+    for kind, head in heads.items():
+        save_head(head, files[kind], {})
+    return preset_of(*folders, ngram_table=ngram_file(folder, len(tokenizer)), skip_layers=1, heads=files)
 
 
 def write_gguf(path: Path) -> PreTrainedModel:

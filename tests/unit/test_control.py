@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo import control
+from specdemo import control, hardware
 from specdemo import decode as loop
 from specdemo.control import CALIBRATED, FORGET, HICCUP, LENGTHS, Control, Costs
 from specdemo.drafters import Drafter
@@ -92,7 +92,8 @@ def auto_law(toy: TableToy, name: str, settings: Settings, seed: int, seen: Call
         return known
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "time", clock)
+        for module in (loop, hardware):
+            patch.setattr(module, "time", clock)
         return emitted_law(start_run, PROMPT, settings, seen=seen, costs=costs)
 
 
@@ -119,7 +120,7 @@ def test_the_enumeration_of_auto_visits_different_k_after_the_same_text(toy: Tab
             if isinstance(event, Round):
                 chosen.setdefault(tuple(ids_of(events[:place])), set()).add(event.k)
 
-    for seed in range(3):
+    for seed in range(6):
         auto_law(toy, "draft-model", AUTO_LAWS[1], seed, note)
     assert set(chain.from_iterable(chosen.values())) == {0, 1, 2, 3}
     assert max(map(len, chosen.values())) > 1
@@ -135,7 +136,8 @@ def test_a_draft_cut_by_its_own_tokens_would_be_caught(toy: TableToy) -> None:
 
         def without_zeros(context: Sequence[int], k: int) -> Draft:
             draft = propose(context, k)
-            kept = draft.token_ids.index(0) if 0 in draft.token_ids else k
+            ids = list(map(int, draft.token_ids))
+            kept = ids.index(0) if 0 in ids else k
             return Draft(draft.token_ids[:kept], draft.probs[:kept] if kept and draft.probs is not None else None)
 
         setattr(drafter, "propose", without_zeros)  # noqa: B010
@@ -152,8 +154,10 @@ def test_auto_writes_the_targets_own_greedy_text_and_reads_nothing_twice(toy: Ta
     runner, costs = toy.target_runner(65), Costs(FLAT)
     drafter = toy.drafter(name, runner, settings)
     costs.learn_draft(type(drafter), 10, 0.1)
+    clock = Clock(4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "time", Clock(4))
+        for module in (loop, hardware):
+            patch.setattr(module, "time", clock)
         events = list(loop.decode(runner, drafter, PROMPT, settings, costs=costs))
     assert ids_of(events) == ids_of(plain)
     assert len({event.k for event in events if isinstance(event, Round)} | {0}) > 2
@@ -177,7 +181,7 @@ def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_th
     now, read = 0.0, Counter[int]()
 
     class Timed(TableRunner):
-        def forward(self, ids: Sequence[int]) -> Tensor:
+        def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
             nonlocal now
             now += (1 + len(ids)) * (0.001 if read[len(ids)] else 0.002)
             read[len(ids)] += 1

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from specdemo import decode as loop
+from specdemo import hardware
 from specdemo.decode import check_room, decode
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.events import Event, Finished, Prefilled, Round, emitted_tokens
@@ -208,7 +209,7 @@ def test_time_spent_between_rounds_is_in_no_figure(monkeypatch: pytest.MonkeyPat
     now = 0.0
 
     class Slow(TableRunner):
-        def read(self, ids: Sequence[int]) -> torch.Tensor:
+        def read(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
             nonlocal now
             now += 10
             return super().read(ids)
@@ -218,7 +219,8 @@ def test_time_spent_between_rounds_is_in_no_figure(monkeypatch: pytest.MonkeyPat
         now += 3
         return [0] * k
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
+    for module in (loop, hardware):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
     shown = []
     for event in decode(Slow(random_table(1)), Scripted(propose), PROMPT, Settings(k=2, max_new_tokens=4)):
         now += 1000  # the page draws

@@ -178,11 +178,11 @@ def rule(
     """The rule of `verify` in plain Python, with its parts replaceable by wrong ones."""
 
     def verified(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
-        p_rows, k = target_probs.tolist(), len(draft.token_ids)
-        one_hot = [[float(x == token) for x in range(VOCAB)] for token in draft.token_ids]
+        ids, p_rows, k = [int(token) for token in draft.token_ids], target_probs.tolist(), len(draft.token_ids)
+        one_hot = [[float(x == token) for x in range(VOCAB)] for token in ids]
         q_rows = draft.probs.tolist() if draft.probs is not None else one_hot
         n, weights, kind = k, bonus(p_rows[k - bonus_row if k else 0]), TokenKind.BONUS
-        for place, token in enumerate(draft.token_ids):
+        for place, token in enumerate(ids):
             if not float(draws[place]) < accept(p_rows[place][token], q_rows[place][token]):
                 n, kind = place, TokenKind.RESAMPLED
                 weights = [left(p, q) for p, q in zip(unwarp(p_rows[place]), q_rows[place], strict=True)]
@@ -190,7 +190,7 @@ def rule(
         sums = np.cumsum(weights)
         token = int(np.searchsorted(sums, float(draws[k]) * sums[-1], side="right"))
         tests = [0.0] * k
-        return Verdict(n, min(token, VOCAB - 1), kind, 0.0, tests, tests, tests)
+        return Verdict(n, min(token, VOCAB - 1), kind, 0.0, tests, tests, tests, ids)
 
     return verified
 

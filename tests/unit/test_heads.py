@@ -45,8 +45,9 @@ def logits_of(drafter: HeadDrafter, context: Sequence[int], forced: Sequence[int
     """What a drafter has for each place of a draft, if `forced` is what it draws."""
     seen: list[Tensor] = []
 
-    def take(next_logits: Callable[[Sequence[int]], Tensor], k: int) -> Draft:
-        seen.extend(next_logits(forced[:place])[0] for place in range(k))
+    def take(next_logits: Callable[[Sequence[Tensor]], Tensor], k: int) -> Draft:
+        drawn = torch.tensor(forced).split(1)
+        seen.extend(next_logits(drawn[:place])[0] for place in range(k))
         return Draft(list(forced))
 
     drafter.draw = take  # type: ignore[method-assign]
@@ -195,6 +196,17 @@ def test_a_head_learns_and_says_how_well(plan: Plan, text: Path, tmp_path: Path)
     assert card["made"] == "for a test"
     assert card["plan"]["kind"] == plan.kind
     assert not list(tmp_path.glob("*.checkpoint"))
+
+
+def test_a_head_reads_the_layers_it_is_told_to(text: Path, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    last = model.config.num_hidden_layers - 1
+    few = replace(PLAN, tokens=8 * 48, state_layers=(last,))
+    train_head(model, few, text, tmp_path / "head.safetensors", {})
+    assert load_head(EagleHead, tmp_path / "head.safetensors").shape.state_layers == (last,)
+    for wrong in ((0,), (last + 1, last), (-1, last)):
+        with pytest.raises(BadInput, match=rf"the layers 0 to {last}; those that are read must end with the last one"):
+            train_head(model, replace(few, state_layers=wrong), text, tmp_path / "other.safetensors", {})
 
 
 def test_states_that_were_kept_are_those_that_are_computed(text: Path, tmp_path: Path) -> None:

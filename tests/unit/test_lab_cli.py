@@ -34,11 +34,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def trace(tmp_path: Path) -> Path:
     """A race of three rounds a lane."""
     first = Prefilled(3, Token(0, TokenKind.TARGET, 1), 0.1)
-    plain: list[Event] = [first, *[Round(0, (), (Token(1, TokenKind.TARGET, 1),), 0, 0.1, 0.1)] * 3]
+    plain: list[Event] = [first, *(Round(i, (), (Token(1, TokenKind.TARGET, 1),), 0, 0.1, 0.1) for i in range(3))]
     fates = (Fate.ACCEPTED, Fate.REJECTED)
     drafted = tuple(DraftedToken(1, fate, 0.5, 0.5, 0.5) for fate in fates)
     emitted = (Token(1, TokenKind.ACCEPTED, 1), Token(2, TokenKind.RESAMPLED, 1))
-    drafting: list[Event] = [first, *[Round(0, drafted, emitted, 0.01, 0.12, 0.14)] * 3]
+    drafting: list[Event] = [first, *(Round(i, drafted, emitted, 0.01, 0.12, 0.14) for i in range(3))]
     spans = Spans((" the", " sea"), (" the", " sky"))
     entries = [Entry("plain", event, Spans((" x",))) for event in plain]
     entries += [

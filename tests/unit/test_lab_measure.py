@@ -159,6 +159,9 @@ def test_an_interval_does_not_reach_below_zero() -> None:
     assert spread is not None
     assert (spread.mean, spread.low, spread.high) == (5, 0, pytest.approx(5 + 12.706 * 4, abs=0.01))
     assert Spread.of([]) is None
+    share = Spread.of([0.9, 1.0], most=1.0)
+    assert share is not None
+    assert (share.low, share.high) == (pytest.approx(0.95 - 12.706 * 0.05, abs=1e-4), 1)
 
 
 def summary_of(**speedups: Spread) -> list[dict[str, Any]]:

@@ -103,6 +103,7 @@ def test_in_words() -> None:
         "To be any faster, at least 74% of the tested guesses must pass (with K = 1).",
         "If 50% pass, do not speculate: no K is faster than the target alone.",
     ]
+    assert theory.in_words(Costs(0.001))[1].startswith("To be any faster, hardly any of the tested guesses must pass")
     assert theory.in_words(Costs(1.2))[1] == "With these costs it cannot be faster, even if every guess passed."
     assert "K = 2 is best: 1.10x" in theory.in_words(Costs(0.73), 0.9)[2]
 

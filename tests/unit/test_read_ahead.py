@@ -158,7 +158,7 @@ def test_the_parts_of_a_split_model_share_its_weights_and_leave_it_whole(model: 
 def reads(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Counter[int]]:
     """How often each layer has read each position, counted where keys and values are stored."""
     counted: dict[Any, Counter[int]] = defaultdict(Counter)
-    update, keep = PreallocatedLayer.update, fused._Cache.keep
+    update, keep = PreallocatedLayer.update, fused.Cache.keep
 
     def counting_update(layer: PreallocatedLayer, keys: Tensor, *rest: Any, **options: Any) -> Any:
         counted[id(layer)].update(range(layer.length, layer.length + keys.shape[-2]))
@@ -169,7 +169,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Counter[int]]:
         keep(cache, layer, start, k, v)
 
     monkeypatch.setattr(PreallocatedLayer, "update", counting_update)
-    monkeypatch.setattr(fused._Cache, "keep", counting_keep)
+    monkeypatch.setattr(fused.Cache, "keep", counting_keep)
     return counted
 
 

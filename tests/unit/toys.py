@@ -92,10 +92,11 @@ class TableRunner:
         assert not self.tokens, "a prompt is read into an empty cache"
         return self.read(ids)[-1:]
 
-    def forward(self, ids: Sequence[int]) -> Tensor:
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
         return self.read(ids)
 
-    def read(self, ids: Sequence[int]) -> Tensor:
+    def read(self, ids: Sequence[int] | Tensor) -> Tensor:
+        ids = [int(token) for token in ids]
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self.ahead, ids, strict=False))
         self.ahead = [token for token, _ in same]
         if unread := ids[len(self.ahead) :]:
@@ -235,13 +236,19 @@ def noise_for(settings: Settings) -> torch.Generator:
 
 
 def random_heads(embedding: Any, output: Any, layers: int, heads: int, draft_vocab: int) -> dict[str, ReadyHead]:
-    """An untrained head of every kind, for a target of these embeddings; each leaves out some of its tokens."""
+    """`untrained_heads` ready to draft for a target of these embeddings."""
     vocab, hidden = embedding.weight.shape
+    untrained = untrained_heads(vocab, hidden, layers, heads, draft_vocab)
+    return {kind: ReadyHead(head, embedding, output) for kind, head in untrained.items()}
+
+
+def untrained_heads(vocab: int, hidden: int, layers: int, heads: int, draft_vocab: int) -> dict[str, Head]:
+    """An untrained head of every kind; each leaves out some of the target's tokens."""
     shape = Shape(
         vocab, hidden, (0, layers // 2, layers - 1), draft_vocab, 2, heads, 1, hidden // heads, 2 * hidden, 1e-5
     )
     kinds: tuple[type[Head], ...] = EagleHead, BlockHead
-    ready = {}
+    made = {}
     for seed, kind in enumerate(kinds):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -249,8 +256,8 @@ def random_heads(embedding: Any, output: Any, layers: int, heads: int, draft_voc
             for weight in head.parameters():
                 nn.init.normal_(weight, std=0.5)
             head.token_ids.copy_(torch.randperm(vocab)[:draft_vocab].sort().values)
-        ready[kind.kind] = ReadyHead(head, embedding, output)
-    return ready
+        made[kind.kind] = head
+    return made
 
 
 # Everything a preset would load ------------------------------------------------------------------------------

@@ -1,0 +1,305 @@
+"""What the captured engine makes of a GPU: passes against the memory floor, and rounds against transformers' own.
+
+The weights are random, of well-known shapes, so that nothing has to be downloaded; what that means is said with each
+figure. Random models share no habits: a random draft guesses nothing. So rounds are timed in two ways. *Forced*:
+the rule is told how many guesses pass; that is what a round costs, not how often guesses pass. *Made*: a random target
+whose later layers do little, and its first layers as draft model: there guesses really pass, as the text has it.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import takewhile
+from statistics import median
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
+
+from ..decode import Rule, decode
+from ..drafters import Drafter
+from ..drafters.none import NoDrafter
+from ..events import Round
+from ..hardware import device_name, moment, seconds_between
+from ..runners import Runner, ops
+from ..runners.eager import EagerRunner
+from ..runners.fused import FusedRunner
+from ..runners.graph import GraphRunner, Graphs
+from ..sampling import one_hot
+from ..stats import Stats
+from ..types import MAX_K, Draft, Settings, Verdict
+from ..verify import verify
+from .bench import Case
+from .bench_hf import ASSISTED, HF, TUNED, generate
+from .gpu_checks import Pair, graphs_of, text_of
+from .roofline import SHAPES, bytes_read, random_model
+from .tables import text_table
+
+Row = dict[str, Any]
+ROOM = 2.0**40  # bytes; more than any of the shapes takes
+DAMPED = 0.02  # the weights of a made target's later layers write so much of what they would
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large everything is."""
+
+    target: PreTrainedConfig
+    draft: PreTrainedConfig
+    kept: int  # layers of a made pair's draft
+    context: int
+    new_tokens: int
+    repeats: int
+    buffer: int  # bytes
+    ks: tuple[int, ...]
+    name: str
+
+
+FULL = Sizes(SHAPES["Qwen3-4B"], SHAPES["Qwen3-0.6B"], 4, 512, 128, 15, 2**32, (1, 3, 5, 8, 16), "Qwen3-4B")
+SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97, "head_dim": 16}
+TINY = Sizes(
+    Qwen3Config(**SMALL, intermediate_size=96, num_hidden_layers=4),
+    Qwen3Config(**SMALL, intermediate_size=48, num_hidden_layers=2),
+    *(2, 24, 12, 2, 2**16, (1, 3)),
+    name="tiny",
+)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the figures depend on."""
+    named = {name: version(name) for name in ("torch", "transformers", "triton") if find_spec(name)}
+    return {"device": device_name(device), "cuda": torch.version.cuda, "python": platform.python_version(), **named}
+
+
+def measurements(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Row]:
+    """Rows of `part`, `what`, `ms` and more, as they come."""
+    rate = 2 * sizes.buffer / seconds(device, copying(device, sizes.buffer), sizes.repeats)
+    yield {"part": "memory", "what": "copying, read and written", "gb_per_second": rate / 1e9}
+    yield from random_pair(device, dtype, sizes, rate)
+    yield from made_pair(device, dtype, sizes)
+
+
+def random_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes, rate: float) -> Iterator[Row]:
+    """What capturing takes, and passes and rounds of two models that know nothing of each other."""
+    target, draft = (random_model(config, dtype, device, ROOM) for config in (sizes.target, sizes.draft))
+    graphs, took = clocked(device, lambda: graphs_of(target))
+    yield {"part": "capture", "what": "a slot of the target, kernels compiled", "ms": 1000 * took}
+    _, took = clocked(device, lambda: Graphs(graphs.model, graphs.ops, graphs.capture, 1))
+    yield {"part": "capture", "what": "another, kernels known", "ms": 1000 * took}
+    draft_graphs, took = clocked(device, lambda: graphs_of(draft))
+    yield {"part": "capture", "what": "a slot of the draft model", "ms": 1000 * took}
+    yield from passes(device, target, graphs, sizes, rate)
+    yield from forced_rounds(Pair(target, draft, graphs, draft_graphs), sizes)
+
+
+def seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
+    """The median time of some work, from when it is asked for until it is done."""
+    times = []
+    for repeat in range(-2, repeats):
+        begin = moment(device)
+        work()
+        end = moment(device)
+        wait(device)
+        times += [seconds_between(begin, end)] if repeat >= 0 else []
+    return median(times)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def clocked(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
+    """What some work gives, and how long it took once."""
+    wait(device)
+    began = time.perf_counter()
+    outcome = work()
+    wait(device)
+    return outcome, time.perf_counter() - began
+
+
+def copying(device: torch.device, size: int) -> Callable[[], Tensor]:
+    source = torch.rand(size // 4, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def passes(device: torch.device, model: PreTrainedModel, graphs: Graphs, sizes: Sizes, rate: float) -> Iterator[Row]:
+    """Passes of every length against the floor, by each engine; the products alone; and plain decoding."""
+    capacity, prompt = sizes.context + sizes.new_tokens + MAX_K + 1, random_prompt(model, sizes.context)
+    plain = Graphs(graphs.model, ops, graphs.capture, 1)
+    engines: list[tuple[str, Runner, Sequence[int]]] = [
+        ("graph", GraphRunner(graphs, capacity), range(1, MAX_K + 2)),
+        ("graph of torch's own", GraphRunner(plain, capacity), (1, 6)),
+        ("fused, not captured", FusedRunner(graphs.model, capacity), (1, 6)),
+        ("eager: transformers", EagerRunner(model, capacity), (1, 6)),
+    ]
+    for name, runner, lengths in engines:
+        runner.prefill(prompt)
+        for count in lengths:
+
+            def one_pass(runner: Runner = runner, ids: Sequence[int] = prompt[:count]) -> None:
+                runner.forward(ids)
+                runner.rollback(sizes.context)
+
+            took = seconds(device, one_pass, sizes.repeats)
+            yield row(f"pass, {name}", f"T = {count}", took, model, sizes, rate, count)
+        runner.release()
+    for name, functions in (("torch", ops), ("graph", graphs.ops)):
+        for count in (1, 6):
+            took = seconds(device, products(graphs, functions, count), sizes.repeats)
+            yield row(f"products alone, {name}", f"T = {count}", took, model, sizes, rate, count)
+    for name, runner, _ in engines:
+        took = median(round.seconds for round in rounds(runner, NoDrafter(), prompt, 0, sizes.new_tokens))
+        yield row("plain decoding", name, took, model, sizes, rate, 1, tokens_per_second=1 / took)
+
+
+def row(
+    part: str, what: str, took: float, model: PreTrainedModel, sizes: Sizes, rate: float, tokens: int, **more: Any
+) -> Row:
+    """A time, and the least that reading the weights and `tokens` tokens could take."""
+    floor = bytes_read(model, sizes.context, tokens) / rate
+    return {"part": part, "what": what, "ms": 1000 * took, "floor_ms": 1000 * floor, "achieved": floor / took, **more}
+
+
+def random_prompt(model: PreTrainedModel, length: int) -> list[int]:
+    return torch.randint(model.config.get_text_config().vocab_size, (length,)).tolist()
+
+
+def products(graphs: Graphs, functions: ModuleType, count: int) -> Callable[[], object]:
+    """The products of a pass with nothing between them, captured."""
+    model, product = graphs.model, functions.product
+    x = torch.randn(count, model.embedding.shape[1]).to(model.embedding)
+    inputs = [(layer.qkv(x), layer.up(x)) for layer in model.layers[:1]]
+    attended = inputs[0][0][:, : model.heads * model.width].contiguous()
+    inner = model.layers[0].activate(inputs[0][1])
+
+    def work() -> tuple[Tensor, list[Tensor]]:
+        for layer in model.layers:
+            product(layer.qkv, x), product(layer.out, attended), product(layer.up, x), product(layer.down, inner)
+        return product(model.head, x), []
+
+    return graphs.capture(work)
+
+
+def rounds(
+    runner: Runner, drafter: Drafter, prompt: Sequence[int], k: int, new_tokens: int, rule: Rule | None = None
+) -> list[Round]:
+    """The rounds of a greedy run, but for the first, in which a draft model reads the prompt."""
+    settings = Settings(k=k, max_new_tokens=new_tokens)
+    events = list(decode(runner, drafter, prompt, settings, rule=rule))
+    return [event for event in events if isinstance(event, Round)][1:]
+
+
+def forced_rounds(pair: Pair, sizes: Sizes) -> Iterator[Row]:
+    """What a round costs with the draft model, and what comes of it where none, half or all of its guesses pass."""
+    prompt = random_prompt(pair.target, sizes.context)
+    capacity = sizes.context + sizes.new_tokens
+    for k in sizes.ks:
+        for passing in sorted({0, k // 2, k}):
+            drafter, runner = pair.drafter(capacity, Settings()), GraphRunner(pair.graphs, capacity)
+            run = rounds(runner, drafter, prompt, k, sizes.new_tokens, forced(passing))
+            full = [event for event in run if len(event.drafted) == k]  # those at the end of the text are cut
+            took = median(event.seconds for event in full)
+            yield {
+                "part": "round, forced",
+                "what": f"K = {k}, {passing} pass",
+                "ms": 1000 * took,
+                "draft_ms": 1000 * median(event.draft_seconds for event in full),
+                "tokens_per_second": median(len(event.emitted) for event in full) / took,
+            }
+
+
+def forced(passing: int) -> Rule:
+    """A rule that lets the first `passing` guesses of a greedy draft pass; the others have to be right."""
+
+    def rule(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
+        ids = torch.as_tensor(draft.token_ids, dtype=torch.long)[:passing]
+        certain = one_hot(ids, target_probs.shape[-1], target_probs.dtype)
+        return verify(torch.cat([certain.to(target_probs), target_probs[len(certain) :]]), draft, draws)
+
+    return rule
+
+
+def made_target(config: PreTrainedConfig, kept: int, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """A random model whose layers behind the first `kept` do little.
+
+    Its head is its own: a random one that shares the embedding would repeat its last token for ever.
+    """
+    config = type(config)(**{**config.to_dict(), "tie_word_embeddings": False})
+    model = random_model(config, dtype, device, ROOM)
+    layers: Any = model.base_model.layers
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(1) if weight.dim() == 1 else weight.uniform_(-0.02, 0.02)  # norms, and all else
+        for layer in layers[kept:]:
+            layer.self_attn.o_proj.weight.mul_(DAMPED)
+            layer.mlp.down_proj.weight.mul_(DAMPED)
+    return model
+
+
+def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Row]:
+    """Whole texts of a made pair, by transformers and by ours, alone and assisted; all greedy, of the same weights."""
+    target = made_target(sizes.target, sizes.kept, dtype, device)
+    pair = Pair.of(target, sizes.kept)
+    prompt = random_prompt(target, sizes.context)
+    settings = Settings(k=0, max_new_tokens=sizes.new_tokens)
+    loaded: Any = SimpleNamespace(model=target, draft_model=pair.draft, eos_ids=frozenset())
+    theirs = [Case(HF), Case(ASSISTED, "draft-model"), *(Case(TUNED, "draft-model", k) for k in sizes.ks if k < MAX_K)]
+    texts: list[list[int]] = []
+    alone: list[int] = []
+    best = 0.0
+    for case in theirs:
+        runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
+        speed = median(run["tokens_per_second"] for run in runs)
+        texts.append(runs[-1]["token_ids"])
+        best = max(best, speed) if case.method != HF else best
+        name = case.method + (f", K = {case.k}" if case.k else "")
+        yield {"part": "made pair, transformers", "what": name, "tokens_per_second": speed}
+    for k in (0, *sizes.ks):
+        chosen, drafter = replace(settings, k=k), None if k else NoDrafter()
+        ours = [list(pair.events(prompt, chosen, drafter)) for _ in range(4)][1:]
+        stats = [Stats.of(run) for run in ours]
+        speed = median(stat.tokens / stat.seconds for stat in stats)
+        texts.append(text_of(ours[-1]))
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(texts[-1], alone or texts[0], strict=True))
+        yield {
+            "part": "made pair, ours",
+            "what": f"draft model, K = {k}" if k else "alone",
+            "tokens_per_second": speed,
+            "acceptance_rate": stats[-1].acceptance_rate,
+            "tokens_per_round": stats[-1].tokens_per_round,
+            "to_best_assisted": speed / best,
+            "same_tokens": len(list(same)),
+        }
+        alone = alone or texts[-1]
+
+
+SHAPES_OF_ROWS = {
+    **{"part": "", "what": "", "gb_per_second": ".0f", "ms": ".3f", "floor_ms": ".3f", "achieved": ".0%"},
+    **{"draft_ms": ".3f", "tokens_per_second": ".1f", "tokens_per_round": ".2f", "acceptance_rate": ".0%"},
+    **{"to_best_assisted": ".2f", "same_tokens": "d"},
+}
+
+
+def table(rows: Sequence[Row], sizes: Sizes) -> str:
+    """The rows for people, with the words they need."""
+    return "\n".join(
+        [
+            text_table(rows, SHAPES_OF_ROWS),
+            "",
+            f"All weights are random, of the shape {sizes.name}. floor_ms: every weight and the cache read once at the "
+            "copy's speed.",
+            "Forced: the rule was told how many guesses pass. Made pair: the later layers of the target do little, and "
+            "its first layers draft.",
+            f"same_tokens: how many of {sizes.new_tokens} greedy tokens come before the first that differs from the "
+            "target alone (its own: from transformers' text). Random weights leave many near-ties to rounding.",
+        ]
+    )

@@ -1,0 +1,145 @@
+"""The fused decode path on a GPU, where it takes longer to ask for an operation than to do it.
+
+A pass over a few tokens is captured once for each number of tokens and replayed as a whole. So a pass is a function
+of fixed buffers and of nothing else: token ids, how many tokens are live, keys and values. It waits for nothing, and
+its operations and their shapes are the same at every length of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..hardware import sent
+from ..types import MAX_K
+from . import check_fits
+from .fused import Cache, FusedRunner
+from .layout import FusedModel, swiglu
+
+LONGEST = MAX_K + 1  # tokens in a pass of a round; what is longer is run as it comes
+ROOM = 1024  # the capacity of a slot is a multiple of this many tokens
+
+Outcome = tuple[Tensor, list[Tensor]]  # logits [T, V], and the states behind each layer, [T, hidden] each
+Capture = Callable[[Callable[[], Outcome]], Callable[[], Outcome]]
+
+
+class CudaCapture:
+    """Makes CUDA graphs that share their memory: none needs what another left there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], Outcome]) -> Callable[[], Outcome]:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            work()  # what a first call sets up must not become part of the graph
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            outcome = work()
+            graph.capture_end()
+        torch.cuda.synchronize(self.device)
+
+        def replay() -> Outcome:
+            graph.replay()
+            return outcome
+
+        return replay
+
+
+class Slot:
+    """Room for one run at a time, and the captured passes that read and write it, by the number of tokens."""
+
+    def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, capacity: int) -> None:
+        self.model, self.ops, self.capacity = model, ops, capacity
+        self.cache = Cache(model, capacity)
+        self.ids = torch.zeros(LONGEST, dtype=torch.long, device=model.embedding.device)
+        self.start = torch.zeros(1, dtype=torch.long, device=model.embedding.device)
+        # The longest first: the others then find room in the memory it took.
+        self._passes = {count: capture(partial(self.run, count)) for count in range(LONGEST, 0, -1)}
+
+    def read(self, ids: Sequence[int] | Tensor) -> Outcome:
+        """Run the pass over T tokens behind the live ones. The next pass overwrites what this returns."""
+        self.start.fill_(self.cache.length)
+        self.ids[: len(ids)].copy_(sent(ids, self.ids.device))
+        return self._passes[len(ids)]()
+
+    @torch.inference_mode()
+    def run(self, count: int) -> Outcome:
+        """What is captured. It may read `ids`, `start` and the cache's buffers, and must not look at any number."""
+        model, ops, cache, start = self.model, self.ops, self.cache, self.start
+        x = F.embedding(self.ids[:count], model.embedding)
+        if model.positions is not None:
+            places = start + torch.arange(count, device=start.device)
+            x = x + F.embedding(places, model.positions)
+        outputs = []
+        for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
+            qkv = ops.product(layer.qkv, x, norm=layer.attention_norm)
+            q = ops.place(qkv, layer.head_norms, cache.rotation, keys, values, start)
+            x = ops.product(layer.out, ops.attend(q, keys, values, start), plus=x)
+            inner, gated = ops.product(layer.up, x, norm=layer.mlp_norm), layer.activate is swiglu
+            x = ops.product(layer.down, inner if gated else layer.activate(inner), gated=gated, plus=x)
+            outputs.append(x)
+        return ops.product(model.head, x, norm=model.norm), outputs
+
+
+class Graphs:
+    """A model with slots for its runs, which are captured at once and used again and again."""
+
+    def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
+        """`slots` runs of up to `ROOM` tokens can go on at a time before another slot has to be captured."""
+        self.model, self.ops, self.capture = model, ops, capture
+        self._free = [self._slot(ROOM) for _ in range(slots)]
+
+    def take(self, capacity: int) -> Slot:
+        """A free slot of at least that capacity."""
+        slot = next((slot for slot in self._free if slot.capacity >= capacity), None)
+        if slot is not None:
+            self._free.remove(slot)
+            return slot
+        if self._free:
+            self._free.pop()  # one that is too small makes place for it
+        return self._slot(-(-capacity // ROOM) * ROOM)
+
+    def give(self, slot: Slot) -> None:
+        """The run is over."""
+        slot.cache.length = 0
+        self._free.append(slot)
+
+    def _slot(self, capacity: int) -> Slot:
+        return Slot(self.model, self.ops, self.capture, capacity)
+
+
+class GraphRunner(FusedRunner):
+    """A `FusedRunner` that takes a slot at the prefill and replays the slot's passes."""
+
+    def __init__(self, graphs: Graphs, capacity: int) -> None:
+        super().__init__(graphs.model, capacity)
+        self._graphs = graphs
+        self._slot: Slot | None = None
+
+    @torch.inference_mode()
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        if self._slot is None or self._ahead or len(ids) > LONGEST:
+            return super().forward(ids)
+        check_fits(self, len(ids))
+        logits, outputs = self._slot.read(ids)
+        self._slot.cache.length += len(ids)
+        if self._kept:
+            self.states = torch.cat([outputs[layer] for layer in self._kept], -1)
+        return logits.clone()
+
+    def release(self) -> None:
+        super().release()
+        if self._slot:
+            self._graphs.give(self._slot)
+            self._slot = None
+
+    def _new_cache(self) -> Cache:
+        self._slot = self._graphs.take(self.context)
+        return self._slot.cache

@@ -1,0 +1,271 @@
+"""The captured decode path, with a stand-in for the capture: what is replayed must be a function of its buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specdemo.decode import decode
+from specdemo.drafters import DRAFTERS
+from specdemo.events import Event, Round
+from specdemo.runners import Runner, graph, ops
+from specdemo.runners.choose import ops_for, runner_maker
+from specdemo.runners.eager import EagerRunner
+from specdemo.runners.graph import LONGEST, CudaCapture, GraphRunner, Graphs, Outcome, Slot
+from specdemo.runners.layout import FusedModel
+from specdemo.types import Settings
+
+from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, ids_of, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread", "little_room")
+
+PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
+FORBIDDEN = {"_local_scalar_dense", "nonzero", "masked_select", "item", "_unique2", "repeat_interleave"}
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "ROOM", 128)
+
+
+def recorded(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
+    """In place of a capture: every replay leaves its outcome where the first one lay."""
+    kept = work()
+
+    def replay() -> Outcome:
+        fresh = work()
+        for old, new in zip([kept[0], *kept[1]], [fresh[0], *fresh[1]], strict=True):
+            old.copy_(new)
+        return kept
+
+    return replay
+
+
+def graphs_of(architecture: str, seed: int = 0) -> Graphs:
+    return Graphs(FusedModel.of(tiny_model(architecture, seed)), ops, recorded, 1)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_pass_gives_the_logits_and_states_of_transformers(architecture: str) -> None:
+    runners: list[Runner] = [GraphRunner(graphs_of(architecture), 100), EagerRunner(tiny_model(architecture), 100)]
+    for runner in runners:
+        runner.keep_states([2, 0])
+    torch.testing.assert_close(*(runner.prefill(PROMPT) for runner in runners))
+    earlier: list[tuple[Tensor, Tensor]] = []
+    for ids in ([4], [7, 7, 1], torch.tensor([0, 3]), list(range(LONGEST)), list(range(LONGEST + 3))):
+        logits = [runner.forward(ids) for runner in runners]
+        torch.testing.assert_close(*logits)
+        torch.testing.assert_close(*(runner.states for runner in runners), atol=1e-4, rtol=1e-4)
+        earlier.append((logits[0], logits[1]))
+        for runner in runners:
+            runner.rollback(runner.length - len(ids) // 2)
+    for ours, theirs in earlier:  # a later pass has not overwritten what an earlier one returned
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_pass_that_does_not_fit_is_refused_before_it_is_run() -> None:
+    runner = GraphRunner(graphs_of("llama"), len(PROMPT) + 1)
+    runner.prefill(PROMPT)
+    with pytest.raises(ValueError, match=f"room for {len(PROMPT) + 1} tokens"):
+        runner.forward([1, 2])
+    assert runner.length == len(PROMPT)
+
+
+class Watch(TorchDispatchMode):
+    """Every operation with the shapes it reads and writes, and the memory that was there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Any, ...]] = []
+        self.outside: set[int] = set()
+        self._made: dict[int, Tensor] = {}  # kept, so that no memory is used twice
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        assert name not in FORBIDDEN, name
+        answer = function(*args, **(kwargs or {}))
+        reads, writes = (torch.utils._pytree.tree_leaves(part) for part in ((args, kwargs), answer))
+        shapes = [[tuple(x.shape) if isinstance(x, Tensor) else x for x in part] for part in (reads, writes)]
+        self.seen.append((name, *shapes))
+        self.outside |= {_memory(x) for x in reads if isinstance(x, Tensor) and _memory(x) not in self._made}
+        self._made |= {_memory(x): x for x in writes if isinstance(x, Tensor) and _memory(x) not in self.outside}
+        return answer
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("count", [1, 6])
+def test_a_captured_pass_is_the_same_operations_on_the_same_memory_at_every_length(
+    architecture: str, count: int
+) -> None:
+    graphs = graphs_of(architecture)
+    slot = graphs.take(1)
+    watched = []
+    for length in (0, 3, 110):
+        slot.start.fill_(length)
+        with Watch() as watch:
+            slot.run(count)
+        watched.append((watch.seen, watch.outside))
+    assert watched[0] == watched[1] == watched[2]
+    assert {_memory(slot.ids), _memory(slot.start), _memory(slot.cache.keys)} <= watched[0][1]
+
+
+class CountedWaits(TorchDispatchMode):
+    """Counts what would make a host wait for its GPU: reading a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function.overloadpacket.__name__ in FORBIDDEN
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["none", "draft-model", "eagle", "block", "prompt-lookup"])
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(k=3, max_new_tokens=24), Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24)],
+    ids=["greedy", "sampled"],
+)
+def test_a_round_reads_numbers_off_the_device_once(
+    name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy = graph_toy()
+    lists = 0
+
+    def counted(tensor: Tensor) -> Any:
+        nonlocal lists
+        lists += 1
+        return plain_tolist(tensor)
+
+    plain_tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    events = run(toy, name, settings)
+    next(events)
+    next(events)  # in the first round a draft model reads the prompt
+    rounds = 0
+    for _ in range(4):
+        lists = 0
+        with CountedWaits() as waits:
+            rounds += isinstance(next(events), Round)
+        assert lists + waits.count == 1
+    assert rounds == 4
+
+
+class GraphToy(ModelToy):
+    """Tiny random transformers that run as on a GPU."""
+
+    graphs: Graphs
+    draft_graphs: Graphs
+
+    def target_runner(self, capacity: int) -> Any:
+        return GraphRunner(self.graphs, capacity)
+
+    def draft_runner(self, capacity: int) -> Any:
+        return GraphRunner(self.draft_graphs, capacity)
+
+
+def graph_toy() -> GraphToy:
+    toy = GraphToy(model=tiny_model("llama"), draft_model=tiny_model("llama", 1))
+    toy.graphs, toy.draft_graphs = graphs_of("llama"), graphs_of("llama", seed=1)
+    return toy
+
+
+def run(toy: ModelToy, name: str, settings: Settings) -> Iterator[Event]:
+    runner = toy.target_runner(len(PROMPT) + settings.max_new_tokens)
+    return decode(runner, toy.drafter(name, runner, settings), PROMPT, settings)
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if "ngram" not in name])
+def test_every_drafter_writes_what_it_does_on_the_eager_runner(name: str) -> None:
+    for settings in (Settings(k=4, max_new_tokens=50), Settings(k=4, temperature=1.0, max_new_tokens=50, seed=3)):
+        eager = ModelToy(model=tiny_model("llama"), draft_model=tiny_model("llama", 1))
+        assert ids_of(list(run(graph_toy(), name, settings))) == ids_of(list(run(eager, name, settings)))
+
+
+def test_runs_that_take_turns_keep_to_their_own_slots() -> None:
+    toy, settings = graph_toy(), Settings(k=3, max_new_tokens=30)
+    plain = list(run(toy, "none", replace(settings, k=0)))
+    lanes = [run(toy, "none", replace(settings, k=0)), run(toy, "draft-model", settings)]
+    events: list[list[Event]] = [[], []]
+    for _ in range(len(plain) + 1):
+        for place, lane in enumerate(lanes):
+            events[place] += [event] if (event := next(lane, None)) else []
+    assert ids_of(events[0]) == ids_of(events[1]) == ids_of(plain)
+    assert len(toy.graphs._free) == 2
+    assert len(toy.draft_graphs._free) == 1
+
+
+def test_a_slot_is_used_again_and_one_that_is_too_small_makes_place_for_a_larger() -> None:
+    graphs = graphs_of("gpt2")
+    first = graphs.take(100)
+    assert first.capacity == 128
+    graphs.give(first)
+    runner = GraphRunner(graphs, 100)
+    runner.prefill(PROMPT)
+    assert graphs._free == []
+    runner.prefill(PROMPT)  # without a release
+    runner.release()
+    runner.release()
+    assert graphs._free == [first]
+    assert graphs.take(200).capacity == 256
+    assert graphs._free == []
+
+
+def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    class Graph:
+        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+            steps.append(f"begin in {pool}")
+
+        def capture_end(self) -> None:
+            steps.append("end")
+
+        def replay(self) -> None:
+            steps.append("replay")
+
+    fake = SimpleNamespace(
+        Stream=lambda device: "stream",
+        graph_pool_handle=lambda: "pool",
+        CUDAGraph=Graph,
+        synchronize=lambda device: None,
+        device=lambda device: nullcontext(),
+        stream=lambda stream: nullcontext(),
+    )
+    monkeypatch.setattr(graph.torch, "cuda", fake)
+
+    def work() -> Outcome:
+        steps.append("work")
+        return torch.ones(1), []
+
+    replay = CudaCapture(torch.device("cpu"))(work)
+    assert steps == ["work", "begin in pool", "work", "end"]
+    outcome = replay()
+    assert replay() is outcome
+    assert steps[4:] == ["replay", "replay"]
+
+
+def test_only_a_gpu_captures() -> None:
+    model = tiny_model("llama")
+    assert runner_maker(model)[0] == "fused"
+    assert runner_maker(model, eager=True)[0] == "eager"
+    assert ops_for(FusedModel.of(model)) is ops
+
+
+def test_a_slot_holds_a_pass_for_every_draft() -> None:
+    slot = Slot(FusedModel.of(tiny_model("llama")), ops, recorded, 64)
+    assert sorted(slot._passes) == list(range(1, LONGEST + 1))
+    assert slot.ids.max() < MODEL_VOCAB
