@@ -12,7 +12,8 @@ import torch
 from .control import Costs
 from .decode import Rule, check_room, decode
 from .drafters import DRAFTERS
-from .events import Entry, Event, emitted_tokens, engine_seconds
+from .events import PLAIN, SPECULATIVE, Entry, Event, emitted_tokens, engine_seconds
+from .places import Watch
 from .stats import Stats, in_words, speed_up
 from .text import LaneText, StopStrings
 from .types import AUTO, MAX_K, BadInput, Settings
@@ -20,7 +21,6 @@ from .types import AUTO, MAX_K, BadInput, Settings
 if TYPE_CHECKING:
     from .models import Loaded
 
-PLAIN, SPECULATIVE = "plain", "speculative"
 PROPOSING = 0x5DEECE66D  # xored into the seed, so that proposing and accepting never share noise
 
 
@@ -66,13 +66,15 @@ def race(
     """The target alone and the target with a drafter, interleaved; every event with its lane and text.
 
     The lane whose engine clock is behind goes next, so both advance through the same machine weather, and
-    neither runs while the other does. `isolated` runs one after the other instead.
+    neither runs while the other does. `isolated` runs one after the other instead. Above temperature 0, where p and q
+    are more than one token, the speculative rounds come with their `places`.
     """
+    texts = {lane: LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids) for lane in (PLAIN, SPECULATIVE)}
+    watch = Watch(texts[SPECULATIVE])
     lanes = {
         PLAIN: start(loaded, "none", prompt_ids, replace(settings, k=0)),
-        SPECULATIVE: start(loaded, drafter, prompt_ids, settings),
+        SPECULATIVE: start(loaded, drafter, prompt_ids, settings, watch),
     }
-    texts = {lane: LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids) for lane in lanes}
     clocks = dict.fromkeys(lanes, 0.0)
     running = list(lanes)
     with closing(lanes[PLAIN]), closing(lanes[SPECULATIVE]):  # type: ignore[type-var]
@@ -83,7 +85,8 @@ def race(
                 running.remove(lane)
                 continue
             clocks[lane] += engine_seconds(event)
-            yield Entry(lane, event, texts[lane].read(event))
+            watched = lane == SPECULATIVE and settings.temperature > 0
+            yield Entry(lane, event, texts[lane].read(event), watch.places(event) if watched else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,7 @@ class Comparison:
 
 def compare(loaded: Loaded, prompt_ids: Sequence[int], plain: Sequence[int], speculative: Sequence[int]) -> Comparison:
     """Compare the emitted tokens of both lanes of a race at temperature 0."""
-    longest = max(len(plain), len(speculative))
-    place = next((i for i in range(longest) if plain[i : i + 1] != speculative[i : i + 1]), None)
+    place = first_difference(plain, speculative)
     if place is None:
         return Comparison(identical=True)
     if place >= min(len(plain), len(speculative)):  # one was stopped: there is no other token to compare with
@@ -115,6 +117,12 @@ def compare(loaded: Loaded, prompt_ids: Sequence[int], plain: Sequence[int], spe
         runner.release()
     gap = abs(float(logits[plain[place]]) - float(logits[speculative[place]]))
     return Comparison(identical=False, first_difference=place, logit_gap=gap)
+
+
+def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:
+    """The place of the first token that differs or that only one of them has; None if there is none."""
+    longest = max(len(plain), len(speculative))
+    return next((i for i in range(longest) if plain[i : i + 1] != speculative[i : i + 1]), None)
 
 
 def summary(loaded: Loaded, prompt_ids: Sequence[int], settings: Settings, entries: Sequence[Entry]) -> dict[str, Any]:

@@ -102,6 +102,15 @@ class LaneText:
         self.text = ""
         self._hidden = hidden
         self._detokenizer = Detokenizer(tokenizer, prompt_ids)
+        self._first = self._detokenizer.fork()
+        self._names: dict[int, str] = {}
+
+    def name(self, token_id: int) -> str:
+        """Any token by itself: its text at the beginning, with marks for bytes that are no whole character."""
+        if token_id not in self._names:
+            alone = self._first.fork()
+            self._names[token_id] = alone.push(token_id) + alone.flush()
+        return self._names[token_id]
 
     def read(self, event: Event) -> Spans:
         """The strings of an event's emitted and drafted tokens."""

@@ -22,7 +22,7 @@ def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
     def play(request: gr.Request, asked: dict[str, Any]) -> Iterator[tuple[Run, str]]:
         """A run and its messages one by one; every failure becomes an error in words."""
         try:
-            run = runs.begin(read_request(presets=list(engine.presets), **asked), request.session_hash)
+            run = runs.begin(Run(read_request(presets=list(engine.presets), **asked)), request.session_hash)
             for message in run.play(engine):
                 yield run, message
         except Exception as error:

@@ -46,12 +46,10 @@ class Lane:
 
 
 class Lanes:
-    """Both lanes of one race: takes events in, hands messages out."""
+    """Both lanes of one race: takes events in, hands news out."""
 
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
+    def __init__(self) -> None:
         self.lanes = {PLAIN: Lane(), SPECULATIVE: Lane()}
-        self._sequence = 0
 
     def add(self, entry: Entry) -> None:
         """Take in one event of the race."""
@@ -69,12 +67,6 @@ class Lanes:
                 news[name] = {"rounds": lane.fresh, "figures": live_figures(lane.stats)}
                 lane.fresh, lane.changed = [], False
         return news
-
-    def message(self, **news: Any) -> str:
-        """A message of this run as a JSON string; the sequence number counts up from 0."""
-        text = to_json({"run": self.run_id, "seq": self._sequence, **news})
-        self._sequence += 1
-        return text
 
 
 def to_json(message: dict[str, Any]) -> str:
@@ -115,7 +107,7 @@ def live_figures(stats: Stats) -> dict[str, Any]:
         "acceptance_rate": stats.acceptance_rate,
         "draft_efficiency": stats.draft_efficiency,
         "tokens_per_round": stats.tokens_per_round,
-        "accepted_lengths": stats.accepted_lengths,
+        "accepted_lengths": {**stats.accepted_lengths},
         "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
     }
 

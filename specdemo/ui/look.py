@@ -14,8 +14,9 @@ from .runs import Runs
 from .stream import stream_route
 
 ASSETS = Path(__file__).resolve().parent / "assets"
-STYLES = ("page.css", "race.css")
-SCRIPTS = ("race.js", "charts.js", "tooltip.js", "form.js")
+STYLES = ("page.css", "race.css", "lab.css", "replay.css")
+SCRIPTS = ("race.js", "charts.js", "tooltip.js", "form.js", "plot.js", "lab.js", "step.js", "replay.js")
+TEMPLATES = ("page.html", "replay.html")
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
@@ -34,7 +35,7 @@ def launch_options(runs: Runs) -> dict[str, Any]:
         "enable_monitoring": False,
         "ssr_mode": False,
         "show_error": True,
-        "max_file_size": "1kb",  # the page takes no files
+        "max_file_size": "1kb",  # the page takes no files: a trace comes as a text, see replay
     }
 
 
@@ -94,7 +95,7 @@ def theme() -> gr.Theme:
 def _head() -> str:
     """The style sheets and scripts. Not through `launch(css=...)`, which rewrites selectors; and the skeleton of the
     page as a script, because Gradio empties the `template` elements of a head."""
-    html = json.dumps(_read("page.html")).replace("</", "<\\/")
+    html = json.dumps("".join(map(_read, TEMPLATES))).replace("</", "<\\/")
     styles = [f"<style>\n{_read(name)}</style>\n" for name in STYLES]
     scripts = [f"window.specdemo = {{ html: {html} }};\n", *map(_read, SCRIPTS)]
     return "".join([*styles, *(f"<script>\n{script}</script>\n" for script in scripts)])

@@ -18,12 +18,15 @@ import gradio as gr
 
 from ..drafters import DRAFTERS
 from ..presets import Defaults, Preset
+from ..results import in_words
 from ..types import AUTO, MAX_K, BadInput, Settings
 from . import api
 from .engine import Engine, EngineTrouble, Status
 from .form import one_of, read_request
+from .lab_tab import add_lab
 from .lanes import to_json
-from .runs import Runs
+from .replay import add_replay
+from .runs import Run, Runs
 
 MODEL = {"concurrency_id": "model", "concurrency_limit": 1}  # whatever uses the model waits in one line
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
@@ -58,17 +61,22 @@ def build_page(
             apply_default_css=False,
             elem_id="top",
         )
-        with gr.Row(elem_id="stage"):
-            with gr.Column(scale=0, min_width=330, elem_id="controls"):
-                form = _form(engine.presets, first, prompts)
-            with gr.Column(scale=1, min_width=320, elem_id="arena"):
-                race = gr.HTML(
-                    html_template="<div></div>",
-                    js_on_load="specdemo.mountRace(element, props, watch, trigger, server); // 'link', 'cancel'",
-                    apply_default_css=False,
-                    server_functions=[_trace(runs)],
-                    elem_id="race",
-                )
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Race", id="race-tab"), gr.Row(elem_id="stage"):
+                with gr.Column(scale=0, min_width=330, elem_id="controls"):
+                    form = _form(engine.presets, first, prompts)
+                with gr.Column(scale=1, min_width=320, elem_id="arena"):
+                    race = gr.HTML(
+                        html_template="<div></div>",
+                        js_on_load="specdemo.mountRace(element, props, watch, trigger, server); // 'link', 'cancel'",
+                        apply_default_css=False,
+                        server_functions=[_trace(runs)],
+                        elem_id="race",
+                    )
+            with gr.Tab("Lab", id="lab-tab"):
+                add_lab(engine, runs, MODEL, QUIET)
+            with gr.Tab("Replay", id="replay-tab"):
+                add_replay(runs)
         fields = [form[name] for name in FIELDS]
         _wire_runs(engine, runs, form, fields, race)
         _wire_presets(engine, form, top)
@@ -99,7 +107,7 @@ def _form(presets: Mapping[str, Preset], first: Preset, prompts: Mapping[str, Se
         form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
         form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
     form["drafter"] = gr.Dropdown(
-        list(DRAFTERS), value=chosen.drafter, label="Drafter", info=_describe(chosen.drafter), elem_id="drafter"
+        list(DRAFTERS), value=chosen.drafter, label="Drafter", info=_describe(first, chosen.drafter), elem_id="drafter"
     )
     k, auto = _k(chosen)
     with gr.Row(elem_id="k-row"):
@@ -148,15 +156,16 @@ def _mode(defaults: Defaults) -> str:
     return RAW if defaults.raw else CHAT
 
 
-def _describe(drafter: str) -> str:
-    return DRAFTERS[drafter].description
+def _describe(preset: Preset, drafter: str) -> str:
+    measured = in_words(preset.results, drafter) if preset.results else ""
+    return f"{DRAFTERS[drafter].description} {measured}".rstrip()
 
 
 def _trace(runs: Runs) -> Any:
     """What the script in the page may ask for; it knows the ids of the runs it was shown, and no others."""
 
     def trace(run_id: Any) -> str | None:
-        run = runs.find(str(run_id))
+        run = runs.find(Run, str(run_id))
         return run.trace() if run else None
 
     return trace
@@ -166,7 +175,7 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[An
     def run(request: gr.Request, *values: Any) -> Iterator[str]:
         """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
         try:
-            begun = runs.begin(read_form(values, engine.presets), request.session_hash)
+            begun = runs.begin(Run(read_form(values, engine.presets)), request.session_hash)
         except BadInput as error:
             yield to_json({"refused": uuid4().hex, "error": str(error)})  # new, or the page would see no change
             return
@@ -213,14 +222,19 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
         starting = [*_k(defaults), defaults.temperature, defaults.max_new_tokens, _mode(defaults)]
         for status in engine.follow(preset):
             drafter = _drafter_update(status)
-            yield [to_json(asdict(status)), {**drafter, "value": defaults.drafter}, *starting]
+            info = _describe(engine.presets[preset], defaults.drafter)
+            yield [to_json(asdict(status)), {**drafter, "value": defaults.drafter, "info": info}, *starting]
+
+    def describe(preset: Any, drafter: Any) -> Any:
+        known = preset in engine.presets and drafter in DRAFTERS
+        return gr.update(info=_describe(engine.presets[preset], drafter)) if known else gr.skip()
 
     outputs = [top, *(form[name] for name in names)]
     form["preset"].input(choose, form["preset"], outputs, preprocess=False, **MODEL, **QUIET)
     top.retry(choose, form["preset"], outputs, preprocess=False, **MODEL, **QUIET)
     form["drafter"].change(
-        lambda drafter: gr.update(info=_describe(drafter)) if drafter in DRAFTERS else gr.skip(),
-        form["drafter"],
+        describe,
+        [form["preset"], form["drafter"]],
         form["drafter"],
         preprocess=False,
         queue=False,

@@ -1,4 +1,4 @@
-"""One race from the request to the summary, as messages for a page, and the races of the last minutes."""
+"""What the engine is asked to do, from the request to its last message, and the jobs of the last minutes."""
 
 from __future__ import annotations
 
@@ -8,39 +8,36 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ..events import Entry, write_trace
 from ..race import PLAIN, SPECULATIVE
 from .engine import Engine, EngineTrouble
 from .form import Request
-from .lanes import Lanes
+from .lanes import Lanes, to_json
 
 KEPT_RUNS = 16
 NEAR_TIE = {"float32": 1e-3}  # a logit gap that rounding alone can turn; half precision is far coarser
 NEAR_TIE_HALF = 0.5
+J = TypeVar("J", bound="Job")
 
 
-class Run:
-    """A race that was asked for: what it has shown so far, its trace, and a way to stop it.
+class Job:
+    """Something asked of the engine: what it has said so far, and a way to stop it.
 
-    Its id cannot be guessed, so only those who were shown it can ask for its messages or its trace.
+    Its id cannot be guessed, so only those who were shown it can ask for its messages and what came of it.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, preset: str) -> None:
         self.id = secrets.token_hex(8)
-        self.request = request
-        self.header: dict[str, Any] = {}
-        self.summary: dict[str, Any] = {}
-        self.entries: list[Entry] = []
+        self.preset = preset
         self.messages: list[str] = []
         self.stop = threading.Event()
         self.ended = threading.Event()
-        self._lanes = Lanes(self.id)
 
     def play(self, engine: Engine) -> Iterator[str]:
-        """Run the race and yield its messages, see `lanes`. Closing the generator ends the race and frees its caches.
+        """Do it and yield its messages. Closing the generator ends it and frees its caches.
 
         Raises:
             EngineTrouble: whatever went wrong, as a sentence, which is also the last of `messages`.
@@ -51,28 +48,53 @@ class Run:
                 yield message
         except Exception as error:
             sentence = engine.sentence(error)
-            self.messages.append(self._lanes.message(error=sentence))
+            self.messages.append(self.message(error=sentence))
             raise EngineTrouble(sentence) from error
         finally:
             self.ended.set()
 
+    def message(self, **news: Any) -> str:
+        """The next message as a JSON string; `seq` counts up from 0."""
+        return to_json({"run": self.id, "seq": len(self.messages), **news})
+
     def _play(self, engine: Engine) -> Iterator[str]:
-        request = self.request
-        for status in engine.follow(request.preset):
-            yield self._lanes.message(status=asdict(status))
+        raise NotImplementedError
+
+    def _load(self, engine: Engine) -> Iterator[str]:
+        """Tells what the model is doing until the preset is loaded, or the job is stopped."""
+        for status in engine.follow(self.preset):
+            yield self.message(status=asdict(status))
             if status.stage == "failed":
                 raise EngineTrouble(status.words)
             if self.stop.is_set():
                 return
+
+
+class Run(Job):
+    """A race that was asked for: its messages, see `lanes`, and its trace."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.preset)
+        self.request = request
+        self.header: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        self.entries: list[Entry] = []
+        self._lanes = Lanes()
+
+    def _play(self, engine: Engine) -> Iterator[str]:
+        request = self.request
+        yield from self._load(engine)
+        if self.stop.is_set():
+            return
         batches = engine.stream(request.preset, lambda loaded: self._race(engine, loaded))
         with closing(batches):
             for number, entries in enumerate(batches):
                 if not number:  # only now: a request that the preset cannot serve leaves the last race on the page
-                    yield self._lanes.message(start=request.as_dict())
+                    yield self.message(start=request.as_dict())
                 for entry in entries:
                     self._lanes.add(entry)
-                yield self._lanes.message(lanes=self._lanes.news())
-        yield self._lanes.message(end=self._ending())
+                yield self.message(lanes=self._lanes.news())
+        yield self.message(end=self._ending())
 
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         """The race itself and then its summary, in the engine's thread."""
@@ -136,32 +158,33 @@ def exactness(summary: dict[str, Any], temperature: float, dtype: str, stopped: 
 
 
 class Runs:
-    """The latest runs by id, and the run in progress of each session."""
+    """The latest jobs by id, and the one in progress of each session."""
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[str, Run] = OrderedDict()
-        self._current: WeakValueDictionary[str, Run] = WeakValueDictionary()
+        self._runs: OrderedDict[str, Job] = OrderedDict()
+        self._current: WeakValueDictionary[str, Job] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def begin(self, request: Request, session: str | None) -> Run:
-        """A new run; the oldest one is forgotten when there are too many."""
-        run = Run(request)
+    def begin(self, job: J, session: str | None) -> J:
+        """Keep a new job; the oldest one is forgotten when there are too many."""
         with self._lock:
-            self._runs[run.id] = run
+            self._runs[job.id] = job
             while len(self._runs) > KEPT_RUNS:
                 self._runs.popitem(last=False)
             if session:
-                self._current[session] = run
-        return run
+                self._current[session] = job
+        return job
 
-    def find(self, run_id: str) -> Run | None:
+    def find(self, kind: type[J], run_id: str) -> J | None:
+        """The job of that id, if it is kept and of that kind."""
         with self._lock:
-            return self._runs.get(run_id)
+            job = self._runs.get(run_id)
+        return job if isinstance(job, kind) else None
 
-    def stop(self, session: str | None) -> Run | None:
-        """Tell the session's run, if it has one, to end after the event it is at."""
+    def stop(self, session: str | None) -> Job | None:
+        """Tell the session's job, if it has one, to end after the event or step it is at."""
         with self._lock:
-            run = self._current.pop(session or "", None)
-        if run is not None:
-            run.stop.set()
-        return run
+            job = self._current.pop(session or "", None)
+        if job is not None:
+            job.stop.set()
+        return job

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from .runs import Run, Runs
+from .runs import Job, Runs
 
 LOOK_SECONDS = 0.02  # between two looks at whether there is news
 
@@ -22,7 +22,7 @@ def stream_route(runs: Runs) -> Route:
     """`/races/<id>`: the messages of a run, from the first or from after the one that the browser had last."""
 
     async def follow(request: Request) -> Response:
-        run = runs.find(request.path_params["run"])
+        run = runs.find(Job, request.path_params["run"])
         last = request.headers.get("last-event-id", "")
         first = int(last) + 1 if last.isdecimal() else 0
         if run is None or (run.ended.is_set() and first >= len(run.messages)):
@@ -32,7 +32,7 @@ def stream_route(runs: Runs) -> Route:
     return Route("/races/{run}", follow)
 
 
-async def _events(run: Run, first: int) -> AsyncIterator[str]:
+async def _events(run: Job, first: int) -> AsyncIterator[str]:
     ended = False
     while not ended:
         ended = run.ended.is_set()  # asked before the last look, so that nothing said last is missed

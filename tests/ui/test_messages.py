@@ -19,7 +19,7 @@ from specdemo.types import BadInput, DraftedToken, Fate, FinishReason, Settings,
 from specdemo.ui.engine import Engine, EngineTrouble
 from specdemo.ui.form import Request, read_request
 from specdemo.ui.lanes import Lanes, row_of, to_json
-from specdemo.ui.runs import KEPT_RUNS, Run, Runs, exactness
+from specdemo.ui.runs import KEPT_RUNS, Job, Run, Runs, exactness
 
 from .scripted import PRESETS, Script
 
@@ -64,7 +64,7 @@ def test_bytes_left_at_the_end_are_shown_as_no_token() -> None:
 
 
 def test_news_are_told_once() -> None:
-    lanes = Lanes("run")
+    lanes = Lanes()
     lanes.add(Entry(PLAIN, Prefilled(3, Token(1, TokenKind.TARGET, 0.5), 0.25), Spans(("a",))))
     news = lanes.news()
     assert news[PLAIN]["rounds"] == [[-1, 0, [["a", "t", 0.5]]]]
@@ -72,7 +72,6 @@ def test_news_are_told_once() -> None:
     assert lanes.news() == {}
     lanes.add(Entry(PLAIN, Finished(FinishReason.EOS), Spans()))
     assert lanes.news()[PLAIN]["figures"]["finish_reason"] == "eos"
-    assert [json.loads(lanes.message())["seq"] for _ in range(3)] == [0, 1, 2]
 
 
 @given(st.dictionaries(st.text(), st.text()))
@@ -250,6 +249,7 @@ def test_a_failure_is_the_last_message_and_the_next_run_works() -> None:
     with pytest.raises(EngineTrouble, match="Something went wrong in the engine: RuntimeError"):
         list(run.play(engine))
     assert json.loads(run.messages[-1])["error"].startswith("Something went wrong in the engine: RuntimeError")
+    assert [json.loads(message)["seq"] for message in run.messages] == list(range(len(run.messages)))
     assert script.open_races == 0
     script.fail_at = None
     assert "end" in list(play(engine, Run(ask(max_new_tokens=3))))[-1]
@@ -257,10 +257,10 @@ def test_a_failure_is_the_last_message_and_the_next_run_works() -> None:
 
 def test_only_the_latest_runs_are_kept_and_sessions_stop_their_own() -> None:
     runs = Runs()
-    made = [runs.begin(ask(), f"session {number}") for number in range(KEPT_RUNS + 1)]
-    assert runs.find(made[0].id) is None
-    assert runs.find(made[1].id) is made[1]
-    assert runs.find("no such run") is None
+    made = [runs.begin(Run(ask()), f"session {number}") for number in range(KEPT_RUNS + 1)]
+    assert runs.find(Run, made[0].id) is None
+    assert runs.find(Run, made[1].id) is made[1]
+    assert runs.find(Job, "no such run") is None
     assert runs.stop("session 5") is made[5]
     assert [run.stop.is_set() for run in made].count(True) == 1
     assert runs.stop("session 5") is None

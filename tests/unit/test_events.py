@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdemo import events
 from specdemo.events import (
+    MAX_CANDIDATES,
+    MAX_TEXT,
+    PLAIN,
+    SPECULATIVE,
     TRACE_VERSION,
+    Candidate,
     Entry,
     Finished,
+    Place,
     Prefilled,
     Round,
     Spans,
@@ -22,29 +30,57 @@ from specdemo.events import (
     read_trace,
     write_trace,
 )
-from specdemo.types import BadInput, DraftedToken, Fate, FinishReason, Token, TokenKind
+from specdemo.types import MAX_K, BadInput, DraftedToken, Fate, FinishReason, Token, TokenKind
 
-numbers = st.floats(0, 1e6)
+shares = st.floats(0, 1)
+seconds = st.floats(0, 1e6)
 ids = st.integers(0, 300_000)
-tokens = st.builds(Token, ids, st.sampled_from(TokenKind), numbers)
-drafted = st.builds(DraftedToken, ids, st.sampled_from(Fate), numbers, numbers, numbers)
-events = st.one_of(
-    st.builds(Prefilled, ids, tokens, numbers),
-    st.builds(
-        Round,
-        ids,
-        st.lists(drafted, max_size=4).map(tuple),
-        st.lists(tokens, min_size=1, max_size=4).map(tuple),
-        *[numbers] * 3,
-    ),
-    st.builds(Finished, st.sampled_from(FinishReason)),
-)
 # Everything that ends a line somewhere, and what the escaping has to survive.
 texts = st.one_of(st.text(max_size=8), st.sampled_from(["\n", "\r\n", "\u2028", "\u2029", "\x85", "\x1c", '"\\', "😀"]))
-strings = st.lists(texts, max_size=3).map(tuple)
-entries = st.builds(
-    Entry, st.sampled_from(["plain", "speculative", "a lane"]), events, st.builds(Spans, strings, strings)
-)
+candidates = st.builds(Candidate, ids, texts, shares, shares)
+
+
+def strings(draw: st.DrawFn, count: int) -> tuple[str, ...]:
+    return tuple(draw(st.lists(texts, min_size=count, max_size=count)))
+
+
+@st.composite
+def rounds(draw: st.DrawFn, lane: str, index: int) -> Entry:
+    """A round that `decode` can make, with or without its places."""
+    guesses = draw(st.lists(ids, max_size=4))
+    accepted = draw(st.integers(0, len(guesses)))
+    ended = accepted > 0 and draw(st.booleans())  # the text ended with an accepted token
+    fates = [Fate.ACCEPTED] * accepted + [Fate.REJECTED] * (not ended and accepted < len(guesses))
+    fates += [Fate.UNTESTED] * (len(guesses) - len(fates))
+    last = TokenKind.TARGET if not guesses else TokenKind.BONUS if accepted == len(guesses) else TokenKind.RESAMPLED
+    drafted = [
+        DraftedToken(i, fate, draw(shares), draw(shares) or 1.0, draw(shares))
+        for i, fate in zip(guesses, fates, strict=True)
+    ]
+    emitted = [Token(i, TokenKind.ACCEPTED, draw(shares)) for i in guesses[:accepted]]
+    if not ended:
+        emitted.append(Token(draw(ids), last, draw(shares)))
+    k = draw(st.none() | st.integers(len(guesses), MAX_K))
+    event = Round(index, tuple(drafted), tuple(emitted), draw(seconds), draw(seconds), draw(seconds), k)
+    spans = Spans(strings(draw, len(emitted)), strings(draw, len(drafted)))
+    places = [Place(draw(shares), tuple(draw(st.lists(candidates, max_size=3)))) for _ in emitted]
+    return Entry(lane, event, spans, tuple(places) if draw(st.booleans()) else ())
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Entry]:
+    """The entries of one lane or of both, one lane after the other."""
+    entries: list[Entry] = []
+    for lane in draw(st.sampled_from([(PLAIN,), (SPECULATIVE,), (PLAIN, SPECULATIVE)])):
+        first = Prefilled(draw(ids), Token(draw(ids), TokenKind.TARGET, draw(shares)), draw(seconds))
+        entries.append(Entry(lane, first, Spans(strings(draw, 1))))
+        entries += [draw(rounds(lane, index)) for index in range(draw(st.integers(0, 3)))]
+        if draw(st.booleans()):
+            ending = Spans(strings(draw, draw(st.integers(0, 1))))
+            entries.append(Entry(lane, Finished(draw(st.sampled_from(FinishReason))), ending))
+    return entries
+
+
 headers = st.dictionaries(
     texts.filter(lambda key: key not in ("type", "version")),
     st.one_of(st.none(), st.integers(), texts, st.lists(texts, max_size=2), st.dictionaries(texts, texts, max_size=2)),
@@ -52,7 +88,7 @@ headers = st.dictionaries(
 )
 
 
-@given(headers, st.lists(entries, max_size=6))
+@given(headers, runs())
 def test_what_is_written_is_read_back(header: dict[str, Any], run: list[Entry]) -> None:
     lines = list(write_trace(header, run))
     assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
@@ -87,20 +123,42 @@ def test_a_line_says_what_it_is() -> None:
     }
 
 
-def test_blank_lines_are_passed_over() -> None:
-    lines = list(write_trace({}, [Entry("plain", Finished(FinishReason.EOS), Spans())]))
-    assert read_trace(["\n", *lines, "  ", ""]) == read_trace(lines)
-
-
-HEADER = json.dumps({"type": "header", "version": TRACE_VERSION})
+HEADER = {"type": "header", "version": TRACE_VERSION}
 FINISHED = {"type": "finished", "lane": "plain", "reason": "eos", "text": {"emitted": [], "drafted": []}}
 PREFILLED = {
-    **FINISHED,
     "type": "prefilled",
+    "lane": "plain",
     "prompt_tokens": 1,
     "seconds": 0.5,
     "token": {"id": 1, "kind": "target", "p": 0.5},
+    "text": {"emitted": ["a"], "drafted": []},
 }
+GUESS = {"id": 7, "fate": "accepted", "p": 0.25, "q": 0.5, "draw": 0.125}
+WRONG = {"id": 8, "fate": "rejected", "p": 0.25, "q": 0.5, "draw": 0.75}
+LATE = {"id": 9, "fate": "untested", "p": 0.25, "q": 0.5, "draw": 0.75}
+PLACE: dict[str, Any] = {"residual": 0.5, "candidates": [{"id": 7, "text": "b", "p": 0.25, "q": 0.5}]}
+ROUND: dict[str, Any] = {
+    "type": "round",
+    "lane": "plain",
+    "index": 0,
+    "drafted": [GUESS, WRONG, LATE],
+    "emitted": [{"id": 7, "kind": "accepted", "p": 0.25}, {"id": 3, "kind": "resampled", "p": 0.5}],
+    "draft_seconds": 0.125,
+    "verify_seconds": 0.25,
+    "seconds": 0.5,
+    "k": 3,
+    "text": {"emitted": ["b", "c"], "drafted": ["b", "x", "y"]},
+    "places": [PLACE, PLACE],
+}
+TRACE = [json.dumps(line) for line in (HEADER, PREFILLED, ROUND, FINISHED)]
+
+
+def changed(line: dict[str, Any], **fields: Any) -> str:
+    return json.dumps({**line, **fields})
+
+
+def test_blank_lines_are_passed_over() -> None:
+    assert read_trace(["\n", *TRACE[:2], "  ", *TRACE[2:], ""]) == read_trace(TRACE)
 
 
 @pytest.mark.parametrize(
@@ -114,35 +172,114 @@ PREFILLED = {
         '"text"',
         "{}",
         "[" * 100_000,
-        json.dumps({**FINISHED, "type": "surprise"}),
-        json.dumps({**FINISHED, "type": ["finished"]}),
-        json.dumps({**FINISHED, "reason": "because"}),
-        json.dumps({**FINISHED, "text": None}),
-        json.dumps({**FINISHED, "text": {"emitted": "abc", "drafted": []}}),
-        json.dumps({**FINISHED, "text": {"emitted": [1], "drafted": []}}),
-        json.dumps({**PREFILLED, "prompt_tokens": "many"}),
-        json.dumps({**PREFILLED, "prompt_tokens": float("inf")}),
-        json.dumps({**PREFILLED, "token": {"id": 1, "kind": "lucky", "p": 0.5}}),
-        json.dumps({**PREFILLED, "token": None}),
-        *(json.dumps({k: v for k, v in PREFILLED.items() if k != name}) for name in PREFILLED if name != "reason"),
+        changed(ROUND, type="surprise"),
+        changed(ROUND, type=["round"]),
+        changed(ROUND, lane="a third"),
+        changed(ROUND, lane=["plain"]),
+        changed(ROUND, index=1),
+        changed(ROUND, index=0.0),
+        changed(ROUND, index=True),
+        changed(ROUND, k=MAX_K + 1),
+        changed(ROUND, seconds=-1),
+        changed(ROUND, seconds=float("nan")),
+        changed(ROUND, verify_seconds=float("inf")),
+        changed(ROUND, draft_seconds="0.1"),
+        changed(ROUND, draft_seconds=10**400),
+        changed(ROUND, drafted=[GUESS, {**WRONG, "p": 1.5}, LATE]),
+        changed(ROUND, drafted=[GUESS, {**WRONG, "q": -0.1}, LATE]),
+        changed(ROUND, drafted=[GUESS, {**WRONG, "q": 0}, LATE]),
+        changed(ROUND, drafted=[GUESS, {**WRONG, "draw": None}, LATE]),
+        changed(ROUND, drafted=[GUESS, {**WRONG, "fate": "unlucky"}, LATE]),
+        changed(ROUND, drafted=[GUESS, WRONG]),
+        changed(ROUND, drafted=[WRONG, GUESS, LATE]),
+        changed(ROUND, drafted=[GUESS, LATE, WRONG]),
+        changed(ROUND, drafted=[{**GUESS, "id": 6}, WRONG, LATE]),
+        changed(ROUND, drafted="all"),
+        changed(ROUND, emitted=[]),
+        changed(ROUND, emitted=ROUND["emitted"][:1]),
+        changed(ROUND, emitted=ROUND["emitted"][::-1]),
+        changed(ROUND, emitted=[ROUND["emitted"][0], {"id": 3, "kind": "bonus", "p": 0.5}]),
+        changed(ROUND, emitted=[ROUND["emitted"][0], {"id": 3, "kind": "lucky", "p": 0.5}]),
+        changed(ROUND, text=None),
+        changed(ROUND, text={"emitted": ["b"], "drafted": ["b", "x", "y"]}),
+        changed(ROUND, text={"emitted": ["b", 1], "drafted": ["b", "x", "y"]}),
+        changed(ROUND, text={"emitted": ["b", "c"], "drafted": []}),
+        changed(ROUND, text={"emitted": ["b", "c" * (MAX_TEXT + 1)], "drafted": ["b", "x", "y"]}),
+        changed(ROUND, places=[PLACE]),
+        changed(ROUND, places=7),
+        changed(ROUND, places=[PLACE, {**PLACE, "residual": 2}]),
+        changed(ROUND, places=[PLACE, {**PLACE, "candidates": PLACE["candidates"] * (MAX_CANDIDATES + 1)}]),
+        changed(ROUND, places=[PLACE, {**PLACE, "candidates": [{**PLACE["candidates"][0], "text": 3}]}]),
+        changed(PREFILLED),
+        changed(PREFILLED, lane="speculative", token=None),
+        changed(PREFILLED, lane="speculative", prompt_tokens=-1),
+        changed(PREFILLED, lane="speculative", places=[PLACE]),
+        changed(FINISHED, reason="because"),
+        changed(FINISHED, reason="because " * 10_000),
+        changed(FINISHED, lane="speculative"),
+        changed(FINISHED, text={"emitted": ["a", "b"], "drafted": []}),
+        *(json.dumps({k: v for k, v in ROUND.items() if k != name}) for name in ROUND if name not in ("k", "places")),
     ],
     ids=lambda line: line[:60],
 )
 def test_a_broken_line_is_refused_with_its_number(line: str) -> None:
-    read_trace([HEADER, json.dumps(FINISHED), json.dumps(PREFILLED)])
-    with pytest.raises(BadInput, match=r"^Line 3 of the trace cannot be read: .+\.$"):
-        read_trace([HEADER, json.dumps(FINISHED), line])
+    read_trace(TRACE)
+    with pytest.raises(BadInput, match=r"^Line 3 of the trace cannot be read: .{1,200}\.$"):
+        read_trace([*TRACE[:2], line])
+
+
+def test_nothing_follows_the_end_of_a_lane() -> None:
+    for line in (json.dumps(ROUND), json.dumps(FINISHED), changed(ROUND, index=1)):
+        with pytest.raises(BadInput, match=r"^Line 5 .* the events of its lane are not in order"):
+            read_trace([*TRACE, line])
+
+
+def test_a_trace_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_EVENTS", 5)
+    more = [changed(ROUND, index=index) for index in range(5)]
+    read_trace([*TRACE[:2], *more[:4]])
+    with pytest.raises(BadInput, match=r"^Line 7 of the trace cannot be read: a trace has at most 5 events"):
+        read_trace([*TRACE[:2], *more])
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(values.map(json.dumps) | st.text(max_size=30), max_size=4))
+def test_whatever_stands_in_a_file_is_read_or_refused(lines: list[str]) -> None:
+    for trace in (lines, [*TRACE[:2], *lines]):
+        with suppress(BadInput):
+            read_trace(trace)
+
+
+@given(st.data())
+def test_a_trace_with_something_changed_is_read_or_refused(data: st.DataObject) -> None:
+    lines = [json.loads(line) for line in TRACE]
+    at = data.draw(st.sampled_from(lines))
+    while True:  # down to some field
+        key = data.draw(st.sampled_from([*at] if isinstance(at, dict) else range(len(at))))
+        if not at[key] or not isinstance(at[key], (dict, list)) or data.draw(st.booleans()):
+            break
+        at = at[key]
+    at[key] = data.draw(values)
+    with suppress(BadInput):
+        header, entries = read_trace(map(json.dumps, lines))
+        assert read_trace(write_trace(header, entries)) == (header, entries)
 
 
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(BadInput, match="it has no field 'seconds'"):
-        read_trace([HEADER, json.dumps({k: v for k, v in PREFILLED.items() if k != "seconds"})])
+        read_trace([*TRACE[:2], json.dumps({k: v for k, v in ROUND.items() if k != "seconds"})])
 
 
 @pytest.mark.parametrize("first", [json.dumps(FINISHED), '{"type": "header", "version": 99}', '{"type": "header"}'])
 def test_a_trace_begins_with_a_header_of_a_known_version(first: str) -> None:
     with pytest.raises(BadInput, match="Line 1 of the trace"):
-        read_trace([first, json.dumps(FINISHED)])
+        read_trace([first, *TRACE[1:]])
 
 
 @pytest.mark.parametrize("lines", [[], ["", "\n"]])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from specdemo import decode as loop
+from specdemo import hardware
 from specdemo import race as racing
 from specdemo.events import Entry, Finished, Prefilled, Round, emitted_tokens, engine_seconds, read_trace, write_trace
 from specdemo.race import PLAIN, SPECULATIVE, check_drafter, compare, race, report, start, summary
@@ -64,7 +65,8 @@ def clocked(toy: Any, monkeypatch: pytest.MonkeyPatch, target_pass: Callable[[in
             now += target_pass(len(ids))
             return super().read(ids)
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now))
+    for module in (loop, hardware):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(TableToy, "target_runner", lambda self, capacity: Timed(self.target, capacity, self.early))
 
 

@@ -14,6 +14,8 @@
     retry.addEventListener("click", () => trigger("retry"));
     const [progress, model, facts] = [".sd-progress", ".sd-model", ".sd-facts"].map((name) => top.querySelector(name));
     sd.showStatus = (status) => {
+      sd.status = status;
+      sd.lab?.preset(status);
       top.dataset.stage = status.stage;
       model.textContent = status.stage === "ready" ? status.words : sd.sentence(status.words);
       facts.textContent = (status.facts || []).join(" · ");
@@ -141,17 +143,14 @@
     if (!dialog.open) dialog.showModal();
   };
 
-  const KEYS = {
-    r: () => press("run"),
-    s: () => press("stop"),
-    d: sd.toggleDark,
-    h: () => sd.race?.hide.click(),
-    "?": sd.showHelp,
-  };
+  const KEYS = { d: sd.toggleDark, "?": sd.showHelp };
+  const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => sd.race.hide.click() };
+  const raceShows = () => Boolean(sd.race?.root.offsetParent); // and not another tab
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable], dialog[open]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
-    const act = KEYS[event.key.toLowerCase()];
+    const key = event.key.toLowerCase();
+    const act = KEYS[key] || (raceShows() && RACE_KEYS[key]);
     if (!act) return;
     event.preventDefault();
     act();

@@ -36,6 +36,22 @@
   sd.number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
   sd.percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`);
 
+  /** The messages of a run come as server-sent events, see stream.py. What a lost connection misses, the browser asks
+   *  for by itself. */
+  sd.listen = (run, take) => {
+    const root = new URL(window.gradio_config.root || "/", window.location.href).pathname.replace(/\/$/, "");
+    const source = new EventSource(`${root}/races/${run}`);
+    source.onmessage = (event) => take(JSON.parse(event.data));
+    return source;
+  };
+  sd.save = (text, name, type) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  };
+
   /** One lane: its pane and the head above it. Rows wait in `rows` until the next frame. */
   class Lane {
     constructor(name) {
@@ -159,6 +175,7 @@
       this.parts.why = find(".sd-why-exact");
       this.parts.spoken = find(".sd-spoken");
       this.parts.trace = find(".sd-trace");
+      this.parts.again = find(".sd-again");
       this.lanes = { plain: new Lane("plain"), speculative: new Lane("speculative") };
       find(".sd-lanes").append(this.lanes.plain.node, this.lanes.speculative.node);
       this.legend(find(".sd-legend ul"));
@@ -166,6 +183,7 @@
       this.hide = find(".sd-hide input");
       this.hide.addEventListener("change", () => element.classList.toggle("sd-hiding", this.hide.checked));
       this.parts.trace.addEventListener("click", () => this.download());
+      this.parts.again.addEventListener("click", sd.showReplay);
       find(".sd-link").addEventListener("click", () => trigger("link"));
       sd.tooltips(element);
       this.say("idle");
@@ -220,14 +238,11 @@
       this.halted("Stopped.");
     }
 
-    /** The run of this page: its messages come as server-sent events, see stream.py. What a lost connection misses, the
-     *  browser asks for by itself. */
+    /** The run of this page. */
     follow(run) {
       this.run = run;
       this.source?.close();
-      const root = new URL(window.gradio_config.root || "/", window.location.href).pathname.replace(/\/$/, "");
-      this.source = new EventSource(`${root}/races/${run}`);
-      this.source.onmessage = (event) => this.apply(JSON.parse(event.data));
+      this.source = sd.listen(run, (message) => this.apply(message));
     }
 
     apply(message) {
@@ -255,7 +270,7 @@
       this.due = { figures: 0, charts: 0 };
       const k = request.settings.k === "auto" ? 4 : request.settings.k;
       this.charts.clear(request.drafter === "none" ? 0 : k);
-      this.parts.trace.disabled = true;
+      this.parts.trace.disabled = this.parts.again.disabled = true;
       this.speed(null);
       this.parts.spoken.textContent = "";
       this.words(request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
@@ -269,7 +284,7 @@
       this.parts.badge.textContent = end.exactness.title;
       this.parts.badge.dataset.mark = end.exactness.mark;
       this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
-      this.parts.trace.disabled = false;
+      this.parts.trace.disabled = this.parts.again.disabled = false;
       this.traceRun = this.run;
       this.charts.show(end.stats, true);
       this.say("ended");
@@ -325,13 +340,11 @@
     async download() {
       const lines = await this.server.trace(this.traceRun);
       if (!lines) return this.words("This trace is no longer kept. Run the race again to download it.");
-      const link = document.createElement("a");
-      link.href = URL.createObjectURL(new Blob([lines], { type: "application/x-ndjson" }));
-      link.download = "specdemo-trace.jsonl";
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+      sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
     }
   }
+
+  sd.Race = Race; // a replay has one of its own
 
   sd.mountRace = (element, props, watch, trigger, server) => {
     sd.race = new Race(element, trigger, server);

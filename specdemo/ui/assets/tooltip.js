@@ -46,7 +46,7 @@
   };
 
   sd.tooltips = (root) => {
-    const tip = sd.make("div", "sd-tip");
+    const tip = document.getElementById(ID) || sd.make("div", "sd-tip");
     tip.id = ID;
     tip.setAttribute("role", "tooltip");
     document.body.append(tip);

@@ -1,0 +1,206 @@
+"""What the Lab can be asked: its views, the fields of their forms, and reading what was filled in.
+
+Light on purpose: the page is built from this, and what measures is imported when someone measures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..drafters import DRAFTERS
+from ..types import MAX_K, BadInput
+from .form import one_of
+
+MAX_PROMPT = 20_000  # characters
+ABLE = [name for name in DRAFTERS if name != "none"]
+K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One control of a form.
+
+    `kind` is whole, number, text, choice, drafter or drafters (several). A number has bounds, a choice has
+    `choices`: what each value means in words. A drafter without a `value` begins as the preset's own, drafters as all
+    that the preset can use (`value` "all") or the preset's own. Fields of one `group` stand under it as a heading.
+    """
+
+    name: str
+    label: str
+    kind: str
+    value: Any = None
+    low: float = 0
+    high: float = 0
+    choices: Mapping[str, str] | None = None
+    info: str = ""
+    group: str = ""
+
+    def read(self, given: Any) -> Any:
+        """The value that was filled in.
+
+        Raises:
+            BadInput: a sentence naming what was given and what is allowed.
+        """
+        if self.kind in ("whole", "number"):
+            return self._number(given)
+        if self.kind == "text":
+            if not isinstance(given, str) or not given.strip() or len(given) > MAX_PROMPT:
+                raise BadInput(f'"{self.label}" must be a text of 1 to {MAX_PROMPT:,} characters.')
+            return given
+        if self.kind == "drafters":
+            if not isinstance(given, list) or not given:
+                raise BadInput("Choose at least one drafter.")
+            for name in given:
+                one_of("drafter", name, ABLE)
+            return list(dict.fromkeys(given))
+        one_of(self.label.lower(), given, ABLE if self.kind == "drafter" else list(self.choices or ()))
+        return given
+
+    def _number(self, given: Any) -> float | int:
+        whole = self.kind == "whole"
+        sound = isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given)
+        if not sound or not self.low <= given <= self.high or (whole and given != int(given)):
+            kind = "a whole number" if whole else "a number"
+            raise BadInput(f'"{self.label}" must be {kind} from {self.low:g} to {self.high:g}, not {str(given)[:40]}.')
+        return int(given) if whole else float(given)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One question: its `words` say which, for someone who has not read a paper; `run` is what the button says."""
+
+    name: str
+    title: str
+    words: str
+    fields: tuple[Field, ...]
+    run: str = "Run"
+
+    def read(self, values: Any) -> dict[str, Any]:
+        """The values of the form by name.
+
+        Raises:
+            BadInput: the first one that is wrong.
+        """
+        if not isinstance(values, dict):
+            raise BadInput("The form must be an object of names and values.")
+        return {field.name: field.read(values.get(field.name)) for field in self.fields}
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _k(value: int) -> Field:
+    return Field("k", "K, guesses in a round", "whole", value, 1, MAX_K)
+
+
+def _temperature(value: float, low: float = 0.0) -> Field:
+    return Field("temperature", "Temperature", "number", value, low, 2)
+
+
+DRAFTER = Field("drafter", "Drafter", "drafter")
+PROMPT = Field("prompt", "Prompt", "text", "Tell me about the sea.")
+NEW_TOKENS = Field("max_new_tokens", "Tokens of each text", "whole", 48, 8, 512)
+TRY, MEASURE = "Numbers to try", "Or measure them here"
+
+PROFILE = View(
+    "profile",
+    "What things cost",
+    "Guessing ahead pays if a guess is cheap, and if checking many at once takes hardly longer than writing one token. "
+    "This times both on this machine: a pass of the target over 1 to 17 tokens, and a guess of each drafter.",
+    (
+        Field("drafters", "Drafters", "drafters", "all"),
+        _k(4),
+        Field("repeats", "Times everything is measured", "whole", 2, 1, 20),
+        PROMPT,
+    ),
+)
+THEORY = View(
+    "theory",
+    "What to expect",
+    "How much faster could it be? Three numbers decide: how long a guess takes, how long a pass of the target takes, "
+    "and how often a guess passes (alpha). Change them and see what theory promises for each K. Then measure, and see "
+    "how far the real run is from it, and why.",
+    (
+        Field("draft_ms", "One guess takes, ms", "number", 1.0, 0, 10_000, group=TRY),
+        Field("target_ms", "One pass of the target takes, ms", "number", 30.0, 0.001, 10_000, group=TRY),
+        Field("alpha", "Guesses that pass, alpha", "number", 0.6, 0, 1, group=TRY),
+        Field("drafter", "Drafter", "drafter", group=MEASURE),
+        Field("k", "K, guesses in a round", "whole", 4, 1, MAX_K, group=MEASURE),
+        Field("prompt", "Prompt", "text", "Write a Python function that reverses a string.", group=MEASURE),
+    ),
+    run="Measure",
+)
+SWEEP = View(
+    "sweep",
+    "Which K, which temperature",
+    "More guesses in a round can win more, but each costs time, and the first that fails throws away the rest. Higher "
+    "temperatures make the target itself less predictable. This writes the same texts again and again, on easy prompts "
+    "(lists, counting) and on hard ones (stories), and shows what was fastest. The answer can be: do not speculate.",
+    (
+        Field(
+            "vary",
+            "What to vary",
+            "choice",
+            K_SWEEP,
+            choices={K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0.3, 0.7, 1, 1.5"},
+        ),
+        Field("drafters", "Drafters", "drafters"),
+        Field("k", "K, if the temperature varies", "whole", 4, 1, MAX_K),
+        Field("temperature", "Temperature, if K varies", "number", 0.0, 0, 2),
+        Field("prompts", "Prompts of each sort", "whole", 4, 1, 4),
+        Field(
+            "seeds",
+            "Texts of each prompt",
+            "whole",
+            1,
+            1,
+            10,
+            info="At temperature 0 one says it all.",
+        ),
+        NEW_TOKENS,
+    ),
+)
+DOMAINS = View(
+    "domains",
+    "Where guesses pass",
+    "A drafter is good at some texts and bad at others. This writes texts of eight sorts and counts which guesses "
+    "pass: by sort of text, by kind of token, and by place in the draft.",
+    (
+        DRAFTER,
+        _k(4),
+        _temperature(0.0),
+        Field("prompts", "Prompts of each sort", "whole", 2, 1, 3),
+        NEW_TOKENS,
+    ),
+)
+LOSSLESS = View(
+    "lossless",
+    "Is it lossless?",
+    "Does guessing ahead change what the model says? Three checks. At temperature 0 every text must be the target's "
+    "own, token for token. Above 0 the chances of every next token must be the target's own: once worked out on paper "
+    "from the model's probabilities, once by rolling the dice thousands of times. Break the rule on purpose, and the "
+    "dice tell.",
+    (
+        DRAFTER,
+        Field(
+            "rule",
+            "Rule that checks the dice",
+            "choice",
+            "exact",
+            choices={
+                "exact": "The right one",
+                "accept-if-p-exceeds-q": "Broken: a guess passes only if the target finds it likelier",
+                "resample-from-p": "Broken: after a failed guess the target draws freely",
+            },
+        ),
+        Field("k", "K, guesses in a round", "whole", 2, 1, MAX_K),
+        _temperature(1.0, 0.05),
+        Field("rounds", "Rolls of the dice", "whole", 1600, 0, 20_000),
+        Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24),
+        PROMPT,
+    ),
+)
+VIEWS = {view.name: view for view in (PROFILE, THEORY, SWEEP, DOMAINS, LOSSLESS)}

@@ -1,0 +1,411 @@
+"""The Replay tab: recordings, files and races that were run, played and stepped through with no model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from playwright.sync_api import Page, expect
+
+from specdemo.events import Entry, Prefilled, Round, read_trace, write_trace
+from specdemo.presets import DEFAULT_PRESET, load_prompts
+from specdemo.race import PLAIN, SPECULATIVE
+from specdemo.stats import Stats
+from specdemo.types import Fate, Settings
+from specdemo.ui.lanes import row_of
+from specdemo.ui.replay import MAX_TRACE, RECORDINGS, SUFFIX, playable, recording, recordings, uploaded
+
+from .browser import served, tokens_of
+from .conftest import Visit
+from .scripted import PRESETS, Script, ScriptedLoaded
+from .test_page import AXE
+from .test_race import CORPUS
+
+SHIPPED = [shipped["name"] for shipped in recordings()]
+REPLAY = "#replay"
+
+
+def traced(prompt: str = "one two three four five six", only: str = "", **settings: Any) -> tuple[str, list[Entry]]:
+    """The trace of a scripted race, and its entries."""
+    script, loaded = Script(), ScriptedLoaded(PRESETS["scripted"])
+    asked = Settings(**{"k": 4, "max_new_tokens": 24, **settings})
+    entries = list(script.race(loaded, "prompt-lookup", loaded.encode(prompt), asked, False))
+    entries = [entry for entry in entries if only in ("", entry.lane)]
+    header = script.header(loaded, "prompt-lookup", prompt, False, asked)
+    return "".join(write_trace(header, entries)), entries
+
+
+# What the page is told --------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_told_with_the_rows_and_figures_of_a_race() -> None:
+    text, entries = traced()
+    told = json.loads(uploaded(text))
+    assert told["kind"] == "file"
+    for lane in (PLAIN, SPECULATIVE):
+        mine = [entry for entry in entries if entry.lane == lane]
+        events = told["lanes"][lane]["events"]
+        assert [event["row"] for event in events] == [json.loads(json.dumps(row_of(entry))) for entry in mine]
+        stats = Stats.of(entry.event for entry in mine)
+        assert told["end"]["stats"][lane] == json.loads(json.dumps(stats.as_dict()))
+        assert events[-1]["figures"]["tokens"] == stats.tokens
+        assert events[-1]["at"] == pytest.approx(stats.seconds)
+        assert told["lanes"][lane]["prompt"] == stats.prompt_tokens
+    assert told["end"]["exactness"]["title"] == "Identical to the target alone"
+    assert told["facts"] == {"dtype": "bfloat16", "device_name": "a scripted processor"}
+
+
+def test_a_trace_of_one_lane_is_told() -> None:
+    told = json.loads(uploaded(traced(only=SPECULATIVE)[0]))
+    assert [*told["lanes"]] == [SPECULATIVE]
+    assert told["end"]["sentence"] == "This trace holds one lane only."
+
+
+def test_a_race_that_was_stopped_is_told_as_stopped() -> None:
+    lines = traced()[0].splitlines()[:-4]
+    assert json.loads(uploaded("\n".join(lines)))["end"]["stopped"] is True
+
+
+def header_with(**fields: Any) -> str:
+    lines = traced()[0].splitlines()
+    return "\n".join([json.dumps({**json.loads(lines[0]), **fields}), *lines[1:]])
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (None, "A trace is a text of at most 8 MB."),
+        ("x" * (MAX_TRACE + 1), "A trace is a text of at most 8 MB."),
+        ("", "The trace is empty."),
+        ("<b>hello</b>", "Line 1 of the trace cannot be read: "),
+        (traced()[0].partition("\n")[0], "The trace holds no events."),
+        (header_with(prompt=7), "Line 1 of the trace cannot be read: prompt, preset and drafter are texts."),
+        (header_with(drafter="x" * 1000), "is too long."),
+        (header_with(settings=[]), "Line 1 of the trace cannot be read: "),
+        (header_with(settings={"k": 99}), "K must be a whole number from 0 to 16, not 99."),
+        (header_with(settings={"speed": 1}), "Line 1 of the trace cannot be read: "),
+        (header_with(settings={"\ud800": 1}), "Line 1 of the trace cannot be read: "),
+        (header_with(prompt="\ud800"), "The trace holds half of a character (a lone surrogate), which is not text."),
+    ],
+    ids=range(12),
+)
+def test_what_is_no_trace_is_refused_in_words(file: Any, words: str) -> None:
+    told = json.loads(uploaded(file).encode("utf-8"))
+    assert [*told] == ["error"]
+    assert words in told["error"]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.data())
+def test_a_real_trace_with_something_changed_is_told_or_refused(data: st.DataObject) -> None:
+    lines = [json.loads(line) for line in REAL[:12]]
+    at = data.draw(st.sampled_from(lines))
+    while True:
+        key = data.draw(st.sampled_from([*at] if isinstance(at, dict) else range(len(at))))
+        if not at[key] or not isinstance(at[key], (dict, list)) or data.draw(st.booleans()):
+            break
+        at = at[key]
+    at[key] = data.draw(values)
+    told = json.loads(uploaded("\n".join(map(json.dumps, lines))))
+    assert [*told] == ["error"] or {"request", "lanes", "end"} <= told.keys()
+
+
+@pytest.mark.parametrize("name", ["", "nothing", "../smollm2-135m", None, ["x"]])
+def test_only_recordings_that_ship_can_be_asked_for(name: Any) -> None:
+    assert json.loads(recording(name)) == {"error": "There is no such recording."}
+
+
+# The recordings that ship -----------------------------------------------------------------------------------
+
+
+def lines_of(name: str) -> list[str]:
+    return gzip.decompress((RECORDINGS / f"{name}{SUFFIX}").read_bytes()).decode("ascii").splitlines()
+
+
+def header_of(name: str) -> dict[str, Any]:
+    return read_trace(lines_of(name)[:1])[0]
+
+
+GREEDY = [name for name in SHIPPED if header_of(name)["settings"]["temperature"] == 0]
+REAL = lines_of(next(name for name in SHIPPED if name not in GREEDY))
+
+
+def test_every_example_prompt_has_a_recording_and_they_are_small() -> None:
+    headers = [header_of(name) for name in SHIPPED]
+    greedy = {header_of(name)["prompt"] for name in GREEDY}
+    prompts = {prompt for category, prompts in load_prompts().items() if category != "plays" for prompt in prompts}
+    assert greedy == prompts
+    assert {header["preset"] for header in headers} == {DEFAULT_PRESET}
+    sizes = [path.stat().st_size for path in RECORDINGS.glob(f"*{SUFFIX}")]
+    assert max(sizes) < 150_000
+    assert sum(sizes) < 1_500_000
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_recording_can_be_played(name: str) -> None:
+    header, entries = read_trace(lines_of(name))
+    told = playable(header, entries)
+    assert {*told["lanes"]} == {PLAIN, SPECULATIVE}
+    greedy = header["settings"]["temperature"] == 0
+    assert told["end"]["exactness"]["mark"] == ("same" if greedy else "chance")
+    drafted = [entry for entry in entries if entry.lane == SPECULATIVE and isinstance(entry.event, Round)]
+    assert all(bool(entry.places) != greedy for entry in drafted)
+    assert told["facts"].keys() == {"dtype", "device_name", "cores"}
+    assert header["environment"]["system"] == "Linux"  # and nothing more that tells one machine from another
+
+
+# In the browser ---------------------------------------------------------------------------------------------
+
+
+def open_replay(page: Page, trace: str | None = None) -> Page:
+    page.get_by_role("tab", name="Replay").click()
+    page.locator(".sd-play:enabled").wait_for()
+    if trace is not None:
+        upload(page, trace)
+        expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
+    return page
+
+
+def upload(page: Page, trace: str | bytes, name: str = "trace.jsonl") -> None:
+    content = trace.encode() if isinstance(trace, str) else trace
+    page.locator(".sd-file").set_input_files({"name": name, "mimeType": "text/plain", "buffer": content})
+
+
+def told(page: Page) -> str:
+    return page.locator(f"{REPLAY} .sd-sentence").inner_text()
+
+
+def words(page: Page) -> str:
+    return page.locator(".sd-step-words").inner_text()
+
+
+def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit) -> None:
+    script = Script()
+    script.loading.clear()
+    text, entries = traced()
+    end = max(Stats.of(e.event for e in entries if e.lane == lane).seconds for lane in (PLAIN, SPECULATIVE))
+    with served(script) as url:
+        page = open_replay(visit(at=url))
+        expect(page.locator(".sd-facts-of")).to_contain_text(
+            "A recording that ships with this page, not measured here."
+        )
+        upload(page, text)
+        expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
+        for speed, pace in (("1×", 1), ("4×", 4)):
+            page.get_by_role("button", name=speed, exact=True).click()
+            began = time.monotonic()
+            page.get_by_role("button", name="Play", exact=True).click()
+            page.locator(f"{REPLAY} [data-state=ended]").wait_for()
+            assert end / pace <= time.monotonic() - began < end / pace + 2
+            for lane in (PLAIN, SPECULATIVE):
+                assert replayed(page, lane) == tokens_of(entries, lane)
+        assert "tokens per target pass" in told(page)
+        assert page.locator(f"{REPLAY} .sd-speed").inner_text().endswith("speed-up, recorded")
+        assert script.loads == []
+        script.loading.set()
+
+
+def replayed(page: Page, lane: str) -> list[list[str]]:
+    """[text, code] of every token that the lane of the replay shows."""
+    return page.evaluate(
+        """lane => [...document.querySelectorAll(`#replay [data-lane=${lane}] .sd-text .tok`)]
+           .map(t => [t.textContent, t.classList[1]])""",
+        lane,
+    )
+
+
+def test_rounds_and_times_are_gone_to_forwards_and_backwards(visit: Visit, script: Script) -> None:
+    text, entries = traced()
+    page = open_replay(visit(), text)
+    rounds = [entry for entry in entries if entry.lane == SPECULATIVE]
+    page.keyboard.press("ArrowRight")
+    expect_tokens(page, tokens_of(rounds[:2], SPECULATIVE))
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect_tokens(page, tokens_of(rounds[:4], SPECULATIVE))
+    page.keyboard.press("ArrowLeft")
+    expect_tokens(page, tokens_of(rounds[:3], SPECULATIVE))
+    page.keyboard.press("End")
+    page.locator(f"{REPLAY} [data-state=ended]").wait_for()
+    expect_tokens(page, tokens_of(rounds, SPECULATIVE))
+    page.keyboard.press("Home")
+    expect_tokens(page, [])
+    seconds = Stats.of(entry.event for entry in rounds[:3]).seconds
+    page.locator(".sd-scrub").fill(str(seconds + 0.001))
+    expect_tokens(page, tokens_of(rounds[:3], SPECULATIVE))
+    page.keyboard.press("h")  # not while the scrubber has the keys
+    assert page.locator(f"{REPLAY} .sd-text .tok.x").first.is_visible()
+    page.locator(".sd-asked").click()
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("h")
+    assert not page.locator(f"{REPLAY} .sd-text .tok.x").first.is_visible()
+    page.keyboard.press("+")
+    expect(page.locator(".sd-speeds [aria-pressed=true]")).to_have_text("2×")
+
+
+def expect_tokens(page: Page, tokens: list[list[str]]) -> None:
+    expect(page.locator(f"{REPLAY} [data-lane=speculative] .sd-text .tok")).to_have_count(len(tokens))
+    assert replayed(page, SPECULATIVE) == tokens
+
+
+def test_a_sampled_round_is_stepped_through_with_its_laws(visit: Visit, script: Script) -> None:
+    page = open_replay(visit(), "\n".join(REAL))
+    entries = read_trace(REAL)[1]
+    rounds = [(e.event, e.places) for e in entries if e.lane == SPECULATIVE and isinstance(e.event, Round)]
+    failed = [any(token.fate is Fate.REJECTED for token in event.drafted) for event, _ in rounds]
+    at = failed.index(True)
+    event, places = rounds[at]
+    page.keyboard.press("t")
+    page.keyboard.press("Home")
+    for _ in range(at):
+        page.keyboard.press("ArrowDown")
+    expect(page.locator(".sd-step h3")).to_have_text(f"Round {at + 1} of {len(rounds)}")
+    steps = page.locator(".sd-steps li").all_inner_texts()
+    tested = len(event.emitted)
+    assert steps == ["draft", *(f"test {n + 1}" for n in range(tested)), "residual", "cache"]
+    assert f"guesses {len(event.drafted)} token" in words(page)
+    for token, place in zip(event.drafted, places, strict=False):
+        page.keyboard.press("ArrowRight")
+        passed = token.fate is Fate.ACCEPTED
+        assert ("below: it passes" if passed else "not below: it fails") in words(page)
+        assert (page.locator(".sd-passes").count(), page.locator(".sd-fails").count()) == (passed, not passed)
+        chance = page.locator(".sd-gauge-track").get_attribute("aria-label") or ""
+        assert chance.startswith(f"Chance to pass {shares(min(1, token.p / token.q))}, draw {shares(token.draw)}")
+        guess = next(c for c in place.candidates if c.id == token.id)
+        row = page.locator(".sd-law-row.sd-mark-g")
+        assert row.locator("code").inner_text().startswith(json.dumps(guess.text, ensure_ascii=False))
+        assert row.locator("b").all_inner_texts() == [shares(guess.p), shares(guess.q)]
+    page.keyboard.press("ArrowRight")
+    assert "drawn from the residual" in words(page)
+    place, drawn = places[-1], event.emitted[-1]
+    picked = next(c for c in place.candidates if c.id == drawn.id)
+    row = page.locator(".sd-law-row.sd-mark-d")
+    assert row.locator("b").inner_text() == shares((picked.p - picked.q) / place.residual)
+    page.keyboard.press("ArrowRight")
+    kept, trimmed = page.locator(".sd-kept").count(), page.locator(".sd-trimmed").count()
+    assert (kept, trimmed) == (tested, 1 + len(event.drafted) - tested)
+    first = entries[0].event
+    assert isinstance(first, Prefilled)
+    before = first.prompt_tokens + sum(len(event.emitted) for event, _ in rounds[:at])
+    assert f"grew from {before} to {before + kept + trimmed} entries" in words(page)
+    assert f"which leaves {before + kept}." in words(page)
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".sd-step h3")).to_have_text(f"Round {at + 2} of {len(rounds)}")
+    page.keyboard.press("ArrowLeft")
+    assert "grew from" in words(page)
+    page.keyboard.press("ArrowUp" if at else "Home")
+    page.keyboard.press("Escape")
+    expect(page.locator(".sd-step")).to_be_hidden()
+    assert page.evaluate("document.activeElement.className").endswith("sd-through")
+
+
+def shares(value: float) -> str:
+    return str(int(value)) if value in (0, 1) else "<0.001" if value < 0.0005 else f"{value:.3f}"
+
+
+def test_a_greedy_round_is_stepped_through_by_buttons(visit: Visit, script: Script) -> None:
+    page = open_replay(visit())
+    page.select_option(".sd-which", GREEDY[0])
+    page.locator(".sd-play:enabled").wait_for()
+    page.get_by_role("button", name="Step through").click()
+    steps = page.locator(".sd-steps li").all_inner_texts()
+    assert steps[:2] == ["draft", "test 1"]
+    page.get_by_role("button", name="Next step").click()
+    assert "passes if it is the token that the target finds likeliest" in words(page)
+    assert page.locator(".sd-law-row").count() in (1, 2)
+    assert page.locator(".sd-gauge").count() == 0
+    for _ in steps[2:]:
+        page.get_by_role("button", name="Next step").click()
+    assert "keeps a cache" in words(page)
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator(".sd-step")).to_be_hidden()
+
+
+def test_what_a_trace_lacks_is_said(visit: Visit, script: Script) -> None:
+    page = open_replay(visit(), traced(temperature=0.8)[0])
+    page.keyboard.press("t")
+    page.keyboard.press("ArrowRight")
+    assert "p = 0.125, q = 0.500" in words(page)
+    assert page.locator(".sd-law-row").count() == 2
+    page.keyboard.press("ArrowRight")
+    assert words(page).endswith("This recording does not hold the other tokens.")
+
+
+def test_whatever_a_file_holds_is_shown_literally(visit: Visit, script: Script) -> None:
+    prompt = " ".join(CORPUS)
+    text, entries = traced(prompt, max_new_tokens=len(CORPUS) * 4, temperature=0.5)
+    page = open_replay(visit(), text)
+    page.keyboard.press("End")
+    page.locator(f"{REPLAY} [data-state=ended]").wait_for()
+    for lane in (PLAIN, SPECULATIVE):
+        assert replayed(page, lane) == tokens_of(entries, lane)
+    page.keyboard.press("t")
+    for _ in range(12):
+        page.keyboard.press("ArrowLeft")
+    assert page.locator(".sd-asked").inner_text().startswith("<img src=x")
+    assert page.locator(f"{REPLAY} :is(.sd-text, .sd-step, .sd-recorded) :is(img, script)").count() == 0
+    assert page.evaluate("window.pwned === undefined")
+
+
+def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(visit: Visit, script: Script) -> None:
+    text, entries = traced()
+    page = open_replay(visit(), text)
+    page.keyboard.press("End")
+    upload(page, "<img src=x onerror=window.pwned=1>")
+    page.locator(f"{REPLAY} [data-state=failed]").wait_for()
+    assert told(page).startswith("Line 1 of the trace cannot be read")
+    upload(page, "x" * (MAX_TRACE + 1))
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 8 MB.")
+    upload(page, b"not packed", "trace.jsonl.gz")
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file cannot be unpacked.")
+    assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
+    upload(page, gzip.compress(traced(only=PLAIN)[0].encode()), "trace.jsonl.gz")
+    expect(page.locator(f"{REPLAY} [data-lane=speculative]")).to_be_hidden()
+    page.keyboard.press("End")
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This trace holds one lane only.")
+    page.keyboard.press("t")
+    assert "Nothing is guessed in this round" in words(page)
+
+
+def test_the_race_just_run_is_replayed(visit: Visit, script: Script) -> None:
+    page = open_replay(visit())
+    page.select_option(".sd-which", ":race")
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_contain_text("No race has been run on this page yet.")
+    page.get_by_role("tab", name="Race").click()
+    page.fill("#prompt textarea", "one two three four")
+    page.click("#run")
+    page.locator("#race[data-state=ended], #race [data-state=ended]").wait_for()
+    page.get_by_role("button", name="Replay", exact=True).click()
+    expect(page.locator(".sd-facts-of")).to_contain_text("The race that this page ran last.")
+    page.keyboard.press("End")
+    page.locator(f"{REPLAY} [data-state=ended]").wait_for()
+    for lane in (PLAIN, SPECULATIVE):
+        assert replayed(page, lane) == tokens_of(script.entries, lane)
+    page.keyboard.press("r")  # the keys of the race are the race's
+    assert len(script.races) == 1
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+def test_it_fits_its_window_and_axe_finds_nothing_serious(visit: Visit, script: Script, width: int, dark: bool) -> None:
+    page = visit(width=width)
+    if dark:
+        page.keyboard.press("d")
+    open_replay(page, "\n".join(REAL))
+    page.get_by_role("button", name="Step through").click()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate(AXE)
+    found = page.evaluate("axe.run()")["violations"]
+    serious = [v for v in found if v["impact"] in ("serious", "critical")]
+    assert [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in serious] == []

@@ -1,0 +1,116 @@
+"""What a round in slow motion shows: the laws that it was tested and drawn by, and nothing that moves its clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdemo.events import Round, emitted_tokens
+from specdemo.places import LEAST, LIKELIEST, Watch
+from specdemo.race import PLAIN, SPECULATIVE, race
+from specdemo.text import LaneText
+from specdemo.types import Draft, DraftedToken, Fate, Settings, Token, TokenKind
+from specdemo.verify import verify
+from tests.unit.toys import (
+    PROMPT,
+    VOCAB,
+    TableToy,
+    byte_tokenizer,
+    letters_tokenizer,
+    ngram_file,
+    random_table,
+    warped,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SETTINGS = Settings(temperature=0.8, top_p=0.95, k=3, max_new_tokens=40, seed=3)
+TARGET = random_table(1, support=4)
+MIXED = 0.6 * TARGET + 0.4 * random_table(2, support=2)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Any:
+    table = ngram_file(tmp_path, VOCAB)
+    return TableToy(target=TARGET, draft_model=MIXED, early=MIXED, ngram_table=table, tokenizer=letters_tokenizer())
+
+
+@pytest.mark.parametrize("name", ["draft-model", "prompt-lookup", "none"])
+def test_the_places_of_a_round_are_the_laws_of_its_tokens(toy: Any, name: str) -> None:
+    entries = [entry for entry in race(toy, name, PROMPT, SETTINGS) if entry.lane == SPECULATIVE]
+    ids = list(PROMPT)
+    kinds = set()
+    for entry in entries:
+        if not isinstance(entry.event, Round):
+            assert entry.places == ()
+        else:
+            event = entry.event
+            assert len(entry.places) == len(event.emitted)
+            for at, place in enumerate(entry.places):
+                after = tuple([*ids, *(token.id for token in event.emitted[:at])][-2:])
+                p = warped(TARGET[after].tolist(), SETTINGS)
+                q = [0.0] * VOCAB
+                if at < len(event.drafted):
+                    one_hot = [float(token == event.drafted[at].id) for token in range(VOCAB)]
+                    q = warped(MIXED[after].tolist(), SETTINGS) if name == "draft-model" else one_hot
+                left = sum(max(0.0, a - b) for a, b in zip(p, q, strict=True))
+                assert place.residual == pytest.approx(left, abs=1e-5)
+                shown = {c.id: (c.p, c.q) for c in place.candidates}
+                assert len(shown) == len(place.candidates) <= 2 * LIKELIEST + 2
+                expected = {i: (p[i], q[i]) for i in range(VOCAB) if i in shown or max(p[i], q[i]) >= LEAST}
+                assert shown.keys() == expected.keys()
+                for token, pair in expected.items():
+                    assert shown[token] == pytest.approx(pair, abs=1e-5)
+                assert event.emitted[at].id in shown
+                assert at >= len(event.drafted) or event.drafted[at].id in shown
+                kinds.add(event.emitted[at].kind.value)
+        ids += [token.id for token in emitted_tokens(entry.event)]
+    assert kinds >= ({"target"} if name == "none" else {"accepted", "resampled"})
+
+
+def test_only_drafted_rounds_that_are_sampled_have_places(toy: Any) -> None:
+    assert not any(entry.places for entry in race(toy, "draft-model", PROMPT, SETTINGS) if entry.lane == PLAIN)
+    assert not any(entry.places for entry in race(toy, "draft-model", PROMPT, replace(SETTINGS, temperature=0)))
+
+
+def test_in_a_large_vocabulary_the_likeliest_are_shown_and_those_that_were_tested_or_drawn() -> None:
+    vocab, generator = 60, torch.Generator().manual_seed(0)
+    p, q = (torch.rand(3, vocab, generator=generator, dtype=torch.float64).pow(3) for _ in range(2))
+    p[0, 7] = q[0, 7] = 1e-9  # hardly likely, but guessed, and passes
+    p[1, 8] = 0.0  # guessed as well, and fails
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    q[0, 7] = p[0, 7]
+    draft, draws = Draft([7, 8], q[:2]), torch.tensor([0.5, 0.5, 0.25], dtype=torch.float64)
+    watch = Watch(LaneText(letters_tokenizer(vocab), [0]))
+    verdict = watch(p, draft, draws)
+    assert verdict == verify(p, draft, draws)
+    drawn = verdict.token_id
+    drafted = DraftedToken(7, Fate.ACCEPTED, 0, 0, 0), DraftedToken(8, Fate.REJECTED, 0, 0, 0)
+    emitted = Token(7, TokenKind.ACCEPTED, 0), Token(drawn, TokenKind.RESAMPLED, 0)
+    first, second = watch.places(Round(0, drafted, emitted, 0, 0, 0))
+
+    def likeliest(law: torch.Tensor) -> set[int]:
+        return set(law.topk(LIKELIEST).indices.tolist())
+
+    assert {c.id for c in first.candidates} >= likeliest(torch.maximum(p[0], q[0])) | {7}
+    left = (p[1] - q[1]).clamp(min=0)
+    assert {c.id for c in second.candidates} == likeliest(torch.maximum(p[1], q[1])) | likeliest(left) | {8, drawn}
+    assert second.residual == pytest.approx(float(left.sum()), abs=1e-6)
+    for at, place in enumerate((first, second)):
+        for c in place.candidates:
+            assert (c.p, c.q) == pytest.approx((float(p[at, c.id]), float(q[at, c.id])), abs=1e-6)
+
+
+def test_a_token_is_named_as_it_would_be_written() -> None:
+    tokenizer = byte_tokenizer()
+    text = LaneText(tokenizer, tokenizer.encode("hello"))
+    for piece in (" he", "l", " ", "\n"):
+        for token in tokenizer.encode(piece):
+            assert text.name(token) == tokenizer.decode([token])
+    first = tokenizer.encode("😀")[0]
+    assert text.name(first) == "\ufffd" == text.name(first)
+    assert text.text == ""
