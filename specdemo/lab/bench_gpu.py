@@ -8,10 +8,12 @@ whose later layers do little, and its first layers as draft model: there guesses
 
 from __future__ import annotations
 
+import logging
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import takewhile
@@ -43,6 +45,8 @@ from .roofline import SHAPES, bytes_read, random_model
 from .tables import text_table
 
 Row = dict[str, Any]
+log = logging.getLogger(__name__)
+FAILED = "failed"  # the part of a row that says what could not be measured
 ROOM = 2.0**40  # bytes; more than any of the shapes takes
 DAMPED = 0.02  # the weights of a made target's later layers write so much of what they would
 
@@ -82,8 +86,16 @@ def measurements(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iter
     """Rows of `part`, `what`, `ms` and more, as they come."""
     rate = 2 * sizes.buffer / seconds(device, copying(device, sizes.buffer), sizes.repeats)
     yield {"part": "memory", "what": "copying, read and written", "gb_per_second": rate / 1e9}
-    yield from random_pair(device, dtype, sizes, rate)
-    yield from made_pair(device, dtype, sizes)
+    for part in (partial(random_pair, device, dtype, sizes, rate), partial(made_pair, device, dtype, sizes)):
+        try:
+            yield from part()
+        except Exception as error:  # a GPU is not lent twice: what can be measured still is
+            yield failed(part.func.__name__, error)
+
+
+def failed(what: str, error: Exception) -> Row:
+    log.exception("%s could not be measured", what)
+    return {"part": FAILED, "what": f"{what}: {type(error).__name__}"}
 
 
 def random_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes, rate: float) -> Iterator[Row]:
@@ -184,7 +196,7 @@ def products(graphs: Graphs, functions: ModuleType, count: int) -> Callable[[], 
     def work() -> tuple[Tensor, list[Tensor]]:
         for layer in model.layers:
             product(layer.qkv, x), product(layer.out, attended), product(layer.up, x), product(layer.down, inner)
-        return product(model.head, x), []
+        return product(model.head, x), [x, attended, inner]  # what it reads has to live as long as the capture
 
     return graphs.capture(work)
 
@@ -257,11 +269,15 @@ def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
     alone: list[int] = []
     best = 0.0
     for case in theirs:
-        runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
+        name = case.method + (f", K = {case.k}" if case.k else "")
+        try:
+            runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
+        except Exception as error:
+            yield failed(f"transformers, {name}", error)
+            continue
         speed = median(run["tokens_per_second"] for run in runs)
         texts.append(runs[-1]["token_ids"])
         best = max(best, speed) if case.method != HF else best
-        name = case.method + (f", K = {case.k}" if case.k else "")
         yield {"part": "made pair, transformers", "what": name, "tokens_per_second": speed}
     for k in (0, *sizes.ks):
         chosen, drafter = replace(settings, k=k), None if k else NoDrafter()
@@ -276,7 +292,7 @@ def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
             "tokens_per_second": speed,
             "acceptance_rate": stats[-1].acceptance_rate,
             "tokens_per_round": stats[-1].tokens_per_round,
-            "to_best_assisted": speed / best,
+            "to_best_assisted": speed / best if best else None,
             "same_tokens": len(list(same)),
         }
         alone = alone or texts[-1]

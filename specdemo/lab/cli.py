@@ -297,6 +297,7 @@ def gpu(
             facts = {"environment": bench_gpu.environment(chosen), "sizes": sizes.name}
             write_json(json_, {**facts, "checks": checks, "measurements": rows})
     typer.echo("\n" + bench_gpu.table(rows, sizes))
-    if wrong := [check.name for check in checks if not check.passed]:
+    wrong = [check.name for check in checks if not check.passed]
+    if wrong := [*wrong, *(row["what"] for row in rows if row["part"] == bench_gpu.FAILED)]:
         typer.echo(f"WRONG: {', '.join(wrong)}.")
         raise typer.Exit(1)

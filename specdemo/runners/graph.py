@@ -38,11 +38,14 @@ class CudaCapture:
     def __call__(self, work: Callable[[], Outcome]) -> Callable[[], Outcome]:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # while it captures, torch cannot give back what it only keeps
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
             work()  # what a first call sets up must not become part of the graph
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            outcome = work()
-            graph.capture_end()
+            try:
+                outcome = work()
+            finally:  # also where memory is short: a stream that is left capturing can do nothing else
+                graph.capture_end()
         torch.cuda.synchronize(self.device)
 
         def replay() -> Outcome:
@@ -102,9 +105,10 @@ class Graphs:
         if slot is not None:
             self._free.remove(slot)
             return slot
-        if self._free:
-            self._free.pop()  # one that is too small makes place for it
-        return self._slot(-(-capacity // ROOM) * ROOM)
+        slot = self._slot(-(-capacity // ROOM) * ROOM)
+        if self._free:  # one that is too small goes, after the capture: a pool whose graphs are all gone takes no other
+            self._free.pop()
+        return slot
 
     def give(self, slot: Slot) -> None:
         """The run is over."""

@@ -39,7 +39,7 @@ def product(
     (count, _), (outer, inner) = x.shape, step.weight.shape
     out = x.new_empty(count, outer)
     columns = COLUMNS if outer <= MANY else 2 * COLUMNS
-    _product[(triton.cdiv(outer, columns), triton.cdiv(count, ROWS))](
+    _product[(triton.cdiv(count, ROWS), triton.cdiv(outer, columns))](
         *(x, step.weight, x if step.bias is None else step.bias, norm.weight if norm else x),
         *(x if plus is None else plus, out, count, outer, norm.eps if norm else 0.0),
         INNER=inner,
@@ -75,8 +75,9 @@ def _product(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    # Rows run fastest: the programs that read the same weights follow each other, while these are in the cache.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     width: tl.constexpr = 2 * INNER if GATED else INNER
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([ROWS], tl.float32)

@@ -72,4 +72,5 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, start: Tensor) -> Tensor:
     group = heads // kv_heads
     q = q.view(count, kv_heads, group, width).permute(1, 2, 0, 3).reshape(1, kv_heads, group * count, width)
     out = F.scaled_dot_product_attention(q, keys[None], values[None], attn_mask=seen.repeat(group, 1))
-    return out.view(heads, count, width).transpose(0, 1).reshape(count, heads * width)
+    # On a GPU the key heads may come out as the inner dimension: then they cannot be viewed as one with their groups.
+    return out.view(kv_heads, group, count, width).permute(2, 0, 1, 3).reshape(count, heads * width)

@@ -105,6 +105,23 @@ def test_every_measurement_gives_its_rows() -> None:
     assert "of the shape tiny" in printed
 
 
+def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> object:
+        raise RuntimeError("not here")
+
+    monkeypatch.setattr(bench_gpu, "random_pair", broken)
+    monkeypatch.setattr(bench_gpu, "generate", broken)
+    monkeypatch.setattr(bench_gpu.log, "exception", lambda *_: None)
+    rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
+    failed = [row["what"] for row in rows if row["part"] == bench_gpu.FAILED]
+    assert failed[0] == "broken: RuntimeError"
+    assert len(failed) >= 3
+    ours = [row for row in rows if row["part"] == "made pair, ours"]
+    assert len(ours) == 1 + len(bench_gpu.TINY.ks)
+    assert all(row["to_best_assisted"] is None and row["tokens_per_second"] > 0 for row in ours)
+    assert "not here" not in bench_gpu.table(rows, bench_gpu.TINY)
+
+
 def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_checks, "checks", lambda device: iter([gpu_checks.Check("a check", False, "nothing")]))
     monkeypatch.setattr(bench_gpu, "TINY", replace(bench_gpu.TINY, ks=(1,), repeats=1))

@@ -242,6 +242,7 @@ def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatc
         graph_pool_handle=lambda: "pool",
         CUDAGraph=Graph,
         synchronize=lambda device: None,
+        empty_cache=lambda: None,
         device=lambda device: nullcontext(),
         stream=lambda stream: nullcontext(),
     )
@@ -256,6 +257,16 @@ def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatc
     outcome = replay()
     assert replay() is outcome
     assert steps[4:] == ["replay", "replay"]
+
+    def short_of_memory() -> Outcome:
+        if steps[-1:] == ["begin in pool"]:
+            raise MemoryError
+        return work()
+
+    steps.clear()
+    with pytest.raises(MemoryError):
+        CudaCapture(torch.device("cpu"))(short_of_memory)
+    assert steps[-1] == "end"
 
 
 def test_only_a_gpu_captures() -> None:
