@@ -251,6 +251,7 @@ def test_loading_shows_progress_and_run_waits_for_it(chromium: Browser, visit: V
         assert page.locator(".sd-model").inner_text() == "Scripted 135M"
         assert page.locator(".sd-facts").inner_text() == "bfloat16 · a scripted processor"
         assert len(tokens_shown(page, PLAIN)) == 24
+        page.close()  # before its server, which it would miss
 
 
 def test_a_failed_load_is_told_and_can_be_tried_again(visit: Visit) -> None:
@@ -266,6 +267,7 @@ def test_a_failed_load_is_told_and_can_be_tried_again(visit: Visit) -> None:
         expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
         run(page)
         assert len(tokens_shown(page, PLAIN)) == 24
+        page.close()  # before its server, which it would miss
 
 
 def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit) -> None:
@@ -287,6 +289,7 @@ def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit) -> None:
         ]
         run(page, "one two three")
         assert len(tokens_shown(page, PLAIN)) == 12
+        page.close()  # before its server, which it would miss
 
 
 def test_choosing_a_drafter_describes_it(visit: Visit, script: Script) -> None:

@@ -214,6 +214,7 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
         assert page.locator(f"{REPLAY} .sd-speed").inner_text().endswith("speed-up, recorded")
         assert script.loads == []
         script.loading.set()
+        page.close()  # before its server, which it would miss
 
 
 def replayed(page: Page, lane: str) -> list[list[str]]:
