@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AttentionInterface, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..runners.cache import PreallocatedCache
+from .paged import ATTENTION, PagedCache, page_mask
 
 TEMPLATE, USER, ASSISTANT = 0, 1, 2  # who wrote a token
 
@@ -108,23 +108,6 @@ class Row:
         return sampled, role
 
 
-def grouped_attention(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, **rest: Any
-) -> tuple[Tensor, None]:
-    """Attention for one query token a row that does not copy keys and values for grouped heads.
-
-    The query heads that share a key head become the query positions of that head:
-    [B, Hq, 1, D] -> [B, Hkv, Hq / Hkv, D].
-    """
-    batch, heads, _one, width = query.shape
-    grouped = query.view(batch, key.shape[1], -1, width)
-    out = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
-    return out.view(batch, 1, heads, width), None
-
-
-AttentionInterface.register("specdemo_grouped", grouped_attention)
-
-
 def sample_rows(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """One token a row, [B, V] -> [B], by inverse transform; temperature 0 takes the largest logit.
 
@@ -154,7 +137,7 @@ def write_wave(
     Returns `tokens` int32, `roles` uint8 and `starts` bool, each [rows, columns].
     """
     device = model.device
-    cache = PreallocatedCache(model.config.num_hidden_layers, columns)
+    cache = PagedCache(model.config.num_hidden_layers)
     tokens = torch.zeros(len(rows), columns, dtype=torch.int32)
     roles = torch.zeros(len(rows), columns, dtype=torch.uint8)
     starts = torch.zeros(len(rows), columns, dtype=torch.bool)
@@ -165,11 +148,10 @@ def write_wave(
         tokens[:, column], roles[:, column] = taken.unbind(1)
         # A row that ended in this column still reads its own conversation up to here.
         first = torch.tensor([min(r.start, column) for r in rows], device=device)[:, None]
-        visible = torch.arange(column + 1, device=device) >= first
         logits = model(
             tokens[:, column, None].long().to(device),
             position_ids=column - first,
-            attention_mask=visible[:, None, None],
+            attention_mask=page_mask(first, column + 1),
             past_key_values=cache,
             use_cache=True,
         ).logits[:, -1]
@@ -205,7 +187,7 @@ def write_text(
     template = Template.of(tokenizer, eos_ids)
     openings = [tokenizer.encode(text, add_special_tokens=False) for text in OPENINGS]
     attention = model.config._attn_implementation
-    model.set_attn_implementation("specdemo_grouped")
+    model.set_attn_implementation(ATTENTION)
     try:
         wave = 0
         while wave * rows * columns < tokens:
