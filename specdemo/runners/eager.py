@@ -85,7 +85,7 @@ class EagerRunner:
         self.length += len(ids)
         self.device = logits.device  # differs from the input's where the layers are spread over devices
         if layers:
-            self.states = torch.cat([outputs[layer].to(self.device) for layer in layers], -1)
+            self.states = torch.cat([outputs[layer][0].to(self.device) for layer in layers], -1)
         return logits
 
     def _read_ahead(self, model: PreTrainedModel, ids: Sequence[int] | Tensor) -> Any:
@@ -93,7 +93,7 @@ class EagerRunner:
         assert self._split is not None
         with outputs_of([self._split.last]) as outputs:
             answer = self._pass(model, ids, self.length + len(self._ahead))
-        self._ahead.add(ids, outputs[self._split.last])
+        self._ahead.add(ids, outputs[self._split.last][0])
         return answer
 
     def _pass(self, model: PreTrainedModel, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
@@ -161,11 +161,11 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:
 
 @contextmanager
 def outputs_of(layers: Sequence[Module]) -> Iterator[dict[Module, Tensor]]:
-    """Collects what some layers put out in a pass made inside, [T, hidden] each, of the first sequence."""
+    """Collects what some layers put out (the residual stream behind each) in a pass made inside, [B, T, hidden]."""
     outputs: dict[Module, Tensor] = {}
 
     def keep(layer: Module, _args: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        outputs[layer] = (output if isinstance(output, Tensor) else output[0])[0]
+        outputs[layer] = output if isinstance(output, Tensor) else output[0]
 
     hooks = [layer.register_forward_hook(keep) for layer in layers]
     try:

@@ -22,7 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..runners.eager import decoder_layers, outputs_of
 from .paged import ATTENTION, PagedCache, page_mask
+from .states import default_layers, keep_states, states_path
 
 TEMPLATE, USER, ASSISTANT = 0, 1, 2  # who wrote a token
 
@@ -130,11 +132,17 @@ def sample_rows(logits: Tensor, temperatures: Tensor, generator: torch.Generator
 
 @torch.inference_mode()
 def write_wave(
-    model: PreTrainedModel, rows: list[Row], columns: int, generator: torch.Generator, tick: Callable[[int], None]
-) -> dict[str, Tensor]:
+    model: PreTrainedModel,
+    rows: list[Row],
+    columns: int,
+    generator: torch.Generator,
+    tick: Callable[[int], None],
+    layers: tuple[int, ...] = (),
+) -> tuple[dict[str, Tensor], Tensor]:
     """Let the target fill one wave.
 
-    Returns `tokens` int32, `roles` uint8 and `starts` bool, each [rows, columns].
+    Returns `tokens` int32, `roles` uint8 and `starts` bool, each [rows, columns], and apart from them the outputs of
+    `layers`, [rows, columns, layers * hidden].
     """
     device = model.device
     cache = PagedCache(model.config.num_hidden_layers)
@@ -142,23 +150,28 @@ def write_wave(
     roles = torch.zeros(len(rows), columns, dtype=torch.uint8)
     starts = torch.zeros(len(rows), columns, dtype=torch.bool)
     sampled = [0] * len(rows)
+    modules = [decoder_layers(model)[1][layer] for layer in layers]
+    states = torch.zeros(len(rows), columns, len(layers) * model.config.hidden_size, dtype=model.dtype)
     for column in range(columns):
-        starts[:, column] = torch.tensor([row.start == column for row in rows])
+        first = torch.tensor([row.start for row in rows])[:, None]  # before they take their tokens, which may end it
+        starts[:, column] = first[:, 0] == column
         taken = torch.tensor([row.take(token, column) for row, token in zip(rows, sampled, strict=True)])
         tokens[:, column], roles[:, column] = taken.unbind(1)
-        # A row that ended in this column still reads its own conversation up to here.
-        first = torch.tensor([min(r.start, column) for r in rows], device=device)[:, None]
-        logits = model(
-            tokens[:, column, None].long().to(device),
-            position_ids=column - first,
-            attention_mask=page_mask(first, column + 1),
-            past_key_values=cache,
-            use_cache=True,
-        ).logits[:, -1]
+        first = first.to(device)
+        with outputs_of(modules) as outputs:
+            logits = model(
+                tokens[:, column, None].long().to(device),
+                position_ids=column - first,
+                attention_mask=page_mask(first, column + 1),
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[:, -1]
+        if modules:
+            states[:, column] = torch.cat([outputs[module] for module in modules], -1)[:, 0].cpu()
         temperatures = torch.tensor([r.temperature for r in rows], device=device)
         sampled = sample_rows(logits, temperatures, generator).tolist()
         tick(len(rows))
-    return {"tokens": tokens, "roles": roles, "starts": starts}
+    return {"tokens": tokens, "roles": roles, "starts": starts}, states
 
 
 def shard_paths(folder: Path, split: str) -> list[Path]:
@@ -177,15 +190,18 @@ def write_text(
     rows: int = 192,
     columns: int = 640,
     seed: int = 0,
+    kept: Path | None = None,
     tick: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Write waves into `folder` until it holds at least `tokens` tokens; finished waves are kept.
 
+    With a folder `kept` the target's states of the text go there, where training a head will look for them.
     Returns the number of tokens the folder then holds. Run again with a larger number to go on.
     """
     folder.mkdir(parents=True, exist_ok=True)
     template = Template.of(tokenizer, eos_ids)
     openings = [tokenizer.encode(text, add_special_tokens=False) for text in OPENINGS]
+    layers = default_layers(model) if kept else ()
     attention = model.config._attn_implementation
     model.set_attn_implementation(ATTENTION)
     try:
@@ -199,7 +215,10 @@ def write_text(
                 rng = random.Random(f"{seed}/{wave}")
                 generator = torch.Generator(model.device).manual_seed(rng.getrandbits(63))
                 begun = time.perf_counter()
-                block = write_wave(model, [Row(template, openings, rng) for _ in range(rows)], columns, generator, tick)
+                begin = [Row(template, openings, rng) for _ in range(rows)]
+                block, states = write_wave(model, begin, columns, generator, tick, layers)
+                if kept:
+                    keep_states(states, states_path(kept, path, layers))
                 facts = {
                     **provenance,
                     **{"wave": wave, "seed": seed, "rows": rows, "columns": columns},

@@ -28,7 +28,7 @@ from ..types import BadInput
 from .block import block_outputs
 from .data import ASSISTANT, shard_paths
 from .eagle import eagle_outputs
-from .states import Shard, Text
+from .states import Shard, Text, default_layers
 
 KINDS: dict[str, type[Head]] = {"eagle": EagleHead, "block": BlockHead}
 LATER_PLACES = 0.8  # each place of a draft counts this much of the one before
@@ -50,7 +50,7 @@ class Plan:
     draft_vocab: int = 8192
     mlp: int = 1280
     depth: int = 1
-    state_layers: tuple[int, ...] = ()  # of the target, whose outputs the head reads; a low, a middle and the last one
+    state_layers: tuple[int, ...] = ()  # of the target, whose outputs the head reads; `default_layers` if empty
     seed: int = 0
 
 
@@ -152,7 +152,7 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
     """
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
-    read = plan.state_layers or (round(0.28 * layers), round(0.67 * layers), layers - 1)
+    read = plan.state_layers or default_layers(model)
     if read[-1] != layers - 1 or not all(0 <= layer < layers for layer in read):
         raise BadInput(f"The target has the layers 0 to {layers - 1}; those that are read must end with the last one.")
     shape = Shape(

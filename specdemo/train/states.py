@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from ..runners.eager import decoder_layers, outputs_of
 
 BATCH_ROWS = 16
 
@@ -32,6 +32,23 @@ class Text:
     states: Tensor
 
 
+def default_layers(model: PreTrainedModel) -> tuple[int, ...]:
+    """The layers a head reads unless told otherwise: a low, a middle and the last one (EAGLE-3)."""
+    layers = model.config.get_text_config().num_hidden_layers
+    return round(0.28 * layers), round(0.67 * layers), layers - 1
+
+
+def states_path(folder: Path, shard: Path, layers: tuple[int, ...]) -> Path:
+    """Where the states of a shard are kept."""
+    return folder / f"{shard.stem}.{'-'.join(map(str, layers))}.states"
+
+
+def keep_states(states: Tensor, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"states": states}, path.with_suffix(".partial"))
+    path.with_suffix(".partial").replace(path)
+
+
 class Shard:
     """A shard of text, and the target's states of its rows.
 
@@ -43,7 +60,7 @@ class Shard:
         self.model, self.layers = model, layers
         self.block = load_file(path)
         self.rows = len(self.block["tokens"])
-        self._kept = kept / f"{path.stem}.{'-'.join(map(str, layers))}.states" if kept else None
+        self._kept = states_path(kept, path, layers) if kept else None
 
     def read(self, rows: Tensor) -> Text:
         """The text in these rows, on the model's device."""
@@ -57,10 +74,8 @@ class Shard:
         if self._kept is None:
             return self._compute(rows)
         if not self._kept.exists():
-            self._kept.parent.mkdir(parents=True, exist_ok=True)
             parts = [self._compute(part).cpu() for part in torch.arange(self.rows).split(BATCH_ROWS)]
-            save_file({"states": torch.cat(parts)}, self._kept.with_suffix(".partial"))
-            self._kept.with_suffix(".partial").replace(self._kept)
+            keep_states(torch.cat(parts), self._kept)
         with safe_open(self._kept, framework="pt") as file:
             stored = file.get_slice("states")
             return torch.stack([stored[int(row)] for row in rows])
@@ -83,32 +98,17 @@ def same_conversation(begin: Tensor) -> Tensor:
     return causal & (begin[:, :, None] == begin[:, None, :])
 
 
-@contextmanager
-def kept_outputs(model: PreTrainedModel, layers: tuple[int, ...]) -> Iterator[list[Tensor]]:
-    """Collects the outputs of some of the model's layers (the residual stream behind each), pass by pass."""
-    outputs: list[Tensor] = []
-
-    def keep(_module: torch.nn.Module, _args: tuple[object, ...], output: Tensor | tuple[Tensor, ...]) -> None:
-        outputs.append(output if isinstance(output, Tensor) else output[0])
-
-    hooks = [model.base_model.layers[layer].register_forward_hook(keep) for layer in layers]
-    try:
-        yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 @torch.inference_mode()
 def read_states(model: PreTrainedModel, layers: tuple[int, ...], tokens: Tensor, starts: Tensor) -> Tensor:
     """Outputs of `layers` for packed conversations, [rows, columns] -> [rows, columns, layers * hidden]."""
     begin, place = conversations(starts)
     device = model.device
-    with kept_outputs(model, layers) as outputs:
+    modules = [decoder_layers(model)[1][layer] for layer in layers]
+    with outputs_of(modules) as outputs:
         model.base_model(
             tokens.long().to(device),
             position_ids=place.to(device),
             attention_mask=same_conversation(begin.to(device))[:, None],
             use_cache=False,
         )
-    return torch.cat(outputs, -1)
+    return torch.cat([outputs[module] for module in modules], -1)

@@ -16,6 +16,7 @@ from scipy import stats
 from specdemo.drafters.ngram import load_table
 from specdemo.train import data
 from specdemo.train.ngram import DISCOUNT, build_table
+from specdemo.train.states import default_layers, read_states, states_path
 from specdemo.types import BadInput
 
 A, T, U = data.ASSISTANT, data.TEMPLATE, data.USER
@@ -154,6 +155,18 @@ def test_more_tokens_go_on_where_the_last_run_stopped(tiny, tmp_path):
     with safe_open(tmp_path / "heldout-00001.safetensors", framework="numpy") as file:
         facts = json.loads(file.metadata()["provenance"])
     assert (facts["preset"], facts["wave"], facts["vocab_size"]) == ("tiny", 1, 29)
+
+
+def test_states_kept_while_writing_are_those_of_reading_the_text_again(tiny, tmp_path):
+    model, tokenizer = tiny
+    data.write_text(model, tokenizer, frozenset({0}), tmp_path, 1, {}, rows=4, columns=150, kept=tmp_path / "states")
+    (shard,) = data.shard_paths(tmp_path, "train")
+    layers = default_layers(model)
+    wave = load_file(shard)
+    kept = load_file(states_path(tmp_path / "states", shard, layers))["states"]
+    again = read_states(model, layers, *(torch.from_numpy(wave[name]) for name in ("tokens", "starts")))
+    assert kept.shape == (4, 150, 3 * 32)
+    np.testing.assert_allclose(kept, again, atol=1e-4)
 
 
 def test_one_wave_in_twenty_is_held_out(tiny, tmp_path):
