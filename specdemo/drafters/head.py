@@ -20,6 +20,8 @@ from ..types import MAX_K, BadInput, Draft, Settings, Verdict
 from .base import Drafter, draw
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from ..models import Loaded
 
 ROPE_THETA = 10_000.0
@@ -137,17 +139,26 @@ def ready_head(kind: type[Head], loaded: Loaded) -> ReadyHead:
         BadInput: its file cannot be read, or it was trained for a target of another shape.
     """
     if kind.kind not in loaded.heads:
-        path = loaded.head_files[kind.kind]
         model = loaded.model
-        head, config = load_head(kind, path), model.config.get_text_config()
-        ours, theirs = (head.shape.vocab_size, head.shape.hidden), (config.vocab_size, config.hidden_size)
-        if ours != theirs:
-            raise BadInput(
-                f"The head {path.name} was trained for a target of {ours[0]} tokens and hidden size {ours[1]}, "
-                f"but this one has {theirs[0]} and {theirs[1]}."
-            )
+        head = load_head_for(model, kind, loaded.head_files[kind.kind])
         loaded.heads[kind.kind] = ReadyHead(head, model.get_input_embeddings(), model.get_output_embeddings())
     return loaded.heads[kind.kind]
+
+
+def load_head_for(model: PreTrainedModel, kind: type[Head], path: Path) -> Head:
+    """`load_head`, for this target.
+
+    Raises:
+        BadInput: the file cannot be read, or was trained for a target of another shape.
+    """
+    head, config = load_head(kind, path), model.config.get_text_config()
+    ours, theirs = (head.shape.vocab_size, head.shape.hidden), (config.vocab_size, config.hidden_size)
+    if ours != theirs:
+        raise BadInput(
+            f"The head {path.name} was trained for a target of {ours[0]} tokens and hidden size {ours[1]}, "
+            f"but this one has {theirs[0]} and {theirs[1]}."
+        )
+    return head
 
 
 class HeadDrafter(Drafter):

@@ -35,13 +35,13 @@ def block_outputs(head: BlockHead, text: Text, steps: int) -> Iterator[tuple[Ten
     group, scale = head.shape.heads // head.shape.kv_heads, head.shape.width**-0.5
     for layer in head.layers:
         assert isinstance(layer, BlockLayer)
-        q = layer.query(x, places)  # [rows, ANCHORS, heads, steps + 1, width]
+        q = layer.query(x, places) * scale  # [rows, ANCHORS, heads, steps + 1, width]
         k, v = (part.repeat_interleave(group, 2) for part in layer.keys_values(x, places))
         text_k, text_v = (part.repeat_interleave(group, 1) for part in layer.keys_values(g, text.place))
         flat = q.transpose(1, 2).flatten(2, 3)  # [rows, heads, ANCHORS * (steps + 1), width]
         scores = (flat @ text_k.transpose(-1, -2)).masked_fill(hidden, -torch.inf)
         own = (q @ k.transpose(-1, -2)).transpose(1, 2).flatten(2, 3)  # [..., ANCHORS * (steps + 1), steps + 1]
-        weights = (torch.cat([scores, own], -1) * scale).softmax(-1, dtype=torch.float32).to(v.dtype)
+        weights = torch.cat([scores, own], -1).softmax(-1).to(v.dtype)
         from_text = (weights[..., :columns] @ text_v).unflatten(2, (ANCHORS, steps + 1)).transpose(1, 2)
         from_block = weights[..., columns:].unflatten(2, (ANCHORS, steps + 1)).transpose(1, 2) @ v
         x = layer.finish(x, from_text + from_block)

@@ -91,6 +91,9 @@ def head(
     layers: Annotated[str, typer.Option("--layers", help="Of the target, read by the head: as in 8,20,29.")] = "",
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same machine: same head.")] = 0,
     states: States = None,
+    begin_with: Annotated[
+        Path | None, typer.Option("--begin-with", help="A trained head to go on from; it keeps its sizes.")
+    ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Train a head on the text. Stop it when you like; run it again to go on."""
@@ -112,7 +115,17 @@ def head(
     loaded = load(find_preset(preset), "auto", device, eager=True)
     provenance = {"command": "python -m specdemo train head", **made_by(loaded)}
     with tqdm(total=tokens, unit=" tokens", unit_scale=True) as bar:
-        train_head(loaded.model, plan, text, path, provenance, kept=states, tick=bar.update, say=bar.write)
+        train_head(
+            loaded.model,
+            plan,
+            text,
+            path,
+            provenance,
+            kept=states,
+            begin_with=begin_with,
+            tick=bar.update,
+            say=bar.write,
+        )
     typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB.")
 
 

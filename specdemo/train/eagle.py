@@ -28,14 +28,15 @@ def eagle_outputs(head: EagleHead, text: Text, steps: int) -> Iterator[tuple[Ten
     x = head.fused(text.states)
     for step in range(1, steps + 1):
         q, k, v = head.attention_inputs(x, text.embedded.roll(-step, 1), text.place + step - 1)
+        q = q * scale
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [rows, heads, columns, width]
         if first is None:
             first = k, v
         else:
             own.append((k, v))
-        scores = (q @ first[0].transpose(-1, -2) * scale).masked_fill(hidden, -torch.inf)
-        own_scores = [(q * key).sum(-1, keepdim=True) * scale for key, _ in own]  # [rows, heads, columns, 1]
-        weights = torch.cat([scores, *own_scores], -1).softmax(-1, dtype=torch.float32).to(v.dtype)
+        scores = (q @ first[0].transpose(-1, -2)).masked_fill(hidden, -torch.inf)
+        own_scores = [(q * key).sum(-1, keepdim=True) for key, _ in own]  # [rows, heads, columns, 1]
+        weights = torch.cat([scores, *own_scores], -1).softmax(-1).to(v.dtype)
         attended = weights[..., :columns] @ first[1]
         for place, (_, value) in enumerate(own, start=columns):
             attended = attended + weights[..., place, None] * value

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.block import BlockHead
 from ..drafters.eagle import EagleHead
-from ..drafters.head import Head, Shape, most_frequent, output_rows, save_head
+from ..drafters.head import Head, Shape, load_head_for, most_frequent, output_rows, save_head
 from ..types import BadInput
 from .block import block_outputs
 from .data import ASSISTANT, shard_paths
@@ -62,6 +62,7 @@ def train_head(
     provenance: dict[str, Any],
     *,
     kept: Path | None = None,
+    begin_with: Path | None = None,
     every: int = 50,
     tick: Callable[[int], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
@@ -72,15 +73,24 @@ def train_head(
 
     Args:
         kept: a folder that keeps the target's states, so that they are computed only once.
+        begin_with: a trained head to go on from; it keeps its sizes, its vocabulary and, in the card, its history.
     Raises:
-        BadInput: there is no text to train on or to hold out.
+        BadInput: there is no text to train on or to hold out, or no such head for this target.
     """
     train, held_out = shard_paths(text, "train"), shard_paths(text, "heldout")
     if not train or not held_out:
         raise BadInput(f"{text} must hold training text and held-out text; run `train data` first.")
     torch.manual_seed(plan.seed)
     model.requires_grad_(False)
-    head = new_head(model, plan, train)
+    history = None
+    if begin_with:
+        head = load_head_for(model, KINDS[plan.kind], begin_with).to(model.device)
+        plan = replace(
+            plan, **{name: getattr(head.shape, name) for name in ("draft_vocab", "mlp", "depth", "state_layers")}
+        )
+        history = _history(begin_with)
+    else:
+        head = new_head(model, plan, train)
     shards = [Shard(model, head.shape.state_layers, path, kept) for path in train]
     validation = Shard(model, head.shape.state_layers, held_out[0], kept)
     optimizers = _optimizers(head, plan.rate)
@@ -139,9 +149,17 @@ def train_head(
         },
         "held_out_tokens": VALIDATED_ROWS * validation.block["tokens"].shape[1],
         "curve": curve,
+        "began_with": history,
     }
     save_head(head, out, card)
     checkpoint.unlink(missing_ok=True)
+
+
+def _history(path: Path) -> dict[str, Any]:
+    """How a head was trained so far: its card without the curve and the machine."""
+    with safe_open(path, framework="pt") as file:
+        card = json.loads(file.metadata()["card"])
+    return {name: card.get(name) for name in ("plan", "text", "began_with")}
 
 
 def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:

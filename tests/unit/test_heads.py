@@ -198,6 +198,26 @@ def test_a_head_learns_and_says_how_well(plan: Plan, text: Path, tmp_path: Path)
     assert not list(tmp_path.glob("*.checkpoint"))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_goes_on_from_a_trained_head(kind: type[Head], text: Path, tmp_path: Path) -> None:
+    """It begins where the first ended: with a rate of next to nothing, it ends there too."""
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    plan = Plan(kind.kind, 300, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32)
+    train_head(tiny_model("llama"), plan, text, first, {})
+    go_on = replace(plan, tokens=1, rate=1e-9, mlp=48)
+    train_head(tiny_model("llama"), go_on, text, second, {}, begin_with=first)
+    one, two = (load_head(kind, path) for path in (first, second))
+    assert torch.equal(one.token_ids, two.token_ids)
+    assert all(torch.allclose(a, b, atol=0.02) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    card = json.loads(second.with_suffix(".json").read_text())
+    assert card["plan"]["mlp"] == 32
+    assert card["began_with"]["plan"]["tokens"] == 300
+    assert card["began_with"]["began_with"] is None
+    other = "block" if kind is EagleHead else "eagle"
+    with pytest.raises(BadInput, match="not a head of the kind"):
+        train_head(tiny_model("llama"), replace(go_on, kind=other), text, second, {}, begin_with=first)
+
+
 def test_a_head_reads_the_layers_it_is_told_to(text: Path, tmp_path: Path) -> None:
     model = tiny_model("llama")
     last = model.config.num_hidden_layers - 1
