@@ -58,17 +58,19 @@ class Costs:
         noise = torch.Generator(runner.device).manual_seed(0)
         seconds = dict.fromkeys(LENGTHS, float("inf"))
         end, turn = time.perf_counter() + CALIBRATION_SECONDS, 0
-        runner.prefill([0])
-        while not turn or time.perf_counter() < end:  # the first pass of a length also sets up its kernels
-            for tokens in LENGTHS:
-                draws = torch.rand(tokens, generator=noise, device=noise.device, dtype=torch.float64)
-                began = time.perf_counter()
-                logits = runner.forward([0] * tokens)
-                verify(probabilities(logits, settings), Draft([0] * (tokens - 1)), draws)
-                seconds[tokens] = min(seconds[tokens], time.perf_counter() - began)
-                runner.rollback(1)
-            turn += 1
-        runner.release()
+        try:
+            runner.prefill([0])
+            while not turn or time.perf_counter() < end:  # the first pass of a length also sets up its kernels
+                for tokens in LENGTHS:
+                    draws = torch.rand(tokens, generator=noise, device=noise.device, dtype=torch.float64)
+                    began = time.perf_counter()
+                    logits = runner.forward([0] * tokens)
+                    verify(probabilities(logits, settings), Draft([0] * (tokens - 1)), draws)
+                    seconds[tokens] = min(seconds[tokens], time.perf_counter() - began)
+                    runner.rollback(1)
+                turn += 1
+        finally:
+            runner.release()
         return cls(seconds, most_k)
 
     def of_draft(self, drafter: type) -> float | None:

@@ -196,6 +196,17 @@ def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_th
     assert runner.released
 
 
+def test_a_calibration_that_fails_frees_the_runner_too() -> None:
+    class Broken(TableRunner):
+        def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+            raise RuntimeError("out of memory")
+
+    runner = Broken(random_table(1), capacity=MAX_K + 2)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Costs.measured(runner, Settings())
+    assert runner.released
+
+
 def test_the_weather_moves_the_pace_and_not_the_costs() -> None:
     costs = Costs(STEEP)
     before = list(costs.passes)
