@@ -17,30 +17,15 @@ if TYPE_CHECKING:
     from ..models import Loaded
 
 
-def draw_chain(
-    runner: Runner, unread: Sequence[int], k: int, vocab_size: int, settings: Settings, noise: torch.Generator
-) -> Draft:
-    """Draw k tokens one after another from `runner`, which first reads the `unread` end of the context.
-
-    The logits are cut or padded to the target's `vocab_size` before they become probabilities: models
-    of one family pad their vocabularies differently, and a padding entry is never a token.
-    """
-
-    def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-        read = runner.forward(drawn[-1] if drawn else unread) if runner.length else runner.prefill(unread)
-        logits = read[-1:]  # [1, V]
-        padding = vocab_size - logits.shape[-1]  # negative where there is something to cut
-        return F.pad(logits, (0, padding), value=-torch.inf)
-
-    return draw(next_logits, k, settings, noise)
-
-
 class DraftModel(Drafter):
     """Draws K tokens from a small model, one after another, under the target's own warping.
 
     Its cache holds the context and what it drafted, except its own last token, which it never needed
     to read. `observe` keeps what was accepted; what is unread then (one token, or two after a fully
     accepted draft) is read by the first pass of the next proposal.
+
+    The logits are cut or padded to the target's `vocab_size` before they become probabilities: models
+    of one family pad their vocabularies differently, and a padding entry is never a token.
     """
 
     description = "A smaller model with the same tokenizer drafts. Good guesses, but each costs a small pass."
@@ -59,10 +44,17 @@ class DraftModel(Drafter):
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         self._context_length = len(context)
-        unread = context[self.runner.length :]
-        if max(unread) >= self.runner.vocab_size:  # a padding entry of a wider target, which has no embedding here
+        runner, unread = self.runner, context[self.runner.length :]
+        if max(unread) >= runner.vocab_size:  # a padding entry of a wider target, which has no embedding here
             return Draft()
-        return draw_chain(self.runner, unread, k, self.vocab_size, self.settings, self.noise)
+
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            read = runner.forward(drawn[-1] if drawn else unread) if runner.length else runner.prefill(unread)
+            logits = read[-1:]  # [1, V]
+            padding = self.vocab_size - logits.shape[-1]  # negative where there is something to cut
+            return F.pad(logits, (0, padding), value=-torch.inf)
+
+        return draw(next_logits, k, self.settings, self.noise)
 
     def observe(self, verdict: Verdict) -> None:
         self._context_length += verdict.accepted  # nothing was proposed where K was 0, and nothing changes then
