@@ -21,6 +21,7 @@ from .events import emitted_tokens, write_trace
 from .imports import import_models
 from .lab.cli import app as bench_app
 from .lab.lab_cli import app as lab_app
+from .options import AsJson, Device, DrafterName, DType, Eager, PresetName, Seed, TopK, TopP
 from .presets import Preset, find_preset, load_presets
 from .text import LaneText
 from .train.cli import app as train_app
@@ -34,25 +35,12 @@ app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")
 
-PresetName = Annotated[str, typer.Option("--preset", help="Which models; see `presets`.")]
-DrafterName = Annotated[str | None, typer.Option("--drafter", help="Who drafts; `none` is the target alone.")]
 K = Annotated[Any, typer.Option("-k", parser=read_k, metavar="K", help="Tokens drafted in a round: 0 to 16, or auto.")]
 Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy; up to 2.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.")]
-TopP = Annotated[
-    float, typer.Option("--top-p", help="Sample from the likeliest tokens that reach this mass; 1 is off.")
-]
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Stop after so many.")]
-Seed = Annotated[
-    int, typer.Option("--seed", help="Same seed, settings and machine: same tokens, unless K is auto and T > 0.")
-]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Stop after this text; may be given several times.")]
 Prompt = Annotated[str, typer.Option("--prompt", help="What to say to the model; - reads stdin.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")]
-DType = Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-Eager = Annotated[bool, typer.Option("--eager", help="Run the models by transformers' own forward.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 
 STYLES: dict[TokenKind, dict[str, Any]] = {
     TokenKind.ACCEPTED: {"fg": "green", "underline": True},

@@ -8,9 +8,12 @@ is believed before it is checked.
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from .types import MAX_K, BadInput, DraftedToken, Fate, FinishReason, Token, TokenKind
@@ -18,6 +21,7 @@ from .types import MAX_K, BadInput, DraftedToken, Fate, FinishReason, Token, Tok
 TRACE_VERSION = 1
 PLAIN, SPECULATIVE = "plain", "speculative"
 MAX_EVENTS = 20_000
+MAX_FILE = 100_000_000  # bytes, unpacked: several times what so many events of a real race take
 MAX_TEXT = 1_000  # characters of one token
 MAX_CANDIDATES = 32  # of one place
 MAX_REASON = 200  # characters of a sentence on what is wrong, which may quote the trace
@@ -123,6 +127,22 @@ def write_trace(header: dict[str, Any], entries: Iterable[Entry]) -> Iterator[st
         if entry.places:
             line["places"] = [asdict(place) for place in entry.places]
         yield json.dumps(line) + "\n"
+
+
+def trace_lines(path: Path) -> list[str]:
+    """The lines of a trace file, for `read_trace`; it is packed if its name ends in .gz.
+
+    Raises:
+        BadInput: it cannot be read or unpacked, is too large, or is no text.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            trace = file.read(MAX_FILE + 1)
+        if len(trace) > MAX_FILE:
+            raise BadInput(f"The trace {path.name} is too large: at most {MAX_FILE // 1_000_000} MB are read.")
+        return trace.decode("utf-8").split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise BadInput(f"The trace {path.name} cannot be read: {error}.") from error
 
 
 def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:

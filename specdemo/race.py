@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .models import Loaded
 
 PROPOSING = 0x5DEECE66D  # xored into the seed, so that proposing and accepting never share noise
+NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
+"""How close two logits must be for rounding to decide between them, with passes of other shapes or other sums."""
 
 
 def check_drafter(loaded: Loaded, drafter: str) -> None:
@@ -30,6 +32,20 @@ def check_drafter(loaded: Loaded, drafter: str) -> None:
         raise BadInput(f"There is no drafter called {drafter!r}. Choose one of: {', '.join(DRAFTERS)}.")
     if reason := DRAFTERS[drafter].missing(loaded):
         raise BadInput(f"The drafter {drafter} cannot be used here: {reason}.")
+
+
+def drafters_of(loaded: Loaded, names: str) -> list[str]:
+    """The drafters named, separated by commas; without names, all that this preset can use.
+
+    Raises:
+        BadInput: one of those named does not exist, or this preset has nothing for it.
+    """
+    if not names:
+        return [name for name, kind in DRAFTERS.items() if name != "none" and not kind.missing(loaded)]
+    chosen = [name.strip() for name in names.split(",")]
+    for name in chosen:
+        check_drafter(loaded, name)
+    return chosen
 
 
 def start(
@@ -117,6 +133,11 @@ def compare(loaded: Loaded, prompt_ids: Sequence[int], plain: Sequence[int], spe
         runner.release()
     gap = abs(float(logits[plain[place]]) - float(logits[speculative[place]]))
     return Comparison(identical=False, first_difference=place, logit_gap=gap)
+
+
+def is_near_tie(logit_gap: float, dtype: str) -> bool:
+    """Whether rounding explains a difference; a dtype that is not known, as in a trace of whoever, is the coarsest."""
+    return logit_gap <= NEAR_TIE.get(dtype, NEAR_TIE["bfloat16"])
 
 
 def first_difference(plain: Sequence[int], speculative: Sequence[int]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
@@ -116,6 +117,16 @@ class Stats:
             "draft_cost": self.draft_cost,
             "accepted_lengths": {str(n): self.accepted_lengths[n] for n in sorted(self.accepted_lengths)},
         }
+
+
+def counts_by_place(events: Iterable[Event]) -> list[tuple[int, int]]:
+    """How many guesses were tested and how many accepted at each place of a draft, up to the end of the longest."""
+    tested, accepted = Counter[int](), Counter[int]()
+    for event in events:
+        for place, token in enumerate(event.drafted if isinstance(event, Round) else ()):
+            tested[place] += token.fate is not Fate.UNTESTED
+            accepted[place] += token.fate is Fate.ACCEPTED
+    return [(tested[place], accepted[place]) for place in sorted(tested)]
 
 
 def speed_up(plain: Stats, speculative: Stats) -> float | None:

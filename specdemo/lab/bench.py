@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ..events import Event, Round
 from ..race import PLAIN, SPECULATIVE, report, start
-from ..types import BadInput, Fate, Settings
+from ..stats import counts_by_place
+from ..types import BadInput, Settings
 from .bench_hf import HF, generate
 
 if TYPE_CHECKING:
@@ -133,19 +133,9 @@ def _ours(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Setti
     return {
         "new_tokens": stats["tokens"],
         **{name: stats[name] for name in copied},
-        "by_place": places(events),
+        "by_place": counts_by_place(events),
         "token_ids": outcome["token_ids"],
     }
-
-
-def places(events: Iterable[Event]) -> list[tuple[int, int]]:
-    """For each place of a draft, how often it was tested and how often accepted."""
-    tested, accepted = Counter[int](), Counter[int]()
-    for event in events:
-        for place, token in enumerate(event.drafted if isinstance(event, Round) else ()):
-            tested[place] += token.fate is not Fate.UNTESTED
-            accepted[place] += token.fate is Fate.ACCEPTED
-    return [(tested[place], accepted[place]) for place in sorted(tested)]
 
 
 def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:

@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..drafters import DRAFTERS
+from ..options import (
+    Device,
+    DrafterName,
+    Drafters,
+    DType,
+    JsonFile,
+    MaxNewTokens,
+    PresetName,
+    PromptFile,
+    Repeats,
+    Temperatures,
+)
 from ..presets import DEFAULT_PRESET, PRESETS, find_preset
-from ..race import SPECULATIVE, check_drafter
+from ..race import SPECULATIVE, drafters_of
 from ..results import results_path
 from ..types import AUTO, BadInput, Settings, read_k
 
@@ -42,17 +53,8 @@ Against = Annotated[
         "separated by commas.",
     ),
 ]
-PresetName = Annotated[str, typer.Option("--preset", help="Which models; see `presets`.")]
-PromptFile = Annotated[Path, typer.Option("--prompts", help="JSON lines of id, category and prompt.")]
 Each = Annotated[int, typer.Option("--each", help="At most so many prompts of a category; 0 takes all.")]
-Drafters = Annotated[str, typer.Option("--drafters", help="Separated by commas; all that can run by default.")]
 Ks = Annotated[str, typer.Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
-Temperatures = Annotated[str, typer.Option("--temperature", help="Separated by commas.")]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Of each text.")]
-Repeats = Annotated[int, typer.Option("--repeats", help="How often everything is run.")]
-DType = Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write every run to this file.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -97,7 +99,7 @@ def drafters(
     save: Annotated[bool, typer.Option("--save", help="Keep the table for the preset's drafter menu.")] = False,
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and what comes of it."""
-    from .bench import drafter_rows, read_prompts, some
+    from .bench import drafter_rows
     from .tables import text_table, write_json
 
     outcome = run("", preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
@@ -108,7 +110,7 @@ def drafters(
     if save:
         told = {name: outcome[name] for name in ("environment", "weights")}
         asked = {
-            "prompts": len(some(read_prompts(prompts), each)),
+            "prompts": len({run["prompt_id"] for run in outcome["runs"]}),
             "max_new_tokens": max_new_tokens,
             "repeats": repeats,
         }
@@ -167,7 +169,7 @@ def run(
 def page(
     preset: PresetName = DEFAULT_PRESET,
     prompt: Annotated[str, typer.Option("--prompt", help="What both lanes write about.")] = PAGE_PROMPT,
-    drafter: Annotated[str | None, typer.Option("--drafter", help="Who drafts; the preset's by default.")] = None,
+    drafter: DrafterName = None,
     k: Annotated[Any, typer.Option("-k", "--k", parser=read_k, metavar="K", help="The preset's by default.")] = None,
     max_new_tokens: MaxNewTokens = 128,
     repeats: Repeats = 5,
@@ -228,11 +230,7 @@ def cases_of_ours(loaded: Loaded, names: str, ks: list[int | str]) -> list[Case]
     """Each drafter with each K; K = 0 is the target alone, which is run anyway."""
     from .bench import Case
 
-    able = [name for name, kind in DRAFTERS.items() if name != "none" and not kind.missing(loaded)]
-    chosen = [name.strip() for name in names.split(",")] if names else able
-    for name in chosen:
-        check_drafter(loaded, name)
-    return [Case(SPECULATIVE, name, k) for name in chosen for k in ks if k != 0]
+    return [Case(SPECULATIVE, name, k) for name in drafters_of(loaded, names) for k in ks if k != 0]
 
 
 @app.command()

@@ -9,8 +9,8 @@ from operator import mul
 from statistics import fmean
 
 from ..events import Event, Round
-from ..stats import Stats, speed_up
-from ..types import BadInput, Fate
+from ..stats import Stats, counts_by_place, speed_up
+from ..types import BadInput
 from . import theory
 
 
@@ -33,8 +33,8 @@ class Explained:
 
     `one_pass` are the seconds of a mean target pass over one token, `k` is the longest draft, `alpha` the acceptance
     rate, `draft_cost` c and `verify_cost` the mean verification pass, both in target passes, `by_position` the
-    acceptance rate at each place of the draft. `parts` begins with the formula and ends with the measured speed-up:
-    their changes add up to the gap exactly.
+    acceptance rate at each place of the draft, 0 where nothing was tested. `parts` begins with the formula and ends
+    with the measured speed-up: their changes add up to the gap exactly.
     """
 
     one_pass: float
@@ -78,7 +78,7 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event]) -> Explained:
     draft = stats.draft_seconds / len(rounds) / one_pass  # of a mean round
     verify = stats.verify_seconds / len(rounds) / one_pass
     c = draft / fmean(lengths)
-    by_position = acceptance_by_position(rounds)
+    by_position = [accepted / tested if tested else 0.0 for tested, accepted in counts_by_place(rounds)]
     reached = [0.0, *accumulate(accumulate(by_position, mul))]  # tokens accepted of a draft of 0, 1, 2, ... tokens
     seconds = fmean(event.seconds for event in rounds) / fmean(event.seconds for event in alone)
 
@@ -104,14 +104,3 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event]) -> Explained:
         parts.append(Part(name, words, after, after - before))
         before = after
     return Explained(one_pass, k, alpha, c, verify, tuple(by_position), predicted, measured, tuple(parts))
-
-
-def acceptance_by_position(rounds: Sequence[Round]) -> list[float]:
-    """Accepted / tested at each place of the draft; a place that was never tested counts as 0."""
-    places = range(max((len(event.drafted) for event in rounds), default=0))
-    rates = []
-    for place in places:
-        fates = [event.drafted[place].fate for event in rounds if place < len(event.drafted)]
-        tested = len(fates) - fates.count(Fate.UNTESTED)
-        rates.append(fates.count(Fate.ACCEPTED) / tested if tested else 0.0)
-    return rates

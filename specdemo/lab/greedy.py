@@ -13,15 +13,12 @@ import torch
 
 from ..decode import check_room
 from ..events import emitted_tokens
-from ..race import check_drafter, compare, start
+from ..race import check_drafter, compare, is_near_tie, start
 from ..types import Settings
 from .bench import Prompt
 
 if TYPE_CHECKING:
     from ..models import Loaded
-
-NEAR_TIE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
-"""How close two logits must be for rounding to decide between them, with passes of other shapes or other sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +115,8 @@ def _check(
     found = compare(loaded, prompt_ids, plain, other)
     near_tie = None
     if not found.identical:
-        near_tie = found.logit_gap is not None and found.logit_gap <= NEAR_TIE[loaded.dtype]
+        gap, dtype = found.logit_gap, str(loaded.dtype).removeprefix("torch.")
+        near_tie = gap is not None and is_near_tie(gap, dtype)
     return GreedyCheck(
         *(prompt.id, prompt.category, text, len(plain)),
         *(found.identical, found.first_difference, found.logit_gap, near_tie),

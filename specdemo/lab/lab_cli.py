@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -10,9 +10,27 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ..drafters import DRAFTERS
+from ..events import read_trace, trace_lines
 from ..imports import import_models
+from ..options import (
+    AsJson,
+    Device,
+    DrafterName,
+    Drafters,
+    DType,
+    Eager,
+    JsonFile,
+    MaxNewTokens,
+    PresetName,
+    PromptFile,
+    Repeats,
+    Seed,
+    Temperatures,
+    TopK,
+    TopP,
+)
 from ..presets import DEFAULT_PRESET, PRESETS, find_preset
+from ..race import PLAIN, SPECULATIVE, drafters_of
 from ..types import BadInput, Settings
 
 if TYPE_CHECKING:
@@ -23,17 +41,8 @@ app = typer.Typer(help="Why it is fast or slow, which K, and whether it is reall
 Step = TypeVar("Step")
 PROMPTS = PRESETS / "prompts"
 
-PresetName = Annotated[str, typer.Option("--preset", help="Which models; see `presets`.")]
-Drafter = Annotated[str | None, typer.Option("--drafter", help="The preset's own by default.")]
-Drafters = Annotated[str, typer.Option("--drafters", help="Separated by commas; all that can run by default.")]
-PromptFile = Annotated[Path, typer.Option("--prompts", help="JSON lines of id, category and prompt.")]
 K = Annotated[int, typer.Option("-k", help="Tokens drafted in one round.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 is greedy; up to 2.")]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", help="Of each text.")]
-Seed = Annotated[int, typer.Option("--seed", help="Same seed, same settings, same machine: same tokens.")]
-DType = Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write everything to this file.")]
 CsvFile = Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.")]
 
 
@@ -44,7 +53,7 @@ def profile(
     k: K = 4,
     prompt: Annotated[str, typer.Option("--prompt", help="What to say to the model.")] = "Tell me about the sea.",
     new_tokens: MaxNewTokens = 32,
-    repeats: Annotated[int, typer.Option("--repeats", help="How often everything is timed.")] = 3,
+    repeats: Repeats = 3,
     dtype: DType = "auto",
     device: Device = "auto",
     json_: JsonFile = None,
@@ -84,7 +93,7 @@ def theory(
     profile: Annotated[Path | None, typer.Option("--profile", help="Instead: what `lab profile --json` wrote.")] = None,
     drafter: Annotated[str | None, typer.Option("--drafter", help="Whose costs in the profile.")] = None,
     alpha: Annotated[float | None, typer.Option("--alpha", help="The chance that a guess passes.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    json_: AsJson = False,
     csv: CsvFile = None,
 ) -> None:
     """What speculation could gain with these costs: the ideal, the break-even acceptance, the best K."""
@@ -121,12 +130,11 @@ def explain(
     csv: CsvFile = None,
 ) -> None:
     """Set a recorded race beside the theory, and split the gap between the two into its parts."""
-    from ..race import PLAIN, SPECULATIVE
     from .explain import explain as lab
     from .tables import check_folder, write_csv, write_json
 
     check_folder(json_, csv)
-    entries = entries_of(trace)
+    entries = read_trace(trace_lines(trace))[1]
     found = lab(*([entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE)))
     say(found.in_words())
     if json_:
@@ -140,7 +148,7 @@ def sweep(
     preset: PresetName = DEFAULT_PRESET,
     names: Drafters = "",
     ks: Annotated[str, typer.Option("-k", help="Values of K, separated by commas; 0 is always run.")] = "0,1,2,4,8,16",
-    temperatures: Annotated[str, typer.Option("--temperature", help="Separated by commas.")] = "0",
+    temperatures: Temperatures = "0",
     seeds: Annotated[int, typer.Option("--seeds", help="How many texts of each prompt.")] = 1,
     prompts: PromptFile = PROMPTS / "easy-hard.jsonl",
     max_new_tokens: MaxNewTokens = 64,
@@ -180,7 +188,7 @@ def sweep(
 @app.command()
 def domains(
     preset: PresetName = DEFAULT_PRESET,
-    drafter: Drafter = None,
+    drafter: DrafterName = None,
     k: K = 4,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -195,7 +203,6 @@ def domains(
     csv: CsvFile = None,
 ) -> None:
     """Count where guesses pass: by category of prompt, by kind of token, by place in the draft."""
-    from ..race import SPECULATIVE
     from . import domains as lab
     from .bench import read_prompts
     from .tables import check_folder, text_table, write_csv, write_json
@@ -203,7 +210,8 @@ def domains(
     check_folder(json_, csv)
     counts = lab.Counts()
     for trace in traces or ():
-        counts.add(trace.stem, [entry for entry in entries_of(trace) if entry.lane == SPECULATIVE])
+        drafted = [entry for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
+        counts.add(Path(trace.name.removesuffix(".gz")).stem, drafted)
     environment = None
     if not traces:
         asked = read_prompts(prompts)
@@ -227,11 +235,11 @@ def domains(
 @app.command()
 def lossless(
     preset: PresetName = DEFAULT_PRESET,
-    drafter: Drafter = None,
+    drafter: DrafterName = None,
     k: K = 2,
     temperature: Temperature = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Sample from the likeliest that reach this mass.")] = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
     seed: Seed = 0,
     rounds: Annotated[int, typer.Option("--rounds", help="Rounds from one context; 0 leaves them out.")] = 3000,
     rule: Annotated[str, typer.Option("--rule", help="exact, or one broken on purpose, to see it caught.")] = "exact",
@@ -242,7 +250,7 @@ def lossless(
     max_new_tokens: MaxNewTokens = 64,
     dtype: DType = "auto",
     device: Device = "auto",
-    eager: Annotated[bool, typer.Option("--eager", help="Run the models by transformers' own forward.")] = False,
+    eager: Eager = False,
     json_: JsonFile = None,
     csv: CsvFile = None,
 ) -> None:
@@ -307,12 +315,6 @@ def loaded_model(preset: str, dtype: str, device: str, eager: bool = False) -> I
         loaded.release()
 
 
-def drafters_of(loaded: Loaded, names: str) -> list[str]:
-    """The drafters named, or all that this preset can use."""
-    able = [name for name, kind in DRAFTERS.items() if name != "none" and not kind.missing(loaded)]
-    return [name.strip() for name in names.split(",")] if names else able
-
-
 def told(steps: Iterable[Step], total: int) -> Iterator[Step]:
     """The steps, with a bar on stderr."""
     from tqdm import tqdm
@@ -323,20 +325,6 @@ def told(steps: Iterable[Step], total: int) -> Iterator[Step]:
 def say(lines: Iterable[str]) -> None:
     for line in lines:
         typer.echo(line)
-
-
-def entries_of(trace: Path) -> Sequence[Any]:
-    """The entries of a trace file.
-
-    Raises:
-        BadInput: it cannot be read, or is no trace.
-    """
-    from ..events import read_trace
-
-    try:
-        return read_trace(trace.read_text(encoding="utf-8").splitlines())[1]
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"The trace cannot be read: {error}.") from error
 
 
 def costs_in(profile: Path, drafter: str) -> Any:

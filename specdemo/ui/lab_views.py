@@ -14,7 +14,7 @@ from ..drafters import DRAFTERS
 from ..types import MAX_K, BadInput
 from .form import one_of
 
-MAX_PROMPT = 20_000  # characters
+MAX_LAB_PROMPT = 20_000  # characters; a race takes more, `form.MAX_PROMPT`
 ABLE = [name for name in DRAFTERS if name != "none"]
 K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
 
@@ -47,8 +47,8 @@ class Field:
         if self.kind in ("whole", "number"):
             return self._number(given)
         if self.kind == "text":
-            if not isinstance(given, str) or not given.strip() or len(given) > MAX_PROMPT:
-                raise BadInput(f'"{self.label}" must be a text of 1 to {MAX_PROMPT:,} characters.')
+            if not isinstance(given, str) or not given.strip() or len(given) > MAX_LAB_PROMPT:
+                raise BadInput(f'"{self.label}" must be a text of 1 to {MAX_LAB_PROMPT:,} characters.')
             return given
         if self.kind == "drafters":
             if not isinstance(given, list) or not given:

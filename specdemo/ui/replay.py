@@ -32,6 +32,7 @@ from ..events import (
     Round,
     emitted_tokens,
     read_trace,
+    trace_lines,
 )
 from ..race import first_difference
 from ..stats import Stats, in_words, speed_up
@@ -81,7 +82,7 @@ def _lines_of(name: str) -> Sequence[str]:
     path = paths.get(name + SUFFIX)
     if path is None:
         raise BadInput("There is no such recording.")
-    return gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
+    return trace_lines(path)
 
 
 def _run_of(runs: Runs) -> Callable[[Any], str]:

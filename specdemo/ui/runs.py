@@ -12,14 +12,12 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ..events import Entry, write_trace
-from ..race import PLAIN, SPECULATIVE
+from ..race import PLAIN, SPECULATIVE, is_near_tie
 from .engine import Engine, EngineTrouble
 from .form import Request
 from .lanes import Lanes, to_json
 
 KEPT_RUNS = 16
-NEAR_TIE = {"float32": 1e-3}  # a logit gap that rounding alone can turn; half precision is far coarser
-NEAR_TIE_HALF = 0.5
 J = TypeVar("J", bound="Job")
 
 
@@ -147,7 +145,7 @@ def exactness(summary: dict[str, Any], temperature: float, dtype: str, stopped: 
     words = f"The texts are the same for {place} tokens."
     if gap is not None:
         words += f" There the target's logits of the two next tokens are {gap:.2g} apart"
-        if gap <= NEAR_TIE.get(dtype, NEAR_TIE_HALF):
+        if is_near_tie(gap, dtype):
             words += (
                 f": a near-tie. In {dtype} the last digits depend on how many tokens go through the model at once, so "
                 "either can win."

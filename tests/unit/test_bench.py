@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.events import Round
 from specdemo.lab import bench_hf, roofline
-from specdemo.lab.bench import ALONE, Case, Prompt, bench, drafter_rows, places, provenance, some, summarise, table
+from specdemo.lab.bench import ALONE, Case, Prompt, bench, drafter_rows, provenance, some, summarise, table
 from specdemo.lab.cli import TUNED_K, cases_of_hf, cases_of_ours, theirs
 from specdemo.models import Loaded, load
 from specdemo.results import in_words
-from specdemo.types import AUTO, BadInput, DraftedToken, Fate, Settings, Token, TokenKind
+from specdemo.types import AUTO, BadInput, Settings
 
 from .checkpoints import full_preset, tiny
 
@@ -101,15 +100,6 @@ def test_a_few_prompts_of_each_category_can_be_chosen() -> None:
     prompts = [Prompt(str(place), category, "") for place, category in enumerate("aabab")]
     assert [prompt.id for prompt in some(prompts, 2)] == ["0", "1", "2", "4"]
     assert some(prompts, 0) == prompts
-
-
-def test_acceptance_by_place_is_counted_over_all_rounds() -> None:
-    def drafted(*fates: Fate) -> Round:
-        tokens = tuple(DraftedToken(1, fate, 0.5, 0.5, 0.1) for fate in fates)
-        return Round(0, tokens, (Token(1, TokenKind.BONUS, 0.5),), 0.0, 0.0, 0.0)
-
-    yes, no, never = Fate.ACCEPTED, Fate.REJECTED, Fate.UNTESTED
-    assert places([drafted(yes, no, never), drafted(yes, yes), drafted(), drafted(no)]) == [(3, 2), (2, 1), (0, 0)]
 
 
 def test_the_table_of_drafters_is_over_all_prompts_and_can_be_told(outcome: dict[str, Any]) -> None:

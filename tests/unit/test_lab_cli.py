@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from specdemo import cli
+from specdemo import cli, events
 from specdemo.events import Entry, Event, Prefilled, Round, Spans, write_trace
 from specdemo.types import DraftedToken, Fate, Token, TokenKind
 
@@ -80,6 +81,34 @@ def test_domains_counts_in_a_trace(run: Run, trace: Path) -> None:
     assert (status, err) == (0, "")
     assert ["kind", "of", "token", "function", "word", "3", "3", "3"] in [row[:8] for row in rows]
     assert ["kind", "of", "token", "content", "word", "3", "3", "0"] in [row[:8] for row in rows]
+
+
+def test_a_packed_trace_tells_the_same(run: Run, trace: Path) -> None:
+    packed = trace.with_name("race.jsonl.gz")
+    packed.write_bytes(gzip.compress(trace.read_bytes()))
+    for command in ("explain", "domains"):
+        assert run(command, "--trace", str(packed)) == run(command, "--trace", str(trace))
+
+
+def test_a_damaged_packed_trace_is_refused_in_one_sentence(run: Run, trace: Path) -> None:
+    whole = gzip.compress(trace.read_bytes())
+    cut, changed = whole[:-20], whole[:40] + b"\xff" * 20 + whole[60:]
+    path = trace.with_name("damaged.jsonl.gz")
+    for data in (b"", b"not packed", cut, changed, gzip.compress(b"\xff"), gzip.compress(b"hello")):
+        path.write_bytes(data)
+        status, out, err = run("explain", "--trace", str(path))
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "trace" in err
+
+
+def test_a_packed_trace_that_would_fill_the_memory_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bomb.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n" * 3_000_000))
+    monkeypatch.setattr(events, "MAX_FILE", 2_000_000)
+    words = "specdemo: The trace bomb.jsonl.gz is too large: at most 2 MB are read.\n"
+    assert run("explain", "--trace", str(path)) == (2, "", words)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specdemo.events import Event, Prefilled, Round
 from specdemo.lab import theory
-from specdemo.lab.explain import acceptance_by_position, explain
+from specdemo.lab.explain import explain
 from specdemo.lab.theory import Costs, best_k, break_even, expected_tokens, speed_up
 from specdemo.types import MAX_K, BadInput, DraftedToken, Fate, Token, TokenKind
 
@@ -175,9 +175,9 @@ def test_a_race_that_follows_the_theory_leaves_no_gap_but_the_first_token() -> N
 
 
 def test_acceptance_by_position_counts_only_what_was_tested() -> None:
-    rounds = [event for event in SPECULATIVE if isinstance(event, Round)]
-    assert acceptance_by_position(rounds) == [3 / 4, 1, 1 / 2, 1]
-    assert acceptance_by_position([]) == []
+    assert explain(PLAIN, SPECULATIVE).by_position == (3 / 4, 1, 1 / 2, 1)
+    never_tested = round_([A, R, U], 0.02, 0.13, 0.17)
+    assert explain(PLAIN, [prefilled(0.3), never_tested]).by_position == (1, 0, 0)
 
 
 @pytest.mark.parametrize("lanes", [([], []), (PLAIN, PLAIN), (PLAIN[:1], SPECULATIVE)])

@@ -15,7 +15,7 @@ from specdemo import decode as loop
 from specdemo import hardware
 from specdemo import race as racing
 from specdemo.events import Entry, Finished, Prefilled, Round, emitted_tokens, engine_seconds, read_trace, write_trace
-from specdemo.race import PLAIN, SPECULATIVE, check_drafter, compare, race, report, start, summary
+from specdemo.race import PLAIN, SPECULATIVE, check_drafter, compare, drafters_of, race, report, start, summary
 from specdemo.types import BadInput, FinishReason, Settings, TokenKind
 from tests.unit.toys import (
     DRAFTER_NAMES,
@@ -229,6 +229,16 @@ def test_a_drafter_that_the_preset_has_nothing_for_is_refused_with_the_reason(to
     toy.draft_model = None
     with pytest.raises(BadInput, match="draft-model cannot be used here: this preset has no draft model"):
         check_drafter(toy, "draft-model")
+
+
+def test_drafters_are_those_named_or_all_that_can_be_used(toy: Any) -> None:
+    assert drafters_of(toy, "ngram, none,ngram") == ["ngram", "none", "ngram"]
+    assert {"ngram", "draft-model"} <= {*drafters_of(toy, "")} <= {*DRAFTER_NAMES} - {"none"}
+    toy.draft_model = None
+    assert "draft-model" not in drafters_of(toy, "")
+    for names, reason in (("ngram,draft-model", "no draft model"), ("ngram,", "no drafter called ''")):
+        with pytest.raises(BadInput, match=reason):
+            drafters_of(toy, names)
 
 
 def test_a_run_that_does_not_fit_is_refused_before_anything_is_allocated(toy: Any) -> None:

@@ -14,8 +14,8 @@ from specdemo.results import in_words, read_results, results_path
 from specdemo.types import BadInput
 
 
-def row(drafter: str, k: int, temperature: float, speed_up: float) -> dict[str, Any]:
-    return {**locals(), "tokens_per_round": 1.5}
+def row(drafter: str, k: int, temperature: float, speed_up: Any) -> dict[str, Any]:
+    return locals()
 
 
 RESULTS = {
@@ -46,7 +46,18 @@ def test_results_lie_beside_their_preset(tmp_path: Path) -> None:
     assert read_results(path) == RESULTS
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 1}', json.dumps({**RESULTS, "rows": [{"drafter": "x"}]})])
+def file_of(*rows: Any) -> str:
+    return json.dumps({**RESULTS, "rows": rows})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", '{"rows": 1}', '{"rows": []}'),
+        *(file_of("x"), file_of({}), file_of({"drafter": "x"})),
+        *(file_of(row("x", 2, 0.0, None)), file_of(row("ngram", 2, 0.0, 1.2), row("x", 2, 0.0, "fast"))),
+    ],
+)
 def test_a_damaged_file_is_refused_in_words(tmp_path: Path, text: str) -> None:
     path = tmp_path / "some.results.json"
     path.write_text(text)

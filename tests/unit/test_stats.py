@@ -7,7 +7,7 @@ import json
 import pytest
 
 from specdemo.events import Event, Finished, Prefilled, Round
-from specdemo.stats import Stats, in_words, speed_up
+from specdemo.stats import Stats, counts_by_place, in_words, speed_up
 from specdemo.types import DraftedToken, Fate, FinishReason, Token, TokenKind
 
 A, R, U = Fate.ACCEPTED, Fate.REJECTED, Fate.UNTESTED
@@ -110,6 +110,12 @@ def test_accepted_lengths_are_in_order_and_leave_empty_drafts_out() -> None:
     fates = [[A, A, A], [R, U], [], [A, R], [R]]
     stats = Stats.of([PREFILLED, *(round_(f, f.count(A) + 1, 0.1, 0.1, 0.2) for f in fates)])
     assert list(stats.as_dict()["accepted_lengths"].items()) == [("0", 2), ("1", 1), ("3", 1)]
+
+
+def test_what_was_tested_and_accepted_at_each_place_is_counted_over_all_rounds() -> None:
+    rounds = [round_(fates, 1, 0.1, 0.1, 0.2) for fates in ([A, R, U], [A, A], [], [R])]
+    assert counts_by_place([PREFILLED, *rounds]) == [(3, 2), (2, 1), (0, 0)]
+    assert counts_by_place([]) == []
 
 
 def test_speed_up_is_the_ratio_of_tokens_a_second() -> None:
