@@ -163,7 +163,7 @@ class FusedRunner:
 
     def _mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
         """Minus infinity where a grouped query may not look, [group * rows, keys], rows and keys padded."""
-        shape = max(end - start, LEAST_QUERIES), _round_up(end, KEYS)
+        shape = max(end - start, LEAST_QUERIES), round_up(end, KEYS)
         mask = torch.full(shape, -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
         return mask.repeat(self.model.heads // self.model.kv_heads, 1)
 
@@ -173,7 +173,7 @@ class Cache:
 
     def __init__(self, model: FusedModel, capacity: int) -> None:
         # Zeros, since masked places are read too, and a weight of zero does not undo a stray infinity.
-        shape = len(model.layers), model.kv_heads, _round_up(capacity, KEYS), model.width
+        shape = len(model.layers), model.kv_heads, round_up(capacity, KEYS), model.width
         self.keys, self.values = model.embedding.new_zeros(shape), model.embedding.new_zeros(shape)
         self.rotation = model.rotation(capacity) if model.positions is None else None
         self.length = 0
@@ -184,5 +184,5 @@ class Cache:
         self.keys[layer, :, start:end], self.values[layer, :, start:end] = k.transpose(0, 1), v.transpose(0, 1)
 
 
-def _round_up(number: int, step: int) -> int:
+def round_up(number: int, step: int) -> int:
     return -(-number // step) * step

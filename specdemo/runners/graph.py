@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..hardware import sent
 from ..types import MAX_K
 from . import check_fits
-from .fused import Cache, FusedRunner
+from .fused import Cache, FusedRunner, round_up
 from .layout import FusedModel, swiglu
 
 LONGEST = MAX_K + 1  # tokens in a pass of a round; what is longer is run as it comes
@@ -105,7 +105,7 @@ class Graphs:
         if slot is not None:
             self._free.remove(slot)
             return slot
-        slot = self._slot(-(-capacity // ROOM) * ROOM)
+        slot = self._slot(round_up(capacity, ROOM))
         if self._free:  # one that is too small goes, after the capture: a pool whose graphs are all gone takes no other
             self._free.pop()
         return slot
