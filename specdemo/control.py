@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from itertools import pairwise
 from math import ceil
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,9 @@ from .runners import Runner
 from .sampling import probabilities
 from .types import AUTO, MAX_K, Draft, Fate, Settings
 from .verify import verify
+
+if TYPE_CHECKING:
+    from .drafters import Drafter
 
 LIKELY, LIKELY_TESTS = 0.5, 2.0  # the chance that a guess passes, until tests say more; as sure as so many tests
 FORGET = 0.93  # this much of what the tests said is left one draft later
@@ -49,7 +53,8 @@ class Costs:
                 part = (tokens - low) / (high - low)
                 self.passes[tokens] = ((1 - part) * seconds[low] + part * seconds[high]) / self.pace
         self._seen = [CALIBRATED] * len(self.passes)
-        self._drafting: dict[type, tuple[float, float]] = {}  # by drafter: time spent and tokens drafted, fading
+        # By drafter: time spent, and the tokens drafted (the drafts, if it drafts at once), both fading.
+        self._drafting: dict[type[Drafter], tuple[float, float]] = {}
 
     @classmethod
     @torch.inference_mode()
@@ -73,12 +78,12 @@ class Costs:
             runner.release()
         return cls(seconds, most_k)
 
-    def of_draft(self, drafter: type) -> float | None:
-        """The cost of a drafted token, None as long as nothing is known of this drafter."""
+    def of_draft(self, drafter: type[Drafter], tokens: int) -> float | None:
+        """The cost of a draft of so many tokens, None as long as nothing is known of this drafter."""
         if drafter not in self._drafting:
             return None
-        spent, tokens = self._drafting[drafter]
-        return spent / max(tokens, 1.0)
+        spent, drafted = self._drafting[drafter]
+        return spent / max(drafted, 1.0) * (1 if drafter.at_once else tokens)
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass of so many tokens took so long, with everything else in its round but the drafting."""
@@ -88,16 +93,17 @@ class Costs:
         self.passes[tokens] += (cost - usual) / self._seen[tokens]
         self.pace *= (cost / usual) ** WEATHER
 
-    def learn_draft(self, drafter: type, tokens: int, seconds: float) -> None:
+    def learn_draft(self, drafter: type[Drafter], tokens: int, seconds: float) -> None:
         """A draft of so many tokens, perhaps none, took so long."""
         spent, drafted = self._drafting.get(drafter, (0.0, 0.0))
-        self._drafting[drafter] = FORGET * spent + seconds / self.pace, FORGET * drafted + tokens
+        more = min(tokens, 1) if drafter.at_once else tokens
+        self._drafting[drafter] = FORGET * spent + seconds / self.pace, FORGET * drafted + more
 
 
 class Control:
     """Chooses the K of every round of one run."""
 
-    def __init__(self, k: int | str, costs: Costs | None, drafter: type) -> None:
+    def __init__(self, k: int | str, costs: Costs | None, drafter: type[Drafter]) -> None:
         """`k` may be AUTO and needs `costs` then. A fixed K adds what its rounds cost to them."""
         self.k, self.costs, self.drafter = k, costs, drafter
         self._passed, self._tested = [0.0] * MAX_K, [0.0] * MAX_K  # by place in the draft, fading
@@ -121,10 +127,6 @@ class Control:
         if self._resting > 1:
             self._resting -= 1
             return 0
-        per_token = costs.of_draft(self.drafter)
-        if per_token is None:
-            return 1
-
         passes = costs.passes
         k, rate, cost = 0, 0.0, 0.0
         tokens = chance = 1.0
@@ -133,7 +135,10 @@ class Control:
             passing = (self._passed[place] + LIKELY_TESTS * passing) / (self._tested[place] + LIKELY_TESTS)
             chance *= passing
             tokens += chance
-            length = passes[place + 2] + (place + 1) * per_token
+            draft = costs.of_draft(self.drafter, place + 1)
+            if draft is None:
+                return 1  # to see what one costs
+            length = passes[place + 2] + draft
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
         if rate * passes[1] > 1 or self._resting:

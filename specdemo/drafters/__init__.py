@@ -7,7 +7,7 @@ from .block import Block
 from .draft_model import DraftModel
 from .eagle import Eagle
 from .layer_skip import LayerSkip
-from .lookup_ngram import LookupNgram
+from .lookup_first import LookupBlock, LookupNgram
 from .ngram import Ngram
 from .none import NoDrafter
 from .prompt_lookup import PromptLookup
@@ -19,6 +19,7 @@ DRAFTERS: dict[str, type[Drafter]] = {
     "lookup-ngram": LookupNgram,
     "eagle": Eagle,
     "block": Block,
+    "lookup-block": LookupBlock,
     "draft-model": DraftModel,
     "layer-skip": LayerSkip,
 }

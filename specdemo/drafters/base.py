@@ -25,6 +25,7 @@ class Drafter:
     """
 
     description: ClassVar[str]  # one line for the menu
+    at_once: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
 
     @classmethod
     def missing(cls, loaded: Loaded) -> str | None:

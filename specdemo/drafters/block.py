@@ -88,6 +88,7 @@ class Block(HeadDrafter):
 
     description = "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less apt."
     kind = BlockHead
+    at_once = True
 
     def new_cache(self, states: Tensor, capacity: int) -> Tensor:
         shape = self.ready.head.shape

@@ -227,14 +227,21 @@ def test_a_hiccup_counts_for_little() -> None:
 
 def test_the_cost_of_a_draft_is_that_of_its_tokens_and_of_drafts_that_came_to_nothing() -> None:
     costs = Costs(FLAT)
-    assert costs.of_draft(Drafter) is None
+    assert costs.of_draft(Drafter, 1) is None
     for _ in range(50):
         costs.learn_draft(Drafter, 4, 1.0)
         costs.learn_draft(Drafter, 0, 1.0)
-    assert costs.of_draft(Drafter) == pytest.approx(0.5, rel=0.1)
+    assert costs.of_draft(Drafter, 1) == pytest.approx(0.5, rel=0.1)
     for _ in range(50):
         costs.learn_draft(Drafter, 0, 1.0)
-    assert costs.of_draft(Drafter) == pytest.approx(1 / (1 - FORGET), rel=0.1)  # what is remembered, for no token
+    assert costs.of_draft(Drafter, 1) == pytest.approx(1 / (1 - FORGET), rel=0.1)  # what is remembered, for no token
+
+
+def test_a_draft_made_at_once_costs_the_same_however_long_it_is() -> None:
+    costs = Costs(FLAT)
+    for tokens in (1, 8, 3, 0):
+        costs.learn_draft(AtOnce, tokens, 0.2)
+    assert costs.of_draft(AtOnce, 1) == costs.of_draft(AtOnce, 16) == pytest.approx(0.8 / 3, rel=0.1)
 
 
 # The choice ------------------------------------------------------------------------------------------------
@@ -242,21 +249,31 @@ def test_the_cost_of_a_draft_is_that_of_its_tokens_and_of_drafts_that_came_to_no
 Chance = Callable[[int], float]  # how likely a guess passes, by the tokens written so far
 
 
-World = tuple[dict[int, float], float, Chance]  # seconds of passes by their tokens, of a drafted token, and the chance
+class AtOnce(Drafter):
+    """Whose draft costs the same however long it is."""
+
+    description, at_once = "For tests.", True
 
 
-def speed(k: int | str, world: World, seed: int = 1, tokens: int = 1000) -> float:
+# Seconds of passes by their tokens, of a drafted token (of a draft, if the drafter drafts at once), and the chance.
+World = tuple[dict[int, float], float, Chance]
+
+
+def speed(k: int | str, world: World, seed: int = 1, tokens: int = 1000, drafter: type[Drafter] = Drafter) -> float:
     """Tokens per second of a run in a world where guesses pass by chance."""
     passes, draft, chance = world
     costs, true_passes = Costs(passes), Costs(passes).passes
-    costs.learn_draft(Drafter, 10, 10 * draft)
-    choosing, luck = Control(k, costs, Drafter), random.Random(seed)
+    costs.learn_draft(drafter, 1, draft)
+    choosing, luck = Control(k, costs, drafter), random.Random(seed)
     written, seconds, last = 0, 0.0, None
     while written < tokens:
         asked = choosing.choose(tokens - written - 1, last)
         passed = next((i for i in range(asked) if luck.random() >= chance(written)), asked)
         fates = [Fate.ACCEPTED] * passed + [Fate.REJECTED] * (passed < asked) + [Fate.UNTESTED] * (asked - passed - 1)
-        drafting, checking = draft * asked, true_passes[asked + 1] * luck.gauss(1, 0.02)
+        drafting, checking = (
+            draft * (asked > 0 if drafter.at_once else asked),
+            true_passes[asked + 1] * luck.gauss(1, 0.02),
+        )
         drafted = tuple(DraftedToken(0, fate, 0.5, 0.5, 0.5) for fate in fates[:asked])
         last = Round(0, drafted, (), drafting, checking, drafting + checking, asked)
         written, seconds = written + passed + 1, seconds + drafting + checking
@@ -285,9 +302,14 @@ WORLDS: dict[str, World] = {
 }
 
 
+@pytest.mark.parametrize("drafter", [Drafter, AtOnce], ids=["one by one", "at once"])
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
-def test_auto_is_never_slower_than_the_target_alone_and_close_to_the_best_fixed_k(world: World) -> None:
-    auto, *fixed = (fmean(speed(k, world, seed) for seed in range(3)) for k in (AUTO, *range(MAX_K + 1)))
+def test_auto_is_never_slower_than_the_target_alone_and_close_to_the_best_fixed_k(
+    world: World, drafter: type[Drafter]
+) -> None:
+    auto, *fixed = (
+        fmean(speed(k, world, seed, drafter=drafter) for seed in range(3)) for k in (AUTO, *range(MAX_K + 1))
+    )
     assert auto >= 0.97 * fixed[0]
     assert auto >= 0.95 * max(fixed)
 
