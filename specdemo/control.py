@@ -83,7 +83,7 @@ class Costs:
         if drafter not in self._drafting:
             return None
         spent, drafted = self._drafting[drafter]
-        return spent / max(drafted, 1.0) * (1 if drafter.at_once else tokens)
+        return spent / max(drafted, 1.0) * _counted(drafter, tokens)
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass of so many tokens took so long, with everything else in its round but the drafting."""
@@ -96,8 +96,13 @@ class Costs:
     def learn_draft(self, drafter: type[Drafter], tokens: int, seconds: float) -> None:
         """A draft of so many tokens, perhaps none, took so long."""
         spent, drafted = self._drafting.get(drafter, (0.0, 0.0))
-        more = min(tokens, 1) if drafter.at_once else tokens
-        self._drafting[drafter] = FORGET * spent + seconds / self.pace, FORGET * drafted + more
+        spent, drafted = FORGET * spent + seconds / self.pace, FORGET * drafted + _counted(drafter, tokens)
+        self._drafting[drafter] = spent, drafted
+
+
+def _counted(drafter: type[Drafter], tokens: int) -> int:
+    """What the cost of a draft of so many tokens grows with: the tokens, or whether there are any."""
+    return min(tokens, 1) if drafter.at_once else tokens
 
 
 class Control:

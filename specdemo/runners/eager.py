@@ -79,7 +79,7 @@ class EagerRunner:
                 self._read_ahead(self._split.first.base_model, unread)
             model = self._split.rest_from(self._ahead.states())
             self._ahead.clear()
-        layers = [decoder_layers(self.model)[1][layer] for layer in self._kept]
+        layers = layers_at(self.model, self._kept)
         with outputs_of(layers) as outputs:
             logits: Tensor = self._pass(model, ids, self.length, logits_to_keep=logits_to_keep).logits[0]
         self.length += len(ids)
@@ -157,6 +157,12 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:
         for name, child in model.base_model.named_children()
         if isinstance(child, ModuleList) and len(child) == count
     )
+
+
+def layers_at(model: PreTrainedModel, places: Iterable[int]) -> list[Module]:
+    """The decoder layers that stand at these places, the first of all at 0."""
+    _, stack = decoder_layers(model)
+    return [stack[place] for place in places]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..options import Device, DType
 from ..presets import PRESETS, find_preset
 from ..types import BadInput
 
@@ -28,8 +29,8 @@ def data(
     columns: Annotated[int, typer.Option("--columns", help="Tokens a row holds.")] = 512,
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same machine: same text.")] = 0,
     states: States = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32 or bfloat16.")] = "auto",
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    dtype: DType = "auto",
+    device: Device = "auto",
 ) -> None:
     """Let the target write prompts and answer them. Stop it when you like; run it again to go on."""
     from tqdm import tqdm
@@ -94,7 +95,7 @@ def head(
     begin_with: Annotated[
         Path | None, typer.Option("--begin-with", help="A trained head to go on from; it keeps its sizes.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train a head on the text. Stop it when you like; run it again to go on."""
     from tqdm import tqdm
@@ -140,7 +141,7 @@ def chargpt(
     steps: Annotated[int, typer.Option("--steps", help="Steps of the training.")] = 4000,
     rate: Annotated[float, typer.Option("--rate", help="The highest learning rate.")] = 4e-3,
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same machine: same model.")] = 0,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Train a character-level GPT on Shakespeare's plays. Stop it when you like; run it again to go on."""
     import torch

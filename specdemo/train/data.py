@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..runners.eager import decoder_layers, outputs_of
+from ..runners.eager import layers_at, outputs_of
 from .paged import ATTENTION, PagedCache, page_mask
 from .states import default_layers, keep_states, states_path
 
@@ -150,7 +150,7 @@ def write_wave(
     roles = torch.zeros(len(rows), columns, dtype=torch.uint8)
     starts = torch.zeros(len(rows), columns, dtype=torch.bool)
     sampled = [0] * len(rows)
-    modules = [decoder_layers(model)[1][layer] for layer in layers]
+    modules = layers_at(model, layers)
     states = torch.zeros(len(rows), columns, len(layers) * model.config.hidden_size, dtype=model.dtype)
     for column in range(columns):
         first = torch.tensor([row.start for row in rows])[:, None]  # before they take their tokens, which may end it

@@ -1,8 +1,7 @@
 """Keys and values of many rows that step together, in pages, and the attention over them.
 
-A row reads one token a step, so attention is a product of a few query rows with everything that came before. As one
-large product with a growing slice of a buffer it takes most of a step on a CPU; as products with whole pages, which
-lie in memory one behind another, it takes a quarter of the time.
+A row reads one token a step, so attention is a product of a few query rows with everything that came before. On a CPU
+products with whole pages, each in one piece of memory, take less time than one with a growing slice of a buffer.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache, DynamicLayer
+
+from ..runners.fused import round_up
 
 PAGE = 128  # positions
 ATTENTION = "specdemo_paged"  # its name in transformers
@@ -55,7 +56,7 @@ def page_mask(first: Tensor, length: int) -> Tensor:
 
     float32 [B, 1, 1, positions of all pages].
     """
-    position = torch.arange(-(-length // PAGE) * PAGE, device=first.device)
+    position = torch.arange(round_up(length, PAGE), device=first.device)
     seen = (position >= first) & (position < length)
     return torch.zeros(seen.shape, device=first.device).masked_fill_(~seen, -torch.inf)[:, None, None]
 

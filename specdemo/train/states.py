@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..runners.eager import decoder_layers, outputs_of
+from ..runners.eager import layers_at, outputs_of
 
 BATCH_ROWS = 16
 
@@ -103,7 +103,7 @@ def read_states(model: PreTrainedModel, layers: tuple[int, ...], tokens: Tensor,
     """Outputs of `layers` for packed conversations, [rows, columns] -> [rows, columns, layers * hidden]."""
     begin, place = conversations(starts)
     device = model.device
-    modules = [decoder_layers(model)[1][layer] for layer in layers]
+    modules = layers_at(model, layers)
     with outputs_of(modules) as outputs:
         model.base_model(
             tokens.long().to(device),
