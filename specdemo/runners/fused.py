@@ -5,9 +5,9 @@ values, with no module calls, and no mask or copy of grouped heads where none is
 
 In bfloat16 on a CPU, a pass of a few tokens is laid out so that a token's logits do not depend on how many are read
 with it: packed products of up to `MOST_ROWS` rows have that property (measured; a single row now and then needs help,
-see `layout.py`), and attention gets it from at least `LEAST_QUERIES` queries and from keys padded to a multiple of
-`KEYS`, which fixes the order of its sums. So greedy text is the same with and without a draft to the last bit, while
-K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing but an exact tie.
+see `layout.py`), and attention gets it from at least `LEAST_QUERIES` queries to a head and from keys padded to a
+multiple of `KEYS`, which fixes the order of its sums. So greedy text is the same with and without a draft to the last
+bit, while K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing but an exact tie.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class FusedRunner:
         for place in layers:
             layer = model.layers[place]
             q, k, v = self._split(layer.qkv(layer.attention_norm(x)), layer)
-            if cache.rotation:
+            if cache.rotation and layer.rotated:
                 cos, sin = cache.rotation
                 qk = rotate(torch.cat([q, k], 1), cos[start:end], sin[start:end])
                 q, k = qk.split([model.heads, model.kv_heads], 1)
@@ -155,17 +155,19 @@ class FusedRunner:
             return out[0].transpose(0, 1).reshape(count, heads * width)
         group = heads // self.model.kv_heads
         rows, padded = len(mask) // group, mask.shape[1]
-        q = F.pad(q, (0, 0, 0, 0, 0, rows - count)).view(rows, -1, group, width)
-        q = q.permute(1, 2, 0, 3).reshape(1, -1, group * rows, width)
+        q = q.expand(rows, -1, -1) if count == 1 else F.pad(q, (0, 0, 0, 0, 0, rows - count))
+        q = q.view(rows, -1, group, width)
+        q = q.permute(1, 2, 0, 3).reshape(1, -1, group * rows, width).contiguous()  # rows of one memory sum otherwise
         out = F.scaled_dot_product_attention(q, keys[:, :, :padded], values[:, :, :padded], attn_mask=mask)
         out = out.view(-1, group, rows, width)[:, :, :count]
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)
 
     def _mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
         """Minus infinity where a grouped query may not look, [group * rows, keys], rows and keys padded."""
-        shape = max(end - start, LEAST_QUERIES), round_up(end, KEYS)
+        group = self.model.heads // self.model.kv_heads
+        shape = max(end - start, round_up(LEAST_QUERIES, group) // group), round_up(end, KEYS)
         mask = torch.full(shape, -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
-        return mask.repeat(self.model.heads // self.model.kv_heads, 1)
+        return mask.repeat(group, 1)
 
 
 class Cache:

@@ -83,7 +83,7 @@ class Slot:
         outputs = []
         for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
             qkv = ops.product(layer.qkv, x, norm=layer.attention_norm)
-            q = ops.place(qkv, layer.head_norms, cache.rotation, keys, values, start)
+            q = ops.place(qkv, layer.head_norms, cache.rotation if layer.rotated else None, keys, values, start)
             x = ops.product(layer.out, ops.attend(q, keys, values, start), plus=x)
             inner, gated = ops.product(layer.up, x, norm=layer.mlp_norm), layer.activate is swiglu
             x = ops.product(layer.down, inner if gated else layer.activate(inner), gated=gated, plus=x)

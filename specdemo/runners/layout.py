@@ -24,7 +24,7 @@ Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], each row by itself
 LEAST_PACKED = {torch.bfloat16: 0, torch.float32: 2**18}  # with fewer weights, the longer call costs more than it saves
 PACKED_FOR = 1  # rows of input that oneDNN lays the weights out for; measured to serve 1 to 17 equally well
 LEAST_ROWS, LONG = 3, 1024
-LLAMAS = {"llama", "qwen2", "qwen3"}
+LLAMAS = {"llama", "qwen2", "qwen3", "smollm3"}
 ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles do not depend on the length of the text
 
 
@@ -73,11 +73,13 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer; `head_norms` scale queries and keys before the rotation (Qwen3 has them)."""
+    """One decoder layer; `head_norms` scale queries and keys before the rotation (Qwen3 has them), and `rotated` says
+    whether there is one (not in every layer of SmolLM3)."""
 
     attention_norm: Norm
     qkv: Product
     head_norms: tuple[Norm, Norm] | None
+    rotated: bool
     out: Product
     mlp_norm: Norm
     up: Product
@@ -147,6 +149,7 @@ def _llama(model: PreTrainedModel) -> FusedModel:
             attention_norm=norm(layer.input_layernorm),
             qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj),
             head_norms=(norm(attention.q_norm), norm(attention.k_norm)) if hasattr(attention, "q_norm") else None,
+            rotated=bool(getattr(attention, "use_rope", True)),
             out=linear(attention.o_proj),
             mlp_norm=norm(layer.post_attention_layernorm),
             up=linear(mlp.gate_proj, mlp.up_proj),
@@ -181,6 +184,7 @@ def _gpt2(model: PreTrainedModel) -> FusedModel:
             attention_norm=norm(layer.ln_1),
             qkv=product(layer.attn.c_attn),
             head_norms=None,
+            rotated=False,
             out=product(layer.attn.c_proj),
             mlp_norm=norm(layer.ln_2),
             up=product(layer.mlp.c_fc),

@@ -19,7 +19,7 @@ from .toys import MODEL_VOCAB, tiny_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
-KNOWN = ("llama", "qwen3", "gpt2")
+KNOWN = ("llama", "qwen3", "smollm3", "gpt2")
 
 
 def pair(architecture: str, capacity: int = 64) -> tuple[FusedRunner, EagerRunner]:
@@ -94,10 +94,10 @@ def test_bfloat16_strays_no_further_from_float32_than_transformers_does(architec
 
 
 @pytest.mark.skipif(not cpu_multiplies_bf16(), reason="the order of sums was measured where bfloat16 is fast")
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_in_bfloat16_logits_are_the_same_bits_however_many_tokens_are_read_together(architecture):
+@pytest.mark.parametrize(("architecture", "kv_heads"), [*(("llama", kv) for kv in (1, 2, 3, 6)), ("gpt2", 6)])
+def test_in_bfloat16_logits_are_the_same_bits_however_many_tokens_are_read_together(architecture, kv_heads):
     sizes = {"num_hidden_layers": 4, "hidden_size": 192, "num_attention_heads": 6, "vocab_size": MODEL_VOCAB}
-    config = AutoConfig.for_model(architecture, num_key_value_heads=2, intermediate_size=1536, **sizes)
+    config = AutoConfig.for_model(architecture, num_key_value_heads=kv_heads, intermediate_size=1536, **sizes)
     with torch.random.fork_rng():
         torch.manual_seed(2)
         model = AutoModelForCausalLM.from_config(config).eval()

@@ -53,7 +53,7 @@ def graphs_of(architecture: str, seed: int = 0) -> Graphs:
     return Graphs(FusedModel.of(tiny_model(architecture, seed)), ops, recorded, 1)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "smollm3"])
 def test_every_pass_gives_the_logits_and_states_of_transformers(architecture: str) -> None:
     runners: list[Runner] = [GraphRunner(graphs_of(architecture), 100), EagerRunner(tiny_model(architecture), 100)]
     for runner in runners:
@@ -104,7 +104,7 @@ def _memory(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "smollm3"])
 @pytest.mark.parametrize("count", [1, 6])
 def test_a_captured_pass_is_the_same_operations_on_the_same_memory_at_every_length(
     architecture: str, count: int

@@ -25,6 +25,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from specdemo.control import Costs
@@ -355,6 +357,8 @@ def tiny_model(architecture: str, seed: int = 0, layers: int = 3) -> PreTrainedM
             model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**shape, **sizes, **wide))
         elif architecture == "qwen3":
             model = Qwen3ForCausalLM(Qwen3Config(**shape, **sizes, **wide, head_dim=8))
+        elif architecture == "smollm3":  # its second layer does not rotate
+            model = SmolLM3ForCausalLM(SmolLM3Config(**shape, **sizes, **wide, no_rope_layer_interval=2))
         else:
             heads = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 256, "initializer_range": 0.25}
             model = GPT2LMHeadModel(GPT2Config(**shape, **heads))
