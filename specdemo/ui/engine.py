@@ -18,7 +18,7 @@ from ..types import BadInput, Settings
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
-CPU_SECONDS, GPU_SECONDS = 0.25, 0.05  # between two batches; on a CPU the engine pays for the browser, see `bench page`
+CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches; on a CPU the engine pays for the browser, see `bench page`
 END = object()  # follows the last item of a stream
 T = TypeVar("T")
 
@@ -194,9 +194,10 @@ class Engine:
 
 
 def facts(loaded: Any) -> tuple[str, ...]:
-    """Number type and hardware of a loaded preset, in a few short notes."""
+    """Number type and hardware of a loaded preset, and whether it runs the slow way, in a few short notes."""
     environment = loaded.environment()
-    return tuple(str(environment[name]) for name in ("dtype", "device_name") if environment.get(name))
+    notes = [str(environment[name]) for name in ("dtype", "device_name") if environment.get(name)]
+    return (*notes, "transformers' own forward") if environment.get("engine") == "eager" else tuple(notes)
 
 
 def _at_once(items: SimpleQueue[Any]) -> Iterator[Any]:

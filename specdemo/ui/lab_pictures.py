@@ -251,7 +251,7 @@ def of_greedy(checks: Sequence[greedy.GreedyCheck]) -> dict[str, Any]:
         ("text", "compared with the target alone", ""),
         ("tokens", "tokens", "whole"),
         ("identical", "the same", "yes"),
-        ("first_difference", "first difference at", "whole"),
+        ("first_difference", "the same until token", "whole"),
         ("logit_gap", "logits apart there", "three"),
         ("near_tie", "near-tie", "yes"),
     ]

@@ -40,8 +40,6 @@ class LabRun(Job):
 
     def _play(self, engine: Engine) -> Iterator[str]:
         yield from self._load(engine)
-        if self.stop.is_set():
-            return
         batches = engine.stream(self.preset, self._measure)
         with closing(batches):
             for batch in batches:

@@ -46,7 +46,12 @@ def add_lab(engine: Engine, runs: Runs, model: Mapping[str, Any], quiet: Mapping
 
     running = lab.run(run, lab, lab, preprocess=False, **model, **quiet)
     running.failure(None, js="() => specdemo.lab.finish('It could not be run.', 'failed')")
-    lab.cancel(None, cancels=[running])
+
+    def cancel(request: gr.Request) -> None:
+        """A run that was still waiting when Stop was pressed, but may just have begun."""
+        runs.stop(request.session_hash, LabRun)
+
+    lab.cancel(cancel, cancels=[running], queue=False, **quiet)
 
 
 def _read(asked: Any, engine: Engine) -> LabRun:

@@ -26,13 +26,14 @@ from .form import one_of, read_request
 from .lab_tab import add_lab
 from .lanes import to_json
 from .replay import add_replay
-from .runs import Run, Runs
+from .runs import Job, Run, Runs
 
 MODEL = {"concurrency_id": "model", "concurrency_limit": 1}  # whatever uses the model waits in one line
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 MAX_QUEUE = 16
 STOP_SECONDS = 2.0
-QUEUE_SECONDS = 0.02  # between two looks into the line; by itself Gradio looks a thousand times a second
+QUEUE_SECONDS = 0.05  # between two looks into the line; by itself Gradio looks a thousand times a second
+REPORT_SECONDS = 1.0  # and between two for reports of Gradio's own kind, of which there are none here
 WATCH_SECONDS = 0.2
 FIELDS = (
     *("prompt", "preset", "drafter", "k", "auto", "temperature", "max_new_tokens"),
@@ -81,11 +82,12 @@ def build_page(
         _wire_runs(engine, runs, form, fields, race)
         _wire_presets(engine, form, top)
         _wire_links(engine, form, fields, race, page, notes)
-        page.load(_watcher(engine), outputs=[top, form["drafter"]], concurrency_limit=None, **QUIET)
+        page.load(_watcher(engine, first.name), outputs=[top, form["drafter"]], concurrency_limit=None, **QUIET)
         page.unload(_leaver(runs))
         api.add_endpoints(engine, runs, MODEL)
     page.queue(max_size=MAX_QUEUE)
-    page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = QUEUE_SECONDS
+    page._queue.sleep_when_free = QUEUE_SECONDS
+    page._queue.progress_update_sleep_when_free = REPORT_SECONDS
     return page
 
 
@@ -185,18 +187,22 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[An
                 pass
 
     def stop(request: gr.Request) -> None:
-        stopping = runs.stop(request.session_hash)
+        stopping = runs.stop(request.session_hash, Run)
         if stopping is not None:
             stopping.ended.wait(STOP_SECONDS)
+
+    def cancel(request: gr.Request) -> None:
+        """A race that was still waiting when Stop was pressed, but may just have begun."""
+        runs.stop(request.session_hash, Run)
 
     running = form["run"].click(
         run, fields, race, preprocess=False, js="(...values) => specdemo.pressed(values)", **MODEL, **QUIET
     )
     running.failure(None, js="() => specdemo.race.halted('The race could not be run.')")
-    # Asked to stop, a race ends by itself and is summed up. What has not ended by then, because it still waits in
-    # line or is in a very long pass, is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
+    # Asked to stop, a race ends by itself, after the step that it is at, and is summed up. One that still waits in line
+    # is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
     form["halt"].click(stop, queue=False, **QUIET).then(None, js="() => specdemo.race.stop()")
-    race.cancel(None, cancels=[running])
+    race.cancel(cancel, cancels=[running], queue=False, **QUIET)
 
 
 def read_form(values: Sequence[Any], presets: Mapping[str, Preset]) -> Any:
@@ -220,17 +226,21 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
             raise gr.Error(str(error), print_exception=False) from error
         defaults = engine.presets[preset].defaults
         starting = [*_k(defaults), defaults.temperature, defaults.max_new_tokens, _mode(defaults)]
+        info = _describe(engine.presets[preset], defaults.drafter)
+        begin = {"value": defaults.drafter, "info": info}
         for status in engine.follow(preset):
-            drafter = _drafter_update(status)
-            info = _describe(engine.presets[preset], defaults.drafter)
-            yield [to_json(asdict(status)), {**drafter, "value": defaults.drafter, "info": info}, *starting]
+            yield [to_json(asdict(status)), {**_drafter_update(status), **begin}, *starting]
+            begin, starting = {}, [gr.skip()] * len(starting)  # what the visitor has changed meanwhile stays
 
     def describe(preset: Any, drafter: Any) -> Any:
         known = preset in engine.presets and drafter in DRAFTERS
         return gr.update(info=_describe(engine.presets[preset], drafter)) if known else gr.skip()
 
     outputs = [top, *(form[name] for name in names)]
-    form["preset"].input(choose, form["preset"], outputs, preprocess=False, **MODEL, **QUIET)
+    # The last choice counts, also one that is made while another is being loaded.
+    form["preset"].input(
+        choose, form["preset"], outputs, preprocess=False, trigger_mode="always_last", **MODEL, **QUIET
+    )
     top.retry(choose, form["preset"], outputs, preprocess=False, **MODEL, **QUIET)
     form["drafter"].change(
         describe,
@@ -242,14 +252,18 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
     )
 
 
-def _watcher(engine: Engine) -> Any:
+def _watcher(engine: Engine, first: str) -> Any:
     async def watch() -> AsyncIterator[list[Any]]:
-        """Tell a page that was just opened what the model is doing, until it is ready. Waits without a thread."""
+        """Tell a page that was just opened what the model is doing, until it is ready. Waits without a thread.
+
+        Another preset than the form begins with says nothing about what the form's can use.
+        """
         seen = None
         while seen is None or seen.stage in ("idle", "loading"):
             if engine.status != seen:
                 seen = engine.status
-                yield [to_json(asdict(seen)), _drafter_update(seen)]
+                drafter = _drafter_update(seen) if seen.preset == first else gr.skip()
+                yield [to_json(asdict(seen)), drafter]
             await asyncio.sleep(WATCH_SECONDS)
 
     return watch
@@ -258,7 +272,7 @@ def _watcher(engine: Engine) -> Any:
 def _leaver(runs: Runs) -> Any:
     def leave(request: gr.Request) -> None:
         """A tab was closed: its race ends now, not when Gradio next looks."""
-        runs.stop(request.session_hash)
+        runs.stop(request.session_hash, Job)
 
     return leave
 

@@ -27,7 +27,6 @@ from ..events import (
     SPECULATIVE,
     Entry,
     Event,
-    Finished,
     Place,
     Round,
     emitted_tokens,
@@ -39,7 +38,7 @@ from ..stats import Stats, in_words, speed_up
 from ..types import BadInput, Settings
 from .form import MAX_PROMPT, Request
 from .lanes import live_figures, row_of, to_json
-from .runs import Run, Runs, exactness
+from .runs import Run, Runs, exactness, is_whole
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "presets" / "recordings"
 SUFFIX = ".jsonl.gz"
@@ -202,7 +201,7 @@ def _ending(request: Request, dtype: str, entries: dict[str, list[Entry]]) -> di
     place = first_difference(ids[PLAIN], ids[SPECULATIVE])
     summary = {lane: {"token_ids": found} for lane, found in ids.items()}
     comparison = {"identical": place is None, "first_difference": place, "logit_gap": None}
-    stopped = any(not isinstance(found[-1], Finished) for found in events.values())
+    stopped = not is_whole(event for found in events.values() for event in found)
     return {
         **told,
         "stopped": stopped,

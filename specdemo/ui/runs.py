@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from ..events import Entry, write_trace
+from ..events import Entry, Event, Finished, write_trace
 from ..race import PLAIN, SPECULATIVE, is_near_tie
 from .engine import Engine, EngineTrouble
 from .form import Request
@@ -33,6 +33,7 @@ class Job:
         self.messages: list[str] = []
         self.stop = threading.Event()
         self.ended = threading.Event()
+        self.followers: set[Callable[[], None]] = set()  # each is called when there is news, and when it has ended
 
     def play(self, engine: Engine) -> Iterator[str]:
         """Do it and yield its messages. Closing the generator ends it and frees its caches.
@@ -43,6 +44,7 @@ class Job:
         try:
             for message in self._play(engine):
                 self.messages.append(message)
+                self._tell()
                 yield message
         except Exception as error:
             sentence = engine.sentence(error)
@@ -50,6 +52,11 @@ class Job:
             raise EngineTrouble(sentence) from error
         finally:
             self.ended.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        for follower in tuple(self.followers):
+            follower()
 
     def message(self, **news: Any) -> str:
         """The next message as a JSON string; `seq` counts up from 0."""
@@ -59,13 +66,13 @@ class Job:
         raise NotImplementedError
 
     def _load(self, engine: Engine) -> Iterator[str]:
-        """Tells what the model is doing until the preset is loaded, or the job is stopped."""
+        """Tells what the model is doing until the preset is loaded."""
         for status in engine.follow(self.preset):
+            if self.stop.is_set():
+                raise EngineTrouble("Stopped before it began.")
             yield self.message(status=asdict(status))
             if status.stage == "failed":
                 raise EngineTrouble(status.words)
-            if self.stop.is_set():
-                return
 
 
 class Run(Job):
@@ -82,8 +89,6 @@ class Run(Job):
     def _play(self, engine: Engine) -> Iterator[str]:
         request = self.request
         yield from self._load(engine)
-        if self.stop.is_set():
-            return
         batches = engine.stream(request.preset, lambda loaded: self._race(engine, loaded))
         with closing(batches):
             for number, entries in enumerate(batches):
@@ -111,7 +116,7 @@ class Run(Job):
 
     def _ending(self) -> dict[str, Any]:
         """What the page shows of the summary; the texts it has already."""
-        summary, stopped = self.summary, self.stop.is_set()
+        summary, stopped = self.summary, not is_whole(entry.event for entry in self.entries)
         dtype = str(self.header["environment"].get("dtype", ""))
         return {
             "stopped": stopped,
@@ -126,6 +131,11 @@ class Run(Job):
         return "".join(write_trace(self.header, self.entries))
 
 
+def is_whole(events: Iterable[Event]) -> bool:
+    """Whether both lanes of a race came to their end, and were not stopped."""
+    return sum(isinstance(event, Finished) for event in events) == 2
+
+
 def exactness(summary: dict[str, Any], temperature: float, dtype: str, stopped: bool) -> dict[str, str]:
     """The badge: its `mark` (same, differs or chance), a `title` and a sentence that explains it."""
     if temperature > 0:
@@ -138,7 +148,9 @@ def exactness(summary: dict[str, Any], temperature: float, dtype: str, stopped: 
     comparison = summary["comparison"]
     both = min(len(summary[lane]["token_ids"]) for lane in (PLAIN, SPECULATIVE))
     place, gap = comparison["first_difference"], comparison["logit_gap"]
-    if comparison["identical"] or (stopped and gap is None):
+    if not both:  # stopped before the second lane had begun
+        return {"mark": "", "title": "", "words": "There is nothing to compare yet."}
+    if comparison["identical"] or (stopped and place >= both):
         title = "Identical so far" if stopped else "Identical to the target alone"
         which = f"The first {both} tokens" if stopped else f"All {both} tokens"
         return {"mark": "same", "title": title, "words": f"{which} are exactly those that the target alone wrote."}
@@ -179,10 +191,12 @@ class Runs:
             job = self._runs.get(run_id)
         return job if isinstance(job, kind) else None
 
-    def stop(self, session: str | None) -> Job | None:
-        """Tell the session's job, if it has one, to end after the event or step it is at."""
+    def stop(self, session: str | None, kind: type[J]) -> J | None:
+        """Tell the session's job, if it has one of that kind, to end after the event or step it is at."""
         with self._lock:
-            job = self._current.pop(session or "", None)
-        if job is not None:
-            job.stop.set()
+            job = self._current.get(session or "")
+            if not isinstance(job, kind):
+                return None
+            del self._current[session or ""]
+        job.stop.set()
         return job

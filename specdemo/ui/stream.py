@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from .runs import Job, Runs
-
-LOOK_SECONDS = 0.02  # between two looks at whether there is news
 
 
 def stream_route(runs: Runs) -> Route:
@@ -33,10 +32,23 @@ def stream_route(runs: Runs) -> Route:
 
 
 async def _events(run: Job, first: int) -> AsyncIterator[str]:
-    ended = False
-    while not ended:
-        ended = run.ended.is_set()  # asked before the last look, so that nothing said last is missed
-        while first < len(run.messages):
-            yield f"id: {first}\ndata: {run.messages[first]}\n\n"
-            first += 1
-        await asyncio.sleep(LOOK_SECONDS)
+    """Sleeps until the run has news: to look now and then would take from the engine, which has every core."""
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:  # called by the thread that plays the run
+        with suppress(RuntimeError):  # the server was closed meanwhile
+            loop.call_soon_threadsafe(news.set)
+
+    run.followers.add(wake)
+    try:
+        ended = False
+        while not ended:
+            news.clear()
+            ended = run.ended.is_set()  # asked before the messages, so that nothing said last is missed
+            while first < len(run.messages):
+                yield f"id: {first}\ndata: {run.messages[first]}\n\n"
+                first += 1
+            if not ended:
+                await news.wait()
+    finally:
+        run.followers.discard(wake)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -16,12 +18,16 @@ from hypothesis import strategies as st
 from specdemo.events import Entry, Finished, Prefilled, Round, Spans
 from specdemo.race import PLAIN, SPECULATIVE
 from specdemo.types import BadInput, DraftedToken, Fate, FinishReason, Settings, Token, TokenKind
-from specdemo.ui.engine import Engine, EngineTrouble
+from specdemo.ui.engine import Engine, EngineTrouble, facts
 from specdemo.ui.form import Request, read_request
+from specdemo.ui.lab_run import LabRun
 from specdemo.ui.lanes import Lanes, row_of, to_json
 from specdemo.ui.runs import KEPT_RUNS, Job, Run, Runs, exactness
+from specdemo.ui.stream import _events
 
 from .scripted import PRESETS, Script
+
+T = TypeVar("T")
 
 
 def test_a_round_is_told_in_reading_order() -> None:
@@ -95,7 +101,8 @@ def outcome(plain: int, speculative: int, **comparison: Any) -> dict[str, Any]:
     [
         (outcome(9, 9, identical=True), 0, "float32", False, "same", "All 9 tokens are exactly those"),
         (outcome(9, 5, first_difference=5), 0, "float32", True, "same", "The first 5 tokens are exactly those"),
-        (outcome(0, 0, identical=True), 0, "float32", True, "same", "The first 0 tokens"),
+        (outcome(9, 9, first_difference=4), 0, "float32", True, "differs", "The texts are the same for 4 tokens."),
+        (outcome(3, 0, first_difference=0), 0, "float32", True, "", "There is nothing to compare yet."),
         (outcome(9, 9, first_difference=4, logit_gap=0.125), 0, "bfloat16", False, "differs", "near-tie"),
         (outcome(9, 9, first_difference=4, logit_gap=2.5), 0, "bfloat16", False, "differs", "Please report this"),
         (outcome(9, 9, first_difference=4, logit_gap=0.125), 0, "float16", False, "differs", "Please report this"),
@@ -171,6 +178,14 @@ def test_who_wants_another_preset_meanwhile_gets_it() -> None:
     assert list(engine.stream("other", lambda loaded: (loaded.preset for _ in "1"))) == [[PRESETS["other"]]]
 
 
+def test_a_preset_that_runs_the_slow_way_says_so() -> None:
+    class Slow:
+        def environment(self) -> dict[str, str]:
+            return {"dtype": "float32", "device_name": "a computer", "engine": "eager"}
+
+    assert facts(Slow()) == ("float32", "a computer", "transformers' own forward")
+
+
 def test_a_failed_load_is_told_and_tried_again() -> None:
     script = Script()
     script.load_failure = KeyError("secret")
@@ -203,6 +218,55 @@ def test_a_closed_run_ends_the_race_and_leaves_the_model_free() -> None:
     assert run.ended.is_set()
     script.pace = 0.0
     assert list(play(engine, Run(ask(max_new_tokens=3))))[-1]["end"]["stats"][PLAIN]["tokens"] == 3
+
+
+def in_a_loop_of_its_own(work: Coroutine[Any, Any, T]) -> T:
+    """In another thread, because the browser of other tests has a loop in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()
+
+
+def test_who_follows_a_run_is_woken_by_every_message_and_then_forgotten() -> None:
+    script = Script()
+    script.pace = 0.01
+    engine = script.engine()
+    run = Run(ask(max_new_tokens=20, k=2, drafter="ngram"))
+
+    async def follow() -> list[str]:
+        asleep = asyncio.Event()
+        events: list[str] = []
+
+        async def read() -> None:
+            asyncio.get_running_loop().call_soon(asleep.set)
+            async for event in _events(run, 0):
+                events.append(event)
+
+        reading = asyncio.create_task(read())
+        await asleep.wait()
+        assert len(run.followers) == 1
+        assert not events
+        await asyncio.to_thread(lambda: list(run.play(engine)))
+        await asyncio.wait_for(reading, 20)
+        return events
+
+    events = in_a_loop_of_its_own(follow())
+    assert events == [f"id: {place}\ndata: {message}\n\n" for place, message in enumerate(run.messages)]
+    assert "end" in json.loads(run.messages[-1])
+    assert not run.followers
+
+
+def test_who_stops_following_a_run_is_forgotten() -> None:
+    run = Run(ask())
+    run.messages.append(run.message(status={}))
+
+    async def leave() -> None:
+        events = _events(run, 0)
+        await anext(events)
+        assert len(run.followers) == 1
+        await events.aclose()  # type: ignore[attr-defined]
+
+    in_a_loop_of_its_own(leave())
+    assert not run.followers
 
 
 def test_one_thread_loads_and_runs_every_race() -> None:
@@ -264,7 +328,8 @@ def test_only_the_latest_runs_are_kept_and_sessions_stop_their_own() -> None:
     assert runs.find(Run, made[0].id) is None
     assert runs.find(Run, made[1].id) is made[1]
     assert runs.find(Job, "no such run") is None
-    assert runs.stop("session 5") is made[5]
+    assert runs.stop("session 5", LabRun) is None
+    assert runs.stop("session 5", Job) is made[5]
     assert [run.stop.is_set() for run in made].count(True) == 1
-    assert runs.stop("session 5") is None
-    assert runs.stop(None) is None
+    assert runs.stop("session 5", Job) is None
+    assert runs.stop(None, Job) is None

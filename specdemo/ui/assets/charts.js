@@ -20,7 +20,6 @@
 
   sd.Charts = class {
     constructor(root) {
-      this.due = 0;
       this.values = {};
       const list = root.querySelector(".sd-figures");
       const row = (name, title, words) => {

@@ -1,7 +1,6 @@
 // The Lab: a form for each question, a run at a time, and the pictures that come (see lab_run.py and lab_pictures.py).
 (() => {
   const sd = window.specdemo;
-  const STOP_MS = 2500; // a run that was asked to stop has this long; then its place in the line is given up
   const TRY_MS = 150;
   const SHORT = 8; // rows; such a table is open from the start
   const NARROW = 900; // px; there the results lie below the form, see lab.css
@@ -112,6 +111,7 @@
 
     says(words, state) {
       this.node.dataset.state = state;
+      this.parts.says.ariaLive = state === "running" ? "off" : "polite"; // a countdown is not for the ear
       this.parts.says.textContent = words;
     }
 
@@ -295,23 +295,22 @@
 
     finish(words, state) {
       this.source?.close();
-      clearTimeout(this.stopping);
-      if (words) this.busy.says(words, state);
+      if (words) this.busy?.says(words, state);
       this.setBusy(null);
     }
 
-    /** A run ends after the step that it is at. One that still waits, or is in a very long step, is cancelled. */
+    /** A run ends after the step that it is at, with what there is until then. One that still waits is cancelled. */
     stop() {
       const view = this.busy;
       if (!view) return;
-      view.says("Stopping after this step.", "running");
-      if (view.job) this.server.halt(view.job);
-      const cancel = () => {
-        if (this.busy !== view) return;
+      view.parts.stop.disabled = true;
+      if (view.job) {
+        view.says("Stopping after this step.", "running");
+        this.server.halt(view.job);
+      } else {
         this.trigger("cancel");
         this.finish("Stopped.", "ended");
-      };
-      this.stopping = setTimeout(cancel, view.job ? STOP_MS : 0);
+      }
     }
   }
 

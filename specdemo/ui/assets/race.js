@@ -2,7 +2,7 @@
 (() => {
   const sd = window.specdemo;
   // A browser on the same processor takes from the engine what it draws: text as it comes, figures more seldom.
-  const FIGURES_MS = 250;
+  const FIGURES_MS = 500;
   const CHARTS_MS = 2000;
   const NARROW = 900; // px; there the arena lies below the form, see race.css
   const LANES = {
@@ -219,6 +219,7 @@
     /** Run was pressed; nothing has come back yet. */
     waiting() {
       if (this.busy) return;
+      this.run = null;
       if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
       this.say("waiting");
       this.words("Waiting for the model.", "If someone else is racing, your race starts after theirs.");
@@ -231,9 +232,10 @@
       this.words(sentence);
     }
 
-    /** Stop was pressed, and the server had its time to end the race properly. */
+    /** Stop was pressed, and the server had its time to end the race properly. A race that has begun ends by itself. */
     stop() {
       if (!this.busy) return;
+      if (this.run) return this.words("Stopping after this step.");
       this.trigger("cancel");
       this.halted("Stopped.");
     }
@@ -277,8 +279,8 @@
     }
 
     finish(end) {
-      this.due.figures = 0;
       this.draw();
+      this.drawFigures(performance.now());
       this.speed(end.speed_up);
       this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, end.exactness.words);
       this.parts.badge.textContent = end.exactness.title;

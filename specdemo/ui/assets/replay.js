@@ -221,13 +221,14 @@
         this.seek(Math.min(this.time + (Math.max(0, now - last) / 1000) * this.pace, this.end));
         last = now;
         if (this.time >= this.end || !this.root.offsetParent) this.pause();
-        else requestAnimationFrame(tick);
+        else this.frame = requestAnimationFrame(tick);
       };
-      requestAnimationFrame(tick);
+      this.frame = requestAnimationFrame(tick);
     }
 
     pause() {
       this.playing = false;
+      cancelAnimationFrame(this.frame);
       this.find(".sd-play").textContent = "Play";
     }
 
