@@ -107,6 +107,8 @@ def head(
         raise BadInput(f"There is no head of the kind {kind!r}. Choose one of: {', '.join(KINDS)}.")
     if min(tokens, rows, places, draft_vocab, mlp, depth) < 1 or not 0 < rate < 1:
         raise BadInput("Every size must be at least 1, and the rate between 0 and 1.")
+    if kind == "eagle" and depth != 1:
+        raise BadInput("An eagle head has one layer: leave out --depth.")
     try:
         state_layers = tuple(int(layer) for layer in layers.split(",")) if layers else ()
     except ValueError as error:

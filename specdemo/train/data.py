@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..runners.eager import layers_at, outputs_of
+from ..types import BadInput
 from .paged import ATTENTION, PagedCache, page_mask
 from .states import default_layers, keep_states, states_path
 
@@ -188,7 +190,7 @@ def write_text(
     provenance: dict[str, Any],
     *,
     rows: int = 192,
-    columns: int = 640,
+    columns: int = 512,
     seed: int = 0,
     kept: Path | None = None,
     tick: Callable[[int], None] = lambda _: None,
@@ -197,7 +199,12 @@ def write_text(
 
     With a folder `kept` the target's states of the text go there, where training a head will look for them.
     Returns the number of tokens the folder then holds. Run again with a larger number to go on.
+
+    Raises:
+        BadInput: the tokenizer has no chat template, or the folder holds text that was asked for differently.
     """
+    if not tokenizer.chat_template:
+        raise BadInput("Text is written as chats, and the tokenizer of this preset has no chat template.")
     folder.mkdir(parents=True, exist_ok=True)
     template = Template.of(tokenizer, eos_ids)
     openings = [tokenizer.encode(text, add_special_tokens=False) for text in OPENINGS]
@@ -210,6 +217,7 @@ def write_text(
             split = "heldout" if wave % HELD_OUT_EVERY == 1 else "train"
             path = folder / f"{split}-{wave:05d}.safetensors"
             if path.exists():
+                check_same_text(path, {**provenance, "seed": seed, "rows": rows, "columns": columns})
                 tick(rows * columns)
             else:
                 rng = random.Random(f"{seed}/{wave}")
@@ -218,7 +226,7 @@ def write_text(
                 begin = [Row(template, openings, rng) for _ in range(rows)]
                 block, states = write_wave(model, begin, columns, generator, tick, layers)
                 if kept:
-                    keep_states(states, states_path(kept, path, layers))
+                    keep_states(states, block["tokens"], states_path(kept, path, layers))
                 facts = {
                     **provenance,
                     **{"wave": wave, "seed": seed, "rows": rows, "columns": columns},
@@ -233,3 +241,18 @@ def write_text(
         return wave * rows * columns
     finally:
         model.set_attn_implementation(attention)
+
+
+def check_same_text(path: Path, asked: dict[str, Any]) -> None:
+    """Refuse to go on with text of another preset, seed or shape, which would be mixed or miscounted.
+
+    Raises:
+        BadInput: naming the shard and what it was made with.
+    """
+    with safe_open(path, framework="pt") as file:
+        made = json.loads(file.metadata()["provenance"])
+    for name in ("preset", "weights", "seed", "rows", "columns"):
+        if made.get(name) != asked.get(name):
+            raise BadInput(
+                f"{path} was written with {name} {made.get(name)}, not {asked.get(name)}. Choose another folder."
+            )

@@ -99,21 +99,22 @@ def train_head(
     curve: list[dict[str, Any]] = []
 
     checkpoint = out.with_suffix(".checkpoint")
+    asked = f"{replace(plan, tokens=0)}, begun with {begin_with}"  # the same plan may go on for more tokens
     done = 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
-        if saved["plan"] != repr(replace(plan, tokens=0)):  # the same plan may go on for more tokens
+        if saved["plan"] != asked:
             raise BadInput(f"{checkpoint} belongs to another plan: {saved['plan']}. Remove it or use that plan.")
         head.load_state_dict(saved["head"])
         for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         done, curve = saved["done"], saved["curve"]
-        torch.manual_seed(plan.seed + done)
     for step, (shard, rows) in enumerate(batches):
         if step < done:
             continue
         if step == last:
             break
+        torch.manual_seed(plan.seed + step)  # each step its own, so that one that goes on does what it would have done
         batch = shards[shard].read(rows)
         loss = torch.stack(
             [LATER_PLACES**place * loss for place, (loss, _) in enumerate(places(head, model, batch, plan.steps))]
@@ -129,7 +130,7 @@ def train_head(
             curve.append({"tokens": (step + 1) * batch.tokens.numel(), **validate(head, model, validation)})
             torch.save(
                 {
-                    "plan": repr(replace(plan, tokens=0)),
+                    "plan": asked,
                     "head": head.state_dict(),
                     "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                     "done": step + 1,
@@ -173,6 +174,8 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
     read = plan.state_layers or default_layers(model)
     if read[-1] != layers - 1 or not all(0 <= layer < layers for layer in read):
         raise BadInput(f"The target has the layers 0 to {layers - 1}; those that are read must end with the last one.")
+    if not hasattr(config, "rms_norm_eps"):
+        raise BadInput(f"Heads can be trained for targets of the Llama family, and this one is a {config.model_type}.")
     shape = Shape(
         vocab_size=config.vocab_size,
         hidden=config.hidden_size,

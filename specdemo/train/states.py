@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..runners.eager import layers_at, outputs_of
+from ..types import BadInput
 
 BATCH_ROWS = 16
 
@@ -43,10 +45,15 @@ def states_path(folder: Path, shard: Path, layers: tuple[int, ...]) -> Path:
     return folder / f"{shard.stem}.{'-'.join(map(str, layers))}.states"
 
 
-def keep_states(states: Tensor, path: Path) -> None:
+def keep_states(states: Tensor, tokens: Tensor, path: Path) -> None:
+    """Write the states [rows, columns, layers * hidden] of these tokens [rows, columns] to a file of `states_path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"states": states}, path.with_suffix(".partial"))
+    save_file({"states": states}, path.with_suffix(".partial"), metadata={"text": _digest(tokens)})
     path.with_suffix(".partial").replace(path)
+
+
+def _digest(tokens: Tensor) -> str:
+    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
 
 
 class Shard:
@@ -54,6 +61,9 @@ class Shard:
 
     With a folder `kept` the states are computed once and read from there ever after (3.5 KB a token for three
     layers of SmolLM2-135M); without it they are computed whenever they are asked for.
+
+    Raises:
+        BadInput: the states in the folder are those of other text.
     """
 
     def __init__(self, model: PreTrainedModel, layers: tuple[int, ...], path: Path, kept: Path | None) -> None:
@@ -61,6 +71,10 @@ class Shard:
         self.block = load_file(path)
         self.rows = len(self.block["tokens"])
         self._kept = states_path(kept, path, layers) if kept else None
+        if self._kept and self._kept.exists():
+            with safe_open(self._kept, framework="pt") as file:
+                if (file.metadata() or {}).get("text") != _digest(self.block["tokens"]):
+                    raise BadInput(f"{self._kept} holds the states of other text. Remove it or choose another folder.")
 
     def read(self, rows: Tensor) -> Text:
         """The text in these rows, on the model's device."""
@@ -75,7 +89,7 @@ class Shard:
             return self._compute(rows)
         if not self._kept.exists():
             parts = [self._compute(part).cpu() for part in torch.arange(self.rows).split(BATCH_ROWS)]
-            keep_states(torch.cat(parts), self._kept)
+            keep_states(torch.cat(parts), self.block["tokens"], self._kept)
         with safe_open(self._kept, framework="pt") as file:
             stored = file.get_slice("states")
             return torch.stack([stored[int(row)] for row in rows])

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdemo.drafters.block import BlockHead
@@ -235,6 +235,10 @@ def test_states_that_were_kept_are_those_that_are_computed(text: Path, tmp_path:
     computed = Shard(model, LAYERS, path, None).read(rows).states
     for _ in range(2):  # once written, once read
         torch.testing.assert_close(Shard(model, LAYERS, path, tmp_path).read(rows).states, computed)
+    block = load_file(path)
+    save_file({**block, "tokens": block["tokens"].flip(0)}, tmp_path / path.name)
+    with pytest.raises(BadInput, match="holds the states of other text"):
+        Shard(model, LAYERS, tmp_path / path.name, tmp_path)
 
 
 def test_a_conversation_does_not_see_the_one_before_it(text: Path) -> None:
@@ -247,10 +251,11 @@ def test_a_conversation_does_not_see_the_one_before_it(text: Path) -> None:
     torch.testing.assert_close(packed[:, 5:], alone, rtol=1e-4, atol=1e-5)
 
 
-def test_training_goes_on_from_its_checkpoint(text: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, kind="block", depth=2)], ids=["eagle", "block"])
+def test_training_goes_on_from_its_checkpoint(plan: Plan, text: Path, tmp_path: Path) -> None:
     model = tiny_model("llama")
     whole, halves = tmp_path / "whole.safetensors", tmp_path / "halves.safetensors"
-    train_head(model, PLAN, text, whole, {}, every=8)
+    train_head(model, plan, text, whole, {}, every=8)
 
     class Stopped(Exception):
         pass
@@ -259,8 +264,10 @@ def test_training_goes_on_from_its_checkpoint(text: Path, tmp_path: Path) -> Non
         raise Stopped
 
     with pytest.raises(Stopped):  # after the first validation, but its checkpoint is written behind it
-        train_head(model, PLAN, text, halves, {}, every=8, say=stop)
-    train_head(model, PLAN, text, halves, {}, every=8)
+        train_head(model, plan, text, halves, {}, every=8, say=stop)
+    with pytest.raises(BadInput, match="belongs to another plan"):
+        train_head(model, plan, text, halves, {}, every=8, begin_with=whole)
+    train_head(model, plan, text, halves, {}, every=8)
     first, second = (json.loads(path.with_suffix(".json").read_text()) for path in (whole, halves))
     assert first["curve"] == second["curve"]
 

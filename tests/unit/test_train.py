@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def write_shard(folder: Path, tokens, roles, starts, vocab_size: int = 10, wave:
         "starts": np.array(starts, dtype=bool),
     }
     folder.mkdir(exist_ok=True)
-    facts = {"vocab_size": vocab_size, "wave": wave}
+    facts = {"vocab_size": vocab_size, "wave": wave, "preset": "tiny", "seed": 0, "rows": 4, "columns": 60}
     save_file(arrays, folder / f"train-{wave:05d}.safetensors", metadata={"provenance": json.dumps(facts)})
 
 
@@ -167,6 +168,15 @@ def test_states_kept_while_writing_are_those_of_reading_the_text_again(tiny, tmp
     again = read_states(model, layers, *(torch.from_numpy(wave[name]) for name in ("tokens", "starts")))
     assert kept.shape == (4, 150, 3 * 32)
     np.testing.assert_allclose(kept, again, atol=1e-4)
+
+
+def test_text_that_was_asked_for_differently_is_not_gone_on_with(tiny, tmp_path):
+    write(tiny, tmp_path, 1)
+    model, tokenizer = tiny
+    for name, other in {"seed": 99, "rows": 5, "columns": 61}.items():
+        asked: dict[str, Any] = {"seed": 0, "rows": 4, "columns": 60, name: other}
+        with pytest.raises(BadInput, match=rf"train-00000.safetensors was written with {name} \d+, not {other}"):
+            data.write_text(model, tokenizer, frozenset({0}), tmp_path, 400, {"preset": "tiny"}, **asked)
 
 
 def test_one_wave_in_twenty_is_held_out(tiny, tmp_path):
