@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -40,7 +41,10 @@ Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is g
 MaxNewTokens = Annotated[int | None, typer.Option("--max-new-tokens", help="Stop after so many.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="Stop after this text; may be given several times.")]
 Prompt = Annotated[str, typer.Option("--prompt", help="What to say to the model; - reads stdin.")]
-Raw = Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")]
+Raw = Annotated[
+    bool | None,
+    typer.Option("--raw/--chat", help="Continue the prompt as it is, or put it into the chat template."),
+]
 
 STYLES: dict[TokenKind, dict[str, Any]] = {
     TokenKind.ACCEPTED: {"fg": "green", "underline": True},
@@ -52,7 +56,7 @@ STYLES: dict[TokenKind, dict[str, Any]] = {
 
 @app.command()
 def presets(json_: AsJson = False) -> None:
-    """List the presets and which drafters each can use."""
+    """List the presets."""
     good, broken = load_presets()
     for sentence in broken:
         typer.echo(sentence, err=True)
@@ -76,7 +80,7 @@ def generate(
     max_new_tokens: MaxNewTokens = None,
     seed: Seed = 0,
     stop: Stop = None,
-    raw: Raw = False,
+    raw: Raw = None,
     dtype: DType = "auto",
     device: Device = "auto",
     eager: Eager = False,
@@ -85,6 +89,7 @@ def generate(
     """Generate with a drafter; tokens stream in, coloured by where they came from."""
     chosen = find_preset(preset)
     settings = settings_for(chosen, k, temperature, top_k, top_p, max_new_tokens, seed, stop)
+    raw = chosen.defaults.raw if raw is None else raw
     with loaded_model(chosen, dtype, device, eager) as loaded:
         from . import race
 
@@ -124,7 +129,7 @@ def race_(
     max_new_tokens: MaxNewTokens = None,
     seed: Seed = 0,
     stop: Stop = None,
-    raw: Raw = False,
+    raw: Raw = None,
     dtype: DType = "auto",
     device: Device = "auto",
     eager: Eager = False,
@@ -134,6 +139,7 @@ def race_(
     """Race the target with a drafter against the target alone, and say who won and why."""
     chosen = find_preset(preset)
     settings = settings_for(chosen, k, temperature, top_k, top_p, max_new_tokens, seed, stop)
+    raw = chosen.defaults.raw if raw is None else raw
     with loaded_model(chosen, dtype, device, eager) as loaded:
         from . import race
 
@@ -157,7 +163,7 @@ def record(
     max_new_tokens: MaxNewTokens = None,
     seed: Seed = 0,
     stop: Stop = None,
-    raw: Raw = False,
+    raw: Raw = None,
     dtype: DType = "auto",
     device: Device = "auto",
     eager: Eager = False,
@@ -165,8 +171,8 @@ def record(
     """Run a race and write its trace to a file."""
     chosen = find_preset(preset)
     settings = settings_for(chosen, k, temperature, top_k, top_p, max_new_tokens, seed, stop)
-    if not out.absolute().parent.is_dir():
-        raise BadInput(f"There is no folder {out.absolute().parent} to write the trace into.")
+    raw = chosen.defaults.raw if raw is None else raw
+    check_writable(out)
     with loaded_model(chosen, dtype, device, eager) as loaded:
         from . import race
 
@@ -203,7 +209,19 @@ def settings_for(
 
 
 def read_prompt(prompt: str) -> str:
-    return sys.stdin.read() if prompt == "-" else prompt
+    try:
+        return sys.stdin.read() if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise BadInput(f"The prompt on stdin is not text in {error.encoding}.") from error
+
+
+def check_writable(out: Path) -> None:
+    """Refuse, before any work is done, a file that could not be written."""
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise BadInput(f"There is no folder {folder} to write the trace into.")
+    if out.is_dir() or not os.access(out if out.exists() else folder, os.W_OK):
+        raise BadInput(f"{out} cannot be written. Choose another file for the trace.")
 
 
 @contextmanager
@@ -272,7 +290,8 @@ def table(outcome: dict[str, Any], drafter: str) -> str:
     else:
         gap = comparison["logit_gap"]
         where = f"The texts differ from token {comparison['first_difference'] + 1} on"
-        lines += ["", where + (f"; the target's logits of the two tokens there are {gap:.4f} apart." if gap else ".")]
+        apart = "" if gap is None else f"; the target's logits of the two tokens there are {gap:.4f} apart"
+        lines += ["", f"{where}{apart}."]
     return "\n".join([*lines, outcome["sentence"]])
 
 
@@ -285,8 +304,12 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if hasattr(error, "format_message"):  # what typer raises for a misused command
-            fail(error.format_message())
+        misused = getattr(error, "format_message", None)  # what typer raises for a misused command
+        if misused and type(error).__name__ == "NoArgsIsHelpError":  # then that is the help
+            typer.echo(misused(), err=True)
+            sys.exit(2)
+        if misused:
+            fail(misused())
         sentence = import_models().explain(error)
         if sentence is None:
             raise

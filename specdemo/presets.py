@@ -267,7 +267,10 @@ def _source(table: Table, folder: Path) -> Source:
     elif kinds == ["hub"]:
         source = Hub(table.text("hub"), table.text("revision") if "revision" in table else None)
     else:
-        source = Folder(folder / Path(table.text("path")).expanduser())
+        try:
+            source = Folder(folder / Path(table.text("path")).expanduser())
+        except RuntimeError as error:  # ~someone who does not exist
+            raise table.wrong("path", "names the home of nobody here") from error
     table.refuse_unknown()
     return source
 

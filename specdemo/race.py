@@ -58,6 +58,8 @@ def start(
     """
     check_drafter(loaded, drafter)
     check_room(len(prompt_ids), settings, loaded.context)
+    if drafter == "none":
+        settings = replace(settings, k=0)  # it guesses nothing at any K
     runner = loaded.target_runner(len(prompt_ids) + settings.max_new_tokens)
     noise = torch.Generator(runner.device).manual_seed(settings.seed ^ PROPOSING)
     proposing = DRAFTERS[drafter].build(loaded, runner, settings, noise)

@@ -53,7 +53,7 @@ class Sdist:
 def cache_folder() -> Path:
     """Where converted weights live: `SPECDEMO_CACHE`, else `specdemo` in the user's cache folder."""
     if chosen := os.environ.get("SPECDEMO_CACHE"):
-        return Path(chosen).expanduser().absolute()
+        return Path(os.path.expanduser(chosen)).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "specdemo"
 
 

@@ -30,8 +30,10 @@ class Stats:
     accepted_lengths: dict[int, int] = field(default_factory=dict)
     """How many rounds accepted 0, 1, 2, ... tokens; rounds with an empty draft are not in it."""
     draft_times: list[float] = field(default_factory=list)
-    """Seconds of each round's draft; `verify_times` likewise of each verification pass."""
+    """Seconds of each draft that guessed something; `verify_times` of each verification pass, `checks` of those of a
+    draft."""
     verify_times: list[float] = field(default_factory=list)
+    checks: list[float] = field(default_factory=list)
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Stats:
@@ -59,9 +61,10 @@ class Stats:
         self.tested += accepted + fates.count(Fate.REJECTED)
         self.draft_seconds += event.draft_seconds
         self.verify_seconds += event.verify_seconds
-        self.draft_times.append(event.draft_seconds)
         self.verify_times.append(event.verify_seconds)
         if fates:
+            self.draft_times.append(event.draft_seconds)
+            self.checks.append(event.verify_seconds)
             self.accepted_lengths[accepted] = self.accepted_lengths.get(accepted, 0) + 1
 
     @property
@@ -91,8 +94,8 @@ class Stats:
 
     @property
     def draft_cost(self) -> float | None:
-        """What drafting costs in a typical round, as a share of its verification pass (medians)."""
-        pass_seconds = median(self.verify_times) if self.rounds else 0.0
+        """What a typical draft costs as a share of the pass that checks it (medians); empty drafts are not in it."""
+        pass_seconds = median(self.checks) if self.checks else 0.0
         return median(self.draft_times) / pass_seconds if pass_seconds else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -172,8 +175,8 @@ def _round_seconds(stats: Stats) -> float:
 
 
 def _verification_cost(plain: Stats, speculative: Stats) -> float | None:
-    """A typical verification pass of the speculative lane over a typical pass of the plain one."""
-    if not plain.rounds or not speculative.rounds:
+    """A typical pass that checks a draft over a typical pass of the plain lane."""
+    if not plain.rounds or not speculative.checks:
         return None
     plain_pass = median(plain.verify_times)
-    return median(speculative.verify_times) / plain_pass if plain_pass else None
+    return median(speculative.checks) / plain_pass if plain_pass else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,29 @@ def test_record_writes_a_trace_that_can_be_read(run, tmp_path: Path):
         assert Stats.of(events).tokens == sum(len(emitted_tokens(event)) for event in events) > 0
 
 
+def test_without_a_command_it_tells_what_there_is(run):
+    for words in ([], ["bench"], ["lab"]):
+        status, out, err = run(*words)
+        assert (status, out) == (2, "")
+        assert err.startswith("Usage: specdemo")
+        assert err.count("\n") > 5
+
+
+def test_a_prompt_that_is_no_text_is_refused_in_words(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"\xff"), encoding="utf-8"))
+    status, out, err = run("generate", "--prompt", "-")
+    assert (status, out) == (2, "")
+    assert "not text in utf-8" in err
+
+
+def test_an_exact_tie_is_told_as_one():
+    figures = Stats().as_dict()
+    comparison = {"identical": False, "first_difference": 4, "logit_gap": 0.0}
+    lanes = {"plain": {"stats": figures}, "speculative": {"stats": figures}}
+    told = cli.table({**lanes, "comparison": comparison, "sentence": "So."}, "ngram")
+    assert "from token 5 on; the target's logits of the two tokens there are 0.0000 apart." in told
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -118,6 +142,7 @@ def test_record_writes_a_trace_that_can_be_read(run, tmp_path: Path):
         (["generate", "--prompt", "Hi", "--nonsense"], "--nonsense"),
         (["dance"], "dance"),
         (["record", "--prompt", "Hi", "--out", "/no/such/folder/trace.jsonl"], "/no/such/folder"),
+        (["record", "--prompt", "Hi", "--out", "/"], "cannot be written"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(run, words, named):

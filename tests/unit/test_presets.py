@@ -129,6 +129,7 @@ BROKEN = {
     "source is no table": ('title = "a"\ndescription = "b"\ntarget = "x"\n', "target", "must be a table"),
     "no source": (GOOD.replace("hub", "revision"), "target", "exactly one of wheel, hub and path"),
     "two sources": (GOOD + 'path = "x"\n', "target", "exactly one of wheel, hub and path"),
+    "home of nobody": (GOOD.replace('hub = "', 'path = "~nobody-of-that-name/'), "target.path", "home"),
     "no target": ('title = "a"\ndescription = "b"\n', "target", "is missing"),
     "short sum": (GOOD.partition("[target]")[0] + WHEEL.replace(SUM, "abc"), "target.sha256", "64 hexadecimal"),
     "wheel without version": (

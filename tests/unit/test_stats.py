@@ -57,7 +57,7 @@ def test_the_figures_of_a_run_written_out_by_hand() -> None:
             "acceptance_rate": 4 / 5,
             "draft_efficiency": 4 / 6,
             "tokens_per_round": 7 / 3,
-            "draft_cost": 0.02 / 0.10,
+            "draft_cost": 0.03 / 0.11,
         }
     )
 
@@ -96,6 +96,14 @@ def test_a_lane_whose_clock_never_moved_divides_by_nothing() -> None:
     assert "tokens per target pass" in in_words(
         lane(2, 1, 0.1, [], verify=0.0), lane(2, 2, 0.1, [A], draft=0.01, verify=0.0)
     )
+
+
+def test_rounds_that_auto_left_without_a_draft_do_not_make_drafts_look_cheap() -> None:
+    rounds = [round_([], 1, 1e-6, 0.1, 0.1)] * 9 + [round_([R, U], 1, 0.3, 0.12, 0.42)]
+    stats = Stats.of([PREFILLED, *rounds])
+    assert stats.draft_cost == pytest.approx(0.3 / 0.12)
+    plain = Stats.of([PREFILLED, *[round_([], 1, 0.0, 0.1, 0.1)] * 10])
+    assert "a draft costs 250% of a pass, and checking it makes a pass 20% longer" in in_words(plain, stats)
 
 
 def test_the_figures_after_every_event_are_those_of_the_events_so_far() -> None:
