@@ -34,6 +34,24 @@ def read_results(path: Path) -> Mapping[str, Any] | None:
     return results
 
 
+def joined(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
+    """New results, with the old rows of drafters that were not measured again, if nothing else has changed.
+
+    Each row then tells the commit that it was measured at; hardware, versions, weights and what was asked are the same.
+    """
+    rows = [{**row, "commit": new["environment"]["commit"]} for row in new["rows"]]
+    measured = {row["drafter"] for row in rows}
+    if old is not None and _circumstances(old) == _circumstances(new):
+        kept = [row for row in old["rows"] if row["drafter"] not in measured]
+        rows = [*({"commit": old["environment"]["commit"], **row} for row in kept), *rows]
+    return {**new, "rows": rows}
+
+
+def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
+    environment = {name: value for name, value in results["environment"].items() if name != "commit"}
+    return {**results, "environment": environment, "rows": None}
+
+
 def in_words(results: Mapping[str, Any], drafter: str) -> str:
     """What this drafter reached at each temperature with the best K for it; empty if it was not measured."""
     rows = [row for row in results["rows"] if row["drafter"] == drafter]

@@ -21,7 +21,7 @@ from ..options import (
 )
 from ..presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..race import SPECULATIVE, drafters_of
-from ..results import results_path
+from ..results import joined, read_results, results_path
 from ..types import AUTO, BadInput, Settings, read_k
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def drafters(
     dtype: DType = "auto",
     device: Device = "auto",
     json_: JsonFile = None,
-    save: Annotated[bool, typer.Option("--save", help="Keep the table for the preset's drafter menu.")] = False,
+    save: Annotated[bool, typer.Option("--save", help="Keep these rows for the preset's drafter menu.")] = False,
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and what comes of it."""
     from .bench import drafter_rows
@@ -114,7 +114,8 @@ def drafters(
             "max_new_tokens": max_new_tokens,
             "repeats": repeats,
         }
-        write_json(results_path(PRESETS / f"{preset}.toml"), {**told, **asked, "rows": rows})
+        path = results_path(PRESETS / f"{preset}.toml")
+        write_json(path, joined(read_results(path), {**told, **asked, "rows": rows}))
 
 
 def percentages(shares: list[float]) -> str:

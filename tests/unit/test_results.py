@@ -10,7 +10,7 @@ import pytest
 
 from specdemo.drafters import DRAFTERS
 from specdemo.presets import PRESETS, load_presets
-from specdemo.results import in_words, read_results, results_path
+from specdemo.results import in_words, joined, read_results, results_path
 from specdemo.types import BadInput
 
 
@@ -18,7 +18,7 @@ def row(drafter: str, k: int, temperature: float, speed_up: Any) -> dict[str, An
     return locals()
 
 
-RESULTS = {
+RESULTS: dict[str, Any] = {
     "environment": {"cpu": "a processor", "cores": 2},
     "prompts": 9,
     "rows": [
@@ -44,6 +44,20 @@ def test_results_lie_beside_their_preset(tmp_path: Path) -> None:
     assert read_results(path) is None
     path.write_text(json.dumps(RESULTS))
     assert read_results(path) == RESULTS
+
+
+def test_drafters_that_were_not_measured_again_keep_their_rows_while_all_else_is_the_same() -> None:
+    old = {**RESULTS, "environment": {**RESULTS["environment"], "commit": "one"}}
+    new = {**old, "environment": {**RESULTS["environment"], "commit": "two"}, "rows": [row("eagle", 4, 0.0, 1.1)]}
+    rows = joined(old, new)["rows"]
+    assert [(r["drafter"], r["speed_up"], r["commit"]) for r in rows] == [
+        *(("ngram", 1.2, "one"), ("ngram", 1.25, "one"), ("ngram", 0.904, "one")),
+        ("eagle", 1.1, "two"),
+    ]
+    again = joined(joined(old, new), {**new, "rows": [row("block", 4, 0.0, 1.2)]})["rows"]
+    assert [r["commit"] for r in again] == ["one"] * 3 + ["two"] * 2
+    for other in (None, {**old, "prompts": 8}, {**old, "environment": {"cpu": "another", "cores": 2}}):
+        assert [r["drafter"] for r in joined(other, new)["rows"]] == ["eagle"]
 
 
 def file_of(*rows: Any) -> str:
