@@ -51,7 +51,7 @@ class Watch:
         return tuple(map(self._place, numbers.tolist(), left.sum(-1).tolist()))
 
     def _place(self, candidates: Sequence[Sequence[float]], left: float) -> Place:
-        own, others = candidates[:2], (c for c in candidates[2:] if c[1] >= LEAST * left > 0 or max(c[1:3]) >= LEAST)
+        own, others = candidates[:2], (c for c in candidates[2:] if c[1] >= LEAST * (left or 1) or c[2] >= LEAST)
         ranked = sorted({(-max(p, q), int(token_id), p, q) for token_id, p, q in (*own, *others)})
         return Place(
             _short(left), tuple(Candidate(i, self._text.name(i), _short(p), _short(q)) for _, i, p, q in ranked)

@@ -90,7 +90,7 @@ def race(
     texts = {lane: LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids) for lane in (PLAIN, SPECULATIVE)}
     watch = Watch(texts[SPECULATIVE])
     lanes = {
-        PLAIN: start(loaded, "none", prompt_ids, replace(settings, k=0)),
+        PLAIN: start(loaded, "none", prompt_ids, settings),
         SPECULATIVE: start(loaded, drafter, prompt_ids, settings, watch),
     }
     clocks = dict.fromkeys(lanes, 0.0)

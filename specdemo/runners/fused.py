@@ -157,7 +157,8 @@ class FusedRunner:
         rows, padded = len(mask) // group, mask.shape[1]
         q = q.expand(rows, -1, -1) if count == 1 else F.pad(q, (0, 0, 0, 0, 0, rows - count))
         q = q.view(rows, -1, group, width)
-        q = q.permute(1, 2, 0, 3).reshape(1, -1, group * rows, width).contiguous()  # rows of one memory sum otherwise
+        # Contiguous, because the sums of a row that is repeated without being copied come out differently.
+        q = q.permute(1, 2, 0, 3).reshape(1, -1, group * rows, width).contiguous()
         out = F.scaled_dot_product_attention(q, keys[:, :, :padded], values[:, :, :padded], attn_mask=mask)
         out = out.view(-1, group, rows, width)[:, :, :count]
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)

@@ -181,6 +181,12 @@ def shard_paths(folder: Path, split: str) -> list[Path]:
     return sorted(folder.glob(f"{split}-*.safetensors"))
 
 
+def provenance_of(shard: Path) -> dict[str, Any]:
+    """What a shard was made by and with, as `write_text` noted it."""
+    with safe_open(shard, framework="pt") as file:
+        return dict(json.loads(file.metadata()["provenance"]))
+
+
 def write_text(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -249,8 +255,7 @@ def check_same_text(path: Path, asked: dict[str, Any]) -> None:
     Raises:
         BadInput: naming the shard and what it was made with.
     """
-    with safe_open(path, framework="pt") as file:
-        made = json.loads(file.metadata()["provenance"])
+    made = provenance_of(path)
     for name in ("preset", "weights", "seed", "rows", "columns"):
         if made.get(name) != asked.get(name):
             raise BadInput(

@@ -26,7 +26,7 @@ from ..drafters.eagle import EagleHead
 from ..drafters.head import Head, Shape, load_head_for, most_frequent, output_rows, save_head
 from ..types import BadInput
 from .block import block_outputs
-from .data import ASSISTANT, shard_paths
+from .data import ASSISTANT, provenance_of, shard_paths
 from .eagle import eagle_outputs
 from .states import Shard, Text, default_layers
 
@@ -139,8 +139,7 @@ def train_head(
                 checkpoint,
             )
             say(json.dumps(curve[-1]))
-    with safe_open(train[0], framework="pt") as file:
-        origin = json.loads(file.metadata()["provenance"])
+    origin = provenance_of(train[0])
     card = {
         **provenance,
         "plan": {name: getattr(plan, name) for name in Plan.__dataclass_fields__},

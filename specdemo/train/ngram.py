@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from ..drafters.ngram import PROB_SCALE
-from .data import ASSISTANT, shard_paths
+from .data import ASSISTANT, provenance_of, shard_paths
 
 DISCOUNT = 0.4
 FEWEST = (1, 2, 2)  # a context of n tokens seen less often than FEWEST[n - 1] is dropped
@@ -71,8 +70,7 @@ def build_table(
     shards = shard_paths(folder, "train")
     if not shards:
         raise ValueError(f"{folder} holds no training text; run `train data` first.")
-    with safe_open(shards[0], framework="numpy") as file:
-        text = json.loads(file.metadata()["provenance"])
+    text = provenance_of(shards[0])
     vocab_size = text["vocab_size"]
     arrays: dict[str, np.ndarray] = {}
     written = 0
