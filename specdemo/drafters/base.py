@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..runners import Runner
-from ..sampling import probabilities, sample
+from ..sampling import largest, probabilities, sample
 from ..types import Draft, Settings, Verdict
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def draw(
     for _ in range(k):
         logits = next_logits(drawn)
         if settings.temperature == 0:
-            place = logits.argmax(-1)
+            place = largest(logits)
         else:
             probs = probabilities(logits, settings)
             uniform = torch.rand(1, generator=noise, device=noise.device, dtype=torch.float64)

@@ -11,7 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specdemo.sampling import probabilities, sample
+from specdemo.sampling import largest, probabilities, sample
 from specdemo.types import MAX_K, MAX_SEED, MAX_STOP_STRINGS, BadInput, Settings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,6 +58,15 @@ def test_temperature_zero_takes_the_first_of_equal_logits() -> None:
 def test_temperature_divides_the_logits(row: list[float], temperature: float) -> None:
     exact = [math.exp((x - max(row)) / temperature) for x in row]
     assert law(row, temperature=temperature).tolist() == pytest.approx([x / sum(exact) for x in exact], abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@given(seed=st.integers(0, 10_000), vocab=st.integers(1, 3000), values=st.integers(1, 50))
+def test_the_largest_is_the_first_one_on_a_tie(dtype: torch.dtype, seed: int, vocab: int, values: int) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    logits = torch.randint(values, (3, vocab), generator=noise).to(dtype)
+    rows_of_logits = logits.tolist()
+    assert largest(logits).tolist() == [row.index(max(row)) for row in rows_of_logits]
 
 
 @given(rows, st.integers(1, 15), temperatures)
