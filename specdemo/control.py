@@ -10,8 +10,9 @@ temperature 0 the same seed can give other tokens with auto, since the clock has
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -105,21 +106,48 @@ def _counted(drafter: type[Drafter], tokens: int) -> int:
     return min(tokens, 1) if drafter.at_once else tokens
 
 
+class History:
+    """How the guesses of one drafter fared in this run."""
+
+    def __init__(self) -> None:
+        self.passed, self.tested = [0.0] * MAX_K, [0.0] * MAX_K  # by place in the draft, fading
+        self.drafts = 0
+        self.resting = 0  # of its rounds until drafting is tried again; in the last of them it is
+
+    def add(self, fates: Sequence[Fate]) -> None:
+        """One more draft was tested."""
+        self.passed, self.tested = [FORGET * n for n in self.passed], [FORGET * n for n in self.tested]
+        for place, fate in enumerate(fates):
+            self.tested[place] += fate is not Fate.UNTESTED
+            self.passed[place] += fate is Fate.ACCEPTED
+
+    def chances(self) -> Iterator[float]:
+        """How likely the guess at each place passes if those before it did; until tests say more, as the one before."""
+        passing = LIKELY
+        for passed, tested in zip(self.passed, self.tested, strict=True):
+            passing = (passed + LIKELY_TESTS * passing) / (tested + LIKELY_TESTS)
+            yield passing
+
+
 class Control:
-    """Chooses the K of every round of one run."""
+    """Chooses the K of every round of one run.
 
-    def __init__(self, k: int | str, costs: Costs | None, drafter: type[Drafter]) -> None:
+    Where a drafter hands over to others (`Drafter.author`), each of them has a history of its own: a copied phrase
+    is worth a long draft, a guess beside it a short one or none.
+    """
+
+    def __init__(self, k: int | str, costs: Costs | None) -> None:
         """`k` may be AUTO and needs `costs` then. A fixed K adds what its rounds cost to them."""
-        self.k, self.costs, self.drafter = k, costs, drafter
-        self._passed, self._tested = [0.0] * MAX_K, [0.0] * MAX_K  # by place in the draft, fading
-        self._drafts = 0
-        self._resting = 0  # rounds until drafting is tried again; in the last of them it is
+        self.k, self.costs = k, costs
+        self._histories: defaultdict[type[Drafter], History] = defaultdict(History)
+        self._author: type[Drafter]  # of the last round
 
-    def choose(self, most: int, last: Round | None) -> int:
-        """How many tokens to draft next, at most `most`, having seen the `last` round of this run."""
+    def choose(self, most: int, last: Round | None, author: type[Drafter]) -> int:
+        """How many tokens `author` is to draft next, at most `most`, having seen the `last` round of this run."""
         costs = self.costs
         if costs and last:
             self._learn(costs, last)
+        self._author = author
         if self.k != AUTO:
             return min(int(self.k), most)
         assert costs is not None, "K = auto goes by costs"
@@ -127,29 +155,28 @@ class Control:
 
     def _choose(self, most: int, costs: Costs) -> int:
         """The K of most tokens per second, as far as one can tell; 0 while drafting does not pay."""
+        history = self._histories[self._author]
         if not most:
             return 0
-        if self._resting > 1:
-            self._resting -= 1
+        if history.resting > 1:
+            history.resting -= 1
             return 0
         passes = costs.passes
         k, rate, cost = 0, 0.0, 0.0
         tokens = chance = 1.0
-        passing = LIKELY
-        for place in range(most):
-            passing = (self._passed[place] + LIKELY_TESTS * passing) / (self._tested[place] + LIKELY_TESTS)
+        for place, passing in enumerate(islice(history.chances(), most)):
             chance *= passing
             tokens += chance
-            draft = costs.of_draft(self.drafter, place + 1)
+            draft = costs.of_draft(self._author, place + 1)
             if draft is None:
                 return 1  # to see what one costs
             length = passes[place + 2] + draft
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
-        if rate * passes[1] > 1 or self._resting:
-            self._resting = 0
+        if rate * passes[1] > 1 or history.resting:
+            history.resting = 0
             return k
-        self._resting = ceil((cost / passes[1] - 1) / PROBING)
+        history.resting = ceil((cost / passes[1] - 1) / PROBING)
         return 0
 
     def _learn(self, costs: Costs, last: Round) -> None:
@@ -157,11 +184,9 @@ class Control:
         costs.learn_pass(drafted + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
-        self._drafts += 1
-        if self._drafts > 1:  # for the first, some drafters read the prompt
-            costs.learn_draft(self.drafter, drafted, last.draft_seconds)
+        history = self._histories[self._author]
+        history.drafts += 1
+        if history.drafts > 1:  # for the first, some drafters read the prompt
+            costs.learn_draft(self._author, drafted, last.draft_seconds)
         if drafted:
-            self._passed, self._tested = [FORGET * n for n in self._passed], [FORGET * n for n in self._tested]
-            for place, token in enumerate(last.drafted):
-                self._tested[place] += token.fate is not Fate.UNTESTED
-                self._passed[place] += token.fate is Fate.ACCEPTED
+            history.add([token.fate for token in last.drafted])

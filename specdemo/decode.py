@@ -63,7 +63,7 @@ def decode(
         check_room(len(prompt_ids), settings, runner.context)
         noise = torch.Generator(runner.device).manual_seed(settings.seed)
         rule = rule or verify
-        control = Control(settings.k, costs, type(drafter))
+        control = Control(settings.k, costs)
 
         began = time.perf_counter()
         logits = runner.prefill(prompt_ids)  # [1, V]
@@ -77,7 +77,8 @@ def decode(
         while reason is None:
             began, drafts_from = time.perf_counter(), moment(runner.device)
             written = len(ids) - len(prompt_ids)
-            k = control.choose(settings.max_new_tokens - written - 1, last)  # a round emits up to k + 1
+            most = settings.max_new_tokens - written - 1  # a round emits up to k + 1
+            k = control.choose(most, last, drafter.author(ids))
             draft = drafter.propose(ids, k) if k else Draft()
             drafted = moment(runner.device)
 

@@ -7,7 +7,7 @@ from .block import Block
 from .draft_model import DraftModel
 from .eagle import Eagle
 from .layer_skip import LayerSkip
-from .lookup_first import LookupBlock, LookupNgram
+from .lookup_first import LookupBlock, LookupEagle, LookupNgram
 from .ngram import Ngram
 from .none import NoDrafter
 from .prompt_lookup import PromptLookup
@@ -20,6 +20,7 @@ DRAFTERS: dict[str, type[Drafter]] = {
     "eagle": Eagle,
     "block": Block,
     "lookup-block": LookupBlock,
+    "lookup-eagle": LookupEagle,
     "draft-model": DraftModel,
     "layer-skip": LayerSkip,
 }

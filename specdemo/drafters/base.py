@@ -44,6 +44,13 @@ class Drafter:
         """At most k >= 1 tokens to follow `context` (prompt and emitted text, the pending token last)."""
         raise NotImplementedError
 
+    def author(self, context: Sequence[int]) -> type[Drafter]:
+        """Who would propose what follows `context`: this drafter, unless it is one that hands over to others.
+
+        K = auto keeps what it learns of each apart.
+        """
+        return type(self)
+
     def observe(self, verdict: Verdict) -> None:
         """What the target made of the last proposal."""
 

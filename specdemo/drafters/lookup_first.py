@@ -11,6 +11,7 @@ from ..runners import Runner
 from ..types import Draft, Settings, Verdict
 from .base import Drafter
 from .block import Block
+from .eagle import Eagle
 from .ngram import Ngram
 from .prompt_lookup import PromptLookup
 
@@ -42,6 +43,9 @@ class LookupFirst(Drafter):
         copied = self.lookup.propose(context, k)
         return copied if copied.token_ids else self.other.propose(context, k)
 
+    def author(self, context: Sequence[int]) -> type[Drafter]:
+        return PromptLookup if self.lookup.match(context) is not None else self.other.author(context)
+
     def observe(self, verdict: Verdict) -> None:
         self.other.observe(verdict)  # of every round: a head follows the states of all tokens
 
@@ -57,4 +61,8 @@ class LookupNgram(LookupFirst):
 class LookupBlock(LookupFirst):
     description = "Prompt lookup where the text repeats itself, the block head elsewhere."
     elsewhere = Block
-    at_once = True
+
+
+class LookupEagle(LookupFirst):
+    description = "Prompt lookup where the text repeats itself, the eagle head elsewhere."
+    elsewhere = Eagle

@@ -35,6 +35,16 @@ class PromptLookup(Drafter):
         self._indexed = 0
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
+        place = self.match(context)
+        if place is None:
+            return Draft()
+        source = list(context[place:])
+        while len(source) < k:
+            source += source
+        return Draft(source[:k])
+
+    def match(self, context: Sequence[int]) -> int | None:
+        """Where what followed the last time stands; None if these words are new."""
         # The n-grams that end the context have no continuation yet and stay out of the index.
         for place in range(max(self._indexed, 1), len(context)):
             for n in range(SHORTEST, min(LONGEST, place) + 1):
@@ -42,10 +52,6 @@ class PromptLookup(Drafter):
         self._indexed = len(context)
 
         for n in range(min(LONGEST, len(context)), SHORTEST - 1, -1):
-            match = self._next_place.get(tuple(context[-n:]))
-            if match is not None:
-                source = list(context[match:])
-                while len(source) < k:
-                    source += source
-                return Draft(source[:k])
-        return Draft()
+            if (found := self._next_place.get(tuple(context[-n:]))) is not None:
+                return found
+        return None

@@ -87,14 +87,20 @@ def auto_law(toy: TableToy, name: str, settings: Settings, seed: int, seen: Call
 
     def costs() -> Costs:
         clock.restart()
-        known = Costs(FLAT)
-        known.learn_draft(type(toy.drafter(name, toy.target_runner(32), settings)), 10, 0.1)
-        return known
+        return costs_known(toy.drafter(name, toy.target_runner(32), settings))
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (loop, hardware):
             patch.setattr(module, "time", clock)
         return emitted_law(start_run, PROMPT, settings, seen=seen, costs=costs)
+
+
+def costs_known(drafter: Drafter) -> Costs:
+    """With those of a draft, whether the text repeats itself or not."""
+    costs = Costs(FLAT)
+    for author in {drafter.author(context) for context in (PROMPT, PROMPT[:1])}:
+        costs.learn_draft(author, 10, 0.1)
+    return costs
 
 
 AUTO_LAWS = [
@@ -151,10 +157,9 @@ def test_a_draft_cut_by_its_own_tokens_would_be_caught(toy: TableToy) -> None:
 def test_auto_writes_the_targets_own_greedy_text_and_reads_nothing_twice(toy: TableToy, name: str) -> None:
     settings = Settings(k=AUTO, max_new_tokens=60)
     plain = list(loop.decode(toy.target_runner(65), NoDrafter(), PROMPT, replace(settings, k=0)))
-    runner, costs = toy.target_runner(65), Costs(FLAT)
+    runner = toy.target_runner(65)
     drafter = toy.drafter(name, runner, settings)
-    costs.learn_draft(type(drafter), 10, 0.1)
-    clock = Clock(4)
+    costs, clock = costs_known(drafter), Clock(4)
     with pytest.MonkeyPatch.context() as patch:
         for module in (loop, hardware):
             patch.setattr(module, "time", clock)
@@ -264,10 +269,10 @@ def speed(k: int | str, world: World, seed: int = 1, tokens: int = 1000, drafter
     passes, draft, chance = world
     costs, true_passes = Costs(passes), Costs(passes).passes
     costs.learn_draft(drafter, 1, draft)
-    choosing, luck = Control(k, costs, drafter), random.Random(seed)
+    choosing, luck = Control(k, costs), random.Random(seed)
     written, seconds, last = 0, 0.0, None
     while written < tokens:
-        asked = choosing.choose(tokens - written - 1, last)
+        asked = choosing.choose(tokens - written - 1, last, drafter)
         passed = next((i for i in range(asked) if luck.random() >= chance(written)), asked)
         fates = [Fate.ACCEPTED] * passed + [Fate.REJECTED] * (passed < asked) + [Fate.UNTESTED] * (asked - passed - 1)
         drafting, checking = (
@@ -319,23 +324,38 @@ def test_auto_notices_when_guesses_begin_to_pass() -> None:
     assert late > 1.25 * speed(0, (CPU, 0.1, always(0.0)))
 
 
+def test_auto_learns_of_each_author_apart() -> None:
+    costs = Costs(CPU)
+    for author in (Drafter, AtOnce):
+        costs.learn_draft(author, 1, 0.1)
+    choosing, last, chosen = Control(AUTO, costs), None, []
+    for turn in range(40):
+        author, fate = (AtOnce, Fate.ACCEPTED) if turn % 2 else (Drafter, Fate.REJECTED)
+        k = choosing.choose(100, last, author)
+        drafted = (DraftedToken(0, fate, 0.5, 0.5, 0.5),) * k
+        last = Round(0, drafted, (), 0.1 * bool(k), 1.0, 1.0 + 0.1 * bool(k), k)
+        chosen.append(k)
+    assert max(chosen[-10::2]) == 0
+    assert min(chosen[-9::2]) > 8
+
+
 def test_a_drafter_that_nothing_is_known_of_is_asked_for_one_token() -> None:
     assert chosen_by(Costs(FLAT), [5.0, 0.0, 0.0]) == [1, 1, MAX_K]  # the first may have read the prompt
 
 
 def chosen_by(costs: Costs, drafting: Sequence[float]) -> list[int]:
     """The K of rounds whose drafts take these seconds and pass whole."""
-    choosing, passed = Control(AUTO, costs, Drafter), DraftedToken(0, Fate.ACCEPTED, 1, 1, 0)
+    choosing, passed = Control(AUTO, costs), DraftedToken(0, Fate.ACCEPTED, 1, 1, 0)
     last, chosen = None, []
     for seconds in drafting:
-        chosen.append(choosing.choose(100, last))
+        chosen.append(choosing.choose(100, last, Drafter))
         last = Round(0, (passed,) * chosen[-1], (), seconds, 1.0, seconds + 1, chosen[-1])
     return chosen
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, 16])
 def test_a_fixed_k_is_what_was_asked_for_and_needs_no_costs(k: int) -> None:
-    assert [Control(k, None, Drafter).choose(most, None) for most in (20, 3, 0)] == [k, min(k, 3), 0]
+    assert [Control(k, None).choose(most, None, Drafter) for most in (20, 3, 0)] == [k, min(k, 3), 0]
 
 
 def test_auto_stays_below_its_limit() -> None:

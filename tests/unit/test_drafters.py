@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from specdemo.decode import decode
 from specdemo.drafters import DRAFTERS, Drafter
 from specdemo.drafters.draft_model import DraftModel
+from specdemo.drafters.lookup_first import LookupNgram
 from specdemo.drafters.ngram import Ngram, key_of, load_table
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST, PromptLookup
 from specdemo.events import Finished, Round
@@ -217,6 +218,14 @@ def test_prompt_lookup_answers_the_same_when_the_text_grows_step_by_step(text: l
 
 def test_prompt_lookup_finds_token_0() -> None:
     assert list(PromptLookup().propose([0, 0, 5, 0, 0], 2).token_ids) == [5, 0]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
+def test_whoever_looks_up_first_says_before_whose_draft_it_will_be(context: list[int]) -> None:
+    lookup = PromptLookup()
+    drafter = LookupNgram(lookup, Scripted(lambda context, k: [9] * k))
+    author = drafter.author(context)
+    assert author is (Scripted if list(drafter.propose(context, 3).token_ids) == [9, 9, 9] else PromptLookup)
 
 
 # The n-gram table --------------------------------------------------------------------------------------------
