@@ -114,17 +114,17 @@ class FusedRunner:
         assert cache is not None, "prefill comes first"
         end = start + len(x)
         mask = self._mask(start, end, x.dtype) if start or end <= MOST_ROWS else None
+        rotation = [part[start:end] for part in cache.rotation] if cache.rotation else None
+        read, written = cache.by_layer(0, end if mask is None else mask.shape[1]), cache.by_layer(start, end)
         outputs: dict[int, Tensor] = {}
 
         for place in layers:
             layer = model.layers[place]
-            q, k, v = self._split(layer.qkv(layer.attention_norm(x)), layer)
-            if cache.rotation and layer.rotated:
-                cos, sin = cache.rotation
-                qk = rotate(torch.cat([q, k], 1), cos[start:end], sin[start:end])
-                q, k = qk.split([model.heads, model.kv_heads], 1)
-            cache.keep(place, start, k, v)
-            x = x + layer.out(self._attend(q, cache.keys[place], cache.values[place], end, mask))
+            q, k, v = self._split(layer.qkv(layer.attention_norm(x)), layer, rotation)
+            (keys, values), (new_keys, new_values) = read[place], written[place]
+            new_keys.copy_(k.transpose(0, 1))
+            new_values.copy_(v.transpose(0, 1))
+            x = x + layer.out(self._attend(q, keys, values, mask))
             x = x + layer.down(layer.activate(layer.up(layer.mlp_norm(x))))
             if place in kept:
                 outputs[place] = x
@@ -132,17 +132,20 @@ class FusedRunner:
             self.states = torch.cat([outputs[place] for place in kept], -1)
         return x
 
-    def _split(self, qkv: Tensor, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values by head, each [T, heads, width]."""
+    def _split(self, qkv: Tensor, layer: Layer, rotation: Sequence[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, both rotated, and values by head, each [T, heads, width]."""
         model = self.model
-        heads = qkv.view(len(qkv), -1, model.width)
-        q, k, v = heads.split([model.heads, model.kv_heads, model.kv_heads], 1)
+        qk, v = qkv.view(len(qkv), -1, model.width).split([model.heads + model.kv_heads, model.kv_heads], 1)
         if layer.head_norms:
-            q, k = layer.head_norms[0](q), layer.head_norms[1](k)
+            parts = zip(layer.head_norms, qk.split([model.heads, model.kv_heads], 1), strict=True)
+            qk = torch.cat([norm(part) for norm, part in parts], 1)
+        if rotation and layer.rotated:
+            qk = rotate(qk, *rotation)
+        q, k = qk.split([model.heads, model.kv_heads], 1)
         return q, k, v
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, live: int, mask: Tensor | None) -> Tensor:
-        """Attention of T queries [T, heads, width] over the first `live` keys and values [kv_heads, capacity, width].
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of T queries [T, heads, width] over as many keys and values [kv_heads, S, width] as the mask has.
 
         The query heads that share a key head are laid behind each other as its queries, so that no key or value
         is copied for them. A prompt is read from the first position and needs only the causal triangle (no mask).
@@ -150,16 +153,16 @@ class FusedRunner:
         count, heads, width = q.shape
         keys, values = keys[None], values[None]
         if mask is None:
-            q, keys, values = q.transpose(0, 1)[None], keys[:, :, :live], values[:, :, :live]
+            q = q.transpose(0, 1)[None]
             out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
             return out[0].transpose(0, 1).reshape(count, heads * width)
         group = heads // self.model.kv_heads
-        rows, padded = len(mask) // group, mask.shape[1]
+        rows = len(mask) // group
         q = q.expand(rows, -1, -1) if count == 1 else F.pad(q, (0, 0, 0, 0, 0, rows - count))
         q = q.view(rows, -1, group, width)
         # Contiguous, because the sums of a row that is repeated without being copied come out differently.
         q = q.permute(1, 2, 0, 3).reshape(1, -1, group * rows, width).contiguous()
-        out = F.scaled_dot_product_attention(q, keys[:, :, :padded], values[:, :, :padded], attn_mask=mask)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         out = out.view(-1, group, rows, width)[:, :, :count]
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)
 
@@ -181,10 +184,10 @@ class Cache:
         self.rotation = model.rotation(capacity) if model.positions is None else None
         self.length = 0
 
-    def keep(self, layer: int, start: int, k: Tensor, v: Tensor) -> None:
-        """Store the keys and values of T tokens, [T, kv_heads, width] each, from position `start` on."""
-        end = start + len(k)
-        self.keys[layer, :, start:end], self.values[layer, :, start:end] = k.transpose(0, 1), v.transpose(0, 1)
+    def by_layer(self, start: int, end: int) -> list[tuple[Tensor, Tensor]]:
+        """The keys and the values of these positions in each layer, [kv_heads, end - start, width] each."""
+        keys, values = self.keys[:, :, start:end].unbind(), self.values[:, :, start:end].unbind()
+        return list(zip(keys, values, strict=True))
 
 
 def round_up(number: int, step: int) -> int:

@@ -16,7 +16,7 @@ from specdemo.decode import decode
 from specdemo.drafters.layer_skip import LayerSkip
 from specdemo.drafters.none import NoDrafter
 from specdemo.events import Round, emitted_tokens
-from specdemo.runners import Runner, eager, fused
+from specdemo.runners import Runner, eager
 from specdemo.runners.cache import PreallocatedLayer
 from specdemo.runners.eager import EagerRunner
 from specdemo.runners.fused import FusedRunner
@@ -156,20 +156,21 @@ def test_the_parts_of_a_split_model_share_its_weights_and_leave_it_whole(model: 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Counter[int]]:
-    """How often each layer has read each position, counted where keys and values are stored."""
+    """How often each layer has read each position, counted where its keys and values are made."""
     counted: dict[Any, Counter[int]] = defaultdict(Counter)
-    update, keep = PreallocatedLayer.update, fused.Cache.keep
+    update, through = PreallocatedLayer.update, FusedRunner._through
 
     def counting_update(layer: PreallocatedLayer, keys: Tensor, *rest: Any, **options: Any) -> Any:
         counted[id(layer)].update(range(layer.length, layer.length + keys.shape[-2]))
         return update(layer, keys, *rest, **options)
 
-    def counting_keep(cache: Any, layer: int, start: int, k: Tensor, v: Tensor) -> None:
-        counted[layer].update(range(start, start + len(k)))
-        keep(cache, layer, start, k, v)
+    def counting_through(runner: FusedRunner, x: Tensor, start: int, layers: range, *rest: Any) -> Tensor:
+        for layer in layers:
+            counted[layer].update(range(start, start + len(x)))
+        return through(runner, x, start, layers, *rest)
 
     monkeypatch.setattr(PreallocatedLayer, "update", counting_update)
-    monkeypatch.setattr(fused.Cache, "keep", counting_keep)
+    monkeypatch.setattr(FusedRunner, "_through", counting_through)
     return counted
 
 
