@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import Draft
-from .head import WINDOW, Head, HeadDrafter, Shape, rotate, rotation
+from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, rotate
 
 RANK = 64  # of the bigram term
 
@@ -28,27 +28,22 @@ class BlockLayer(nn.Module):
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
         self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
 
-    def query(self, x: Tensor, places: Tensor) -> Tensor:
+    def query(self, x: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
         q = self.q(self.attention_norm(x)).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3)
-        return rotate(q, *_rotation(q, places))
+        return rotate(q, by)
 
-    def keys_values(self, x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Tensor, by: Rotation) -> tuple[Tensor, Tensor]:
         """Of block tokens or of fused states, [..., T, hidden] -> twice [..., kv_heads, T, width]."""
         both = self.kv(self.attention_norm(x)).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3)
         k, v = both.chunk(2, -3)
-        return rotate(k, *_rotation(k, places)), v
+        return rotate(k, by), v
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer: [..., T, hidden] and [..., heads, T, width] -> [..., T, hidden]."""
         x = x + self.out(attended.transpose(-2, -3).flatten(-2))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
-
-
-def _rotation(x: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    cos, sin = rotation(places, x.shape[-1])
-    return cos.to(x.dtype).unsqueeze(-3), sin.to(x.dtype).unsqueeze(-3)
 
 
 class BlockHead(Head):
@@ -98,16 +93,15 @@ class Block(HeadDrafter):
         head, end = self.ready.head, start + len(states)
         assert isinstance(head, BlockHead)
         first = max(0, end - WINDOW)
-        places = torch.arange(start, end, device=states.device)
         g = head.fused(states)
         x = head.block(self.ready.embed(tokens[-1:])[0], g[-1], k)  # [k + 1, hidden]
-        block = torch.arange(end, end + k + 1, device=x.device)
+        of_text, of_block = self.rotation_of(start, end), self.rotation_of(end, end + k + 1)
         for layer, (keys, values) in zip(head.layers, self._cache, strict=True):
             assert isinstance(layer, BlockLayer)
-            keys[:, start:end], values[:, start:end] = layer.keys_values(g, places)
-            own_k, own_v = layer.keys_values(x, block)
+            keys[:, start:end], values[:, start:end] = layer.keys_values(g, of_text)
+            own_k, own_v = layer.keys_values(x, of_block)
             k_all, v_all = torch.cat([keys[:, first:end], own_k], 1), torch.cat([values[:, first:end], own_v], 1)
-            q = layer.query(x, block)
+            q = layer.query(x, of_block)
             x = layer.finish(x, F.scaled_dot_product_attention(q[None], k_all[None], v_all[None], enable_gqa=True)[0])
         logits = self.ready.logits(x[1:])  # [k, draft_vocab]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import Draft
-from .head import WINDOW, Head, HeadDrafter, Shape, rotate, rotation
+from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, rotate
 
 
 class EagleHead(Head):
@@ -32,14 +32,14 @@ class EagleHead(Head):
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
         self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
 
-    def attention_inputs(self, g: Tensor, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries, keys, and values of pairs: [..., T, hidden] twice, [..., T] -> [..., heads, T, width]."""
+    def attention_inputs(self, g: Tensor, tokens: Tensor, by: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries, keys, and values of T pairs, [..., T, hidden] twice -> [..., heads, T, width] each."""
         shape = self.shape
         both = torch.cat([self.token_norm(tokens), self.hidden_norm(g)], -1)
         by_head = self.qkv(both).unflatten(-1, (-1, shape.width)).transpose(-2, -3)
-        q, k, v = by_head.split([shape.heads, shape.kv_heads, shape.kv_heads], -3)
-        cos, sin = (part.to(q.dtype).unsqueeze(-3) for part in rotation(places, shape.width))
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        qk, v = by_head.split([shape.heads + shape.kv_heads, shape.kv_heads], -3)
+        q, k = rotate(qk, by).split([shape.heads, shape.kv_heads], -3)
+        return q, k, v
 
     def finish(self, g: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer: [..., T, hidden] and [..., heads, T, width] -> [..., T, hidden]."""
@@ -78,12 +78,13 @@ class Eagle(HeadDrafter):
         """The head's outputs for T pairs, [T, hidden], whose entries are kept from place `start` on."""
         head, end = self.ready.head, start + len(tokens)
         assert isinstance(head, EagleHead)
-        places = torch.arange(start, end, device=g.device)
-        q, k, v = head.attention_inputs(g, self.ready.embed(tokens), places)
+        q, k, v = head.attention_inputs(g, self.ready.embed(tokens), self.rotation_of(start, end))
         keys, values = self._cache
         keys[:, start:end], values[:, start:end] = k, v
         first = max(0, end - WINDOW)
-        mask = torch.arange(first, end, device=g.device) <= places[:, None] if len(tokens) > 1 else None
+        mask = None
+        if len(tokens) > 1:
+            mask = torch.arange(first, end, device=g.device) <= torch.arange(start, end, device=g.device)[:, None]
         keys, values = keys[None, :, first:end], values[None, :, first:end]
         attended = F.scaled_dot_product_attention(q[None], keys, values, attn_mask=mask, enable_gqa=True)[0]
         return head.finish(g, attended)

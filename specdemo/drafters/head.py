@@ -73,14 +73,19 @@ class Head(nn.Module):
         return 0.0
 
 
-def rotation(places: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of the rotary embedding (Su et al., arXiv 2104.09864), [..., width] each."""
+Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] each
+
+
+def rotation(places: Tensor, width: int) -> Rotation:
+    """Of the rotary embedding (Su et al., arXiv 2104.09864), for places [..., T]."""
     half = torch.arange(width // 2, device=places.device) / (width // 2)
     angles = places[..., None].float() * ROPE_THETA**-half
     return torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, by: Rotation) -> Tensor:
+    """Rotate queries or keys [..., heads, T, width]."""
+    cos, sin = (part.to(x.dtype).unsqueeze(-3) for part in by)
     half = x.shape[-1] // 2
     return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin
 
@@ -200,7 +205,15 @@ class HeadDrafter(Drafter):
         assert states is not None, "the prompt has been read"
         self._skipped, self._entries = max(0, len(states) - WINDOW), 0
         self._unread = [states[self._skipped :]]
-        self._cache = self.new_cache(states, self.runner.context - self._skipped + MAX_K)
+        capacity = self.runner.context - self._skipped + MAX_K
+        self._cache = self.new_cache(states, capacity)
+        cos, sin = rotation(torch.arange(capacity, device=states.device), self.ready.head.shape.width)
+        self._rotation = cos.to(states), sin.to(states)
+
+    def rotation_of(self, start: int, end: int) -> Rotation:
+        """For the places from `start` to before `end`, in the type of the states."""
+        cos, sin = self._rotation
+        return cos[start:end], sin[start:end]
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], k: int) -> Draft:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.eagle import EagleHead
+from ..drafters.head import rotation
 from .states import Text, same_conversation
 
 
@@ -27,7 +28,8 @@ def eagle_outputs(head: EagleHead, text: Text, steps: int) -> Iterator[tuple[Ten
     own: list[tuple[Tensor, Tensor]] = []  # of later steps: each column sees its own
     x = head.fused(text.states)
     for step in range(1, steps + 1):
-        q, k, v = head.attention_inputs(x, text.embedded.roll(-step, 1), text.place + step - 1)
+        by = rotation(text.place + step - 1, head.shape.width)
+        q, k, v = head.attention_inputs(x, text.embedded.roll(-step, 1), by)
         q = q * scale
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [rows, heads, columns, width]
         if first is None:
