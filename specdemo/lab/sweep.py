@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 KS = (0, 1, 2, 4, 8, 16)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
+WARM_UP = 8  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,8 @@ class Plan:
 def sweep(loaded: Loaded, plan: Plan) -> Iterator[Run]:
     """Run the plan; whatever was yielded by the time it is closed can be summarised.
 
-    The runs of one text follow each other, the target alone first, so that they meet the machine in one state. One
-    more run comes before all others, to warm up.
+    The runs of one text follow each other, the target alone first, so that they meet the machine in one state. A
+    short run comes before all others, to warm up.
 
     Raises:
         BadInput: a setting out of range, a drafter that cannot be used here, or a prompt without room.
@@ -89,7 +90,8 @@ def sweep(loaded: Loaded, plan: Plan) -> Iterator[Run]:
         check_drafter(loaded, drafter)
         for prompt, temperature, seed in plan.texts:
             check_room(len(prompt_ids[prompt.id]), plan.settings(k, temperature, seed), loaded.context)
-    Stats.of(start(loaded, "none", prompt_ids[plan.prompts[0].id], plan.settings(0, 0.0, 0)))
+    warm_up = Settings(k=0, max_new_tokens=min(WARM_UP, plan.max_new_tokens))
+    Stats.of(start(loaded, "none", prompt_ids[plan.prompts[0].id], warm_up))
     for prompt, temperature, seed in plan.texts:
         alone = 0.0
         for drafter, k in plan.cases:
