@@ -40,7 +40,7 @@ class Order:
 class NgramTable:
     """P(next token | last few tokens), interpolated: each order passes its unspent mass to the one below.
 
-    `orders[n - 1]` has contexts of n tokens (1: a bigram table, 2: trigrams); `unigram` [V] float32 is the
+    `orders[n - 1]` has contexts of n tokens (1: bigrams, 2: trigrams, and so on); `unigram` [V] float32 is the
     floor, positive everywhere.
     """
 
@@ -109,7 +109,7 @@ def load_table(path: Path) -> NgramTable:
 
 
 class Ngram(Drafter):
-    """Draws each token from the table, given the two or so before it."""
+    """Draws each token from the table, given the few before it."""
 
     description = (
         "A table of which token follows which, counted in the target's own writing. Nearly free; knows phrases."

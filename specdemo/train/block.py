@@ -26,8 +26,8 @@ def block_outputs(head: BlockHead, text: Text, steps: int) -> Iterator[tuple[Ten
     row = torch.arange(rows, device=device)[:, None]
     begin = text.begin[row, anchor]
     inside &= (text.begin[row[..., None], at] == begin[..., None]) & (begin < anchor)[..., None]
-    of_block = rotation(text.place[row, anchor][..., None] + step, head.shape.width)
-    of_text = rotation(text.place, head.shape.width)
+    by_block = rotation(text.place[row, anchor][..., None] + step, head.shape.width)
+    by_text = rotation(text.place, head.shape.width)
 
     column = torch.arange(columns, device=device)
     seen = (column < anchor[..., None]) & (column >= begin[..., None])  # [rows, ANCHORS, columns]
@@ -37,9 +37,9 @@ def block_outputs(head: BlockHead, text: Text, steps: int) -> Iterator[tuple[Ten
     group, scale = head.shape.heads // head.shape.kv_heads, head.shape.width**-0.5
     for layer in head.layers:
         assert isinstance(layer, BlockLayer)
-        q = layer.query(x, of_block) * scale  # [rows, ANCHORS, heads, steps + 1, width]
-        k, v = (part.repeat_interleave(group, 2) for part in layer.keys_values(x, of_block))
-        text_k, text_v = (part.repeat_interleave(group, 1) for part in layer.keys_values(g, of_text))
+        q = layer.query(x, by_block) * scale  # [rows, ANCHORS, heads, steps + 1, width]
+        k, v = (part.repeat_interleave(group, 2) for part in layer.keys_values(x, by_block))
+        text_k, text_v = (part.repeat_interleave(group, 1) for part in layer.keys_values(g, by_text))
         flat = q.transpose(1, 2).flatten(2, 3)  # [rows, heads, ANCHORS * (steps + 1), width]
         scores = (flat @ text_k.transpose(-1, -2)).masked_fill(hidden, -torch.inf)
         own = (q @ k.transpose(-1, -2)).transpose(1, 2).flatten(2, 3)  # [..., ANCHORS * (steps + 1), steps + 1]

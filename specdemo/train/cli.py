@@ -63,7 +63,9 @@ def data(
 @app.command()
 def ngram(
     preset: PresetName = "smollm2-135m",
-    text: Folder = Path("text"),
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", help="A folder of text shards, `text` by default; more may be given.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The table; below presets/weights by default.")] = None,
 ) -> None:
     """Count the n-gram table of a preset from its text."""
@@ -71,7 +73,9 @@ def ngram(
 
     path = out or PRESETS / "weights" / f"{find_preset(preset).name}.ngram.safetensors"
     try:
-        build_table(text, path, {"command": "python -m specdemo train ngram", "preset": preset}, typer.echo)
+        build_table(
+            text or [Path("text")], path, {"command": "python -m specdemo train ngram", "preset": preset}, typer.echo
+        )
     except ValueError as error:
         raise BadInput(str(error)) from error
 

@@ -8,7 +8,7 @@ counted as a continuation, since only that is ever drafted; contexts may reach b
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,15 @@ from ..drafters.ngram import PROB_SCALE
 from .data import ASSISTANT, provenance_of, shard_paths
 
 DISCOUNT = 0.4
-FEWEST = (1, 2, 2)  # a context of n tokens seen less often than FEWEST[n - 1] is dropped
-KEPT = 12  # continuations kept for a context
+FEWEST = (1, 2, 3, 3)  # a context of n tokens seen less often than FEWEST[n - 1] is dropped
+KEPT = 4  # continuations kept for a context
+KEYS = 2**63  # contexts that can be told apart by an int64
 
 
-def count_shards(folder: Path, order: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every (context of `order` tokens, continuation) in the training shards, as two int64 arrays."""
+def count_shards(shards: Sequence[Path], order: int, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every (context of `order` tokens, continuation) in some shards, as two int64 arrays."""
     contexts, continuations = [], []
-    for path in shard_paths(folder, "train"):
+    for path in shards:
         shard = load_file(path)
         tokens, starts = shard["tokens"].astype(np.int64), shard["starts"]
         place = np.arange(tokens.shape[1])
@@ -60,22 +61,29 @@ def build_order(contexts: np.ndarray, continuations: np.ndarray, fewest: int, vo
 
 
 def build_table(
-    folder: Path, out: Path, provenance: dict[str, Any], say: Callable[[str], None] = lambda _: None
+    folders: Sequence[Path], out: Path, provenance: dict[str, Any], say: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Count the training shards of `folder` into the table `out`, with its provenance inside and beside it.
+    """Count the training shards of some folders into the table `out`, with its provenance inside and beside it.
 
     Raises:
-        ValueError: the folder holds no training shard.
+        ValueError: a folder holds no training shard, or the text of another target.
     """
-    shards = shard_paths(folder, "train")
-    if not shards:
-        raise ValueError(f"{folder} holds no training text; run `train data` first.")
-    text = provenance_of(shards[0])
-    vocab_size = text["vocab_size"]
+    shards, texts = [], []
+    for folder in folders:
+        found = shard_paths(folder, "train")
+        if not found:
+            raise ValueError(f"{folder} holds no training text; run `train data` first.")
+        shards += found
+        texts.append(provenance_of(found[0]))
+        if texts[-1].get("preset") != texts[0].get("preset"):
+            raise ValueError(f"{folder} was written by {texts[-1].get('preset')}, not by {texts[0].get('preset')}.")
+    vocab_size = texts[0]["vocab_size"]
     arrays: dict[str, np.ndarray] = {}
     written = 0
     for n, fewest in enumerate(FEWEST, start=1):
-        contexts, continuations = count_shards(folder, n, vocab_size)
+        if vocab_size**n > KEYS:
+            break
+        contexts, continuations = count_shards(shards, n, vocab_size)
         order = build_order(contexts, continuations, fewest, vocab_size)
         written = max(written, len(continuations))
         say(f"contexts of {n}: {len(order['keys']):,}, continuations {len(order['tokens']):,}")
@@ -93,7 +101,9 @@ def build_table(
         "discount": DISCOUNT,
         "fewest": FEWEST,
         "kept": KEPT,
-        "text": {key: value for key, value in text.items() if key not in ("wave", "seconds", "template")},
+        "text": [
+            {key: value for key, value in text.items() if key not in ("wave", "seconds", "template")} for text in texts
+        ],
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(arrays, out, metadata={"provenance": json.dumps(facts)})

@@ -23,21 +23,21 @@ from specdemo.types import BadInput
 A, T, U = data.ASSISTANT, data.TEMPLATE, data.USER
 
 
-def write_shard(folder: Path, tokens, roles, starts, vocab_size: int = 10, wave: int = 0) -> None:
+def write_shard(folder: Path, tokens, roles, starts, vocab_size: int = 10, wave: int = 0, preset: str = "tiny") -> None:
     arrays = {
         "tokens": np.array(tokens, dtype=np.int32),
         "roles": np.array(roles, dtype=np.uint8),
         "starts": np.array(starts, dtype=bool),
     }
     folder.mkdir(exist_ok=True)
-    facts = {"vocab_size": vocab_size, "wave": wave, "preset": "tiny", "seed": 0, "rows": 4, "columns": 60}
+    facts = {"vocab_size": vocab_size, "wave": wave, "preset": preset, "seed": 0, "rows": 4, "columns": 60}
     save_file(arrays, folder / f"train-{wave:05d}.safetensors", metadata={"provenance": json.dumps(facts)})
 
 
 def test_the_table_is_what_counting_by_hand_gives(tmp_path):
     # One row: a template token 0, the user's 5, then the assistant writes 1 2 1 2 1 3.
     write_shard(tmp_path / "text", [[0, 5, 1, 2, 1, 2, 1, 3]], [[T, U, A, A, A, A, A, A]], [[True] + [False] * 7])
-    build_table(tmp_path / "text", tmp_path / "t.safetensors", {})
+    build_table([tmp_path / "text"], tmp_path / "t.safetensors", {})
     table = load_table(tmp_path / "t.safetensors")
 
     unigram = np.array([0, 3, 2, 1, 0, 0, 0, 0, 0, 0]) + 1.0
@@ -58,7 +58,7 @@ def test_every_law_is_positive_everywhere_and_sums_to_one(tmp_path):
     starts = np.zeros((4, 200), dtype=bool)
     starts[:, ::50] = True
     write_shard(tmp_path / "text", tokens, np.full((4, 200), A), starts)
-    build_table(tmp_path / "text", tmp_path / "t.safetensors", {})
+    build_table([tmp_path / "text"], tmp_path / "t.safetensors", {})
     table = load_table(tmp_path / "t.safetensors")
     for context in rng.integers(0, 10, (50, 3)).tolist():
         law = table.law(context)
@@ -68,9 +68,37 @@ def test_every_law_is_positive_everywhere_and_sums_to_one(tmp_path):
 
 def test_counts_do_not_cross_from_one_conversation_into_the_next(tmp_path):
     write_shard(tmp_path / "text", [[1, 2, 3, 4]], [[A, A, A, A]], [[True, False, True, False]])
-    build_table(tmp_path / "text", tmp_path / "t.safetensors", {})
+    build_table([tmp_path / "text"], tmp_path / "t.safetensors", {})
     law = load_table(tmp_path / "t.safetensors").law([2])
     assert law[3] == law[9]  # 2 3 is no pair, since 3 began another conversation: 3 is as unlikely as any other
+
+
+def test_text_from_several_folders_is_counted_together(tmp_path):
+    for name, tokens in (("one", [1, 2, 1, 2]), ("two", [1, 3, 1, 3])):
+        write_shard(tmp_path / name, [tokens], [[A, A, A, A]], [[True, False, False, False]])
+    build_table([tmp_path / "one", tmp_path / "two"], tmp_path / "t.safetensors", {})
+    law = load_table(tmp_path / "t.safetensors").law([1])
+    assert law[2] == law[3] > law[1]
+    with pytest.raises(ValueError, match=r"none holds no training text"):
+        build_table([tmp_path / "one", tmp_path / "none"], tmp_path / "t.safetensors", {})
+
+
+def test_text_of_different_targets_is_not_counted_together(tmp_path):
+    for name in ("one", "two"):
+        write_shard(tmp_path / name, [[1, 2]], [[A, A]], [[True, False]], preset=name)
+    with pytest.raises(ValueError, match=r"written by two, not by one"):
+        build_table([tmp_path / "one", tmp_path / "two"], tmp_path / "t.safetensors", {})
+
+
+@pytest.mark.parametrize(("vocab_size", "orders"), [(49152, 4), (151936, 3)])
+def test_contexts_are_as_long_as_can_be_told_apart(tmp_path, vocab_size, orders):
+    last = vocab_size - 1
+    write_shard(tmp_path, [[last, last - 1] * 8], [[A] * 16], [[True] + [False] * 15], vocab_size)
+    build_table([tmp_path], tmp_path / "t.safetensors", {})
+    table = load_table(tmp_path / "t.safetensors")
+    assert len(table.orders) == orders
+    assert table.law([last - 1, last, last - 1, last]).argmax() == last - 1
+    assert table.law([last, last - 1, last, last - 1]).argmax() == last
 
 
 def test_a_damaged_or_missing_table_is_refused_in_words(tmp_path):
@@ -88,7 +116,7 @@ def test_the_shipped_table_says_where_it_came_from():
     assert table.vocab_size == 49152
     assert table.provenance == beside
     assert beside["counted_tokens"] > 500_000
-    assert "b179c952" in json.dumps(beside["text"]["weights"])
+    assert all("b179c952" in json.dumps(text["weights"]) for text in beside["text"])
     assert path.stat().st_size < 10_000_000
 
 

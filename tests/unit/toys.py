@@ -380,7 +380,7 @@ def ngram_file(folder: Path, vocab: int, seed: int = 5) -> Path:
     starts[:, 0] = True
     block = {"tokens": tokens, "roles": np.full(tokens.shape, ASSISTANT, dtype=np.uint8), "starts": starts}
     save_file(block, folder / "train-00000.safetensors", metadata={"provenance": json.dumps({"vocab_size": vocab})})
-    build_table(folder, folder / "toy.safetensors", {"made": "for tests"})
+    build_table([folder], folder / "toy.safetensors", {"made": "for tests"})
     return folder / "toy.safetensors"
 
 
