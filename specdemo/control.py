@@ -140,7 +140,7 @@ class Control:
         """`k` may be AUTO and needs `costs` then. A fixed K adds what its rounds cost to them."""
         self.k, self.costs = k, costs
         self._histories: defaultdict[type[Drafter], History] = defaultdict(History)
-        self._author: type[Drafter]  # of the last round
+        self._author: type[Drafter]  # of the last round that K was chosen for
 
     def choose(self, most: int, last: Round | None, author: type[Drafter]) -> int:
         """How many tokens `author` is to draft next, at most `most`, having seen the `last` round of this run."""
@@ -151,11 +151,11 @@ class Control:
         if self.k != AUTO:
             return min(int(self.k), most)
         assert costs is not None, "K = auto goes by costs"
-        return self._choose(min(most, costs.most_k), costs)
+        return self._choose(author, min(most, costs.most_k), costs)
 
-    def _choose(self, most: int, costs: Costs) -> int:
+    def _choose(self, author: type[Drafter], most: int, costs: Costs) -> int:
         """The K of most tokens per second, as far as one can tell; 0 while drafting does not pay."""
-        history = self._histories[self._author]
+        history = self._histories[author]
         if not most:
             return 0
         if history.resting > 1:
@@ -167,7 +167,7 @@ class Control:
         for place, passing in enumerate(islice(history.chances(), most)):
             chance *= passing
             tokens += chance
-            draft = costs.of_draft(self._author, place + 1)
+            draft = costs.of_draft(author, place + 1)
             if draft is None:
                 return 1  # to see what one costs
             length = passes[place + 2] + draft

@@ -63,7 +63,7 @@ class Eagle(HeadDrafter):
         return states.new_empty(2, shape.kv_heads, capacity, shape.width)
 
     def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
-        x = self._read(self.ready.head.fused(states), tokens, start)[-1:]
+        x = self._read(self.ready.head.fused(states), tokens, start)
         last = start + len(tokens) - 1
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
@@ -75,16 +75,13 @@ class Eagle(HeadDrafter):
         return self.draw(next_logits, k)
 
     def _read(self, g: Tensor, tokens: Sequence[int] | Tensor, start: int) -> Tensor:
-        """The head's outputs for T pairs, [T, hidden], whose entries are kept from place `start` on."""
+        """The head's output for the last of T pairs, [1, hidden]; entries of all are kept, from place `start` on."""
         head, end = self.ready.head, start + len(tokens)
         assert isinstance(head, EagleHead)
         q, k, v = head.attention_inputs(g, self.ready.embed(tokens), self.rotation_of(start, end))
         keys, values = self._cache
         keys[:, start:end], values[:, start:end] = k, v
         first = max(0, end - WINDOW)
-        mask = None
-        if len(tokens) > 1:
-            mask = torch.arange(first, end, device=g.device) <= torch.arange(start, end, device=g.device)[:, None]
         keys, values = keys[None, :, first:end], values[None, :, first:end]
-        attended = F.scaled_dot_product_attention(q[None], keys, values, attn_mask=mask, enable_gqa=True)[0]
-        return head.finish(g, attended)
+        attended = F.scaled_dot_product_attention(q[None, :, -1:], keys, values, enable_gqa=True)[0]
+        return head.finish(g[-1:], attended)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..hardware import sent
-from ..runners import Runner
+from ..runners import Runner, ops
 from ..runners.layout import linear
 from ..types import MAX_K, BadInput, Draft, Settings, Verdict
 from .base import Drafter, draw
@@ -86,8 +86,7 @@ def rotation(places: Tensor, width: int) -> Rotation:
 def rotate(x: Tensor, by: Rotation) -> Tensor:
     """Rotate queries or keys [..., heads, T, width]."""
     cos, sin = (part.to(x.dtype).unsqueeze(-3) for part in by)
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin
+    return ops.rotate(x, cos, sin)
 
 
 class Packed(nn.Module):
@@ -205,7 +204,7 @@ class HeadDrafter(Drafter):
         assert states is not None, "the prompt has been read"
         self._skipped, self._entries = max(0, len(states) - WINDOW), 0
         self._unread = [states[self._skipped :]]
-        capacity = self.runner.context - self._skipped + MAX_K
+        capacity = self.runner.context - self._skipped + MAX_K + 1
         self._cache = self.new_cache(states, capacity)
         cos, sin = rotation(torch.arange(capacity, device=states.device), self.ready.head.shape.width)
         self._rotation = cos.to(states), sin.to(states)
@@ -228,7 +227,7 @@ class HeadDrafter(Drafter):
         self._unread.append(states[: verdict.accepted + 1])
 
     def release(self) -> None:
-        self._unread, self._cache = [], torch.empty(0)
+        self._unread, self._cache, self._rotation = [], torch.empty(0), (torch.empty(0), torch.empty(0))
 
 
 def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:

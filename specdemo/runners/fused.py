@@ -145,7 +145,7 @@ class FusedRunner:
         return q, k, v
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of T queries [T, heads, width] over as many keys and values [kv_heads, S, width] as the mask has.
+        """Attention of T queries [T, heads, width] over keys and values [kv_heads, S, width].
 
         The query heads that share a key head are laid behind each other as its queries, so that no key or value
         is copied for them. A prompt is read from the first position and needs only the causal triangle (no mask).
