@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from .types import BadInput
+from .types import BadInput, is_text
 
 MARK = "THE-WORDS-OF-THE-PERSON"  # stands for them where only the template is wanted
 
@@ -25,10 +25,8 @@ def encode(
     """
     if not prompt.strip():
         raise BadInput("The prompt is empty: type something first.")
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise BadInput("The prompt holds half of a character (a lone surrogate), which is not text.") from error
+    if not is_text(prompt):
+        raise BadInput("The prompt holds half of a character (a lone surrogate), which is not text.")
     as_it_is = raw or not tokenizer.chat_template
     ids = _as_text(tokenizer, prompt) if as_it_is else _in_template(tokenizer, prompt, template_kwargs or {})
     if tokenizer.unk_token_id in ids:

@@ -284,7 +284,7 @@ def table(outcome: dict[str, Any], drafter: str) -> str:
     lines = [f"{name:<20}{plain:>14}{speculative:>22}" for name, plain, speculative in rows]
     comparison = outcome["comparison"]
     if comparison is None:
-        lines += ["", "Sampled: the two texts differ by chance, their distribution is the same."]
+        lines += ["", "Sampled: the two texts may differ by chance, their distribution is the same."]
     elif comparison["identical"]:
         lines += ["", "Identical to the target alone, token for token."]
     else:

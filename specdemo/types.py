@@ -138,6 +138,17 @@ class Settings:
             raise BadInput(f"At most {MAX_STOP_STRINGS} stop strings, please; there are {len(self.stop)}.")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise BadInput("A stop string cannot be empty.")
+        if not all(is_text(text) for text in self.stop):
+            raise BadInput("A stop string holds half of a character (a lone surrogate), which is not text.")
+
+
+def is_text(words: str) -> bool:
+    """Whether it can be written down: half of a surrogate pair cannot."""
+    try:
+        words.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _whole(name: str, value: object, low: int, high: int, also: str = "") -> None:

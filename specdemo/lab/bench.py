@@ -66,6 +66,20 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
+def readable(loaded: Loaded, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    """Those that the model can read, and those that it cannot: a character model may know no digits."""
+    can: list[Prompt] = []
+    cannot: list[Prompt] = []
+    for prompt in prompts:
+        try:
+            loaded.encode(prompt.prompt)
+        except BadInput:
+            cannot.append(prompt)
+        else:
+            can.append(prompt)
+    return can, cannot
+
+
 def some(prompts: Sequence[Prompt], each: int) -> list[Prompt]:
     """The first `each` prompts of every category; all if that is 0."""
     seen = Counter[str]()

@@ -33,7 +33,7 @@ class Explained:
 
     `one_pass` are the seconds of a mean target pass over one token, `k` is the longest draft, `alpha` the acceptance
     rate, `draft_cost` c and `verify_cost` the mean verification pass, both in target passes, `by_position` the
-    acceptance rate at each place of the draft, 0 where nothing was tested. `parts` begins with the formula and ends
+    acceptance rate at each place of the draft, None where nothing was tested. `parts` begins with the formula and ends
     with the measured speed-up: their changes add up to the gap exactly.
     """
 
@@ -42,7 +42,7 @@ class Explained:
     alpha: float
     draft_cost: float
     verify_cost: float
-    by_position: tuple[float, ...]
+    by_position: tuple[float | None, ...]
     predicted: float
     measured: float
     parts: tuple[Part, ...]
@@ -78,8 +78,9 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event]) -> Explained:
     draft = stats.draft_seconds / len(rounds) / one_pass  # of a mean round
     verify = stats.verify_seconds / len(rounds) / one_pass
     c = draft / fmean(lengths)
-    by_position = [accepted / tested if tested else 0.0 for tested, accepted in counts_by_place(rounds)]
-    reached = [0.0, *accumulate(accumulate(by_position, mul))]  # tokens accepted of a draft of 0, 1, 2, ... tokens
+    by_position = [accepted / tested if tested else None for tested, accepted in counts_by_place(rounds)]
+    passing = [rate or 0.0 for rate in by_position]
+    reached = [0.0, *accumulate(accumulate(passing, mul))]  # tokens accepted of a draft of 0, 1, 2, ... tokens
     seconds = fmean(event.seconds for event in rounds) / fmean(event.seconds for event in alone)
 
     predicted = theory.speed_up(alpha, k, theory.Costs(c))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +35,7 @@ from ..types import BadInput, Settings
 
 if TYPE_CHECKING:
     from ..models import Loaded
+    from .bench import Prompt
 
 app = typer.Typer(help="Why it is fast or slow, which K, and whether it is really lossless.", no_args_is_help=True)
 
@@ -217,7 +218,7 @@ def domains(
         asked = read_prompts(prompts)
         settings = Settings(k=k, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
         with loaded_model(preset, dtype, device) as loaded:
-            name = drafter or loaded.preset.defaults.drafter
+            name, asked = drafter or loaded.preset.defaults.drafter, _readable(loaded, asked)
             for prompt, entries in told(lab.domains(loaded, name, asked, settings), len(asked)):
                 counts.add(prompt.category, entries)
             environment = loaded.environment()
@@ -272,9 +273,11 @@ def lossless(
         raise BadInput("At temperature 0 nothing is sampled: choose one above 0, or --rounds 0.")
     if min(limit, rounds) < 0:
         raise BadInput("The limit and the rounds must be at least 0.")
-    asked = read_prompts(prompts)
-    asked = asked[:: max(1, len(asked) // limit)][:limit] if limit else []  # from the whole file
+    asked = read_prompts(prompts) if limit else []
     with loaded_model(preset, dtype, device, eager) as loaded:
+        if asked:
+            asked = _readable(loaded, asked)
+            asked = asked[:: max(1, len(asked) // limit)][:limit]  # from the whole file
         name, ids = drafter or loaded.preset.defaults.drafter, loaded.encode(prompt)
         steps = greedy.steps(asked, [name], transformers)
         checks = list(told(greedy.greedy(loaded, asked, [name], k, max_new_tokens, transformers), steps))
@@ -296,6 +299,23 @@ def lossless(
     differ = not all(check.identical or check.near_tie for check in checks)
     if differ or (sampled and sampled.caught) or any(place.error > lab.PRECISION for place in places):
         raise typer.Exit(1)
+
+
+def _readable(loaded: Loaded, asked: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts that the model can read; says which are left out.
+
+    Raises:
+        BadInput: it can read none.
+    """
+    from .bench import readable
+
+    can, cannot = readable(loaded, asked)
+    names = ", ".join(prompt.id for prompt in cannot)
+    if not can:
+        raise BadInput(f"This model can read none of the prompts ({names}): they hold characters it does not know.")
+    if cannot:
+        typer.echo(f"Left out, since this model cannot read all their characters: {names}.", err=True)
+    return can
 
 
 def at_least_1(**numbers: int) -> None:

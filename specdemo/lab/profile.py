@@ -54,7 +54,8 @@ def profile(
 ) -> Iterator[list[Timing]]:
     """Time everything in turn, `repeats` times over, so that a slow minute of the machine meets all parts alike.
 
-    All at temperature 0 and to the full `new_tokens`, past any end of the text. Close it to stop.
+    All at temperature 0. Passes go to the full `new_tokens`, past any end of the text; drafts end with it. Close it to
+    stop.
 
     Raises:
         BadInput: the context has no room, or a drafter cannot be used here.

@@ -136,7 +136,7 @@ def _explained(found: Explained) -> dict[str, Any]:
             "The formula takes them to be all alike.",
             {"label": "place in the draft", "ticks": [str(place) for place in range(1, found.k + 1)]},
             {"label": "guesses that pass", **SHARE},
-            [("measured", [[place, rate] for place, rate in enumerate(found.by_position)])],
+            [("measured", [[place, rate] for place, rate in enumerate(found.by_position) if rate is not None])],
             [(found.alpha, "alpha, all together")],
         ),
     ]
@@ -174,7 +174,7 @@ def of_sweep(plan: sweep.Plan, runs: Sequence[sweep.Run], vary: str) -> Picture:
     plots = [
         plot(
             "Speed-up",
-            "Over the target alone on the same text. The whiskers hold the true mean 19 times in 20.",
+            "Over the target alone on the same prompt. The whiskers hold the true mean 19 times in 20.",
             "speedup",
             {"label": "times the target alone", "format": "times"},
             rules=[(1, "the target alone")],
@@ -196,7 +196,8 @@ def of_sweep(plan: sweep.Plan, runs: Sequence[sweep.Run], vary: str) -> Picture:
         ("draft_efficiency", "draft efficiency", "percent"),
     ]
     words = [row["sentence"] for row in sweep.best_k(rows)] if axis == "k" else list(_temperature_words(rows))
-    return [section("", words, plots, [table("All figures: mean, and 95% interval over prompts", columns, rows)])]
+    over = "prompts" if len(plan.prompts) > len(categories) else "seeds"  # see `sweep.summarise`
+    return [section("", words, plots, [table(f"All figures: mean, and 95% interval over {over}", columns, rows)])]
 
 
 def _temperature_words(rows: Sequence[Row]) -> Iterator[str]:
@@ -216,7 +217,8 @@ def _temperature_words(rows: Sequence[Row]) -> Iterator[str]:
 # Where guesses pass ----------------------------------------------------------------------------------------
 
 
-def of_domains(counts: domains.Counts) -> Picture:
+def of_domains(counts: domains.Counts, left_out: Sequence[str] = ()) -> Picture:
+    """`left_out` names the prompts that the model cannot read."""
     rows = counts.rows()
     titles = {
         domains.CATEGORY: ("By sort of text", "Of the tested guesses, how many passed."),
@@ -239,6 +241,7 @@ def of_domains(counts: domains.Counts) -> Picture:
     columns += [(name, name, "whole") for name in ("drafted", "tested", "accepted")]
     columns += [("acceptance_rate", "acceptance rate", "percent"), ("draft_efficiency", "draft efficiency", "percent")]
     told = counts.in_words() or ["Too few guesses so far to tell."]
+    told += [f"Left out, since this model cannot read all their characters: {', '.join(left_out)}."] if left_out else []
     return [section("", told, plots, [table("Counts", columns, rows)])]
 
 

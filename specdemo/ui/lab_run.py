@@ -72,11 +72,12 @@ class LabRun(Job):
                 news: dict[str, Any] = {
                     "progress": {"done": study.done, "of": study.steps, "words": f"{words}. {left}"}
                 }
-                if now - pictured >= PICTURE_SECONDS:
-                    news["picture"], pictured = study.picture(), now
+                if now - pictured >= PICTURE_SECONDS and (picture := study.picture()):
+                    news["picture"], pictured = picture, now
                 yield news
         self.files = self._files(loaded, study)
-        yield {"picture": study.picture(), "values": study.values(), "end": {"stopped": self.stop.is_set()}}
+        last = {"picture": picture} if (picture := study.picture()) else {}  # else the page keeps what it shows
+        yield {**last, "values": study.values(), "end": {"stopped": self.stop.is_set()}}
 
     def _files(self, loaded: Any, study: Study) -> dict[str, str]:
         from ..lab.tables import csv_text, json_text

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..events import Entry
 from ..lab import domains, greedy, lossless, profile, sweep, theory
-from ..lab.bench import Prompt, read_prompts
+from ..lab.bench import Prompt, read_prompts, readable
 from ..lab.explain import Explained, explain
 from ..presets import PRESETS
 from ..race import PLAIN, SPECULATIVE, race
@@ -88,6 +88,7 @@ class Theory(Study):
         self.timings: list[profile.Timing] = []
         self.entries: list[Entry] = []
         self.explained: Explained | None = None
+        self.nothing = ""  # why there is nothing to show
         self.steps = profile.steps(loaded, [asked["drafter"]], REPEATS) + 1
 
     def run(self) -> Iterator[str]:
@@ -101,10 +102,18 @@ class Theory(Study):
                 self.entries.append(entry)
                 yield "Racing"
         self.done += 1
-        self.explained = _explained(self.entries)
+        with suppress(BadInput):  # nothing was tested
+            self.explained = _explained(self.entries)
+        if not self.values():
+            self.nothing = (
+                f"The drafter {drafter} guessed too little in this text to time it and to see what passes. Choose "
+                "another prompt, or another drafter."
+            )
         yield "Comparing"
 
     def picture(self) -> Picture:
+        if self.nothing:
+            return [pictures.section(self.nothing, [])]
         values = self.values()
         return pictures.of_theory(_costs(values), values["alpha"], self.explained) if values else []
 
@@ -161,7 +170,7 @@ class Domains(Study):
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
         self.counts = domains.Counts()
-        self.prompts = some_of_each("domains", asked["prompts"])
+        self.prompts, self.left_out = readable(loaded, some_of_each("domains", asked["prompts"]))
         self.steps = len(self.prompts)
 
     def run(self) -> Iterator[str]:
@@ -173,7 +182,7 @@ class Domains(Study):
             yield "Writing texts"
 
     def picture(self) -> Picture:
-        return pictures.of_domains(self.counts)
+        return pictures.of_domains(self.counts, [prompt.id for prompt in self.left_out])
 
     def rows(self) -> list[dict[str, Any]]:
         return self.counts.rows()
@@ -185,7 +194,8 @@ class Lossless(Study):
         self.checks: list[greedy.GreedyCheck] = []
         self.places: list[lossless.PlaceLaw] = []
         self.history: list[lossless.Sampled] = []
-        self.prompts = some_of_each("domains", 3)[: asked["prompts"]]
+        self.no_dice = ""  # why none could be rolled
+        self.prompts = readable(loaded, some_of_each("domains", 3))[0][: asked["prompts"]]
         batches = -(-asked["rounds"] // lossless.BATCH)
         self.steps = greedy.steps(self.prompts, [asked["drafter"]]) + 1 + (batches + 1 if batches else 0)
 
@@ -202,7 +212,11 @@ class Lossless(Study):
         self.done += 1
         if not rounds:
             return
-        context = lossless.telling_context(self.loaded, drafter, ids, settings)
+        try:
+            context = lossless.telling_context(self.loaded, drafter, ids, settings)
+        except BadInput as error:  # what was found so far stands
+            self.no_dice = str(error)
+            return
         self.done += 1
         yield "Found a telling place in the text"
         for sampled in lossless.sampling(self.loaded, drafter, context, settings, rounds, rule):
@@ -217,6 +231,8 @@ class Lossless(Study):
         if self.history:
             decode = self.loaded.tokenizer.decode
             sections.append(pictures.of_sampling(self.history, lambda token: str(decode([token]))))
+        if self.no_dice:
+            sections.append(pictures.section("", [self.no_dice], title="No dice were rolled"))
         return sections
 
     def rows(self) -> list[dict[str, Any]]:
@@ -268,7 +284,7 @@ def numbers_of(job: Job | None) -> dict[str, Any]:
     """
     found = explained_of(job)
     if found is None:
-        raise BadInput("There is no race to take numbers from: run one in the Race tab first.")
+        raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
     target_ms = 1000 * found.one_pass
     return {"draft_ms": found.draft_cost * target_ms, "target_ms": target_ms, "alpha": found.alpha}
 

@@ -113,5 +113,6 @@ def live_figures(stats: Stats) -> dict[str, Any]:
 
 
 def _short(number: float) -> float:
-    """Four significant digits: what a tooltip can show."""
-    return float(f"{number:.4g}")
+    """Four significant digits: what a tooltip can show. What is not quite certain stays so."""
+    short = float(f"{number:.4g}")
+    return 0.9999 if number < 1 <= short else short

@@ -80,8 +80,8 @@ def build_page(
                 add_replay(runs)
         fields = [form[name] for name in FIELDS]
         _wire_runs(engine, runs, form, fields, race)
-        _wire_presets(engine, form, top)
-        _wire_links(engine, form, fields, race, page, notes)
+        describe = _wire_presets(engine, form, top)
+        _wire_links(engine, form, fields, race, page, notes).then(**describe)
         page.load(_watcher(engine, first.name), outputs=[top, form["drafter"]], concurrency_limit=None, **QUIET)
         page.unload(_leaver(runs))
         api.add_endpoints(engine, runs, MODEL)
@@ -216,7 +216,8 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset]) -> Any:
     return read_request(presets=list(presets), raw=mode == RAW, isolated=order == ISOLATED, **named)
 
 
-def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
+def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> dict[str, Any]:
+    """Returns the event that describes the chosen drafter in the words of the chosen preset."""
     names = ("drafter", "k", "auto", "temperature", "max_new_tokens", "mode")
 
     def choose(preset: Any) -> Iterator[list[Any]]:
@@ -242,14 +243,16 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
         choose, form["preset"], outputs, preprocess=False, trigger_mode="always_last", **MODEL, **QUIET
     )
     top.retry(choose, form["preset"], outputs, preprocess=False, **MODEL, **QUIET)
-    form["drafter"].change(
-        describe,
-        [form["preset"], form["drafter"]],
-        form["drafter"],
-        preprocess=False,
-        queue=False,
+    event = {
+        "fn": describe,
+        "inputs": [form["preset"], form["drafter"]],
+        "outputs": form["drafter"],
+        "preprocess": False,
+        "queue": False,
         **QUIET,
-    )
+    }
+    form["drafter"].change(**event)
+    return event
 
 
 def _watcher(engine: Engine, first: str) -> Any:
@@ -286,7 +289,8 @@ def _drafter_update(status: Status) -> dict[str, Any]:
 
 def _wire_links(
     engine: Engine, form: dict[str, Any], fields: list[Any], race: gr.HTML, page: gr.Blocks, notes: Sequence[str]
-) -> None:
+) -> Any:
+    """Returns the event of a page that was opened, its form filled in from the link."""
     choices = {
         "preset": list(engine.presets),
         "drafter": list(DRAFTERS),
@@ -296,4 +300,4 @@ def _wire_links(
     known = json.dumps({"choices": choices, "notes": list(notes)})
     form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
     race.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
-    page.load(None, fields, fields, js=f"(...values) => specdemo.opened({known}, values)")
+    return page.load(None, fields, fields, js=f"(...values) => specdemo.opened({known}, values)")

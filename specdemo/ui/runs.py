@@ -138,23 +138,28 @@ def is_whole(events: Iterable[Event]) -> bool:
 
 def exactness(summary: dict[str, Any], temperature: float, dtype: str, stopped: bool) -> dict[str, str]:
     """The badge: its `mark` (same, differs or chance), a `title` and a sentence that explains it."""
-    if temperature > 0:
-        return {
-            "mark": "chance",
-            "title": "Same law, other draws",
-            "words": f"At temperature {temperature:g} each lane draws its own tokens from the same distribution, so "
-            "the texts differ by chance. What the target would say, and how often, is unchanged.",
-        }
-    comparison = summary["comparison"]
-    both = min(len(summary[lane]["token_ids"]) for lane in (PLAIN, SPECULATIVE))
-    place, gap = comparison["first_difference"], comparison["logit_gap"]
+    plain, speculative = (summary[lane]["token_ids"] for lane in (PLAIN, SPECULATIVE))
+    both = min(len(plain), len(speculative))
     if not both:  # stopped before the second lane had begun
         return {"mark": "", "title": "", "words": "There is nothing to compare yet."}
+    if temperature > 0:
+        same = plain[:both] == speculative[:both] if stopped else plain == speculative
+        return {
+            "mark": "chance",
+            "title": "Same law, same draws" if same else "Same law, other draws",
+            "words": f"At temperature {temperature:g} each lane draws its own tokens from the same distribution, so "
+            f"the texts {'could differ, though these do not' if same else 'differ by chance'}. "
+            "What the target would say, and how often, is unchanged.",
+        }
+    comparison = summary["comparison"]
+    place, gap = comparison["first_difference"], comparison["logit_gap"]
     if comparison["identical"] or (stopped and place >= both):
         title = "Identical so far" if stopped else "Identical to the target alone"
-        which = f"The first {both} tokens" if stopped else f"All {both} tokens"
-        return {"mark": "same", "title": title, "words": f"{which} are exactly those that the target alone wrote."}
-    words = f"The texts are the same for {place} tokens."
+        words = f"{'The first' if stopped else 'All'} {both} tokens are exactly those that the target alone wrote."
+        if both == 1:
+            words = "The one token is exactly that which the target alone wrote."
+        return {"mark": "same", "title": title, "words": words}
+    words = f"The texts are the same for {place} token{'' if place == 1 else 's'}."
     if gap is not None:
         words += f" There the target's logits of the two next tokens are {gap:.2g} apart"
         if is_near_tie(gap, dtype):

@@ -49,7 +49,7 @@ def test_a_round_is_told_in_reading_order() -> None:
         3,
         [
             ["A", "a", 0.1235, 0.5, 0.1, 1],
-            ["x", "x", 0.25, 1.0, 1.0, 2],
+            ["x", "x", 0.25, 1.0, 0.9999, 2],  # a draw is below 1, and stays so
             ["u", "u", 0.0, 0.5, 0.3, 3],
             ["R", "r", 0.75],
         ],
@@ -110,7 +110,12 @@ def outcome(plain: int, speculative: int, **comparison: Any) -> dict[str, Any]:
         (outcome(9, 9, first_difference=4, logit_gap=0.125), 0, "posit8", False, "differs", "near-tie"),
         (outcome(9, 9, first_difference=4, logit_gap=0.125), 0, "float32", False, "differs", "Please report this"),
         (outcome(9, 7, first_difference=7), 0, "float32", False, "differs", "The texts are the same for 7 tokens."),
-        (outcome(9, 7), 0.7, "float32", False, "chance", "At temperature 0.7 each lane draws its own tokens"),
+        (outcome(1, 1, identical=True), 0, "float32", False, "same", "The one token is exactly that"),
+        (outcome(9, 9, first_difference=1), 0, "float32", False, "differs", "The texts are the same for 1 token."),
+        (outcome(9, 7), 0.7, "float32", False, "chance", "the texts differ by chance"),
+        (outcome(9, 9), 0.7, "float32", False, "chance", "the texts could differ, though these do not"),
+        (outcome(9, 7), 0.7, "float32", True, "chance", "the texts could differ, though these do not"),
+        (outcome(9, 0), 0.7, "float32", True, "", "There is nothing to compare yet."),
     ],
 )
 def test_the_badge(
@@ -132,6 +137,8 @@ def test_form_values_become_a_request() -> None:
     assert (request.raw, request.isolated) == (True, False)
     assert ask(stop=["x\ny"]).settings.stop == ("x\ny",)
     assert ask(stop=None).settings.stop == ()
+    with pytest.raises(BadInput, match="half of a character"):
+        ask(stop="smile \ud83d")
 
 
 @given(

@@ -177,7 +177,7 @@ def test_a_race_that_follows_the_theory_leaves_no_gap_but_the_first_token() -> N
 def test_acceptance_by_position_counts_only_what_was_tested() -> None:
     assert explain(PLAIN, SPECULATIVE).by_position == (3 / 4, 1, 1 / 2, 1)
     never_tested = round_([A, R, U], 0.02, 0.13, 0.17)
-    assert explain(PLAIN, [prefilled(0.3), never_tested]).by_position == (1, 0, 0)
+    assert explain(PLAIN, [prefilled(0.3), never_tested]).by_position == (1, 0, None)
 
 
 @pytest.mark.parametrize("lanes", [([], []), (PLAIN, PLAIN), (PLAIN[:1], SPECULATIVE)])

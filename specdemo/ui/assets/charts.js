@@ -99,7 +99,7 @@
         count.textContent = rounds || "";
       });
       if (!last) return;
-      const words = Object.entries(lengths).map(([length, rounds]) => `${length} accepted in ${rounds} rounds`);
+      const words = Object.entries(lengths).map(([length, rounds]) => `${length} accepted in ${rounds} ${rounds === 1 ? "round" : "rounds"}`);
       this.histogram.setAttribute("aria-label", words.join(", ") || "Nothing was drafted");
     }
 

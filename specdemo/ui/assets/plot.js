@@ -80,8 +80,11 @@
     return { to, marks, text: (value) => (named ? axis.ticks[value] : sd.format(value, axis.format)) };
   };
 
+  // A seventh series has the colour of the first, but neither its marker nor its dashes.
+  const shape = (place) => (place + Math.floor(place / COLOURS)) % COLOURS;
+
   const marker = (parent, place, x, y, size = 1) =>
-    draw(parent, "path", { d: MARKERS[place % COLOURS], transform: `translate(${x},${y}) scale(${size})` }, "sd-marker");
+    draw(parent, "path", { d: MARKERS[shape(place)], transform: `translate(${x},${y}) scale(${size})` }, "sd-marker");
 
   const drawLines = (spec, root) => {
     const width = Math.max(root.clientWidth, 260);
@@ -103,11 +106,12 @@
     for (const rule of spec.rules) {
       draw(svg, "line", { x1: ROOM.left, x2: width - ROOM.right, y1: y.to(rule.y), y2: y.to(rule.y) }, "sd-rule");
     }
+    const apart = Math.min(ASIDE, (0.7 * (x.to(1) - x.to(0))) / spec.series.length);
     spec.series.forEach((series, place) => {
-      const aside = spec.x.ticks ? (place - (spec.series.length - 1) / 2) * ASIDE : 0; // or whiskers would hide each other
+      const aside = spec.x.ticks ? (place - (spec.series.length - 1) / 2) * apart : 0; // or whiskers would hide each other
       const group = draw(svg, "g", { transform: `translate(${aside},0)` }, `sd-series sd-s${place % COLOURS}`);
       const path = series.points.map(([at, value], step) => `${step ? "L" : "M"}${x.to(at)},${y.to(value)}`).join("");
-      draw(group, "path", { d: path, "stroke-dasharray": DASHES[place % COLOURS] }, "sd-line");
+      draw(group, "path", { d: path, "stroke-dasharray": DASHES[shape(place)] }, "sd-line");
       for (const [at, value, low, high] of series.points) {
         if (high !== null && high !== undefined) {
           const [centre, bottom, top] = [x.to(at), y.to(low ?? value), Math.max(y.to(high), ROOM.top)];
@@ -144,7 +148,7 @@
     spec.series.forEach(({ name, points }, place) =>
       add(name, (swatch) => {
         const group = draw(swatch, "g", {}, `sd-series sd-s${place % COLOURS}`);
-        if (points.length > 1) draw(group, "path", { d: "M0,7H34", "stroke-dasharray": DASHES[place % COLOURS] }, "sd-line");
+        if (points.length > 1) draw(group, "path", { d: "M0,7H34", "stroke-dasharray": DASHES[shape(place)] }, "sd-line");
         marker(group, place, 17, 7);
       }),
     );

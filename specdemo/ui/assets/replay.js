@@ -10,6 +10,8 @@
     file: "From your file, not measured here.",
   };
 
+  const tooLarge = (limit) => `This file is too large: a trace has at most ${limit / 1e6} MB.`;
+
   class Replay {
     constructor(element, props, server) {
       element.replaceChildren(sd.clone("sd-replay"));
@@ -102,17 +104,24 @@
       if (!file) return;
       input.value = ""; // so that the same file can be opened again
       this.which.value = FILE;
-      if (file.size > this.limit) return this.refuse(`This file is too large: a trace has at most ${this.limit / 1e6} MB.`);
+      if (file.size > this.limit) return this.refuse(tooLarge(this.limit));
       const packed = file.name.endsWith(".gz");
       const stream = packed ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream();
+      const unpacking = (this.loading = new Response(stream).text());
+      let text = "";
       try {
-        this.load(this.server.uploaded(await new Response(stream).text()));
+        text = await unpacking;
       } catch {
-        this.refuse("This file cannot be unpacked.");
+        text = null;
       }
+      if (unpacking !== this.loading) return; // another was chosen meanwhile
+      if (text === null) return this.refuse("This file cannot be unpacked.");
+      if (text.length > this.limit) return this.refuse(tooLarge(this.limit));
+      this.load(this.server.uploaded(text));
     }
 
     refuse(sentence) {
+      this.loading = null;
       this.pause();
       this.race.fail(sentence);
     }

@@ -103,7 +103,8 @@
       const emitted = (list) => list.filter(([, code]) => "arbt".includes(code));
       const first = player.data.lanes[player.lane].events[0].row[2];
       const text = [...first, ...emitted(before)].map(([piece]) => piece).join("");
-      this.text = (text.length > TAIL ? "…" : "") + text.slice(-TAIL);
+      const letters = [...text]; // a slice of the string could cut an emoji in two
+      this.text = (letters.length > TAIL ? "…" : "") + letters.slice(-TAIL).join("");
       this.written = 1 + emitted(before).length;
       this.emitted = emitted(tokens).length;
       this.steps = [{ name: "draft", draw: () => this.drawDraft() }];

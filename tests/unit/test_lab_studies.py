@@ -1,0 +1,67 @@
+"""The measurements behind the Lab's views, where there is little or nothing to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specdemo.drafters.prompt_lookup import PromptLookup
+from specdemo.lab.bench import Prompt, readable
+from specdemo.models import Loaded, load
+from specdemo.types import BadInput, Draft
+from specdemo.ui.lab_studies import Lossless, Theory
+from tests.unit.checkpoints import full_preset
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPT = "the cat sat on the mat"
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    loaded = load(full_preset(tmp_path_factory.mktemp("lab")), "float32", "cpu")
+    yield loaded
+    loaded.release()
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A drafter that never has anything to say."""
+    monkeypatch.setattr(PromptLookup, "propose", lambda self, context, k: Draft())
+    return "prompt-lookup"
+
+
+def test_a_drafter_that_guesses_nothing_leaves_a_sentence_in_place_of_the_theory(loaded: Loaded, silent: str) -> None:
+    study = Theory(loaded, {"prompt": PROMPT, "drafter": silent, "k": 4})
+    assert study.picture() == []
+    list(study.run())
+    (section,) = study.picture()
+    assert section["verdict"].startswith(f"The drafter {silent} guessed too little in this text")
+    assert study.values() == {}
+    assert study.rows() == []
+
+
+def test_dice_that_cannot_be_rolled_leave_the_greedy_texts(loaded: Loaded, silent: str) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "drafter": silent, "k": 2, "temperature": 1.0}
+    study = Lossless(loaded, {**asked, "rounds": 10, "rule": "exact", "prompts": 1})
+    list(study.run())
+    assert len(study.checks) > 0
+    assert study.picture()[-1]["title"] == "No dice were rolled"
+    assert "choose another prompt" in study.picture()[-1]["words"][0]
+    assert study.result()["sampling"] == []
+
+
+def test_prompts_that_a_model_cannot_read_are_told_apart() -> None:
+    def encode(text: str) -> list[int]:
+        if "1" in text:
+            raise BadInput("This model cannot read some of these characters: '1'.")
+        return [0]
+
+    prompts = [Prompt("a", "x", "no digits"), Prompt("b", "x", "1 digit"), Prompt("c", "y", "none")]
+    loaded: Any = SimpleNamespace(encode=encode)
+    can, cannot = readable(loaded, prompts)
+    assert [prompt.id for prompt in can] == ["a", "c"]
+    assert [prompt.id for prompt in cannot] == ["b"]
