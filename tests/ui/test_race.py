@@ -77,10 +77,14 @@ def test_a_difference_is_shown_with_its_place_and_gap(visit: Visit, script: Scri
     assert "near-tie" in page.locator(".sd-why-exact").inner_text()
 
 
-def test_above_temperature_zero_the_texts_may_differ(visit: Visit, script: Script) -> None:
+@pytest.mark.parametrize(("differ_at", "title"), [(1, "Same law, other draws"), (None, "Same law, same draws")])
+def test_above_temperature_zero_the_texts_may_differ(
+    visit: Visit, script: Script, differ_at: int | None, title: str
+) -> None:
+    script.differ_at = differ_at
     page = visit("?temperature=0.8&prompt=one+two")
     run(page)
-    assert page.locator(".sd-badge").inner_text() == "Same law, other draws"
+    assert page.locator(".sd-badge").inner_text() == title
 
 
 def test_whatever_is_typed_or_generated_is_shown_literally(visit: Visit, script: Script) -> None:
