@@ -182,9 +182,10 @@ def shard_paths(folder: Path, split: str) -> list[Path]:
 
 
 def provenance_of(shard: Path) -> dict[str, Any]:
-    """What a shard was made by and with, as `write_text` noted it."""
+    """What text was made by and with, as `write_text` noted it; what is this shard's alone, or long, is left out."""
     with safe_open(shard, framework="pt") as file:
-        return dict(json.loads(file.metadata()["provenance"]))
+        facts = json.loads(file.metadata()["provenance"])
+    return {name: value for name, value in facts.items() if name not in ("wave", "seconds", "template")}
 
 
 def write_text(

@@ -139,12 +139,11 @@ def train_head(
                 checkpoint,
             )
             say(json.dumps(curve[-1]))
-    origin = provenance_of(train[0])
     card = {
         **provenance,
         "plan": {name: getattr(plan, name) for name in Plan.__dataclass_fields__},
         "text": {
-            **{name: value for name, value in origin.items() if name not in ("wave", "seconds", "template")},
+            **provenance_of(train[0]),
             "training_tokens": sum(shard.block["tokens"].numel() for shard in shards),
         },
         "held_out_tokens": VALIDATED_ROWS * validation.block["tokens"].shape[1],

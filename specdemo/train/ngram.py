@@ -101,9 +101,7 @@ def build_table(
         "discount": DISCOUNT,
         "fewest": FEWEST,
         "kept": KEPT,
-        "text": [
-            {key: value for key, value in text.items() if key not in ("wave", "seconds", "template")} for text in texts
-        ],
+        "text": texts,
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(arrays, out, metadata={"provenance": json.dumps(facts)})
