@@ -72,12 +72,12 @@ class LabRun(Job):
                 news: dict[str, Any] = {
                     "progress": {"done": study.done, "of": study.steps, "words": f"{words}. {left}"}
                 }
-                if now - pictured >= PICTURE_SECONDS and (picture := study.picture()):
-                    news["picture"], pictured = picture, now
+                if now - pictured >= PICTURE_SECONDS:
+                    news |= _picture(study)
+                    pictured = now
                 yield news
         self.files = self._files(loaded, study)
-        last = {"picture": picture} if (picture := study.picture()) else {}  # else the page keeps what it shows
-        yield {**last, "values": study.values(), "end": {"stopped": self.stop.is_set()}}
+        yield {**_picture(study), "values": study.values(), "end": {"stopped": self.stop.is_set()}}
 
     def _files(self, loaded: Any, study: Study) -> dict[str, str]:
         from ..lab.tables import csv_text, json_text
@@ -85,6 +85,12 @@ class LabRun(Job):
         asked = {"view": self.view.name, "preset": self.preset, "stopped": self.stop.is_set(), "asked": self.asked}
         whole = {**asked, "weights": loaded.weights, "environment": loaded.environment(), **study.result()}
         return {"json": json_text(whole), "csv": csv_text(study.rows())}
+
+
+def _picture(study: Study) -> dict[str, Any]:
+    """What there is to show, as news; none while that is nothing, so that the page keeps what it shows."""
+    picture = study.picture()
+    return {"picture": picture} if picture else {}
 
 
 def _left(seconds: float, done: int, steps: int) -> str:

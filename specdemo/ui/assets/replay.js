@@ -107,13 +107,8 @@
       if (file.size > this.limit) return this.refuse(tooLarge(this.limit));
       const packed = file.name.endsWith(".gz");
       const stream = packed ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream();
-      const unpacking = (this.loading = new Response(stream).text());
-      let text = "";
-      try {
-        text = await unpacking;
-      } catch {
-        text = null;
-      }
+      const unpacking = (this.loading = new Response(stream).text().catch(() => null));
+      const text = await unpacking;
       if (unpacking !== this.loading) return; // another was chosen meanwhile
       if (text === null) return this.refuse("This file cannot be unpacked.");
       if (text.length > this.limit) return this.refuse(tooLarge(this.limit));
