@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +12,11 @@ import torch
 from specdemo.lab import bench_hf, roofline
 from specdemo.lab.bench import ALONE, Case, Prompt, bench, drafter_rows, provenance, some, summarise, table
 from specdemo.lab.cli import TUNED_K, cases_of_hf, cases_of_ours, theirs
-from specdemo.models import Loaded, load
+from specdemo.models import Loaded
 from specdemo.results import in_words
 from specdemo.types import AUTO, BadInput, Settings
 
-from .checkpoints import full_preset, tiny
+from .checkpoints import tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,13 +26,6 @@ RUN = {
     *("tokens_per_second", "accepted", "tested", "drafted", "rounds", "token_ids"),
 }
 ROW = {"method", "drafter", "k", "temperature", "category", "tokens_per_second", "ratio_to_plain", "ratio_to_hf"}
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    loaded = load(full_preset(tmp_path_factory.mktemp("bench")), "float32", "cpu")
-    yield loaded
-    loaded.release()
 
 
 @pytest.fixture(scope="module")

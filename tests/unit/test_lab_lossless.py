@@ -34,7 +34,6 @@ from specdemo.models import Loaded, load
 from specdemo.race import start
 from specdemo.types import BadInput, Draft, Settings
 
-from .checkpoints import full_preset
 from .toys import ids_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,13 +42,6 @@ BROKEN = [name for name in RULES if name != EXACT]
 DRAFTING = [name for name in DRAFTERS if name != "none"]
 HOT = Settings(k=2, temperature=1.0, top_k=3, max_new_tokens=40)  # so few tokens that the text repeats itself
 PROMPT = "the cat sat on the mat and the dog sat"
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    loaded = load(full_preset(tmp_path_factory.mktemp("lab")), "float32", "cpu")
-    yield loaded
-    loaded.release()
 
 
 # The law on paper ------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,12 @@ from specdemo.lab.domains import CATEGORY, Counts, domains
 from specdemo.lab.profile import Timing, costs, in_words, profile, steps
 from specdemo.lab.sweep import Plan, Run, best_k, summarise, sweep
 from specdemo.lab.tables import Spread, text_table, write_csv, write_json
-from specdemo.models import Loaded, load
+from specdemo.models import Loaded
 from specdemo.types import BadInput, Settings
-
-from .checkpoints import full_preset
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    loaded = load(full_preset(tmp_path_factory.mktemp("lab")), "float32", "cpu")
-    yield loaded
-    loaded.release()
 
 
 # Profile ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,21 +9,13 @@ import pytest
 
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.lab.bench import Prompt, readable
-from specdemo.models import Loaded, load
+from specdemo.models import Loaded
 from specdemo.types import BadInput, Draft
 from specdemo.ui.lab_studies import Lossless, Theory
-from tests.unit.checkpoints import full_preset
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = "the cat sat on the mat"
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    loaded = load(full_preset(tmp_path_factory.mktemp("lab")), "float32", "cpu")
-    yield loaded
-    loaded.release()
 
 
 @pytest.fixture
