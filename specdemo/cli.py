@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .events import emitted_tokens, write_trace
-from .imports import import_models
+from .imports import import_quickly
 from .lab.cli import app as bench_app
 from .lab.lab_cli import app as lab_app
 from .options import AsJson, Device, DrafterName, DType, Eager, PresetName, Seed, TopK, TopP
@@ -227,7 +227,7 @@ def check_writable(out: Path) -> None:
 @contextmanager
 def loaded_model(preset: Preset, dtype: str, device: str, eager: bool) -> Iterator[Loaded]:
     """The preset's models, with the stages of a long first load told on stderr; freed at the end."""
-    load = import_models().load
+    load = import_quickly("specdemo.models").load
     stages: list[str] = []
 
     def tell(fraction: float | None, words: str) -> None:
@@ -310,7 +310,7 @@ def main() -> None:
             sys.exit(2)
         if misused:
             fail(misused())
-        sentence = import_models().explain(error)
+        sentence = import_quickly("specdemo.failures").explain(error)
         if sentence is None:
             raise
         fail(sentence)

@@ -35,12 +35,11 @@ def without_scipy() -> Iterator[None]:
         utils.is_scipy_available = available
 
 
-def import_models() -> ModuleType:
-    """`specdemo.models`, which brings in torch and transformers."""
-    name = "specdemo.models"
+def import_quickly(name: str) -> ModuleType:
+    """A module that brings in torch or transformers."""
     first = name not in sys.modules
     with without_garbage_collection(), without_scipy():
-        models = importlib.import_module(name)
+        module = importlib.import_module(name)
     if first:
         gc.freeze()  # what was imported stays: a collection that walks over it all stops a race for a tenth of a second
-    return models
+    return module

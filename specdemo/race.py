@@ -14,6 +14,7 @@ from .decode import Rule, check_room, decode
 from .drafters import DRAFTERS
 from .events import PLAIN, SPECULATIVE, Entry, Event, emitted_tokens, engine_seconds
 from .places import Watch
+from .runners.fused import MOST_ROWS
 from .stats import Stats, in_words, speed_up
 from .text import LaneText, StopStrings
 from .types import AUTO, MAX_K, BadInput, Settings
@@ -71,8 +72,6 @@ def costs_of(loaded: Loaded, settings: Settings) -> Costs | None:
     """What rounds cost here with this kind of sampling; measured when K = auto first asks for it."""
     kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1)
     if settings.k == AUTO and kind not in loaded.costs:
-        from .runners.fused import MOST_ROWS  # late: it imports transformers, which a page has no time for
-
         most_k = MOST_ROWS - 1 if loaded.engine == "fused" else MAX_K  # where greedy text is the same to the last bit
         loaded.costs[kind] = Costs.measured(loaded.target_runner(MAX_K + 2), settings, most_k)
     return loaded.costs.get(kind)

@@ -252,13 +252,14 @@ def _is_intact(entry: Path, variant: str | None) -> bool:
     """Whether the files of an entry that will be read are as they were written."""
     try:
         sums = json.loads((entry / IDENTITY).read_text(encoding="utf-8"))["crc32"]
-        others = {_weights(copy) for copy in COPIES.values()} - {_weights(variant)}
-        return all(_crc32(entry / name) == sums[name] for name in {*sums, _weights(variant)} - others)
+        others = {weights_file(copy) for copy in COPIES.values()} - {weights_file(variant)}
+        return all(_crc32(entry / name) == sums[name] for name in {*sums, weights_file(variant)} - others)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def _weights(variant: str | None) -> str:
+def weights_file(variant: str | None) -> str:
+    """Where a cache entry keeps its weights for a variant of `from_wheel`."""
     return f"model.{variant}.safetensors" if variant else "model.safetensors"
 
 

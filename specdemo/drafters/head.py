@@ -15,13 +15,11 @@ from torch import Tensor, nn
 
 from ..hardware import sent
 from ..runners import Runner, ops
-from ..runners.layout import linear
+from ..runners.layout import Product
 from ..types import MAX_K, BadInput, Draft, Settings, Verdict
 from .base import Drafter, draw
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from ..models import Loaded
 
 ROPE_THETA = 10_000.0
@@ -94,7 +92,8 @@ class Packed(nn.Module):
 
     def __init__(self, module: nn.Linear) -> None:
         super().__init__()
-        self.multiply = linear(module)
+        bias = None if module.bias is None else module.bias.detach()
+        self.multiply = Product.of(module.weight.detach(), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.multiply(x)
@@ -110,14 +109,17 @@ def pack(module: nn.Module) -> None:
 
 
 class ReadyHead:
-    """A head beside its target: in the target's number type, packed, with the target's rows it is tied to."""
+    """A head beside its target: in the target's number type, packed, with the target's rows it is tied to.
 
-    def __init__(self, head: Head, embedding: nn.Embedding, output: nn.Linear) -> None:
-        self.embedding = embedding.weight.detach()
+    These are of its `embedding` and of the weights of its `output` layer, [V, hidden] each.
+    """
+
+    def __init__(self, head: Head, embedding: Tensor, output: Tensor) -> None:
+        self.embedding = embedding
         self.head = head.to(self.embedding).eval()
         self.token_ids = head.token_ids.to(self.embedding.device)  # [draft_vocab]
         pack(self.head)
-        self._output = linear(output_rows(output, self.token_ids))
+        self._output = Product.of(output[self.token_ids], None)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The target's embeddings, [T, hidden]."""
@@ -128,14 +130,6 @@ class ReadyHead:
         return self._output(self.head.norm(x))
 
 
-def output_rows(output: nn.Linear, token_ids: Tensor) -> nn.Linear:
-    """The rows of a target's output layer that belong to these tokens, as a linear layer."""
-    weight = output.weight.detach()[token_ids]
-    rows = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    rows.weight = nn.Parameter(weight, requires_grad=False)
-    return rows
-
-
 def ready_head(kind: type[Head], loaded: Loaded) -> ReadyHead:
     """The preset's head of that kind, made ready once.
 
@@ -143,20 +137,21 @@ def ready_head(kind: type[Head], loaded: Loaded) -> ReadyHead:
         BadInput: its file cannot be read, or it was trained for a target of another shape.
     """
     if kind.kind not in loaded.heads:
-        model = loaded.model
-        head = load_head_for(model, kind, loaded.head_files[kind.kind])
-        loaded.heads[kind.kind] = ReadyHead(head, model.get_input_embeddings(), model.get_output_embeddings())
+        assert loaded.ends is not None, "the models were released"
+        embedding, output = loaded.ends
+        head = load_head_for(output, kind, loaded.head_files[kind.kind])
+        loaded.heads[kind.kind] = ReadyHead(head, embedding, output)
     return loaded.heads[kind.kind]
 
 
-def load_head_for(model: PreTrainedModel, kind: type[Head], path: Path) -> Head:
-    """`load_head`, for this target.
+def load_head_for(output: Tensor, kind: type[Head], path: Path) -> Head:
+    """`load_head`, for the target with this output layer, [V, hidden].
 
     Raises:
         BadInput: the file cannot be read, or was trained for a target of another shape.
     """
-    head, config = load_head(kind, path), model.config.get_text_config()
-    ours, theirs = (head.shape.vocab_size, head.shape.hidden), (config.vocab_size, config.hidden_size)
+    head = load_head(kind, path)
+    ours, theirs = (head.shape.vocab_size, head.shape.hidden), tuple(output.shape)
     if ours != theirs:
         raise BadInput(
             f"The head {path.name} was trained for a target of {ours[0]} tokens and hidden size {ours[1]}, "

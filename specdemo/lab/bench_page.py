@@ -26,7 +26,7 @@ from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from ..imports import import_models
+from ..imports import import_quickly
 from ..presets import find_preset
 from ..race import PLAIN, SPECULATIVE, race
 from ..stats import Stats
@@ -136,7 +136,7 @@ _loaded: list[Loaded] = []  # in the process of the engine alone
 
 
 def _load(preset: str) -> None:
-    _loaded.append(import_models().load(find_preset(preset)))
+    _loaded.append(import_quickly("specdemo.models").load(find_preset(preset)))
 
 
 def _provenance() -> dict[str, Any]:

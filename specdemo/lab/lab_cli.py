@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ..events import read_trace, trace_lines
-from ..imports import import_models
+from ..imports import import_quickly
 from ..options import (
     AsJson,
     Device,
@@ -328,7 +328,7 @@ def at_least_1(**numbers: int) -> None:
 def loaded_model(preset: str, dtype: str, device: str, eager: bool = False) -> Iterator[Loaded]:
     """The preset's models, freed at the end."""
     chosen = find_preset(preset)
-    loaded = import_models().load(chosen, dtype, device, eager=eager)
+    loaded = import_quickly("specdemo.models").load(chosen, dtype, device, eager=eager)
     try:
         yield loaded
     finally:

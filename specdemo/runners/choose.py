@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from . import Runner
-from .eager import EagerRunner
 from .fused import FusedRunner
 from .graph import CudaCapture, GraphRunner, Graphs
-from .layout import FusedModel, knows
+from .layout import FusedModel, Rope, Weights, knows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 MakeRunner = Callable[[int], Runner]  # capacity in tokens -> a runner for one run
 OLDEST = (8, 0)  # compute capability that Triton's kernels are made for
@@ -30,14 +33,24 @@ def runner_maker(model: PreTrainedModel, slots: int = 1, eager: bool = False) ->
     Args:
         eager: take the transformers model as it is.
     """
-    if not eager and knows(model):
+    weights = list(model.parameters())
+    if not eager and knows(model.config) and len({weight.device for weight in weights}) == 1:
         if model.device.type == "cuda":
             fused = FusedModel.of(model)
             graphs = Graphs(fused, ops_for(fused), CudaCapture(model.device), slots)
             return "graph", partial(GraphRunner, graphs)
-        if _weight_bytes(model) < psutil.virtual_memory().available * 0.8:
+        if _fits(weights):
             return "fused", partial(FusedRunner, FusedModel.of(model))
+    from .eager import EagerRunner  # late: it brings in transformers' models
+
     return "eager", partial(EagerRunner, model)
+
+
+def runner_of_weights(config: PreTrainedConfig, weights: Weights) -> tuple[str, MakeRunner] | None:
+    """The same for weights in main memory of a known model with plain rotations; None if there is no memory for it."""
+    if not _fits(weights.values()):
+        return None
+    return "fused", partial(FusedRunner, FusedModel.of_weights(config, weights, Rope.plain(config)))
 
 
 def ops_for(model: FusedModel) -> ModuleType:
@@ -53,5 +66,6 @@ def ops_for(model: FusedModel) -> ModuleType:
     return ops
 
 
-def _weight_bytes(model: PreTrainedModel) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
+def _fits(weights: Iterable[Tensor]) -> bool:
+    """Whether there is memory for a copy of them, and some to spare."""
+    return sum(weight.nbytes for weight in weights) < psutil.virtual_memory().available * 0.8

@@ -35,7 +35,7 @@ class FusedRunner:
         self.model = model
         self.context = capacity
         self.device = model.embedding.device
-        self.vocab_size = model.source.config.get_text_config().vocab_size
+        self.vocab_size = model.vocab_size
         self.states: Tensor | None = None
         self._kept: tuple[int, ...] = ()
         self._ahead = Ahead()
@@ -181,7 +181,7 @@ class Cache:
         # Zeros, since masked places are read too, and a weight of zero does not undo a stray infinity.
         shape = len(model.layers), model.kv_heads, round_up(capacity, KEYS), model.width
         self.keys, self.values = model.embedding.new_zeros(shape), model.embedding.new_zeros(shape)
-        self.rotation = model.rotation(capacity) if model.positions is None else None
+        self.rotation = model.rotation(capacity) if model.rope else None
         self.length = 0
 
     def by_layer(self, start: int, end: int) -> list[tuple[Tensor, Tensor]]:

@@ -7,18 +7,19 @@ oneDNN once: unpacked, they are rearranged on every call, which costs as much ag
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
+Weights = Mapping[str, Tensor]  # by the names that transformers gives them
 Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], each row by itself
 
 LEAST_PACKED = {torch.bfloat16: 0, torch.float32: 2**18}  # with fewer weights, the longer call costs more than it saves
@@ -88,138 +89,182 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotary embedding (Su et al., arXiv 2104.09864), where its angles do not depend on the length of the text.
+
+    `frequencies` are in radians a position, float32 [width / 2]; `scale` is what YaRN multiplies cosines and sines by.
+    """
+
+    frequencies: Tensor
+    scale: float = 1.0
+
+    @classmethod
+    def plain(cls, config: PreTrainedConfig) -> Rope:
+        """theta ** -(2 i / width), for the kind of rotation that is called default."""
+        width = _width(config)
+        return cls(1 / config.rope_parameters["rope_theta"] ** (torch.arange(0, width, 2).float() / width))
+
+
+@dataclass(frozen=True, slots=True)
 class FusedModel:
     """A model's weights, rearranged for `FusedRunner`. Made once, shared by every run.
 
-    A token's place is told by the `positions` added to its embedding (GPT-2, [context, hidden]) or, where there
-    are none, by rotating queries and keys.
+    A token's place is told by the `positions` added to its embedding (GPT-2, [context, hidden]) or by rotating queries
+    and keys (`rope`).
     """
 
-    source: PreTrainedModel
     layers: tuple[Layer, ...]
     embedding: Tensor
     positions: Tensor | None
+    rope: Rope | None
     norm: Norm
     head: Product
+    vocab_size: int
     heads: int
     kv_heads: int
     width: int
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> FusedModel:
-        """Rearrange the weights of a model that `knows` says yes to."""
-        return _gpt2(model) if model.config.model_type == "gpt2" else _llama(model)
+        """Rearrange the weights of a model with a configuration that `knows` says yes to."""
+        rotary = getattr(model.base_model, "rotary_emb", None)
+        rope = Rope(rotary.inv_freq.float(), rotary.attention_scaling) if rotary else None
+        return cls.of_weights(model.config, dict(model.named_parameters(remove_duplicate=False)), rope)
+
+    @classmethod
+    def of_weights(cls, config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
+        """The same from the weights themselves, by the names that transformers gives them."""
+        return _gpt2(config, weights) if config.model_type == "gpt2" else _llama(config, weights, rope)
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of the first `length` positions, each [length, 1, width].
 
-        With them `x * cos + swap_halves(x) * sin` is the rotary embedding (Su et al., arXiv 2104.09864).
+        With them `x * cos + swap_halves(x) * sin` is the rotary embedding.
         """
-        places = torch.arange(length, device=self.embedding.device)[None]
-        cos, sin = self.source.base_model.rotary_emb(self.embedding, places)  # [1, length, width]
-        sign = torch.ones_like(sin[0])
-        sign[:, : self.width // 2] = -1
-        return cos[0, :, None], (sin[0] * sign)[:, None]
+        assert self.rope is not None
+        places = torch.arange(length, device=self.embedding.device)[:, None, None]
+        angles = places * self.rope.frequencies  # [length, 1, width / 2]
+        cos, sin = ((part * self.rope.scale).to(self.embedding) for part in (angles.cos(), angles.sin()))
+        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
-def knows(model: PreTrainedModel) -> bool:
-    """Whether the fused path computes exactly what this model's own forward does."""
-    config = model.config.get_text_config()
-    if len({parameter.device for parameter in model.parameters()}) > 1:
-        return False
+def knows(config: PreTrainedConfig) -> bool:
+    """Whether the fused path computes exactly what the own forward of a model with this configuration does."""
+    config = config.get_text_config()
     if config.model_type == "gpt2":
         scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
         plain = not config.reorder_and_upcast_attn and not config.add_cross_attention
         return config.activation_function == "gelu_new" and scaled and plain
     layer_types = set(getattr(config, "layer_types", None) or {"full_attention"})
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     plain = config.model_type in LLAMAS and layer_types == {"full_attention"}
-    return plain and config.hidden_act == "silu" and rope in ROPES
+    return plain and config.hidden_act == "silu" and rope_type(config) in ROPES
 
 
-def _llama(model: PreTrainedModel) -> FusedModel:
-    config, base = model.config.get_text_config(), cast(Any, model.base_model)
+def rope_type(config: PreTrainedConfig) -> str:
+    """What transformers calls the way that a configuration has its angles computed."""
+    return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
 
-    def norm(module: nn.Module) -> Norm:
-        return Norm(cast(Tensor, module.weight).detach(), None, config.rms_norm_eps)
 
-    def rearranged(layer: Any) -> Layer:
-        attention, mlp = layer.self_attn, layer.mlp
+def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
+    config = config.get_text_config()
+    rotated = getattr(config, "no_rope_layers", None) or [True] * config.num_hidden_layers  # SmolLM3; true where it is
+
+    def norm(name: str) -> Norm:
+        return Norm(weights[f"{name}.weight"].detach(), None, config.rms_norm_eps)
+
+    def rearranged(place: int) -> Layer:
+        layer = f"model.layers.{place}"
+        attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+        normed = f"{attention}.q_norm.weight" in weights
         return Layer(
-            attention_norm=norm(layer.input_layernorm),
-            qkv=linear(attention.q_proj, attention.k_proj, attention.v_proj),
-            head_norms=(norm(attention.q_norm), norm(attention.k_norm)) if hasattr(attention, "q_norm") else None,
-            rotated=bool(getattr(attention, "use_rope", True)),
-            out=linear(attention.o_proj),
-            mlp_norm=norm(layer.post_attention_layernorm),
-            up=linear(mlp.gate_proj, mlp.up_proj),
+            attention_norm=norm(f"{layer}.input_layernorm"),
+            qkv=_product(weights, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+            head_norms=(norm(f"{attention}.q_norm"), norm(f"{attention}.k_norm")) if normed else None,
+            rotated=bool(rotated[place]),
+            out=_product(weights, f"{attention}.o_proj"),
+            mlp_norm=norm(f"{layer}.post_attention_layernorm"),
+            up=_product(weights, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
             activate=swiglu,
-            down=linear(mlp.down_proj),
+            down=_product(weights, f"{mlp}.down_proj"),
         )
 
+    embedding, output = ends(weights)
     return FusedModel(
-        source=model,
-        layers=tuple(rearranged(layer) for layer in base.layers),
-        embedding=base.embed_tokens.weight.detach(),
+        layers=tuple(map(rearranged, range(config.num_hidden_layers))),
+        embedding=embedding,
         positions=None,
-        norm=norm(base.norm),
-        head=linear(model.get_output_embeddings()),
+        rope=rope,
+        norm=norm("model.norm"),
+        head=Product.of(output, None),
+        vocab_size=len(output),
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        width=base.layers[0].self_attn.head_dim,
+        width=_width(config),
     )
 
 
-def _gpt2(model: PreTrainedModel) -> FusedModel:
-    config, base = model.config, cast(Any, model.base_model)
+def _width(config: PreTrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
-    def norm(module: nn.LayerNorm) -> Norm:
-        return Norm(module.weight.detach(), module.bias.detach(), module.eps)
 
-    def product(module: Any) -> Product:  # GPT-2 keeps its weights as [in, out]
-        return Product.of(module.weight.detach().T.contiguous(), module.bias.detach())
+def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
+    def norm(name: str) -> Norm:
+        return Norm(weights[f"{name}.weight"].detach(), weights[f"{name}.bias"].detach(), config.layer_norm_epsilon)
 
-    def rearranged(layer: Any) -> Layer:
+    def product(name: str) -> Product:  # GPT-2 keeps its weights as [in, out]
+        return Product.of(weights[f"{name}.weight"].detach().T.contiguous(), weights[f"{name}.bias"].detach())
+
+    def rearranged(place: int) -> Layer:
+        layer = f"transformer.h.{place}"
         return Layer(
-            attention_norm=norm(layer.ln_1),
-            qkv=product(layer.attn.c_attn),
+            attention_norm=norm(f"{layer}.ln_1"),
+            qkv=product(f"{layer}.attn.c_attn"),
             head_norms=None,
             rotated=False,
-            out=product(layer.attn.c_proj),
-            mlp_norm=norm(layer.ln_2),
-            up=product(layer.mlp.c_fc),
+            out=product(f"{layer}.attn.c_proj"),
+            mlp_norm=norm(f"{layer}.ln_2"),
+            up=product(f"{layer}.mlp.c_fc"),
             activate=partial(F.gelu, approximate="tanh"),
-            down=product(layer.mlp.c_proj),
+            down=product(f"{layer}.mlp.c_proj"),
         )
 
+    embedding, output = ends(weights)
     return FusedModel(
-        source=model,
-        layers=tuple(rearranged(layer) for layer in base.h),
-        embedding=base.wte.weight.detach(),
-        positions=base.wpe.weight.detach(),
-        norm=norm(base.ln_f),
-        head=linear(model.get_output_embeddings()),
+        layers=tuple(map(rearranged, range(config.n_layer))),
+        embedding=embedding,
+        positions=weights["transformer.wpe.weight"].detach(),
+        rope=None,
+        norm=norm("transformer.ln_f"),
+        head=Product.of(output, None),
+        vocab_size=len(output),
         heads=config.n_head,
         kv_heads=config.n_head,
         width=config.n_embd // config.n_head,
     )
 
 
+def ends(weights: Weights) -> tuple[Tensor, Tensor]:
+    """The embedding of a known model and its output layer, [V, hidden] each; they may be one and the same."""
+    name = "model.embed_tokens.weight" if "model.embed_tokens.weight" in weights else "transformer.wte.weight"
+    embedding = weights[name]
+    return embedding.detach(), weights.get("lm_head.weight", embedding).detach()
+
+
+def _product(weights: Weights, *names: str) -> Product:
+    """One product for linear layers that read the same input; their outputs follow each other.
+
+    On a GPU the layers' own weights become parts of the joint one, so that memory holds them once.
+    """
+    parts = [weights[f"{name}.weight"] for name in names]
+    biases = [weights[f"{name}.bias"].detach() for name in names if f"{name}.bias" in weights]
+    weight = torch.cat([part.detach() for part in parts]) if len(parts) > 1 else parts[0].detach()
+    if weight.device.type != "cpu":
+        for part, own in zip(parts, weight.split([len(part) for part in parts]), strict=True):
+            part.data = own
+    return Product.of(weight, torch.cat(biases) if biases else None)
+
+
 def swiglu(x: Tensor) -> Tensor:
     """silu(gate) * up, [T, 2 * inner] -> [T, inner]."""
     gate, up = x.chunk(2, -1)
     return F.silu(gate) * up
-
-
-def linear(*modules: nn.Linear) -> Product:
-    """One product for linear modules that read the same input; their outputs follow each other.
-
-    On a GPU the modules' own weights become parts of the joint one, so that memory holds them once.
-    """
-    weights = [module.weight.detach() for module in modules]
-    biases = [module.bias.detach() for module in modules if module.bias is not None]
-    weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-    if weight.device.type != "cpu":
-        for module, part in zip(modules, weight.split([len(w) for w in weights]), strict=True):
-            module.weight.data = part
-    return Product.of(weight, torch.cat(biases) if biases else None)

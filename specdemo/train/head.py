@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from transformers import PreTrainedModel
 
 from ..drafters.block import BlockHead
 from ..drafters.eagle import EagleHead
-from ..drafters.head import Head, Shape, load_head_for, most_frequent, output_rows, save_head
+from ..drafters.head import Head, Shape, load_head_for, most_frequent, save_head
 from ..types import BadInput
 from .block import block_outputs
 from .data import ASSISTANT, provenance_of, shard_paths
@@ -84,7 +85,7 @@ def train_head(
     model.requires_grad_(False)
     history = None
     if begin_with:
-        head = load_head_for(model, KINDS[plan.kind], begin_with).to(model.device)
+        head = load_head_for(model.get_output_embeddings().weight, KINDS[plan.kind], begin_with).to(model.device)
         plan = replace(
             plan, **{name: getattr(head.shape, name) for name in ("draft_vocab", "mlp", "depth", "state_layers")}
         )
@@ -237,7 +238,8 @@ def places(head: Head, model: PreTrainedModel, text: Text, steps: int) -> Iterat
     favourite is the target's among all tokens, and `overlap`, the sum of min(p, q), which is the chance that a token
     drawn from q is accepted.
     """
-    output = output_rows(model.get_output_embeddings(), head.token_ids)
+    rows = model.get_output_embeddings().weight.detach()[head.token_ids]
+    output = partial(F.linear, weight=rows)
     answers = F.pad(text.roles[:, 1:] == ASSISTANT, (0, 1))  # the token after the column is part of an answer
     with torch.no_grad():
         last = model.base_model.norm(text.states[..., -head.shape.hidden :])

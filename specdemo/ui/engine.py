@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from ..events import Entry
-from ..imports import import_models
+from ..imports import import_quickly
 from ..presets import Preset
 from ..types import BadInput, Settings
 
@@ -42,10 +42,10 @@ def real_backend() -> Backend:
     """The real models. Imports transformers only when it is needed, so that the page is up sooner."""
 
     def load(preset: Preset, progress: Callable[[float | None, str], None]) -> Any:
-        return import_models().load(preset, progress=progress)
+        return import_quickly("specdemo.models").load(preset, progress=progress)
 
     def explain(error: BaseException) -> str | None:
-        return import_models().explain(error)
+        return import_quickly("specdemo.failures").explain(error)
 
     from .. import race
 

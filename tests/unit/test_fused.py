@@ -143,6 +143,6 @@ def test_biases_and_norms_are_kept(architecture):
 )
 def test_only_what_is_computed_exactly_is_known(architecture, change):
     model = tiny_model(architecture)
-    assert knows(model)
+    assert knows(model.config)
     config = type(model.config).from_dict({**model.config.to_dict(), **change})
-    assert not knows(type(model)(config))
+    assert not knows(config)

@@ -146,7 +146,7 @@ def test_a_file_that_is_no_such_head_is_refused_in_words(tmp_path: Path) -> None
 
 def test_a_head_of_another_target_is_refused_in_words(tmp_path: Path) -> None:
     class Loaded:
-        model = tiny_model("llama")
+        ends = (tiny_model("llama").get_output_embeddings().weight.detach(),) * 2
         head_files: ClassVar = {"eagle": tmp_path / "a.safetensors"}
         heads: ClassVar[dict[str, ReadyHead]] = {}
 

@@ -15,7 +15,8 @@ from transformers import Lfm2Config, MambaConfig, PreTrainedTokenizerFast, T5Con
 from specdemo import hardware
 from specdemo.drafters import DRAFTERS
 from specdemo.events import emitted_tokens
-from specdemo.models import Loaded, explain, load
+from specdemo.failures import explain
+from specdemo.models import Loaded, load
 from specdemo.presets import Folder, Hub, find_preset
 from specdemo.race import start
 from specdemo.sources import LoadError
@@ -107,7 +108,8 @@ def test_a_released_preset_holds_no_model_and_the_next_one_loads(checkpoints: di
     loaded = load(preset_of(checkpoints["llama"]), device="cpu")
     loaded.release()
     loaded.release()
-    assert loaded.model is None
+    with pytest.raises(AssertionError, match="released"):
+        _ = loaded.model
     assert load(preset_of(checkpoints["llama"]), device="cpu").model is not None
 
 

@@ -15,15 +15,20 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from filelock import FileLock
 from transformers import PreTrainedModel
 
-from specdemo import sources
+from specdemo import opening, sources
 from specdemo.models import load
 from specdemo.presets import Wheel, find_preset
+from specdemo.runners import choose
+from specdemo.runners.fused import FusedRunner
+from specdemo.runners.layout import FusedModel
 from specdemo.sources import LoadError, Sdist, cache_folder, from_sdist, from_wheel
 
 from .checkpoints import make_tokenizer, preset_of, sha256, write_gguf, write_wheel
@@ -130,6 +135,54 @@ def test_the_second_time_nothing_is_made(
     assert loaded.model.dtype == dtype
     wanted = index.model.state_dict()
     assert all(torch.equal(weight, wanted[name].to(dtype)) for name, weight in loaded.model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_with_it(
+    index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "_by_transformers", refuse)
+        loaded = load(preset_of(index.wheel), dtype, "cpu")
+        ids = loaded.encode("a b", raw=True)
+        runner = loaded.target_runner(32)
+        logits = [runner.prefill(ids), runner.forward([5, 6, 7])]
+    model = loaded.model
+    assert loaded.model is model
+    by_transformers = FusedRunner(FusedModel.of(model), 32)
+    assert torch.equal(by_transformers.prefill(ids), logits[0])
+    assert torch.equal(by_transformers.forward([5, 6, 7]), logits[1])
+    assert loaded.ends is not None
+    embedding, output = loaded.ends
+    assert torch.equal(embedding, model.get_input_embeddings().weight)
+    assert torch.equal(output, model.get_output_embeddings().weight)
+    eager = load(preset_of(index.wheel), dtype, "cpu", eager=True)
+    same = ("context", "eos_ids", "placement", "dtype", "device", "weights")
+    assert [getattr(eager, name) for name in same] == [getattr(loaded, name) for name in same]
+    assert (loaded.engine, eager.engine) == ("fused", "eager")
+    assert type(eager.tokenizer) is type(loaded.tokenizer)
+    assert eager.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
+    assert eager.encode("a b") == loaded.encode("a b")
+
+
+@pytest.mark.parametrize(
+    ("change", "engine"),
+    [
+        (lambda patch: patch.setattr(opening, "rope_type", lambda config: "yarn"), "fused"),
+        (lambda patch: patch.setattr(opening, "knows", lambda config: False), "fused"),
+        (lambda patch: patch.setattr(choose, "_fits", lambda weights: False), "eager"),
+    ],
+)
+def test_what_cannot_be_run_as_it_is_stored_is_opened_by_transformers(
+    index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch, change: Any, engine: str
+) -> None:
+    by_transformers = Mock(wraps=opening._by_transformers)
+    monkeypatch.setattr(opening, "_by_transformers", by_transformers)
+    change(monkeypatch)
+    loaded = load(preset_of(index.wheel), "float32", "cpu")
+    assert loaded.engine == engine
+    assert by_transformers.call_count == 1
+    assert loaded.target_runner(8).prefill([3, 4]).isfinite().all()
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

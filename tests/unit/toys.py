@@ -237,9 +237,9 @@ def noise_for(settings: Settings) -> torch.Generator:
     return torch.Generator().manual_seed(settings.seed ^ PROPOSING)
 
 
-def random_heads(embedding: Any, output: Any, layers: int, heads: int, draft_vocab: int) -> dict[str, ReadyHead]:
+def random_heads(embedding: Tensor, output: Tensor, layers: int, heads: int, draft_vocab: int) -> dict[str, ReadyHead]:
     """`untrained_heads` ready to draft for a target of these embeddings."""
-    vocab, hidden = embedding.weight.shape
+    vocab, hidden = embedding.shape
     untrained = untrained_heads(vocab, hidden, layers, heads, draft_vocab)
     return {kind: ReadyHead(head, embedding, output) for kind, head in untrained.items()}
 
@@ -305,7 +305,8 @@ class TableToy(Toy):
         vocab = self.target.shape[-1]
         with torch.random.fork_rng():
             torch.manual_seed(7)
-            embedding, output = nn.Embedding(vocab, vocab).double(), nn.Linear(vocab, vocab, bias=False).double()
+            layers = nn.Embedding(vocab, vocab).double(), nn.Linear(vocab, vocab, bias=False).double()
+        embedding, output = (layer.weight.detach() for layer in layers)
         self.heads = random_heads(embedding, output, layers=3, heads=2, draft_vocab=vocab - 1)
 
     def target_runner(self, capacity: int) -> TableRunner:
@@ -326,7 +327,8 @@ class ModelToy(Toy):
 
     def __post_init__(self) -> None:
         assert self.model is not None
-        embedding, output = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        layers = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        embedding, output = (layer.weight.detach() for layer in layers)
         self.heads = random_heads(
             embedding, output, self.model.config.num_hidden_layers, heads=4, draft_vocab=MODEL_VOCAB - 20
         )

@@ -1,0 +1,198 @@
+"""A source of weights to a model and its tokenizer.
+
+transformers opens every source, but to import its models takes longer than everything else of a start. So weights that
+`sources` stored are read as they are, if the fused runner knows such a model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import logging
+from transformers.utils.hub import cached_file, extract_commit_hash
+
+from .failures import in_words
+from .imports import import_quickly
+from .presets import Folder, Hub, Source, Wheel
+from .runners.layout import Weights, ends, knows, rope_type
+from .sources import LoadError, Progress, from_wheel, identity_of, weights_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+@dataclass(frozen=True, repr=False)  # a repr would print every weight
+class Opened:
+    """A model as its source gives it.
+
+    `identity` says in a trace which weights these are, `placement` how many bytes of them lie on each device, and `eos`
+    what ends a text by the model's own word. `ends` are embedding and output layer, [V, hidden] each. `weights` are
+    there if they could be read without transformers' model, which is then opened when `model` is first called.
+    """
+
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    identity: dict[str, Any]
+    placement: dict[str, int]
+    eos: int | list[int] | None
+    ends: tuple[Tensor, Tensor]
+    model: Callable[[], PreTrainedModel]
+    weights: Weights | None = None
+
+
+def open_source(
+    source: Source, dtype: torch.dtype, device: torch.device, progress: Progress, eager: bool = False
+) -> Opened:
+    """The model of a source, fetched where it is missing.
+
+    Args:
+        eager: transformers' model is wanted, not only its weights.
+    Raises:
+        LoadError: the weights cannot be had or opened: one sentence says why and what to do.
+    """
+    place, identity, origin = _find(source, dtype, progress)
+    progress(None, f"loading {source}")
+
+    @cache
+    def model() -> PreTrainedModel:
+        with in_words(source):
+            return _by_transformers(source, place, dtype, device, progress, origin)
+
+    with in_words(source):
+        if isinstance(source, Wheel) and device.type == "cpu" and not eager:
+            folder = Path(place)
+            config = PreTrainedConfig.from_json_file(folder / "config.json")
+            if knows(config) and rope_type(config) == "default":
+                stored = load_file(folder / weights_file(origin["variant"]))
+                weights = {name: weight.to(dtype) for name, weight in stored.items()}
+                return Opened(
+                    config=config,
+                    tokenizer=PreTrainedTokenizerFast.from_pretrained(place),
+                    identity=identity,
+                    placement=_placement(weights.values()),
+                    eos=json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id"),
+                    ends=ends(weights),
+                    model=model,
+                    weights=weights,
+                )
+        opened = model()
+        from transformers import AutoTokenizer
+
+        return Opened(
+            config=opened.config,
+            tokenizer=AutoTokenizer.from_pretrained(place, trust_remote_code=False, revision=origin.get("revision")),
+            identity=identity,
+            placement=_placement(opened.parameters()),
+            eos=opened.generation_config.eos_token_id if opened.generation_config is not None else None,
+            ends=(opened.get_input_embeddings().weight.detach(), opened.get_output_embeddings().weight.detach()),
+            model=model,
+        )
+
+
+def _placement(weights: Iterable[Tensor]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for weight in weights:
+        sizes[str(weight.device)] = sizes.get(str(weight.device), 0) + weight.nbytes
+    return sizes
+
+
+def _find(source: Source, dtype: torch.dtype, progress: Progress) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """What to call a source for `from_pretrained` and in a trace, and what else `from_pretrained` must know."""
+    if isinstance(source, Wheel):
+        folder, variant = from_wheel(source, dtype, progress)
+        return str(folder), {**identity_of(source)}, {"variant": variant}
+    if isinstance(source, Folder):
+        if not (source.path / "config.json").is_file():
+            raise LoadError(f"There is no model in the folder {source.path}: it has no config.json.")
+        return str(source.path), {"source": "folder", "name": source.path.name}, {}
+    progress(None, f"looking for {source} on the hub")
+    commit = _commit_of(source)  # every file is then taken from this one
+    revision = commit or source.revision
+    return source.repo, {"source": "hub", "repo": source.repo, "revision": revision}, {"revision": revision or "main"}
+
+
+def _by_transformers(
+    source: Source, place: str, dtype: torch.dtype, device: torch.device, progress: Progress, origin: dict[str, Any]
+) -> PreTrainedModel:
+    import_quickly("transformers.modeling_utils")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    logging.disable_progress_bar()  # ours is the callback
+    options = {"trust_remote_code": False, **origin}
+    config = AutoConfig.from_pretrained(place, **options)
+    check_rolls_back(config, source)
+    model = AutoModelForCausalLM.from_pretrained(
+        place,
+        config=config,
+        dtype=dtype,
+        device_map=_device_map(device),
+        tqdm_class=_download_bar(source, progress),
+        **options,
+    )
+    return model.eval()
+
+
+def _commit_of(source: Hub) -> str | None:
+    """The commit that the revision stands for now; None if the repository is a folder."""
+    with in_words(source):
+        config = cached_file(source.repo, "config.json", revision=source.revision or "main")
+    return extract_commit_hash(config, None)
+
+
+def _download_bar(source: Source, progress: Progress) -> type[tqdm]:
+    """What the hub's downloads report to instead of writing on the terminal."""
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no thread to redraw what nobody sees
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": False, "file": StringIO()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            drawn = super().update(n)
+            if self.unit == "B" and self.total:  # other bars count files
+                progress(min(self.n / self.total, 1.0), f"downloading {source} ({self.total / 1e6:.0f} MB)")
+            return drawn
+
+    return Bar
+
+
+def _device_map(device: torch.device) -> Any:
+    """What `from_pretrained` wants: CUDA without a number fills one GPU before the next, and the CPU last."""
+    if device.type == "cpu":
+        return None
+    return "sequential" if device == torch.device("cuda") else {"": str(device)}
+
+
+def check_rolls_back(config: Any, source: Source) -> None:
+    """Refuse an architecture that keeps a state which cannot be taken back after a rejected draft.
+
+    Raises:
+        LoadError: naming the model and the kind of layer.
+    """
+    from transformers import AutoModelForCausalLM
+
+    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    try:
+        stateful = AutoModelForCausalLM._model_mapping[type(config)]._is_stateful
+    except KeyError as error:
+        raise LoadError(f"{source} is not a causal language model: its type is {config.model_type!r}.") from error
+    if stateful or layers - ROLLS_BACK:
+        kinds = ", ".join(sorted(layers - ROLLS_BACK)) or config.model_type
+        raise LoadError(
+            f"{source} cannot be used for speculative decoding here: it has layers ({kinds}) whose state cannot be "
+            "rolled back after a rejected guess."
+        )
