@@ -5,9 +5,9 @@ values, with no module calls, and no mask or copy of grouped heads where none is
 
 In bfloat16 on a CPU, a pass of a few tokens is laid out so that a token's logits do not depend on how many are read
 with it: packed products of up to `MOST_ROWS` rows have that property (measured; a single row now and then needs help,
-see `layout.py`), and attention gets it from at least `LEAST_QUERIES` queries to a head and from keys padded to a
-multiple of `KEYS`, which fixes the order of its sums. So greedy text is the same with and without a draft to the last
-bit, while K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing but an exact tie.
+see `layout.py`), and attention gets it from at least `LEAST_QUERIES` queries to a head and from keys padded as `padded`
+says, which fixes the order of its sums. So greedy text is the same with and without a draft to the last bit, while
+K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing but an exact tie.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from .layout import FusedModel, Layer
 from .ops import rotate
 
 MOST_ROWS = 9
-LEAST_QUERIES, KEYS = 4, 128
+LEAST_QUERIES = 4
+KEYS_AT_ONCE, LONGEST_SUM, KEY_STEP = 512, 192, 32  # see `padded`
 
 
 class FusedRunner:
@@ -157,21 +158,18 @@ class FusedRunner:
             out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
             return out[0].transpose(0, 1).reshape(count, heads * width)
         group = heads // self.model.kv_heads
-        rows = len(mask) // group
-        q = q.expand(rows, -1, -1) if count == 1 else F.pad(q, (0, 0, 0, 0, 0, rows - count))
-        q = q.view(rows, -1, group, width)
-        # Contiguous, because the sums of a row that is repeated without being copied come out differently.
-        q = q.permute(1, 2, 0, 3).reshape(1, -1, group * rows, width).contiguous()
+        q = q.reshape(count, -1, group, width).permute(1, 2, 0, 3).reshape(1, -1, group * count, width)
+        if len(mask) > group * count:
+            q = F.pad(q, (0, 0, 0, len(mask) - group * count))
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        out = out.view(-1, group, rows, width)[:, :, :count]
+        out = out[0, :, : group * count].unflatten(1, (group, count))
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)
 
     def _mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
-        """Minus infinity where a grouped query may not look, [group * rows, keys], rows and keys padded."""
+        """Minus infinity where a grouped query may not look, [group * T, keys], with more rows and keys as padding."""
         group = self.model.heads // self.model.kv_heads
-        shape = max(end - start, round_up(LEAST_QUERIES, group) // group), round_up(end, KEYS)
-        mask = torch.full(shape, -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
-        return mask.repeat(group, 1)
+        mask = torch.full((end - start, padded(end)), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
+        return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - group * len(mask))))
 
 
 class Cache:
@@ -179,7 +177,7 @@ class Cache:
 
     def __init__(self, model: FusedModel, capacity: int) -> None:
         # Zeros, since masked places are read too, and a weight of zero does not undo a stray infinity.
-        shape = len(model.layers), model.kv_heads, round_up(capacity, KEYS), model.width
+        shape = len(model.layers), model.kv_heads, padded(capacity), model.width
         self.keys, self.values = model.embedding.new_zeros(shape), model.embedding.new_zeros(shape)
         self.rotation = model.rotation(capacity) if model.rope else None
         self.length = 0
@@ -188,6 +186,18 @@ class Cache:
         """The keys and the values of these positions in each layer, [kv_heads, end - start, width] each."""
         keys, values = self.keys[:, :, start:end].unbind(), self.values[:, :, start:end].unbind()
         return list(zip(keys, values, strict=True))
+
+
+def padded(keys: int) -> int:
+    """How many keys to read for so many live ones, so that no further key changes the order of a sum over these.
+
+    The kernel takes `KEYS_AT_ONCE`, and its product with the values adds up `LONGEST_SUM` of those at once, but between
+    one and two times that many in two equal halves (measured): these are padded to the whole two. Everywhere else the
+    order does not depend on the number, and `KEY_STEP` only keeps odd sizes away.
+    """
+    before, rest = divmod(keys, KEYS_AT_ONCE)
+    halved = LONGEST_SUM < rest <= 2 * LONGEST_SUM
+    return before * KEYS_AT_ONCE + (2 * LONGEST_SUM if halved else round_up(rest, KEY_STEP))
 
 
 def round_up(number: int, step: int) -> int:

@@ -113,6 +113,33 @@ def test_in_bfloat16_logits_are_the_same_bits_however_many_tokens_are_read_toget
         assert torch.equal(logits, passes[1]), rows
 
 
+@pytest.mark.skipif(not cpu_multiplies_bf16(), reason="the order of sums was measured where bfloat16 is fast")
+def test_in_bfloat16_a_longer_text_changes_no_bit_of_the_tokens_before():
+    """A row of a pass that ends where keys are read by other numbers than in a pass that ends with the row."""
+    sizes = {"num_hidden_layers": 2, "hidden_size": 1024, "intermediate_size": 64, "vocab_size": MODEL_VOCAB}
+    config = AutoConfig.for_model("llama", num_attention_heads=16, num_key_value_heads=8, **sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.05)
+        ids = torch.randint(MODEL_VOCAB, (1100,)).tolist()
+    runner = FusedRunner(FusedModel.of(model.bfloat16()), len(ids))
+    runner.keep_states([1])
+    runner.prefill(ids)
+    for end in range(1088, 32, -32):
+        runner.rollback(end - 8)
+        singles = []
+        for token in ids[end - 8 : end + 1]:
+            runner.forward([token])
+            assert runner.states is not None
+            singles.append(runner.states)
+        runner.rollback(end - 8)
+        runner.forward(ids[end - 8 : end + 1])
+        assert runner.states is not None
+        assert torch.equal(runner.states, torch.cat(singles)), end
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_biases_and_norms_are_kept(architecture):
     config = copy.deepcopy(tiny_model(architecture).config)
