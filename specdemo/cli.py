@@ -310,7 +310,9 @@ def main() -> None:
             sys.exit(2)
         if misused:
             fail(misused())
-        sentence = import_quickly("specdemo.failures").explain(error)
+        from .failures import explain
+
+        sentence = explain(error)
         if sentence is None:
             raise
         fail(sentence)

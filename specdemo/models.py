@@ -40,14 +40,14 @@ class Loaded:
 
     `context` is the most tokens a run may hold, `eos_ids` the tokens that end a text, `weights` says which
     weights these are, for the header of a trace, and `engine` what runs the target: graph, fused or eager.
-    `ends` are its embedding and its output layer, [V, hidden] each.
+    `embeddings` are its input's and its output's, [V, hidden] each.
     """
 
     preset: Preset
     open_model: Callable[[], PreTrainedModel] | None
     tokenizer: PreTrainedTokenizerBase
     draft_model: PreTrainedModel | None
-    ends: tuple[Tensor, Tensor] | None
+    embeddings: tuple[Tensor, Tensor] | None
     placement: dict[str, int]
     device: torch.device
     dtype: torch.dtype
@@ -107,7 +107,7 @@ class Loaded:
 
     def release(self) -> None:
         """Drop the models and give their memory back. Safe to call twice; nothing can be run afterwards."""
-        self.open_model = self.draft_model = self.ends = None
+        self.open_model = self.draft_model = self.embeddings = None
         self.make_target_runner = self.make_draft_runner = None
         self.heads.clear()
         _free_memory()
@@ -139,9 +139,9 @@ def load(
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     draft: Opened | None = None
     with without_garbage_collection():
-        target = open_source(preset.target, chosen_dtype, chosen_device, progress, eager)
+        target = open_source(preset.target, chosen_dtype, chosen_device, progress, as_stored=not eager)
         if preset.draft_model is not None:
-            draft = open_source(preset.draft_model, chosen_dtype, chosen_device, progress, eager=True)
+            draft = open_source(preset.draft_model, chosen_dtype, chosen_device, progress, as_stored=False)
             check_same_tokenizer(target.tokenizer, draft.tokenizer, draft.config, preset)
     layers = target.config.get_text_config().num_hidden_layers
     if preset.skip_layers is not None and preset.skip_layers >= layers:
@@ -149,18 +149,20 @@ def load(
             f"{preset.name}.toml: the field skip_layers is {preset.skip_layers}, but the target has {layers} layers: "
             "it must be less."
         )
-    where = target.ends[0].device
+    where = target.embeddings[0].device
     progress(None, "capturing the passes" if where.type == "cuda" else "laying out the weights")
-    made = runner_of_weights(target.config, target.weights) if target.weights is not None else None
-    engine, make_target_runner = made or runner_maker(target.model(), LANES, eager)
-    make_draft_runner = runner_maker(draft.model(), eager=eager)[1] if draft is not None else None
+    if target.stored is not None:
+        engine, make_target_runner = runner_of_weights(target.config, target.stored)
+    else:
+        engine, make_target_runner = runner_maker(target.open_model(), LANES, eager)
+    make_draft_runner = runner_maker(draft.open_model(), eager=eager)[1] if draft is not None else None
     progress(1.0, "ready")
     return Loaded(
         preset=preset,
-        open_model=target.model,
+        open_model=target.open_model,
         tokenizer=target.tokenizer,
-        draft_model=draft.model() if draft is not None else None,
-        ends=target.ends,
+        draft_model=draft.open_model() if draft is not None else None,
+        embeddings=target.embeddings,
         placement=target.placement,
         device=where,
         dtype=chosen_dtype,

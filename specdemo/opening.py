@@ -25,7 +25,8 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 from .failures import in_words
 from .imports import import_quickly
 from .presets import Folder, Hub, Source, Wheel
-from .runners.layout import Weights, ends, knows, rope_type
+from .runners.choose import has_room_for
+from .runners.layout import Weights, embeddings, is_plain, knows
 from .sources import LoadError, Progress, from_wheel, identity_of, weights_file
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class Opened:
     """A model as its source gives it.
 
     `identity` says in a trace which weights these are, `placement` how many bytes of them lie on each device, and `eos`
-    what ends a text by the model's own word. `ends` are embedding and output layer, [V, hidden] each. `weights` are
-    there if they could be read without transformers' model, which is then opened when `model` is first called.
+    what ends a text by the model's own word. `embeddings` are those of input and output, [V, hidden] each. The weights
+    are `stored` if they could be read without transformers' model, which is then opened when first called for.
     """
 
     config: PreTrainedConfig
@@ -48,58 +49,60 @@ class Opened:
     identity: dict[str, Any]
     placement: dict[str, int]
     eos: int | list[int] | None
-    ends: tuple[Tensor, Tensor]
-    model: Callable[[], PreTrainedModel]
-    weights: Weights | None = None
+    embeddings: tuple[Tensor, Tensor]
+    open_model: Callable[[], PreTrainedModel]
+    stored: Weights | None = None
 
 
 def open_source(
-    source: Source, dtype: torch.dtype, device: torch.device, progress: Progress, eager: bool = False
+    source: Source, dtype: torch.dtype, device: torch.device, progress: Progress, as_stored: bool = True
 ) -> Opened:
     """The model of a source, fetched where it is missing.
 
     Args:
-        eager: transformers' model is wanted, not only its weights.
+        as_stored: the weights will do, where they can be had without transformers' model.
     Raises:
         LoadError: the weights cannot be had or opened: one sentence says why and what to do.
     """
-    place, identity, origin = _find(source, dtype, progress)
+    logging.disable_progress_bar()  # ours is the callback
+    place, identity, revision, variant = _find(source, dtype, progress)
     progress(None, f"loading {source}")
 
     @cache
-    def model() -> PreTrainedModel:
+    def by_transformers() -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
         with in_words(source):
-            return _by_transformers(source, place, dtype, device, progress, origin)
+            return _by_transformers(source, place, revision, variant, dtype, device, progress)
 
-    with in_words(source):
-        if isinstance(source, Wheel) and device.type == "cpu" and not eager:
+    def open_model() -> PreTrainedModel:
+        return by_transformers()[1]
+
+    if isinstance(source, Wheel) and device.type == "cpu" and as_stored:
+        with in_words(source):
             folder = Path(place)
+            file = folder / weights_file(variant)
             config = PreTrainedConfig.from_json_file(folder / "config.json")
-            if knows(config) and rope_type(config) == "default":
-                stored = load_file(folder / weights_file(origin["variant"]))
-                weights = {name: weight.to(dtype) for name, weight in stored.items()}
+            if knows(config) and is_plain(config) and has_room_for(file.stat().st_size):
+                weights = {name: weight.to(dtype) for name, weight in load_file(file).items()}
                 return Opened(
                     config=config,
                     tokenizer=PreTrainedTokenizerFast.from_pretrained(place),
                     identity=identity,
                     placement=_placement(weights.values()),
                     eos=json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id"),
-                    ends=ends(weights),
-                    model=model,
-                    weights=weights,
+                    embeddings=embeddings(weights),
+                    open_model=open_model,
+                    stored=weights,
                 )
-        opened = model()
-        from transformers import AutoTokenizer
-
-        return Opened(
-            config=opened.config,
-            tokenizer=AutoTokenizer.from_pretrained(place, trust_remote_code=False, revision=origin.get("revision")),
-            identity=identity,
-            placement=_placement(opened.parameters()),
-            eos=opened.generation_config.eos_token_id if opened.generation_config is not None else None,
-            ends=(opened.get_input_embeddings().weight.detach(), opened.get_output_embeddings().weight.detach()),
-            model=model,
-        )
+    tokenizer, model = by_transformers()
+    return Opened(
+        config=model.config,
+        tokenizer=tokenizer,
+        identity=identity,
+        placement=_placement(model.parameters()),
+        eos=model.generation_config.eos_token_id if model.generation_config is not None else None,
+        embeddings=(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()),
+        open_model=open_model,
+    )
 
 
 def _placement(weights: Iterable[Tensor]) -> dict[str, int]:
@@ -109,40 +112,47 @@ def _placement(weights: Iterable[Tensor]) -> dict[str, int]:
     return sizes
 
 
-def _find(source: Source, dtype: torch.dtype, progress: Progress) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """What to call a source for `from_pretrained` and in a trace, and what else `from_pretrained` must know."""
+def _find(source: Source, dtype: torch.dtype, progress: Progress) -> tuple[str, dict[str, Any], str | None, str | None]:
+    """What `from_pretrained` calls a source, what a trace calls it, and the revision and variant to take."""
     if isinstance(source, Wheel):
         folder, variant = from_wheel(source, dtype, progress)
-        return str(folder), {**identity_of(source)}, {"variant": variant}
+        return str(folder), {**identity_of(source)}, None, variant
     if isinstance(source, Folder):
         if not (source.path / "config.json").is_file():
             raise LoadError(f"There is no model in the folder {source.path}: it has no config.json.")
-        return str(source.path), {"source": "folder", "name": source.path.name}, {}
+        return str(source.path), {"source": "folder", "name": source.path.name}, None, None
     progress(None, f"looking for {source} on the hub")
     commit = _commit_of(source)  # every file is then taken from this one
     revision = commit or source.revision
-    return source.repo, {"source": "hub", "repo": source.repo, "revision": revision}, {"revision": revision or "main"}
+    return source.repo, {"source": "hub", "repo": source.repo, "revision": revision}, revision or "main", None
 
 
 def _by_transformers(
-    source: Source, place: str, dtype: torch.dtype, device: torch.device, progress: Progress, origin: dict[str, Any]
-) -> PreTrainedModel:
+    source: Source,
+    place: str,
+    revision: str | None,
+    variant: str | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     import_quickly("transformers.modeling_utils")
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    logging.disable_progress_bar()  # ours is the callback
-    options = {"trust_remote_code": False, **origin}
+    options: dict[str, Any] = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
     config = AutoConfig.from_pretrained(place, **options)
     check_rolls_back(config, source)
+    tokenizer = AutoTokenizer.from_pretrained(place, **options)
     model = AutoModelForCausalLM.from_pretrained(
         place,
         config=config,
         dtype=dtype,
+        variant=variant,
         device_map=_device_map(device),
         tqdm_class=_download_bar(source, progress),
         **options,
     )
-    return model.eval()
+    return tokenizer, model.eval()
 
 
 def _commit_of(source: Hub) -> str | None:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from .imports import import_quickly
 from .presets import Wheel
 
 Progress = Callable[[float | None, str], None]
@@ -138,6 +139,7 @@ def convert(gguf: Path, folder: Path) -> None:
 
     float32 holds exactly what the GGUF says, so results in float32 agree with anyone's.
     """
+    import_quickly("transformers.modeling_utils")
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     place, name = str(gguf.parent), gguf.name

@@ -153,8 +153,8 @@ def ready_head(kind: type[Head], loaded: Loaded) -> ReadyHead:
         BadInput: its file cannot be read, or it was trained for a target of another shape.
     """
     if kind.kind not in loaded.heads:
-        assert loaded.ends is not None, "the models were released"
-        embedding, output = loaded.ends
+        assert loaded.embeddings is not None, "the models were released"
+        embedding, output = loaded.embeddings
         head = load_head_for(output, kind, loaded.head_files[kind.kind])
         # A GPU would have to be waited for at each token, to look it up.
         looks_up = loaded.ngram_table is not None and embedding.device.type == "cpu"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from types import ModuleType
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 import torch
-from torch import Tensor
 
 from . import Runner
 from .fused import FusedRunner
@@ -39,17 +38,15 @@ def runner_maker(model: PreTrainedModel, slots: int = 1, eager: bool = False) ->
             fused = FusedModel.of(model)
             graphs = Graphs(fused, ops_for(fused), CudaCapture(model.device), slots)
             return "graph", partial(GraphRunner, graphs)
-        if _fits(weights):
+        if has_room_for(sum(weight.nbytes for weight in weights)):
             return "fused", partial(FusedRunner, FusedModel.of(model))
     from .eager import EagerRunner  # late: it brings in transformers' models
 
     return "eager", partial(EagerRunner, model)
 
 
-def runner_of_weights(config: PreTrainedConfig, weights: Weights) -> tuple[str, MakeRunner] | None:
-    """The same for weights in main memory of a known model with plain rotations; None if there is no memory for it."""
-    if not _fits(weights.values()):
-        return None
+def runner_of_weights(config: PreTrainedConfig, weights: Weights) -> tuple[str, MakeRunner]:
+    """The same for weights in main memory, of a model that is plain (`layout.is_plain`)."""
     return "fused", partial(FusedRunner, FusedModel.of_weights(config, weights, Rope.plain(config)))
 
 
@@ -66,6 +63,6 @@ def ops_for(model: FusedModel) -> ModuleType:
     return ops
 
 
-def _fits(weights: Iterable[Tensor]) -> bool:
-    """Whether there is memory for a copy of them, and some to spare."""
-    return sum(weight.nbytes for weight in weights) < psutil.virtual_memory().available * 0.8
+def has_room_for(size: int) -> bool:
+    """Whether main memory has so many bytes for a copy of weights, and some to spare."""
+    return size < psutil.virtual_memory().available * 0.8

@@ -5,9 +5,9 @@ values, with no module calls, and no mask or copy of grouped heads where none is
 
 In bfloat16 on a CPU, a pass of a few tokens is laid out so that a token's logits do not depend on how many are read
 with it: packed products of up to `MOST_ROWS` rows have that property (measured; a single row now and then needs help,
-see `layout.py`), and attention gets it from at least `LEAST_QUERIES` queries to a head and from keys padded as `padded`
-says, which fixes the order of its sums. So greedy text is the same with and without a draft to the last bit, while
-K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing but an exact tie.
+see `layout.py`), and attention, which takes `QUERIES_AT_ONCE`, gets it from never fewer than `LEAST_QUERIES` and from
+keys padded as `padded` says, which fixes the order of its sums. So greedy text is the same with and without a draft to
+the last bit, while K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing but an exact tie.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .layout import FusedModel, Layer
 from .ops import rotate
 
 MOST_ROWS = 9
-LEAST_QUERIES = 4
+QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
 KEYS_AT_ONCE, LONGEST_SUM, KEY_STEP = 512, 192, 32  # see `padded`
 
 
@@ -169,7 +169,8 @@ class FusedRunner:
         """Minus infinity where a grouped query may not look, [group * T, keys], with more rows and keys as padding."""
         group = self.model.heads // self.model.kv_heads
         mask = torch.full((end - start, padded(end)), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
-        return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - group * len(mask))))
+        in_last = group * len(mask) % QUERIES_AT_ONCE
+        return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - in_last) if in_last else 0))
 
 
 class Cache:

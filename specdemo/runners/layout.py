@@ -157,17 +157,23 @@ def knows(config: PreTrainedConfig) -> bool:
         return config.activation_function == "gelu_new" and scaled and plain
     layer_types = set(getattr(config, "layer_types", None) or {"full_attention"})
     plain = config.model_type in LLAMAS and layer_types == {"full_attention"}
-    return plain and config.hidden_act == "silu" and rope_type(config) in ROPES
+    return plain and config.hidden_act == "silu" and _rope_type(config) in ROPES
 
 
-def rope_type(config: PreTrainedConfig) -> str:
-    """What transformers calls the way that a configuration has its angles computed."""
+def is_plain(config: PreTrainedConfig) -> bool:
+    """Whether a model that the fused path knows can be made of configuration and weights alone."""
+    plain_rope = config.model_type in LLAMAS and _rope_type(config) == "default"
+    return plain_rope and "rope_theta" in (getattr(config, "rope_parameters", None) or {})
+
+
+def _rope_type(config: PreTrainedConfig) -> str:
     return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
 
 
 def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
     config = config.get_text_config()
-    rotated = getattr(config, "no_rope_layers", None) or [True] * config.num_hidden_layers  # SmolLM3; true where it is
+    stated = config.no_rope_layers if config.model_type == "smollm3" else None  # true where there is a rotation
+    rotated = stated or [True] * config.num_hidden_layers
 
     def norm(name: str) -> Norm:
         return Norm(weights[f"{name}.weight"].detach(), None, config.rms_norm_eps)
@@ -188,7 +194,7 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
             down=_product(weights, f"{mlp}.down_proj"),
         )
 
-    embedding, output = ends(weights)
+    embedding, output = embeddings(weights)
     return FusedModel(
         layers=tuple(map(rearranged, range(config.num_hidden_layers))),
         embedding=embedding,
@@ -228,7 +234,7 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
             down=product(f"{layer}.mlp.c_proj"),
         )
 
-    embedding, output = ends(weights)
+    embedding, output = embeddings(weights)
     return FusedModel(
         layers=tuple(map(rearranged, range(config.n_layer))),
         embedding=embedding,
@@ -243,8 +249,8 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     )
 
 
-def ends(weights: Weights) -> tuple[Tensor, Tensor]:
-    """The embedding of a known model and its output layer, [V, hidden] each; they may be one and the same."""
+def embeddings(weights: Weights) -> tuple[Tensor, Tensor]:
+    """The input and the output embeddings of a known model, [V, hidden] each; they may be one and the same."""
     name = "model.embed_tokens.weight" if "model.embed_tokens.weight" in weights else "transformer.wte.weight"
     embedding = weights[name]
     return embedding.detach(), weights.get("lm_head.weight", embedding).detach()

@@ -45,7 +45,9 @@ def real_backend() -> Backend:
         return import_quickly("specdemo.models").load(preset, progress=progress)
 
     def explain(error: BaseException) -> str | None:
-        return import_quickly("specdemo.failures").explain(error)
+        from .. import failures
+
+        return failures.explain(error)
 
     from .. import race
 

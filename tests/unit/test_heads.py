@@ -144,7 +144,7 @@ def test_a_head_beside_a_table_of_another_vocabulary_is_refused_in_words(tmp_pat
     toy: Any = ModelToy(model=tiny_model("llama"))
     save_head(EagleHead(toy.heads["eagle"].head.shape), tmp_path / "a.safetensors", {})
     loaded: Any = SimpleNamespace(
-        ends=(tiny_model("llama").get_output_embeddings().weight.detach(),) * 2,
+        embeddings=(tiny_model("llama").get_output_embeddings().weight.detach(),) * 2,
         head_files={"eagle": tmp_path / "a.safetensors"},
         heads={},
         ngram_table=ngram_file(tmp_path, 7),
@@ -183,7 +183,7 @@ def test_a_file_that_is_no_such_head_is_refused_in_words(tmp_path: Path) -> None
 
 def test_a_head_of_another_target_is_refused_in_words(tmp_path: Path) -> None:
     class Loaded:
-        ends = (tiny_model("llama").get_output_embeddings().weight.detach(),) * 2
+        embeddings = (tiny_model("llama").get_output_embeddings().weight.detach(),) * 2
         head_files: ClassVar = {"eagle": tmp_path / "a.safetensors"}
         heads: ClassVar[dict[str, ReadyHead]] = {}
         ngram_table = None

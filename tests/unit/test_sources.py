@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+import psutil
 import pytest
 import torch
 from filelock import FileLock
@@ -26,7 +27,6 @@ from transformers import PreTrainedModel
 from specdemo import opening, sources
 from specdemo.models import load
 from specdemo.presets import Wheel, find_preset
-from specdemo.runners import choose
 from specdemo.runners.fused import FusedRunner
 from specdemo.runners.layout import FusedModel
 from specdemo.sources import LoadError, Sdist, cache_folder, from_sdist, from_wheel
@@ -152,8 +152,8 @@ def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_wi
     by_transformers = FusedRunner(FusedModel.of(model), 32)
     assert torch.equal(by_transformers.prefill(ids), logits[0])
     assert torch.equal(by_transformers.forward([5, 6, 7]), logits[1])
-    assert loaded.ends is not None
-    embedding, output = loaded.ends
+    assert loaded.embeddings is not None
+    embedding, output = loaded.embeddings
     assert torch.equal(embedding, model.get_input_embeddings().weight)
     assert torch.equal(output, model.get_output_embeddings().weight)
     eager = load(preset_of(index.wheel), dtype, "cpu", eager=True)
@@ -165,12 +165,33 @@ def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_wi
     assert eager.encode("a b") == loaded.encode("a b")
 
 
+WITHOUT_MODELS = """
+import sys
+from specdemo import models, race
+from specdemo.presets import Preset, Wheel
+from specdemo.types import Settings
+
+loaded = models.load(Preset("toy", "Toy", "A toy.", {wheel!r}, skip_layers=1), "float32", "cpu")
+for drafter in ("none", "prompt-lookup", "layer-skip"):
+    entries = list(race.race(loaded, drafter, loaded.encode("a b"), Settings(k=2, max_new_tokens=8)))
+    assert race.summary(loaded, loaded.encode("a b"), Settings(), entries)
+assert "transformers.modeling_utils" not in sys.modules
+loaded.model
+assert "transformers.modeling_utils" in sys.modules
+"""
+
+
+def test_a_second_start_and_a_race_leave_transformers_models_out(index: SimpleNamespace, filled: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_MODELS.format(wheel=index.wheel)]
+    subprocess.run(command, check=True, cwd=ROOT, timeout=120)
+
+
 @pytest.mark.parametrize(
     ("change", "engine"),
     [
-        (lambda patch: patch.setattr(opening, "rope_type", lambda config: "yarn"), "fused"),
+        (lambda patch: patch.setattr(opening, "is_plain", lambda config: False), "fused"),
         (lambda patch: patch.setattr(opening, "knows", lambda config: False), "fused"),
-        (lambda patch: patch.setattr(choose, "_fits", lambda weights: False), "eager"),
+        (lambda patch: patch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000)), "eager"),
     ],
 )
 def test_what_cannot_be_run_as_it_is_stored_is_opened_by_transformers(
