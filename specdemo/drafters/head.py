@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..hardware import sent
 from ..runners import Runner, ops
-from ..runners.layout import Product
+from ..runners.layout import Norm, Product, Step
 from ..types import MAX_K, BadInput, Draft, Settings, Verdict
 from .base import Drafter, NextLogits, draw
 from .ngram import NgramTable, table_for
@@ -90,22 +90,25 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
 
 
 class Packed(nn.Module):
-    """A linear layer laid out for passes of a few rows."""
+    """A linear layer or a norm, laid out for passes of a few rows."""
 
-    def __init__(self, module: nn.Linear) -> None:
+    def __init__(self, step: Step) -> None:
         super().__init__()
-        bias = None if module.bias is None else module.bias.detach()
-        self.multiply = Product.of(module.weight.detach(), bias)
+        self.step = step
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.multiply(x)
+        return self.step(x)
 
 
 def pack(module: nn.Module) -> None:
-    """Replace the linear layers below `module` by packed ones. They can no longer be trained."""
+    """Replace the linear layers and the norms below `module` by packed ones. They can no longer be trained."""
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
-            module._modules[name] = Packed(child)
+            bias = None if child.bias is None else child.bias.detach()
+            module._modules[name] = Packed(Product.of(child.weight.detach(), bias))
+        elif isinstance(child, nn.RMSNorm):
+            assert child.eps is not None
+            module._modules[name] = Packed(Norm(child.weight.detach(), None, child.eps))
         else:
             pack(child)
 

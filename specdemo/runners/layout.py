@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,13 +31,25 @@ ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles do not dep
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm over the last axis: layer norm, or RMS norm where there is no bias."""
+    """A norm over the last axis: layer norm, or RMS norm where there is no bias.
+
+    For an RMS norm torch calls eight operations on a CPU. The layer norm of x followed by -x, whose mean is 0, is the
+    RMS norm of x, and one operation: with those that lay x out for it, half the time.
+    """
 
     weight: Tensor
     bias: Tensor | None
     eps: float
+    mirrored: Tensor | None = field(init=False, default=None)  # the weight of that layer norm
+
+    def __post_init__(self) -> None:
+        if self.bias is None and self.weight.device.type == "cpu":
+            object.__setattr__(self, "mirrored", torch.cat([self.weight, self.weight]))
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.mirrored is not None:
+            both = F.layer_norm(torch.cat([x, -x], -1), self.mirrored.shape, self.mirrored, None, self.eps)
+            return both[..., : x.shape[-1]]
         if self.bias is None:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
