@@ -5,9 +5,10 @@ values, with no module calls, and no mask or copy of grouped heads where none is
 
 In bfloat16 on a CPU, a pass of a few tokens is laid out so that a token's logits do not depend on how many are read
 with it: packed products of up to `MOST_ROWS` rows have that property (measured; a single row now and then needs help,
-see `layout.py`), and attention, which takes `QUERIES_AT_ONCE`, gets it from never fewer than `LEAST_QUERIES` and from
-keys padded as `padded` says, which fixes the order of its sums. So greedy text is the same with and without a draft to
-the last bit, while K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing but an exact tie.
+see `layout.py`), and attention, which takes `QUERIES_AT_ONCE` or a multiple, gets it from never fewer than
+`LEAST_QUERIES` and from keys padded as `padded` says, which fixes the order of its sums. So greedy text is the same
+with and without a draft to the last bit, while K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing
+but an exact tie.
 """
 
 from __future__ import annotations

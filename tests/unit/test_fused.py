@@ -6,13 +6,14 @@ import copy
 
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from specdemo.hardware import cpu_multiplies_bf16
 from specdemo.runners import Runner
 from specdemo.runners.eager import EagerRunner
 from specdemo.runners.fused import MOST_ROWS, FusedRunner
-from specdemo.runners.layout import FusedModel, Rope, is_plain, knows
+from specdemo.runners.layout import FusedModel, Norm, Rope, is_plain, knows
 
 from .toys import MODEL_VOCAB, tiny_model
 
@@ -114,7 +115,7 @@ def test_in_bfloat16_logits_are_the_same_bits_however_many_tokens_are_read_toget
 
 
 @pytest.mark.skipif(not cpu_multiplies_bf16(), reason="the order of sums was measured where bfloat16 is fast")
-@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (14, 2), (28, 4), (22, 2), (12, 12)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (14, 2), (28, 4), (22, 2), (12, 12), (32, 1)])
 def test_in_bfloat16_attention_to_a_token_is_the_same_bits_in_every_pass(heads, kv_heads):
     """Where a sum is cut up in another way, about one bit in a hundred thousand shows it: so there are many here."""
     width, longest = 64, 640
@@ -137,6 +138,23 @@ def test_in_bfloat16_attention_to_a_token_is_the_same_bits_in_every_pass(heads, 
         alone = torch.cat([attended(place, place + 1) for place in range(MOST_ROWS)])
         for count in range(2, MOST_ROWS + 1):
             assert torch.equal(attended(0, count), alone[:count]), (start, count)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(576,), (3, 64)])
+def test_an_rms_norm_is_one_whatever_stands_out_in_a_row(dtype, shape):
+    """Real models have a channel of tens of thousands behind some layers."""
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.rand(shape[-1], generator=generator) + 0.5).to(dtype)
+    norm = Norm.of(weight, None, 1e-5)
+    assert (norm.mirrored is not None) == (dtype != torch.float32)
+    for rows in (1, 5, 17, 18):
+        x = torch.randn(rows, *shape, generator=generator).to(dtype)
+        for outlier in (0.0, 1.0, 250.0, 25_000.0):
+            x[0, ..., 7] = outlier
+            wanted = F.rms_norm(x.double(), weight.shape, weight.double(), 1e-5)
+            torch.testing.assert_close(norm(x).double(), wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+            assert torch.equal(norm(x[:1]), norm(x[: min(rows, 17)])[:1])
 
 
 @pytest.mark.parametrize("architecture", KNOWN)
