@@ -58,11 +58,8 @@ class Drafter:
         """Free what the run allocated. Safe to call twice."""
 
 
-NextLogits = Callable[[Sequence[Tensor]], Tensor]  # tokens drawn so far, [1] int64 each -> logits of the next, [1, V]
-
-
 def draw(
-    next_logits: NextLogits,
+    next_logits: Callable[[Sequence[Tensor]], Tensor],
     k: int,
     settings: Settings,
     noise: torch.Generator,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import NextLogits
+from ..types import Draft
 from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, rotate
 
 RANK = 64  # of the bigram term
@@ -89,7 +89,7 @@ class Block(HeadDrafter):
         shape = self.ready.head.shape
         return states.new_empty(shape.depth, 2, shape.kv_heads, capacity, shape.width)
 
-    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> NextLogits:
+    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
         head, end = self.ready.head, start + len(states)
         assert isinstance(head, BlockHead)
         first = max(0, end - WINDOW)
@@ -109,4 +109,4 @@ class Block(HeadDrafter):
             place = len(drawn)
             return logits[place : place + 1] + head.follow(self.ready.embed(drawn[-1] if drawn else tokens[-1:]))
 
-        return next_logits
+        return self.draw(next_logits, k)

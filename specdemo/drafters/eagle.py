@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .base import NextLogits
+from ..types import Draft
 from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, rotate
 
 
@@ -62,7 +62,7 @@ class Eagle(HeadDrafter):
         shape = self.ready.head.shape
         return states.new_empty(2, shape.kv_heads, capacity, shape.width)
 
-    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> NextLogits:
+    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
         x = self._read(self.ready.head.fused(states), tokens, start)
         last = start + len(tokens) - 1
 
@@ -72,7 +72,7 @@ class Eagle(HeadDrafter):
                 x = self._read(x, drawn[-1], last + len(drawn))
             return self.ready.logits(x)
 
-        return next_logits
+        return self.draw(next_logits, k)
 
     def _read(self, g: Tensor, tokens: Sequence[int] | Tensor, start: int) -> Tensor:
         """The head's output for the last of T pairs, [1, hidden]; entries of all are kept, from place `start` on."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,14 +17,12 @@ from ..hardware import sent
 from ..runners import Runner, ops
 from ..runners.layout import Norm, Product, Step
 from ..types import MAX_K, BadInput, Draft, Settings, Verdict
-from .base import Drafter, NextLogits, draw
-from .ngram import NgramTable, table_for
+from .base import Drafter, draw
 
 if TYPE_CHECKING:
     from ..models import Loaded
 
 ROPE_THETA = 10_000.0
-NGRAM_WEIGHT = 0.25  # of the table beside a head: held out, 0.2 to 0.3 served both agreement and overlap best
 WINDOW = 512  # tokens behind the newest one that a head looks at; it was trained on texts no longer
 
 
@@ -116,16 +114,13 @@ def pack(module: nn.Module) -> None:
 class ReadyHead:
     """A head beside its target: in the target's number type, packed, with the target's rows it is tied to.
 
-    These are of its `embedding` and of the weights of its `output` layer, [V, hidden] each. An n-gram `table` has its
-    say in the logits: it knows phrases that a head of this size does not, and raises the agreement at every place.
+    These are of its `embedding` and of the weights of its `output` layer, [V, hidden] each.
     """
 
-    def __init__(self, head: Head, embedding: Tensor, output: Tensor, table: NgramTable | None = None) -> None:
+    def __init__(self, head: Head, embedding: Tensor, output: Tensor) -> None:
         self.embedding = embedding
-        self.table = table
         self.head = head.to(self.embedding).eval()
         self.token_ids = head.token_ids.to(self.embedding.device)  # [draft_vocab]
-        self._places = {token: place for place, token in enumerate(self.token_ids.tolist())} if table else {}
         pack(self.head)
         self._output = Product.of(output[self.token_ids], None)
 
@@ -137,32 +132,18 @@ class ReadyHead:
         """Of the draft vocabulary, [T, hidden] -> [T, draft_vocab]."""
         return self._output(self.head.norm(x))
 
-    def lifted(self, logits: Tensor, context: Sequence[int], drawn: Sequence[Tensor]) -> Tensor:
-        """Logits [1, draft_vocab] of what follows a text and the tokens drawn to follow it, with the table's say."""
-        if self.table is None:
-            return logits
-        lifts = self.table.lifts([*context[-len(self.table.orders) :], *map(int, drawn)])
-        known = {self._places[token]: NGRAM_WEIGHT * lift for token, lift in lifts.items() if token in self._places}
-        if not known:
-            return logits
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 would lose half of it
-        return logits.index_add(1, torch.tensor(list(known)), logits.new_tensor([list(known.values())]))
-
 
 def ready_head(kind: type[Head], loaded: Loaded) -> ReadyHead:
     """The preset's head of that kind, made ready once.
 
     Raises:
-        BadInput: its file or that of the n-gram table cannot be read, or was made for a target of another shape.
+        BadInput: its file cannot be read, or it was trained for a target of another shape.
     """
     if kind.kind not in loaded.heads:
         assert loaded.embeddings is not None, "the models were released"
         embedding, output = loaded.embeddings
         head = load_head_for(output, kind, loaded.head_files[kind.kind])
-        # A GPU would have to be waited for at each token, to look it up.
-        looks_up = loaded.ngram_table is not None and embedding.device.type == "cpu"
-        table = table_for(loaded, len(output)) if looks_up else None
-        loaded.heads[kind.kind] = ReadyHead(head, embedding, output, table)
+        loaded.heads[kind.kind] = ReadyHead(head, embedding, output)
     return loaded.heads[kind.kind]
 
 
@@ -208,9 +189,13 @@ class HeadDrafter(Drafter):
         """An empty cache of `capacity` entries, of the type and on the device of `states`."""
         raise NotImplementedError
 
-    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> NextLogits:
-        """Read T unread states from place `start` on, each with the token that follows it, to draft k tokens."""
+    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
+        """Read T unread states from place `start` on, each with the token that follows it, and draft k tokens."""
         raise NotImplementedError
+
+    def draw(self, next_logits: Callable[[Sequence[Tensor]], Tensor], k: int) -> Draft:
+        """`base.draw` over the draft vocabulary."""
+        return draw(next_logits, k, self.settings, self.noise, self.ready.token_ids, self.runner.vocab_size)
 
     def reset(self, prompt_ids: Sequence[int]) -> None:
         states = self.runner.states
@@ -230,13 +215,9 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def propose(self, context: Sequence[int], k: int) -> Draft:
         states, self._unread = torch.cat(self._unread), []
-        next_logits = self.chain(states, self._entries, context[-len(states) :], k)
+        draft = self.chain(states, self._entries, context[-len(states) :], k)
         self._entries += len(states)
-
-        def lifted(drawn: Sequence[Tensor]) -> Tensor:
-            return self.ready.lifted(next_logits(drawn), context, drawn)
-
-        return draw(lifted, k, self.settings, self.noise, self.ready.token_ids, self.runner.vocab_size)
+        return draft
 
     def observe(self, verdict: Verdict) -> None:
         states = self.runner.states

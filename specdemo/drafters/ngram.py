@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -56,35 +55,17 @@ class NgramTable:
     def law(self, context: Sequence[int]) -> np.ndarray:
         """The distribution of the token after `context`, [V] float32, summing to 1."""
         probs = self.unigram.copy()
-        for tokens, share in self._rows(context):
-            probs *= 1 - share.sum()
-            probs[tokens] += share
-        return probs
-
-    def lifts(self, context: Sequence[int]) -> dict[int, float]:
-        """How much likelier than by its frequency alone `context` makes a token, as a logarithm.
-
-        Only for the tokens that it makes likelier; relative to all others, which share one factor.
-        """
-        added: dict[int, float] = {}
-        rest = 1.0  # of the unigram's mass
-        for tokens, share in self._rows(context):
-            left = 1 - float(share.sum())
-            rest *= left
-            added = {token: left * mass for token, mass in added.items()}
-            for token, mass in zip(tokens.tolist(), share.tolist(), strict=True):
-                added[token] = added.get(token, 0.0) + mass
-        return {token: math.log1p(mass / (rest * float(self.unigram[token]))) for token, mass in added.items()}
-
-    def _rows(self, context: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Tokens and probabilities of each order that knows the end of `context`, shorter ends first."""
-        for n, order in enumerate(self.orders[: len(context)], start=1):
+        for n, order in enumerate(self.orders, start=1):
+            if n > len(context):
+                break
             key = key_of(context[-n:], self.vocab_size)
             place = int(np.searchsorted(order.keys, key))
             if place == len(order.keys) or order.keys[place] != key:
                 break  # a longer context that ends in an unknown one is unknown too
             row = slice(order.offsets[place], order.offsets[place + 1])
-            yield order.tokens[row], order.probs[row]
+            probs *= 1 - order.probs[row].sum()
+            probs[order.tokens[row]] += order.probs[row]
+        return probs
 
 
 def key_of(context: Sequence[int], vocab_size: int) -> int:
@@ -127,22 +108,6 @@ def load_table(path: Path) -> NgramTable:
     return NgramTable(unigram / unigram.sum(), tuple(orders), provenance)
 
 
-def table_for(loaded: Loaded, vocab_size: int) -> NgramTable:
-    """The preset's table, for a target of so many tokens.
-
-    Raises:
-        BadInput: it cannot be read, or was built for another vocabulary.
-    """
-    assert loaded.ngram_table is not None
-    table = load_table(loaded.ngram_table)
-    if table.vocab_size != vocab_size:
-        raise BadInput(
-            f"The n-gram table knows {table.vocab_size} tokens but the target has {vocab_size}: "
-            "it was built for another vocabulary."
-        )
-    return table
-
-
 class Ngram(Drafter):
     """Draws each token from the table, given the few before it."""
 
@@ -160,7 +125,14 @@ class Ngram(Drafter):
 
     @classmethod
     def build(cls, loaded: Loaded, runner: Runner, settings: Settings, noise: torch.Generator) -> Ngram:
-        return cls(table_for(loaded, runner.vocab_size), settings, noise)
+        assert loaded.ngram_table is not None
+        table = load_table(loaded.ngram_table)
+        if table.vocab_size != runner.vocab_size:
+            raise BadInput(
+                f"The n-gram table knows {table.vocab_size} tokens but the target has {runner.vocab_size}: "
+                "it was built for another vocabulary."
+            )
+        return cls(table, settings, noise)
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         text = list(context[-len(self.table.orders) :])

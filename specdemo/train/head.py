@@ -269,8 +269,7 @@ def places(head: Head, model: PreTrainedModel, text: Text, steps: int) -> Iterat
 def validate(head: Head, model: PreTrainedModel, shard: Shard) -> dict[str, Any]:
     """By place of the draft: loss, greedy agreement and overlap on answers never trained on, the text being given.
 
-    `tokens_per_round` is what the agreements would give if each place were independent of the others. All this is of
-    the head alone: where it drafts, an n-gram table may have its say too.
+    `tokens_per_round` is what the agreements would give if each place were independent of the others.
     """
     torch.manual_seed(0)
     text = shard.read(torch.linspace(0, shard.rows - 1, VALIDATED_ROWS).long())

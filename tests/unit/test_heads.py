@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,18 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdemo.drafters.base import NextLogits
 from specdemo.drafters.block import BlockHead
 from specdemo.drafters.eagle import EagleHead
-from specdemo.drafters.head import NGRAM_WEIGHT, WINDOW, Head, HeadDrafter, ReadyHead, load_head, ready_head, save_head
-from specdemo.drafters.ngram import load_table
+from specdemo.drafters.head import WINDOW, Head, HeadDrafter, ReadyHead, load_head, ready_head, save_head
 from specdemo.train.block import block_outputs
 from specdemo.train.data import ASSISTANT
 from specdemo.train.eagle import eagle_outputs
 from specdemo.train.head import Plan, train_head
 from specdemo.train.states import Shard, Text, conversations, read_states
 from specdemo.types import BadInput, Draft, Settings, TokenKind, Verdict
-from tests.unit.toys import MODEL_VOCAB, ModelToy, ngram_file, tiny_model
+from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,14 +45,13 @@ def logits_of(drafter: HeadDrafter, context: Sequence[int], forced: Sequence[int
     """What a drafter has for each place of a draft, if `forced` is what it draws."""
     seen: list[Tensor] = []
 
-    def take(next_logits: NextLogits, k: int, *_: Any) -> Draft:
+    def take(next_logits: Callable[[Sequence[Tensor]], Tensor], k: int) -> Draft:
         drawn = torch.tensor(forced).split(1)
         seen.extend(next_logits(drawn[:place])[0] for place in range(k))
         return Draft(list(forced))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("specdemo.drafters.head.draw", take)
-        drafter.propose(context, len(forced))
+    drafter.draw = take  # type: ignore[method-assign]
+    drafter.propose(context, len(forced))
     return seen
 
 
@@ -120,39 +116,6 @@ def test_a_long_prompt_is_read_as_far_back_as_the_window_reaches(kind: type[Head
         torch.testing.assert_close(whole, cut_off, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_ngram_table_has_its_say_in_what_a_head_drafts(tmp_path: Path, dtype: torch.dtype) -> None:
-    """q is the head's law times (the table's law over its unigram) to a power, over the tokens that the head drafts."""
-    path = ngram_file(tmp_path, MODEL_VOCAB)
-    ready = ModelToy(model=tiny_model("llama"), ngram_table=path).heads["eagle"]
-    table, drawn = load_table(path), [torch.tensor([4]), torch.tensor([60])]
-    logits = torch.randn(1, len(ready.token_ids), generator=torch.Generator().manual_seed(1)).to(dtype)
-    before = logits.clone()
-    lifted_any = 0
-    for text in ([3], [3, 4], [60, 60, 60], [0], [1, 2, 3, 4, 5]):
-        for count in range(3):
-            law = torch.from_numpy(table.law([*text, *map(int, drawn[:count])]) / table.unigram)[ready.token_ids]
-            wanted = (logits.double().softmax(-1) * law**NGRAM_WEIGHT)[0]
-            lifted = ready.lifted(logits, text, drawn[:count]).double().softmax(-1)[0]
-            torch.testing.assert_close(lifted, wanted / wanted.sum(), rtol=1e-4, atol=1e-6)
-            lifted_any += not torch.allclose(lifted, logits.double().softmax(-1)[0], atol=1e-3)
-    assert lifted_any > 5
-    assert torch.equal(logits, before)
-
-
-def test_a_head_beside_a_table_of_another_vocabulary_is_refused_in_words(tmp_path: Path) -> None:
-    toy: Any = ModelToy(model=tiny_model("llama"))
-    save_head(EagleHead(toy.heads["eagle"].head.shape), tmp_path / "a.safetensors", {})
-    loaded: Any = SimpleNamespace(
-        embeddings=(tiny_model("llama").get_output_embeddings().weight.detach(),) * 2,
-        head_files={"eagle": tmp_path / "a.safetensors"},
-        heads={},
-        ngram_table=ngram_file(tmp_path, 7),
-    )
-    with pytest.raises(BadInput, match="knows 7 tokens but the target has 61"):
-        ready_head(EagleHead, loaded)
-
-
 # Files -----------------------------------------------------------------------------------------------------
 
 
@@ -186,7 +149,6 @@ def test_a_head_of_another_target_is_refused_in_words(tmp_path: Path) -> None:
         embeddings = (tiny_model("llama").get_output_embeddings().weight.detach(),) * 2
         head_files: ClassVar = {"eagle": tmp_path / "a.safetensors"}
         heads: ClassVar[dict[str, ReadyHead]] = {}
-        ngram_table = None
 
     shape = ModelToy(model=tiny_model("llama")).heads["eagle"].head.shape
     loaded: Any = Loaded

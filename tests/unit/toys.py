@@ -35,7 +35,6 @@ from specdemo.drafters.base import Drafter as DrafterBase
 from specdemo.drafters.block import BlockHead
 from specdemo.drafters.eagle import EagleHead
 from specdemo.drafters.head import Head, ReadyHead, Shape
-from specdemo.drafters.ngram import load_table
 from specdemo.events import Event, emitted_tokens
 from specdemo.race import PROPOSING
 from specdemo.runners.eager import EagerRunner
@@ -238,14 +237,11 @@ def noise_for(settings: Settings) -> torch.Generator:
     return torch.Generator().manual_seed(settings.seed ^ PROPOSING)
 
 
-def random_heads(
-    embedding: Tensor, output: Tensor, layers: int, heads: int, draft_vocab: int, ngram_table: Path | None
-) -> dict[str, ReadyHead]:
-    """`untrained_heads` ready to draft for a target of these embeddings, with the n-gram table if there is one."""
+def random_heads(embedding: Tensor, output: Tensor, layers: int, heads: int, draft_vocab: int) -> dict[str, ReadyHead]:
+    """`untrained_heads` ready to draft for a target of these embeddings."""
     vocab, hidden = embedding.shape
     untrained = untrained_heads(vocab, hidden, layers, heads, draft_vocab)
-    table = load_table(ngram_table) if ngram_table else None
-    return {kind: ReadyHead(head, embedding, output, table) for kind, head in untrained.items()}
+    return {kind: ReadyHead(head, embedding, output) for kind, head in untrained.items()}
 
 
 def untrained_heads(vocab: int, hidden: int, layers: int, heads: int, draft_vocab: int) -> dict[str, Head]:
@@ -311,7 +307,7 @@ class TableToy(Toy):
             torch.manual_seed(7)
             layers = nn.Embedding(vocab, vocab).double(), nn.Linear(vocab, vocab, bias=False).double()
         embedding, output = (layer.weight.detach() for layer in layers)
-        self.heads = random_heads(embedding, output, 3, heads=2, draft_vocab=vocab - 1, ngram_table=self.ngram_table)
+        self.heads = random_heads(embedding, output, layers=3, heads=2, draft_vocab=vocab - 1)
 
     def target_runner(self, capacity: int) -> TableRunner:
         self.runners.append(TableRunner(self.target, capacity, self.early))
@@ -333,8 +329,9 @@ class ModelToy(Toy):
         assert self.model is not None
         layers = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         embedding, output = (layer.weight.detach() for layer in layers)
-        depth = self.model.config.num_hidden_layers
-        self.heads = random_heads(embedding, output, depth, 4, MODEL_VOCAB - 20, self.ngram_table)
+        self.heads = random_heads(
+            embedding, output, self.model.config.num_hidden_layers, heads=4, draft_vocab=MODEL_VOCAB - 20
+        )
 
     def target_runner(self, capacity: int) -> EagerRunner:
         assert self.model is not None
