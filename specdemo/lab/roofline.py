@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 from transformers.initialization import no_init_weights
 
 from ..runners.choose import MakeRunner, runner_maker
+from ..runners.layout import head_width
 
 BUFFER = 2**30  # bytes; far more than any cache holds
 REPEATS = 15
@@ -91,8 +92,7 @@ def bytes_read(model: PreTrainedModel, context: int, tokens: int) -> int:
     weights = sum(weight.nbytes for weight in model.parameters()) - (0 if tied else embedding.nbytes)
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    entry = 2 * config.num_hidden_layers * heads * width * embedding.element_size()
+    entry = 2 * config.num_hidden_layers * heads * head_width(config) * embedding.element_size()
     return weights + tokens * embedding[0].nbytes + context * entry
 
 

@@ -117,7 +117,7 @@ class Rope:
     @classmethod
     def plain(cls, config: PreTrainedConfig) -> Rope:
         """theta ** -(2 i / width), for the kind of rotation that is called default."""
-        width = _width(config)
+        width = head_width(config)
         return cls(1 / config.rope_parameters["rope_theta"] ** (torch.arange(0, width, 2).float() / width))
 
 
@@ -221,11 +221,12 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
         vocab_size=len(output),
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        width=_width(config),
+        width=head_width(config),
     )
 
 
-def _width(config: PreTrainedConfig) -> int:
+def head_width(config: PreTrainedConfig) -> int:
+    """How many numbers wide an attention head is."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
