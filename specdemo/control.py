@@ -10,10 +10,9 @@ temperature 0 the same seed can give other tokens with auto, since the clock has
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
-from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,8 +31,10 @@ FORGET = 0.93  # this much of what the tests said is left one draft later
 PROBING = 0.01  # share of the time that may go to drafting where it does not pay, to see whether it does by now
 WEATHER = 0.2  # how fast the pace follows the last pass
 HICCUP = 1.5  # a pass that takes longer than this many times the usual was held up by something else
+HELD_UP = 4.0  # and so was a draft: what a token of one costs varies more, with the K and with what it met
 CALIBRATION_SECONDS = 0.3
 CALIBRATED = 4  # so many rounds say as much on the cost of a pass as the calibration
+TRIALS = 2  # drafts after which the cost of one is known: a single one may have been held up
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures
 
 
@@ -54,8 +55,9 @@ class Costs:
                 part = (tokens - low) / (high - low)
                 self.passes[tokens] = ((1 - part) * seconds[low] + part * seconds[high]) / self.pace
         self._seen = [CALIBRATED] * len(self.passes)
-        # By drafter: time spent, and the tokens drafted (the drafts, if it drafts at once), both fading.
-        self._drafting: dict[type[Drafter], tuple[float, float]] = {}
+        # By drafter: time spent and tokens drafted (drafts, if it drafts at once), both fading; and how many drafts.
+        self._drafting: dict[type[Drafter], tuple[float, float, int]] = {}
+        self.rested: Counter[type[Drafter]] = Counter()  # rounds without a draft since the last, whatever the run
 
     @classmethod
     @torch.inference_mode()
@@ -81,10 +83,8 @@ class Costs:
 
     def of_draft(self, drafter: type[Drafter], tokens: int) -> float | None:
         """The cost of a draft of so many tokens, None as long as nothing is known of this drafter."""
-        if drafter not in self._drafting:
-            return None
-        spent, drafted = self._drafting[drafter]
-        return spent / max(drafted, 1.0) * _counted(drafter, tokens)
+        spent, drafted, drafts = self._drafting.get(drafter, (0.0, 0.0, 0))
+        return spent / max(drafted, 1.0) * _counted(drafter, tokens) if drafts >= TRIALS else None
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass of so many tokens took so long, with everything else in its round but the drafting."""
@@ -95,10 +95,18 @@ class Costs:
         self.pace *= (cost / usual) ** WEATHER
 
     def learn_draft(self, drafter: type[Drafter], tokens: int, seconds: float) -> None:
-        """A draft of so many tokens, perhaps none, took so long."""
-        spent, drafted = self._drafting.get(drafter, (0.0, 0.0))
-        spent, drafted = FORGET * spent + seconds / self.pace, FORGET * drafted + _counted(drafter, tokens)
-        self._drafting[drafter] = spent, drafted
+        """A draft of so many tokens, perhaps none, took so long.
+
+        One that was far cheaper than usual shows that those before were held up: from then on it is the usual.
+        """
+        spent, drafted, drafts = self._drafting.get(drafter, (0.0, 0.0, 0))
+        cost, counted = seconds / self.pace, _counted(drafter, tokens)
+        usual = spent / max(drafted, 1.0) * max(counted, 1)
+        if counted and HELD_UP * cost < usual:
+            spent = drafted = 0.0
+        elif usual:
+            cost = min(cost, HELD_UP * usual)
+        self._drafting[drafter] = FORGET * spent + cost, FORGET * drafted + counted, drafts + 1
 
 
 def _counted(drafter: type[Drafter], tokens: int) -> int:
@@ -112,7 +120,7 @@ class History:
     def __init__(self) -> None:
         self.passed, self.tested = [0.0] * MAX_K, [0.0] * MAX_K  # by place in the draft, fading
         self.drafts = 0
-        self.resting = 0  # of its rounds until drafting is tried again; in the last of them it is
+        self.resting = False  # until it is time to try again
 
     def add(self, fates: Sequence[Fate]) -> None:
         """One more draft was tested."""
@@ -155,13 +163,9 @@ class Control:
 
     def _choose(self, author: type[Drafter], most: int, costs: Costs) -> int:
         """The K of most tokens per second, as far as one can tell; 0 while drafting does not pay."""
-        history = self._histories[author]
         if not most:
             return 0
-        if history.resting > 1:
-            history.resting -= 1
-            return 0
-        passes = costs.passes
+        history, passes = self._histories[author], costs.passes
         k, rate, cost = 0, 0.0, 0.0
         tokens = chance = 1.0
         for place, passing in enumerate(islice(history.chances(), most)):
@@ -173,11 +177,14 @@ class Control:
             length = passes[place + 2] + draft
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
-        if rate * passes[1] > 1 or history.resting:
-            history.resting = 0
-            return k
-        history.resting = ceil((cost / passes[1] - 1) / PROBING)
-        return 0
+        costs.rested[author] += 1
+        due = PROBING * costs.rested[author] >= cost / passes[1] - 1
+        history.resting = not due and (history.resting or rate * passes[1] <= 1)
+        if history.resting:
+            return 0
+        if history.drafts:  # the first draft of a run says little of what drafts cost
+            costs.rested[author] = 0
+        return k
 
     def _learn(self, costs: Costs, last: Round) -> None:
         drafted = len(last.drafted)
