@@ -122,11 +122,11 @@ class FusedRunner:
 
         for place in layers:
             layer = model.layers[place]
-            q, k, v = self._split(layer.qkv(layer.attention_norm(x)), layer, rotation)
+            qk, v = self._split(layer.qkv(layer.attention_norm(x)), layer, rotation)
             (keys, values), (new_keys, new_values) = read[place], written[place]
-            new_keys.copy_(k.transpose(0, 1))
+            new_keys.copy_(qk[:, model.heads :].transpose(0, 1))
             new_values.copy_(v.transpose(0, 1))
-            x = x + layer.out(self._attend(q, keys, values, mask))
+            x = x + layer.out(self._attend(qk, keys, values, mask))
             x = x + layer.down(layer.activate(layer.up(layer.mlp_norm(x))))
             if place in kept:
                 outputs[place] = x
@@ -134,8 +134,8 @@ class FusedRunner:
             self.states = torch.cat([outputs[place] for place in kept], -1)
         return x
 
-    def _split(self, qkv: Tensor, layer: Layer, rotation: Sequence[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, both rotated, and values by head, each [T, heads, width]."""
+    def _split(self, qkv: Tensor, layer: Layer, rotation: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Queries with the keys behind them, both rotated, [T, heads + kv_heads, width], and values by head."""
         model = self.model
         qk, v = qkv.view(len(qkv), -1, model.width).split([model.heads + model.kv_heads, model.kv_heads], 1)
         if layer.head_norms:
@@ -143,25 +143,29 @@ class FusedRunner:
             qk = torch.cat([norm(part) for norm, part in parts], 1)
         if rotation and layer.rotated:
             qk = rotate(qk, *rotation)
-        q, k = qk.split([model.heads, model.kv_heads], 1)
-        return q, k, v
+        return qk, v
 
-    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of T queries [T, heads, width] over keys and values [kv_heads, S, width].
+    def _attend(self, qk: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of the queries of `_split` over keys and values [kv_heads, S, width]: [T, heads * width].
 
         The query heads that share a key head are laid behind each other as its queries, so that no key or value
         is copied for them. A prompt is read from the first position and needs only the causal triangle (no mask).
         """
-        count, heads, width = q.shape
+        (count, rows, width), heads, kv_heads = qk.shape, self.model.heads, self.model.kv_heads
         keys, values = keys[None], values[None]
         if mask is None:
-            q = q.transpose(0, 1)[None]
+            q = qk[:, :heads].transpose(0, 1)[None]
             out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
             return out[0].transpose(0, 1).reshape(count, heads * width)
-        group = heads // self.model.kv_heads
-        q = q.reshape(count, -1, group, width).permute(1, 2, 0, 3).reshape(1, -1, group * count, width)
-        if len(mask) > group * count:
-            q = F.pad(q, (0, 0, 0, len(mask) - group * count))
+        group = heads // kv_heads
+        padding = len(mask) - group * count
+        if count == 1 and heads + padding <= rows:
+            # Nothing is copied: as padding a group has what stands behind it, queries of the next one or keys.
+            q = qk[0].unfold(0, len(mask), group)[None, :kv_heads].mT
+        else:
+            q = qk[:, :heads].reshape(count, kv_heads, group, width).permute(1, 2, 0, 3)
+            q = q.reshape(1, kv_heads, group * count, width)
+            q = F.pad(q, (0, 0, 0, padding)) if padding else q
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         out = out[0, :, : group * count].unflatten(1, (group, count))
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)

@@ -24,7 +24,7 @@ Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], each row by itself
 
 LEAST_PACKED = {torch.bfloat16: 0, torch.float32: 2**18}  # with fewer weights, the longer call costs more than it saves
 PACKED_FOR = 1  # rows of input that oneDNN lays the weights out for; measured to serve 1 to 17 equally well
-LEAST_ROWS, LONG = 3, 1024
+LEAST_ROWS, LONG = 2, 1024
 FEW_ROWS = 17  # as many as a round can have; more cost a mirrored norm more than a plain one
 LLAMAS = {"llama", "qwen2", "qwen3", "smollm3"}
 ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles do not depend on the length of the text

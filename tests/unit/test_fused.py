@@ -128,12 +128,12 @@ def test_in_bfloat16_attention_to_a_token_is_the_same_bits_in_every_pass(heads, 
         return torch.randn(*shape, width, generator=generator).bfloat16()
 
     for start in range(20, 600, 6):
-        keys, values, queries = random(kv_heads, longest), random(kv_heads, longest), random(MOST_ROWS, heads)
+        keys, values, qk = map(random, (kv_heads, kv_heads, MOST_ROWS), (longest, longest, heads + kv_heads))
 
-        def attended(begin, end, start=start, keys=keys, values=values, queries=queries):
+        def attended(begin, end, start=start, keys=keys, values=values, qk=qk):
             mask = runner._mask(start + begin, start + end, torch.bfloat16)
             read = mask.shape[1]
-            return runner._attend(queries[begin:end], keys[:, :read], values[:, :read], mask)
+            return runner._attend(qk[begin:end], keys[:, :read], values[:, :read], mask)
 
         alone = torch.cat([attended(place, place + 1) for place in range(MOST_ROWS)])
         for count in range(2, MOST_ROWS + 1):
