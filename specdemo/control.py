@@ -31,10 +31,10 @@ FORGET = 0.93  # this much of what the tests said is left one draft later
 PROBING = 0.01  # share of the time that may go to drafting where it does not pay, to see whether it does by now
 WEATHER = 0.2  # how fast the pace follows the last pass
 HICCUP = 1.5  # a pass that takes longer than this many times the usual was held up by something else
-HELD_UP = 4.0  # and so was a draft: what a token of one costs varies more, with the K and with what it met
+HELD_UP = 4.0  # and so was a draft: what one costs varies more, with its tokens and with what it met
 CALIBRATION_SECONDS = 0.3
 CALIBRATED = 4  # so many rounds say as much on the cost of a pass as the calibration
-TRIALS = 2  # drafts after which the cost of one is known: a single one may have been held up
+NO_DRAFTS = 0.0, 0.0, 0.0
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures
 
 
@@ -55,9 +55,10 @@ class Costs:
                 part = (tokens - low) / (high - low)
                 self.passes[tokens] = ((1 - part) * seconds[low] + part * seconds[high]) / self.pace
         self._seen = [CALIBRATED] * len(self.passes)
-        # By drafter: time spent and tokens drafted (drafts, if it drafts at once), both fading; and how many drafts.
-        self._drafting: dict[type[Drafter], tuple[float, float, int]] = {}
-        self.rested: Counter[type[Drafter]] = Counter()  # rounds without a draft since the last, whatever the run
+        # By drafter: time spent, tokens drafted (the drafts with any, if it drafts at once) and drafts, all fading.
+        self._drafting: dict[type[Drafter], tuple[float, float, float]] = {}
+        self.rested: Counter[type[Drafter]] = Counter()  # rounds without a draft since its last, in whatever run
+        self.first_draft: defaultdict[type[Drafter], float] = defaultdict(float)  # the cost of its last run's first
 
     @classmethod
     @torch.inference_mode()
@@ -82,9 +83,9 @@ class Costs:
         return cls(seconds, most_k)
 
     def of_draft(self, drafter: type[Drafter], tokens: int) -> float | None:
-        """The cost of a draft of so many tokens, None as long as nothing is known of this drafter."""
-        spent, drafted, drafts = self._drafting.get(drafter, (0.0, 0.0, 0))
-        return spent / max(drafted, 1.0) * _counted(drafter, tokens) if drafts >= TRIALS else None
+        """The cost of a draft of so many tokens, None while too little is known: a single one may have been held up."""
+        spent, drafted, drafts = self._drafting.get(drafter, NO_DRAFTS)
+        return spent / max(drafted, 1.0) * _counted(drafter, tokens) if drafts > 1 else None
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass of so many tokens took so long, with everything else in its round but the drafting."""
@@ -97,16 +98,16 @@ class Costs:
     def learn_draft(self, drafter: type[Drafter], tokens: int, seconds: float) -> None:
         """A draft of so many tokens, perhaps none, took so long.
 
-        One that was far cheaper than usual shows that those before were held up: from then on it is the usual.
+        One that was far cheaper than usual shows that those before were held up: they are forgotten.
         """
-        spent, drafted, drafts = self._drafting.get(drafter, (0.0, 0.0, 0))
+        spent, drafted, drafts = self._drafting.get(drafter, NO_DRAFTS)
         cost, counted = seconds / self.pace, _counted(drafter, tokens)
-        usual = spent / max(drafted, 1.0) * max(counted, 1)
-        if counted and HELD_UP * cost < usual:
-            spent = drafted = 0.0
-        elif usual:
-            cost = min(cost, HELD_UP * usual)
-        self._drafting[drafter] = FORGET * spent + cost, FORGET * drafted + counted, drafts + 1
+        if spent:
+            usual = spent / drafts, spent / max(drafted, 1.0) * counted
+            if HELD_UP * cost < min(usual):
+                spent, drafted, drafts = NO_DRAFTS
+            cost = min(cost, HELD_UP * max(usual))
+        self._drafting[drafter] = FORGET * spent + cost, FORGET * drafted + counted, FORGET * drafts + 1
 
 
 def _counted(drafter: type[Drafter], tokens: int) -> int:
@@ -119,8 +120,8 @@ class History:
 
     def __init__(self) -> None:
         self.passed, self.tested = [0.0] * MAX_K, [0.0] * MAX_K  # by place in the draft, fading
-        self.drafts = 0
-        self.resting = False  # until it is time to try again
+        self.drafts = 0  # in a row: since the run began or since it rested
+        self.began = self.resting = False  # at rest it drafts nothing until it is time to try again
 
     def add(self, fates: Sequence[Fate]) -> None:
         """One more draft was tested."""
@@ -177,23 +178,28 @@ class Control:
             length = passes[place + 2] + draft
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
+        wait = cost / passes[1] - 1 + (0 if history.began else costs.first_draft[author])
         costs.rested[author] += 1
-        due = PROBING * costs.rested[author] >= cost / passes[1] - 1
+        due = history.drafts == 1 or PROBING * costs.rested[author] >= wait
         history.resting = not due and (history.resting or rate * passes[1] <= 1)
         if history.resting:
+            history.drafts = 0
             return 0
-        if history.drafts:  # the first draft of a run says little of what drafts cost
-            costs.rested[author] = 0
+        costs.rested[author] = 0
         return k
 
     def _learn(self, costs: Costs, last: Round) -> None:
         drafted = len(last.drafted)
-        costs.learn_pass(drafted + 1, last.seconds - last.draft_seconds)
+        if not (last.k and self._author.reads_ahead):
+            costs.learn_pass(drafted + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
         history = self._histories[self._author]
         history.drafts += 1
-        if history.drafts > 1:  # for the first, some drafters read the prompt
+        if history.drafts > 1:  # the first of a row reads the prompt, or what was written while it rested
             costs.learn_draft(self._author, drafted, last.draft_seconds)
+        elif not history.began:
+            costs.first_draft[self._author] = last.draft_seconds / costs.pace
+        history.began = True
         if drafted:
             history.add([token.fate for token in last.drafted])

@@ -26,6 +26,7 @@ class Drafter:
 
     description: ClassVar[str]  # one line for the menu
     at_once: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
+    reads_ahead: ClassVar[bool] = False  # with the target, whose pass over the draft is that much shorter
 
     @classmethod
     def missing(cls, loaded: Loaded) -> str | None:

@@ -27,6 +27,7 @@ class LayerSkip(Drafter):
     description = (
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it."
     )
+    reads_ahead = True
 
     def __init__(self, runner: Runner, layers: int, settings: Settings, noise: torch.Generator) -> None:
         self.target, self.layers, self.settings, self.noise = runner, layers, settings, noise
