@@ -41,7 +41,7 @@ class Timing:
 
 def steps(loaded: Loaded, drafters: Sequence[str], repeats: int) -> int:
     """How many lists of timings `profile` yields."""
-    return repeats * (2 * len(_models(loaded)) + len(drafters))
+    return (1 + repeats) * (2 * len(_models(loaded)) + len(drafters))
 
 
 def profile(
@@ -55,7 +55,7 @@ def profile(
     """Time everything in turn, `repeats` times over, so that a slow minute of the machine meets all parts alike.
 
     All at temperature 0. Passes go to the full `new_tokens`, past any end of the text; drafts end with it. Close it to
-    stop.
+    stop. The first time round only warms up, and yields empty lists.
 
     Raises:
         BadInput: the context has no room, or a drafter cannot be used here.
@@ -66,18 +66,14 @@ def profile(
     for name in drafters:
         check_drafter(loaded, name)
     capacity = len(prompt_ids) + settings.max_new_tokens
-    for repeat in range(-1, repeats):  # the first time round only warms up
+    for repeat in range(-1, repeats):
+        kept = slice(None) if repeat >= 0 else slice(0)
         for name in _models(loaded):
             make = loaded.target_runner if name == TARGET else loaded.draft_runner
-            spoken = _timed_text(name, make(capacity), prompt_ids, settings)
-            passes = _timed_passes(name, make(capacity), prompt_ids, longest)
-            if repeat >= 0:
-                yield spoken
-                yield passes
+            yield _timed_text(name, make(capacity), prompt_ids, settings)[kept]
+            yield _timed_passes(name, make(capacity), prompt_ids, longest)[kept]
         for name in drafters:
-            drafts = _timed_drafts(loaded, name, prompt_ids, settings)
-            if repeat >= 0:
-                yield drafts
+            yield _timed_drafts(loaded, name, prompt_ids, settings)[kept]
 
 
 def _models(loaded: Loaded) -> list[str]:

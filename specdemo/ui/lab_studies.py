@@ -68,10 +68,10 @@ class Profile(Study):
         for timings in profile.profile(self.loaded, ids, drafters, k, repeats=repeats):
             self.timings += timings
             self.done += 1
-            yield "Timing passes and guesses"
+            yield _timing(timings)
 
     def picture(self) -> Picture:
-        return pictures.of_profile(profile.summarise(self.timings), self.asked["k"])
+        return pictures.of_profile(profile.summarise(self.timings), self.asked["k"]) if self.timings else []
 
     def rows(self) -> list[dict[str, Any]]:
         return [{"part": part, **row} for part, rows in self.result().items() for row in rows]
@@ -96,7 +96,7 @@ class Theory(Study):
         for timings in profile.profile(self.loaded, ids, [drafter], k, repeats=REPEATS):
             self.timings += timings
             self.done += 1
-            yield "Timing passes and guesses"
+            yield _timing(timings)
         with closing(race(self.loaded, drafter, ids, Settings(k=k, max_new_tokens=96))) as entries:  # type: ignore[type-var]
             for entry in entries:
                 self.entries.append(entry)
@@ -299,6 +299,10 @@ def some_of_each(file: str, count: int) -> list[Prompt]:
 
 def _explained(entries: Sequence[Entry]) -> Explained:
     return explain(*([entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE)))
+
+
+def _timing(timings: list[profile.Timing]) -> str:
+    return "Timing passes and guesses" if timings else "Warming up"
 
 
 def _of(asked: Mapping[str, Any], names: str) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Locator, Page, expect
 
+from specdemo.lab import profile
 from specdemo.types import BadInput
 from specdemo.ui import lab_run
 from specdemo.ui.engine import Engine, EngineTrouble, real_backend
@@ -229,6 +231,28 @@ def test_pictures_come_while_it_runs_and_stop_keeps_them(lab: Open, engine: Engi
     assert 0 < whole["sampling"][-1]["rounds"] < 20_000
     page.get_by_role("button", name=VIEWS["domains"].title).click()
     measure(page, "domains")  # the model is free again
+
+
+def test_stop_does_not_wait_for_the_warm_up(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed, stopped = profile._timed_passes, threading.Event()
+
+    def held(*args: Any) -> list[profile.Timing]:
+        assert stopped.wait(20)
+        return timed(*args)
+
+    page, shown = lab("profile")
+    fill(page, "profile", QUICK["profile"])
+    with monkeypatch.context() as patch:
+        patch.setattr(profile, "_timed_passes", held)
+        shown.locator(".sd-lab-run").click()
+        expect(shown.locator(".sd-lab-says")).to_contain_text("Warming up. About")
+        with page.expect_response(lambda response: response.request.method == "POST"):
+            shown.locator(".sd-lab-stop").click()
+        stopped.set()
+        expect(shown.locator(".sd-lab-says")).to_have_text("Stopped. There was nothing to show yet.")
+    expect(shown.locator(".sd-json")).to_be_hidden()
+    measure(page, "profile")
+    expect(shown.locator(".sd-json")).to_be_visible()
 
 
 def test_a_closed_tab_frees_the_model(lab: Open, engine: Engine) -> None:

@@ -29,7 +29,8 @@ PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "o
 def test_a_profile_times_every_part(loaded: Loaded) -> None:
     drafters = ["ngram", "layer-skip"]
     lists = list(profile(loaded, loaded.encode("the cat"), drafters, k=3, new_tokens=8, repeats=2))
-    assert len(lists) == steps(loaded, drafters, 2) == 12
+    assert len(lists) == steps(loaded, drafters, 2) == 18
+    assert [bool(part) for part in lists] == [False] * 6 + [True] * 12
     timings = [timing for part in lists for timing in part]
     assert all(timing.seconds >= 0 for timing in timings)
     summary = profiling.summarise(timings)
@@ -42,7 +43,9 @@ def test_a_profile_times_every_part(loaded: Loaded) -> None:
 
 
 def test_a_stopped_profile_can_be_summarised(loaded: Loaded) -> None:
-    summary = profiling.summarise(next(profile(loaded, loaded.encode("the cat"), ["ngram"])))
+    lists = profile(loaded, loaded.encode("the cat"), ["ngram"])
+    assert not any(profiling.summarise(next(lists)).values())
+    summary = profiling.summarise(next(filter(None, lists)))
     assert summary["models"][0]["model"] == "target"
     assert summary["passes"] == summary["drafters"] == []
 

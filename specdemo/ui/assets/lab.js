@@ -134,8 +134,10 @@
       if (message.picture) this.show(message.picture);
       if (message.values && Object.keys(message.values).length) this.measured(message.values);
       if (message.end) {
-        this.says(message.end.stopped ? "Stopped. This is what there was until then." : "Done.", "ended");
-        this.parts.files.hidden = false;
+        const nothing = message.end.stopped && !message.picture;
+        const until = nothing ? "There was nothing to show yet." : "This is what there was until then.";
+        this.says(message.end.stopped ? `Stopped. ${until}` : "Done.", "ended");
+        this.parts.files.hidden = nothing;
       }
       if (message.error) this.says(message.error, "failed");
     }
