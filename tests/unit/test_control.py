@@ -381,10 +381,10 @@ def test_a_drafter_that_once_seemed_too_dear_is_tried_again_however_short_the_ru
     assert chosen[-1][1:] == [MAX_K] * 18
 
 
-def test_a_dear_drafter_is_seldom_tried_in_runs_that_end_after_its_first_draft() -> None:
+def test_a_drafter_whose_first_draft_is_dear_is_seldom_tried_in_short_runs() -> None:
     costs = Costs(FLAT)
     learn(costs, Drafter, 0.7)
-    tried = [chosen_by(costs, [5.0, 0.7]) for _ in range(500)]
+    tried = [chosen_by(costs, [5.0, 0.7, 0.7]) for _ in range(500)]
     assert 0 < sum(map(any, tried)) < 5
 
 
