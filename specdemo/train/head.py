@@ -301,8 +301,11 @@ def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
 
 
 def _pace(step: int, last: int) -> float:
-    """The share of the learning rate: a short warm-up, all of it, and down to nothing in the last third."""
-    return min(1.0, (step + 1) / WARM_UP, 3 * (1 - step / last))
+    """The share of the learning rate: a short warm-up, then down to nothing in a straight line.
+
+    Held high for two thirds of the way, it gained heads that had been trained before nothing until it fell.
+    """
+    return min((step + 1) / WARM_UP, 1 - step / last)
 
 
 def _batches(rows: list[int], plan: Plan) -> Iterator[tuple[int, Tensor]]:
