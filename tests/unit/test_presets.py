@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -50,7 +52,9 @@ def test_shipped_presets_read_well_and_the_default_is_first() -> None:
 @pytest.mark.parametrize("name", load_presets()[0])
 def test_shipped_preset_starts_with_a_drafter_it_can_use(name: str) -> None:
     preset = find_preset(name)
-    assert DRAFTERS[preset.defaults.drafter].missing(cast(Any, preset)) is None
+    parts = {part.name: getattr(preset, part.name) for part in fields(preset)}
+    loaded = SimpleNamespace(**parts, head_files=preset.heads)
+    assert DRAFTERS[preset.defaults.drafter].missing(cast(Any, loaded)) is None
     defaults = preset.defaults
     Settings(k=defaults.k, temperature=defaults.temperature, max_new_tokens=defaults.max_new_tokens)
 
