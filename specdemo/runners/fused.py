@@ -4,11 +4,10 @@ The same arithmetic as the transformers forward, on rearranged weights (`layout.
 values, with no module calls, and no mask or copy of grouped heads where none is needed.
 
 In bfloat16 on a CPU, a pass of a few tokens is laid out so that a token's logits do not depend on how many are read
-with it: packed products of up to `MOST_ROWS` rows have that property (measured; a single row now and then needs help,
-see `layout.py`), and attention, which takes `QUERIES_AT_ONCE` or a multiple, gets it from never fewer than
-`LEAST_QUERIES` and from keys padded as `padded` says, which fixes the order of its sums. So greedy text is the same
-with and without a draft to the last bit, while K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing
-but an exact tie.
+with it: packed products of `FusedModel.least_rows` to `MOST_ROWS` rows have that property (measured), and attention,
+which takes `QUERIES_AT_ONCE` or a multiple, gets it from never fewer than `LEAST_QUERIES` and from keys padded as
+`padded` says, which fixes the order of its sums. So greedy text is the same with and without a draft to the last bit,
+while K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing but an exact tie.
 """
 
 from __future__ import annotations
@@ -81,7 +80,12 @@ class FusedRunner:
         return Cache(self.model, self.context)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.model.head(self.model.norm(x))
+        return self.model.head(self.model.norm(self._filled(x)))[: len(x)]
+
+    def _filled(self, x: Tensor) -> Tensor:
+        """With the last row repeated, if there are fewer than the model's products take."""
+        missing = self.model.least_rows - len(x)
+        return torch.cat([x, x[-1:].expand(missing, -1)]) if missing > 0 else x
 
     def _read(self, ids: Sequence[int] | Tensor) -> Tensor:
         """Hidden states of T more tokens after the last layer, [T, hidden]; their keys and values are kept."""
@@ -111,9 +115,13 @@ class FusedRunner:
         return x if self.model.positions is None else x + self.model.positions[start : start + len(ids)]
 
     def _through(self, x: Tensor, start: int, layers: range, kept: Sequence[int] = ()) -> Tensor:
-        """Take T tokens [T, hidden] that stand at position `start` through some layers, filling the cache."""
-        model, cache = self.model, self._cache
+        """Take T tokens [T, hidden] that stand at position `start` through some layers, filling the cache.
+
+        What rows beyond T leave in the cache is overwritten before anything looks at it.
+        """
+        model, cache, count = self.model, self._cache, len(x)
         assert cache is not None, "prefill comes first"
+        x = self._filled(x)
         end = start + len(x)
         mask = self._mask(start, end, x.dtype) if start or end <= MOST_ROWS else None
         rotation = [part[start:end] for part in cache.rotation] if cache.rotation else None
@@ -131,8 +139,8 @@ class FusedRunner:
             if place in kept:
                 outputs[place] = x
         if kept:
-            self.states = torch.cat([outputs[place] for place in kept], -1)
-        return x
+            self.states = torch.cat([outputs[place] for place in kept], -1)[:count]
+        return x[:count]
 
     def _split(self, qkv: Tensor, layer: Layer, rotation: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
         """Queries with the keys behind them, both rotated, [T, heads + kv_heads, width], and values by head."""
@@ -151,7 +159,7 @@ class FusedRunner:
         The query heads that share a key head are laid behind each other as its queries, so that no key or value
         is copied for them. A prompt is read from the first position and needs only the causal triangle (no mask).
         """
-        (count, rows, width), heads, kv_heads = qk.shape, self.model.heads, self.model.kv_heads
+        (count, _, width), heads, kv_heads = qk.shape, self.model.heads, self.model.kv_heads
         keys, values = keys[None], values[None]
         if mask is None:
             q = qk[:, :heads].transpose(0, 1)[None]
@@ -159,13 +167,9 @@ class FusedRunner:
             return out[0].transpose(0, 1).reshape(count, heads * width)
         group = heads // kv_heads
         padding = len(mask) - group * count
-        if count == 1 and heads + padding <= rows:
-            # Nothing is copied: as padding a group has what stands behind it, queries of the next one or keys.
-            q = qk[0].unfold(0, len(mask), group)[None, :kv_heads].mT
-        else:
-            q = qk[:, :heads].reshape(count, kv_heads, group, width).permute(1, 2, 0, 3)
-            q = q.reshape(1, kv_heads, group * count, width)
-            q = F.pad(q, (0, 0, 0, padding)) if padding else q
+        q = qk[:, :heads].reshape(count, kv_heads, group, width).permute(1, 2, 0, 3)
+        q = q.reshape(1, kv_heads, group * count, width)
+        q = F.pad(q, (0, 0, 0, padding)) if padding else q
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         out = out[0, :, : group * count].unflatten(1, (group, count))
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)
@@ -183,6 +187,7 @@ class Cache:
 
     def __init__(self, model: FusedModel, capacity: int) -> None:
         # Zeros, since masked places are read too, and a weight of zero does not undo a stray infinity.
+        capacity += model.least_rows - 1  # a pass of one token writes as many
         shape = len(model.layers), model.kv_heads, padded(capacity), model.width
         self.keys, self.values = model.embedding.new_zeros(shape), model.embedding.new_zeros(shape)
         self.rotation = model.rotation(capacity) if model.rope else None

@@ -24,7 +24,7 @@ Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], each row by itself
 
 LEAST_PACKED = {torch.bfloat16: 0, torch.float32: 2**18}  # with fewer weights, the longer call costs more than it saves
 PACKED_FOR = 1  # rows of input that oneDNN lays the weights out for; measured to serve 1 to 17 equally well
-LEAST_ROWS, LONG = 2, 1024
+LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and long sums of a single row are cut up differently
 FEW_ROWS = 17  # as many as a round can have; more cost a mirrored norm more than a plain one
 LLAMAS = {"llama", "qwen2", "qwen3", "smollm3"}
 ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles do not depend on the length of the text
@@ -80,12 +80,7 @@ class Product:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
         multiply = torch.ops.mkldnn._linear_pointwise
 
-        def packed_product(x: Tensor) -> Tensor:
-            if len(x) == 1 and x.shape[1] > LONG:  # the sums of a single long row are cut up differently
-                return multiply(x.expand(LEAST_ROWS, -1), packed, bias, "none", [], "")[:1]
-            return multiply(x, packed, bias, "none", [], "")
-
-        return cls(None, bias, packed_product)
+        return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +146,12 @@ class FusedModel:
     def of_weights(cls, config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
         """The same from the weights themselves, by the names that transformers gives them."""
         return _gpt2(config, weights) if config.model_type == "gpt2" else _llama(config, weights, rope)
+
+    @property
+    def least_rows(self) -> int:
+        """How few rows a pass should have: what is missing is filled up with others."""
+        packed = self.embedding.dtype == torch.bfloat16 and self.embedding.device.type == "cpu"
+        return LEAST_ROWS if packed else 1
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of the first `length` positions, each [length, 1, width].
