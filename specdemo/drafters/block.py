@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import Draft
-from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, rotate
+from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, attend, rotate
 
 RANK = 64  # of the bigram term
 
@@ -101,8 +101,7 @@ class Block(HeadDrafter):
             keys[:, start:end], values[:, start:end] = layer.keys_values(g, of_text)
             own_k, own_v = layer.keys_values(x, of_block)
             k_all, v_all = torch.cat([keys[:, first:end], own_k], 1), torch.cat([values[:, first:end], own_v], 1)
-            q = layer.query(x, of_block)
-            x = layer.finish(x, F.scaled_dot_product_attention(q[None], k_all[None], v_all[None], enable_gqa=True)[0])
+            x = layer.finish(x, attend(layer.query(x, of_block), k_all, v_all))
         logits = self.ready.logits(x[1:])  # [k, draft_vocab]
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:

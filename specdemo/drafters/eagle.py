@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..types import Draft
-from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, rotate
+from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, attend, rotate
 
 
 class EagleHead(Head):
@@ -82,6 +82,4 @@ class Eagle(HeadDrafter):
         keys, values = self._cache
         keys[:, start:end], values[:, start:end] = k, v
         first = max(0, end - WINDOW)
-        keys, values = keys[None, :, first:end], values[None, :, first:end]
-        attended = F.scaled_dot_product_attention(q[None, :, -1:], keys, values, enable_gqa=True)[0]
-        return head.finish(g[-1:], attended)
+        return head.finish(g[-1:], attend(q[:, -1:], keys[:, first:end], values[:, first:end]))

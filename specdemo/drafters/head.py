@@ -87,6 +87,16 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
     return ops.rotate(x, cos, sin)
 
 
+def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of queries [heads, T, width] to all of the keys [kv_heads, S, width]: [heads, T, width].
+
+    The query heads that share a key head become queries of that one: no key or value is copied for them.
+    """
+    kv_heads, _, width = keys.shape
+    grouped = q.reshape(1, kv_heads, -1, width)
+    return nn.functional.scaled_dot_product_attention(grouped, keys[None], values[None]).view(q.shape)
+
+
 class Packed(nn.Module):
     """A linear layer or a norm, laid out for passes of a few rows."""
 
