@@ -94,7 +94,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """
     kv_heads, _, width = keys.shape
     grouped = q.reshape(1, kv_heads, -1, width)
-    return nn.functional.scaled_dot_product_attention(grouped, keys[None], values[None]).view(q.shape)
+    attended = nn.functional.scaled_dot_product_attention(grouped, keys[None], values[None])
+    return attended.reshape(q.shape)  # on a GPU the heads may come out as the inner dimension: no view
 
 
 class Packed(nn.Module):
