@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..race import PLAIN, SPECULATIVE, report, start
 from ..stats import counts_by_place
-from ..types import BadInput, Settings
+from ..types import AUTO, BadInput, Settings
 from .bench_hf import HF, generate
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ALL = "all"  # the category that holds every prompt
 Run = dict[str, Any]
+Rows = dict[tuple[Any, ...], list[Run]]  # runs by method, drafter, K, temperature and category
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +157,13 @@ def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:
     """A row for each method, drafter, K, temperature and category.
 
     The ratios are of tokens per second, run by run, to the plain run (`ratio_to_plain`) and to that of transformers
-    (`ratio_to_hf`) of the same prompt, temperature and repeat. Rates are over all runs of a row together. `identical`
-    counts the greedy texts that are the plain run's.
+    (`ratio_to_hf`) of the same prompt, temperature and repeat; those of K = auto also to the fixed K that was the
+    fastest in the row (`ratio_to_best_k`). Rates are over all runs of a row together. `identical` counts the greedy
+    texts that are the plain run's.
     """
     category_of = {prompt.id: prompt.category for prompt in prompts}
     bases = {(run["method"], _place(run)): run for run in runs if run["method"] in (PLAIN, HF)}
-    rows: dict[tuple[Any, ...], list[Run]] = {}
+    rows: Rows = {}
     for run in runs:
         for category in (ALL, category_of[run["prompt_id"]]):
             rows.setdefault((run["method"], run["drafter"], run["k"], run["temperature"], category), []).append(run)
@@ -178,6 +180,7 @@ def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:
             "tokens_per_second": median(run["tokens_per_second"] for run in group),
             "ratio_to_plain": _ratios(group, plain),
             "ratio_to_hf": _ratios(group, [bases.get((HF, _place(run))) for run in group]),
+            "ratio_to_best_k": _to_best_k(rows, drafter, temperature, category) if k == AUTO else None,
             "tokens_per_round": after_first / total["rounds"] if total["rounds"] else None,
             "acceptance_rate": total["accepted"] / total["tested"] if total["tested"] else None,
             "draft_efficiency": total["accepted"] / total["drafted"] if total["drafted"] else None,
@@ -193,6 +196,17 @@ def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:
 def _place(run: Run) -> tuple[Any, ...]:
     """What two runs share that are compared."""
     return run["prompt_id"], run["temperature"], run["repeat"]
+
+
+def _to_best_k(rows: Rows, drafter: str | None, temperature: float, category: str) -> dict[str, float] | None:
+    """Tokens per second of K = auto over those of the fastest fixed `k`, run by run; None without a fixed K."""
+    by_k = {key[2]: runs for key, runs in rows.items() if key == (SPECULATIVE, drafter, key[2], temperature, category)}
+    auto = by_k.pop(AUTO)
+    if not by_k:
+        return None
+    best = max(by_k, key=lambda k: median(run["tokens_per_second"] for run in by_k[k]))
+    there = {_place(run): run for run in by_k[best]}
+    return {"k": best, **(_ratios(auto, [there[_place(run)] for run in auto]) or {})}
 
 
 def _by_place(runs: Sequence[Run]) -> list[float]:
@@ -218,7 +232,8 @@ def _ratios(runs: Sequence[Run], bases: Sequence[Run | None]) -> dict[str, float
 
 def drafter_rows(summary: Sequence[Run]) -> list[Run]:
     """A row for each drafter, K and temperature over all prompts, as `results` keeps them."""
-    told = ("drafter", "k", "temperature", "tokens_per_round", "acceptance_rate", "draft_efficiency", "draft_cost")
+    rates = ("tokens_per_round", "acceptance_rate", "draft_efficiency", "draft_cost")
+    told = ("drafter", "k", "temperature", *rates, "identical", "runs")
     return [
         {
             **{name: row[name] for name in told},
@@ -236,7 +251,7 @@ def table(summary: Sequence[Run]) -> str:
     """The summary for people."""
     lines = [
         f"{'category':<10}{'T':>4}  {'method':<18}{'drafter':<15}{'K':>5}{'tokens/s':>10}{'to plain (min to max)':>24}"
-        f"{'to hf':>8}{'tau':>7}{'accept':>8}{'effic.':>8}{'draft':>7}{'same':>8}"
+        f"{'to hf':>8}{'best K':>8}{'tau':>7}{'accept':>8}{'effic.':>8}{'draft':>7}{'same':>8}"
     ]
     ordered = sorted(summary, key=lambda row: (row["category"] == ALL, row["category"], row["temperature"]))
     for row in ordered:
@@ -244,6 +259,7 @@ def table(summary: Sequence[Run]) -> str:
         span = f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
         shown = [
             (row["ratio_to_hf"] and row["ratio_to_hf"]["median"], ">8.2f"),
+            (row["ratio_to_best_k"] and row["ratio_to_best_k"]["median"], ">8.2f"),
             (row["tokens_per_round"], ">7.2f"),
             (row["acceptance_rate"], ">8.0%"),
             (row["draft_efficiency"], ">8.0%"),

@@ -32,8 +32,8 @@ app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 
 HELD_OUT = PRESETS / "prompts" / "heldout.jsonl"
 PAGE_PROMPT = "Explain what a list is in Python, with three short examples."
-# K of transformers where no number is given: some to find the best among, and what its documentation uses.
-TUNED_K, LOOKUP_K = (3, 5, 8), (10,)
+# K of transformers: some to find the best among where no number is given, and what its documentation uses.
+TUNED_K, LOOKUP_K = (3, 5, 8), 10
 DRAFTER_SHAPES = {
     **{"drafter": "", "temperature": "g", "k": "", "speed_up": ".2f", "speed_up_from": ".2f", "speed_up_to": ".2f"},
     **{
@@ -49,8 +49,8 @@ Against = Annotated[
     str,
     typer.Option(
         "--against",
-        help="What transformers does with the same weights: hf, hf-assisted, hf-assisted-tuned, hf-prompt-lookup; "
-        "separated by commas.",
+        help="What transformers does with the same weights: hf, hf-assisted (as it comes, and tuned), "
+        "hf-assisted-tuned, hf-prompt-lookup; separated by commas.",
     ),
 ]
 Each = Annotated[int, typer.Option("--each", help="At most so many prompts of a category; 0 takes all.")]
@@ -212,19 +212,20 @@ def cases_of_hf(loaded: Loaded, methods: list[str], ks: list[int | str]) -> list
     from .bench_hf import ASSISTED, PROMPT_LOOKUP, TUNED, missing
 
     numbers = [k for k in ks if k != AUTO and k != 0]
-    cases = []
+    tuned = [Case(TUNED, "draft-model", k) for k in numbers or TUNED_K]
+    cases: list[Case] = []
     for method in methods:
         if reason := missing(method, loaded):
             typer.echo(reason, err=True)
         elif method == ASSISTED:
-            cases.append(Case(method, "draft-model"))
+            cases += [Case(method, "draft-model"), *tuned]
         elif method == TUNED:
-            cases += [Case(method, "draft-model", k) for k in numbers or TUNED_K]
+            cases += tuned
         elif method == PROMPT_LOOKUP:
-            cases += [Case(method, "prompt-lookup", k) for k in numbers or LOOKUP_K]
+            cases += [Case(method, "prompt-lookup", k) for k in [*numbers, LOOKUP_K]]
         else:
             cases.append(Case(method))
-    return cases
+    return list(dict.fromkeys(cases))
 
 
 def cases_of_ours(loaded: Loaded, names: str, ks: list[int | str]) -> list[Case]:

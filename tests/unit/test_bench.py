@@ -11,7 +11,7 @@ import torch
 
 from specdemo.lab import bench_hf, roofline
 from specdemo.lab.bench import ALONE, Case, Prompt, bench, drafter_rows, provenance, some, summarise, table
-from specdemo.lab.cli import TUNED_K, cases_of_hf, cases_of_ours, theirs
+from specdemo.lab.cli import LOOKUP_K, TUNED_K, cases_of_hf, cases_of_ours, theirs
 from specdemo.models import Loaded
 from specdemo.results import in_words
 from specdemo.types import AUTO, BadInput, Settings
@@ -38,8 +38,8 @@ def outcome(loaded: Loaded) -> dict[str, Any]:
 def test_every_case_meets_every_prompt_temperature_and_repeat(outcome: dict[str, Any]) -> None:
     runs = outcome["runs"]
     assert all(run.keys() >= RUN for run in runs)
-    assert len(runs) == 9 * 2 * 2 * 2
-    assert len({(r["method"], r["drafter"], r["k"], r["temperature"], r["prompt_id"], r["repeat"]) for r in runs}) == 72
+    assert len(runs) == 10 * 2 * 2 * 2
+    assert len({(r["method"], r["drafter"], r["k"], r["temperature"], r["prompt_id"], r["repeat"]) for r in runs}) == 80
     assert all(run["new_tokens"] == len(run["token_ids"]) <= 12 for run in runs)
     assert all(run["ttft_seconds"] > 0 and run["seconds"] > 0 for run in runs)
     json.dumps(outcome)
@@ -55,7 +55,7 @@ def test_greedy_texts_are_the_same_by_every_method_of_ours_and_of_transformers(o
 def test_the_summary_has_a_row_for_each_category_and_all(outcome: dict[str, Any]) -> None:
     summary = outcome["summary"]
     assert all(row.keys() >= ROW for row in summary)
-    assert len(summary) == 9 * 2 * 3
+    assert len(summary) == 10 * 2 * 3
     assert {row["category"] for row in summary} == {"easy", "hard", "all"}
     for row in summary:
         for base, name in (("plain", "ratio_to_plain"), ("hf", "ratio_to_hf")):
@@ -86,6 +86,27 @@ def test_ratios_are_taken_run_by_run() -> None:
         1,
     )
     assert next(iter(summarise(PROMPTS, runs[::2])))["ratio_to_hf"] is None
+
+
+def test_auto_is_held_against_the_fixed_k_that_was_the_fastest_in_its_row() -> None:
+    def run(k: int | str, prompt: str, rate: float) -> dict[str, Any]:
+        method, drafter = ("plain", "none") if k == 0 else ("speculative", "ngram")
+        return {
+            **{"method": method, "drafter": drafter, "k": k, "temperature": 0.0, "prompt_id": prompt, "repeat": 0},
+            **{"new_tokens": 2, "tokens_per_second": rate, "token_ids": [1, 2]},
+            **{"accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5},
+        }
+
+    rates: dict[int | str, tuple[float, float]] = {0: (10, 10), 2: (20, 10), 8: (10, 50), AUTO: (18, 60)}
+    runs = [run(k, prompt, rate) for k, both in rates.items() for prompt, rate in zip("ab", both, strict=True)]
+    rows = list(summarise(PROMPTS, runs))
+    held = {row["category"]: row["ratio_to_best_k"] for row in rows if row["k"] == AUTO}
+    assert held["easy"] == {"k": 2, "min": 0.9, "median": 0.9, "max": 0.9}
+    assert held["hard"] == {"k": 8, "min": 1.2, "median": 1.2, "max": 1.2}
+    assert held["all"] == {"k": 8, "min": 1.2, "median": 1.5, "max": 1.8}
+    assert all(row["ratio_to_best_k"] is None for row in rows if row["k"] != AUTO)
+    alone = summarise(PROMPTS, [run for run in runs if run["k"] in (0, AUTO)])
+    assert all(row["ratio_to_best_k"] is None for row in alone)
 
 
 def test_a_few_prompts_of_each_category_can_be_chosen() -> None:
@@ -127,6 +148,16 @@ def test_what_cannot_be_compared_is_told(loaded: Loaded, capsys: pytest.CaptureF
     assert cases_of_hf(alone, ["hf", "hf-assisted"], [AUTO]) == [Case("hf")]
     assert capsys.readouterr().err == "hf-assisted is left out: the preset toy has no draft model to assist.\n"
     assert [case.k for case in cases_of_hf(loaded, ["hf-assisted-tuned"], [AUTO])] == list(TUNED_K)
+    both = cases_of_hf(loaded, ["hf-assisted", "hf-assisted-tuned"], [4])
+    assert (
+        both
+        == cases_of_hf(loaded, ["hf-assisted"], [4])
+        == [
+            Case("hf-assisted", "draft-model"),
+            Case("hf-assisted-tuned", "draft-model", 4),
+        ]
+    )
+    assert [case.k for case in cases_of_hf(loaded, ["hf-prompt-lookup"], [4, AUTO])] == [4, LOOKUP_K]
     with pytest.raises(BadInput, match=r"no method called 'vllm' to compare with\. Choose from: hf, hf-assisted,"):
         theirs("hf, vllm")
 
