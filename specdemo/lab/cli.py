@@ -245,7 +245,11 @@ def roofline(
     device: Device = "auto",
     json_: JsonFile = None,
 ) -> None:
-    """How near a pass comes to the speed of the memory, for a preset and for random weights of well-known shapes."""
+    """How near a pass comes to the speed of the memory, for a preset and for random weights of well-known shapes.
+
+    The preset's passes take turns with those of transformers' own forward and, on a CPU, with those of a layout that
+    does not care for the last bit.
+    """
     from ..models import load
     from . import roofline as lab
     from .bench import provenance
@@ -260,7 +264,7 @@ def roofline(
     loaded = load(find_preset(preset), dtype, device)
     rates = lab.bandwidth(loaded.device)
     lengths, rate = [1, k + 1], rates["median"]
-    rows = list(lab.passes(preset, loaded.model, loaded.engine, loaded.target_runner, lengths, context_, rate))
+    rows = list(lab.passes(preset, loaded.model, lab.engines(loaded), lengths, context_, rate))
     for shape in asked:
         typer.echo(f"{shape}, random weights ...", err=True)
         rows += lab.random_passes(shape, loaded.dtype, loaded.device, lengths, context_, rate)

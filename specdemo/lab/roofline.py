@@ -8,10 +8,11 @@ it takes is what the runner achieves.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -20,10 +21,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 from transformers.initialization import no_init_weights
 
 from ..runners.choose import MakeRunner, runner_maker
-from ..runners.layout import head_width
+from ..runners.eager import EagerRunner
+from ..runners.fused import FusedRunner
+from ..runners.layout import FusedModel, head_width
+
+if TYPE_CHECKING:
+    from ..models import Loaded
 
 BUFFER = 2**30  # bytes; far more than any cache holds
-REPEATS = 15
+REPEATS = 25
 SHARE = 0.2  # of the free memory that random weights may take; the runner may need as much again for its layout
 
 SHAPES: dict[str, PreTrainedConfig] = {
@@ -96,32 +102,46 @@ def bytes_read(model: PreTrainedModel, context: int, tokens: int) -> int:
     return weights + tokens * embedding[0].nbytes + context * entry
 
 
+def engines(loaded: Loaded) -> dict[str, MakeRunner]:
+    """What runs a preset's passes here, transformers' own forward, and the layout that is not bit-exact, if any."""
+    makers = {loaded.engine: loaded.target_runner}
+    if loaded.engine == "fused":
+        loose = replace(FusedModel.of(loaded.model), bit_exact=False)
+        makers["not bit-exact"] = partial(FusedRunner, loose)
+    return {**makers, "eager": partial(EagerRunner, loaded.model)}
+
+
 def passes(
     name: str,
     model: PreTrainedModel,
-    engine: str,
-    make: MakeRunner,
+    makers: Mapping[str, MakeRunner],
     lengths: Sequence[int],
     context: int,
     rate: float,
     all_layers: int | None = None,
 ) -> Iterator[Pass]:
-    """Time a pass of each length behind `context` tokens; `rate` is the bandwidth in bytes a second."""
+    """Time a pass of each length behind `context` tokens by each engine, all of them in turn.
+
+    `rate` is the bandwidth in bytes a second.
+    """
     layers = model.config.get_text_config().num_hidden_layers
-    runner = make(context + max(lengths))
+    runners = {engine: make(context + max(lengths)) for engine, make in makers.items()}
+    seconds: dict[tuple[int, str], list[float]] = {}
     try:
-        runner.prefill([1] * context)
-        seconds: dict[int, list[float]] = {length: [] for length in lengths}
+        for runner in runners.values():
+            runner.prefill([1] * context)
         for repeat in range(-1, REPEATS):  # the first time round only warms up
             for length in lengths:
-                took = _seconds(lambda ids=[1] * length: runner.forward(ids))  # type: ignore[misc]
-                runner.rollback(context)
-                seconds[length] += [took] if repeat >= 0 else []
+                for engine, runner in runners.items():
+                    took = _seconds(partial(runner.forward, [1] * length))
+                    runner.rollback(context)
+                    seconds.setdefault((length, engine), []).extend([took] if repeat >= 0 else [])
     finally:
-        runner.release()
-    for length in lengths:
+        for runner in runners.values():
+            runner.release()
+    for (length, engine), times in seconds.items():
         size = bytes_read(model, context, length)
-        ms, floor_ms = 1000 * median(seconds[length]), 1000 * size / rate
+        ms, floor_ms = 1000 * median(times), 1000 * size / rate
         yield Pass(name, engine, layers, all_layers or layers, context, length, size, ms, floor_ms)
 
 
@@ -132,8 +152,7 @@ def random_passes(
     config = SHAPES[shape]
     every = config.num_hidden_layers
     model = random_model(config, dtype, device, SHARE * _free_memory(device))
-    engine, make = runner_maker(model)
-    yield from passes(f"{shape}, random", model, engine, make, lengths, context, rate, every)
+    yield from passes(f"{shape}, random", model, dict([runner_maker(model)]), lengths, context, rate, every)
 
 
 def random_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, room: float) -> PreTrainedModel:

@@ -176,10 +176,11 @@ class FusedRunner:
 
     def _mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
         """Minus infinity where a grouped query may not look, [group * T, keys], with more rows and keys as padding."""
-        group = self.model.heads // self.model.kv_heads
-        mask = torch.full((end - start, padded(end)), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
+        group, exact = self.model.heads // self.model.kv_heads, self.model.bit_exact
+        keys = padded(end) if exact else end
+        mask = torch.full((end - start, keys), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
         in_last = group * len(mask) % QUERIES_AT_ONCE
-        return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - in_last) if in_last else 0))
+        return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - in_last) if in_last and exact else 0))
 
 
 class Cache:

@@ -121,7 +121,7 @@ class FusedModel:
     """A model's weights, rearranged for `FusedRunner`. Made once, shared by every run.
 
     A token's place is told by the `positions` added to its embedding (GPT-2, [context, hidden]) or by rotating queries
-    and keys (`rope`).
+    and keys (`rope`). `bit_exact` is whether passes are laid out as `fused` says, where there is a choice.
     """
 
     layers: tuple[Layer, ...]
@@ -134,6 +134,7 @@ class FusedModel:
     heads: int
     kv_heads: int
     width: int
+    bit_exact: bool = True
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> FusedModel:
@@ -151,7 +152,7 @@ class FusedModel:
     def least_rows(self) -> int:
         """How few rows a pass should have: what is missing is filled up with others."""
         packed = self.embedding.dtype == torch.bfloat16 and self.embedding.device.type == "cpu"
-        return LEAST_ROWS if packed else 1
+        return LEAST_ROWS if packed and self.bit_exact else 1
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of the first `length` positions, each [length, 1, width].

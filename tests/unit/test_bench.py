@@ -194,9 +194,12 @@ def test_random_weights_are_cut_to_the_memory_there_is() -> None:
 def test_a_roofline_of_a_loaded_preset(loaded: Loaded) -> None:
     rates = roofline.bandwidth(loaded.device, size=2**20)
     assert 0 < rates["median"] <= rates["best"]
-    args = ("toy", loaded.model, loaded.engine, loaded.target_runner)
-    rows = list(roofline.passes(*args, lengths=[1, 4], context=8, rate=1e9, all_layers=5))
-    assert [(row.tokens, row.layers, row.all_layers) for row in rows] == [(1, 2, 5), (4, 2, 5)]
+    makers = roofline.engines(loaded)
+    rows = list(roofline.passes("toy", loaded.model, makers, lengths=[1, 4], context=8, rate=1e9, all_layers=5))
+    assert [(row.engine, row.tokens) for row in rows] == [
+        (engine, tokens) for tokens in (1, 4) for engine in ("fused", "not bit-exact", "eager")
+    ]
+    assert {(row.layers, row.all_layers) for row in rows} == {(2, 5)}
     for row in rows:
         assert row.floor_ms == pytest.approx(row.bytes / 1e6)
         assert roofline.as_dict(row)["achieved"] == pytest.approx(row.floor_ms / row.ms)
