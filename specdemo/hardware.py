@@ -22,6 +22,13 @@ def choose_device(asked: str | None) -> torch.device:
     Raises:
         BadInput: no such device, or this machine does not have it.
     """
+    device = _device(asked)
+    if device.type == "cuda":  # cuDNN's attention takes tenths of a second to plan for every new length of a text
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
+
+
+def _device(asked: str | None) -> torch.device:
     if asked in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

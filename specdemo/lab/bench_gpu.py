@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
 
+from ..control import Costs
 from ..decode import Rule, decode
 from ..drafters import Drafter
 from ..drafters.none import NoDrafter
@@ -36,7 +37,7 @@ from ..runners.fused import FusedRunner
 from ..runners.graph import GraphRunner, Graphs
 from ..sampling import one_hot
 from ..stats import Stats
-from ..types import MAX_K, Draft, Settings, Verdict
+from ..types import AUTO, MAX_K, Draft, Settings, Verdict
 from ..verify import verify
 from .bench import Case
 from .bench_hf import ASSISTED, HF, TUNED, generate
@@ -279,9 +280,11 @@ def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
         texts.append(runs[-1]["token_ids"])
         best = max(best, speed) if case.method != HF else best
         yield {"part": "made pair, transformers", "what": name, "tokens_per_second": speed}
-    for k in (0, *sizes.ks):
+    costs = Costs.measured(GraphRunner(pair.graphs, MAX_K + 2), settings)
+    ks: list[int | str] = [0, *sizes.ks, AUTO]
+    for k in ks:
         chosen, drafter = replace(settings, k=k), None if k else NoDrafter()
-        ours = [list(pair.events(prompt, chosen, drafter)) for _ in range(4)][1:]
+        ours = [list(pair.events(prompt, chosen, drafter, costs)) for _ in range(4)][1:]
         stats = [Stats.of(run) for run in ours]
         speed = median(stat.tokens / stat.seconds for stat in stats)
         texts.append(text_of(ours[-1]))

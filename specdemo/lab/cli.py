@@ -290,16 +290,23 @@ def gpu(
     if chosen.type == "cpu" and not tiny:
         raise BadInput("This measures a GPU, and there is none here. With --tiny it runs on the CPU, to no purpose.")
     sizes = bench_gpu.TINY if tiny else bench_gpu.FULL
-    checks, rows = [], []
+    checks: list[gpu_checks.Check] = []
+    rows: list[bench_gpu.Row] = []
+
+    def keep() -> None:
+        """So that what is known is kept, whatever comes after."""
+        if json_:
+            facts = {"environment": bench_gpu.environment(chosen), "sizes": sizes.name}
+            write_json(json_, {**facts, "checks": checks, "measurements": rows})
+
     for check in gpu_checks.checks(chosen):
         typer.echo(f"{'ok' if check.passed else 'WRONG':<6}{check.name}: {check.found}")
         checks.append(check)
+        keep()
     for row in bench_gpu.measurements(chosen, choose_dtype(dtype, chosen), sizes):
         typer.echo(f"{row['part']}, {row['what']} ...", err=True)
         rows.append(row)
-        if json_:  # what is measured is kept, whatever comes after
-            facts = {"environment": bench_gpu.environment(chosen), "sizes": sizes.name}
-            write_json(json_, {**facts, "checks": checks, "measurements": rows})
+        keep()
     typer.echo("\n" + bench_gpu.table(rows, sizes))
     wrong = [check.name for check in checks if not check.passed]
     if wrong := [*wrong, *(row["what"] for row in rows if row["part"] == bench_gpu.FAILED)]:

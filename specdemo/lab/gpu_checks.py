@@ -5,6 +5,7 @@ Everything here also runs on a CPU, where passes are called and not replayed.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,8 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import ModuleList
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from ..control import Costs
 from ..decode import decode
 from ..drafters import Drafter
 from ..drafters.draft_model import DraftModel
@@ -33,6 +36,7 @@ from ..sampling import probabilities
 from ..types import MAX_K, MAX_SEED, Settings
 from .law import chi_square
 
+log = logging.getLogger(__name__)
 FAMILIES = ("llama", "qwen3", "gpt2")
 LENGTHS = (1, 3, 6, MAX_K + 1)  # of passes
 EXACT, ROUGH = 1e-4, 2e-2  # relative errors: in float32, in 16 bits
@@ -42,6 +46,7 @@ CONTEXT, VOCAB, LAW_VOCAB, REAL_VOCAB = 150, 512, 12, 151_936
 # For the kernels: heads, heads of keys, and their width; tokens read, and how many are live before them.
 HEADS = ((8, 2, 64), (6, 6, 32), (9, 3, 16))
 READS = ((1, 0), (1, 127), (5, 126), (17, 300))
+WIDE, LONG = 8250, 5000  # of a product and of a cache, beyond where the kernels take larger parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ def checks(device: torch.device, runs: int = 1500) -> Iterator[Check]:
         try:
             yield check()
         except Exception as error:  # the others are still worth knowing, and a GPU is not had every day
+            log.exception("%s could not be checked", check.func.__name__)
             yield Check(check.func.__name__, False, f"{type(error).__name__}: {error}")
 
 
@@ -134,12 +140,12 @@ def _kernel_inputs(
 
     hidden, capacity = heads * width, live + count + 77
     start = torch.tensor([live], device=device)
-    outer, step = 70, Product.of(noise(70, hidden), None)
+    outer, step = 70, unpacked(noise(70, hidden))
     for norm in (None, Norm(noise(hidden), None, 1e-5), Norm(noise(hidden), noise(hidden), 1e-5)):
         yield "product", [step, noise(count, hidden), norm]
     yield (
         "product",
-        [Product.of(noise(outer, hidden), noise(outer)), noise(count, hidden), None, False, noise(count, outer)],
+        [unpacked(noise(outer, hidden), noise(outer)), noise(count, hidden), None, False, noise(count, outer)],
     )
     yield "product", [step, noise(count, 2 * hidden), None, True, noise(count, outer)]
     for head_norms in (None, (Norm(noise(width), None, 1e-6), Norm(noise(width), None, 1e-6))):
@@ -149,6 +155,15 @@ def _kernel_inputs(
     keys, values = noise(2, kv_heads, capacity, width)
     keys[:, live + count :] = values[:, live + count :] = 1e4  # what lies behind the text must have no say
     yield "attend", [noise(count, heads, width), keys, values, start]
+    if not live:
+        yield "product", [unpacked(noise(WIDE, hidden)), noise(count, hidden)]
+        keys, values = noise(2, kv_heads, LONG, width)
+        yield "attend", [noise(count, heads, width), keys, values, start + LONG - count]
+
+
+def unpacked(weight: Tensor, bias: Tensor | None = None) -> Product:
+    """A product as a GPU has it, on a CPU too."""
+    return Product(weight, bias, lambda x: F.linear(x, weight, bias))
 
 
 def _double(value: Any) -> Any:
@@ -156,7 +171,7 @@ def _double(value: Any) -> Any:
         return value.double() if value.is_floating_point() else value
     if isinstance(value, Product):
         assert value.weight is not None
-        return Product.of(value.weight.double(), _double(value.bias))
+        return unpacked(value.weight.double(), _double(value.bias))
     if isinstance(value, Norm):
         return Norm(value.weight.double(), _double(value.bias), value.eps)
     return tuple(map(_double, value)) if isinstance(value, tuple) else value
@@ -239,11 +254,13 @@ class Pair:
         noise = torch.Generator(runner.device).manual_seed(settings.seed + 1)
         return DraftModel(runner, self.target.config.get_text_config().vocab_size, settings, noise)
 
-    def events(self, prompt: Sequence[int], settings: Settings, drafter: Drafter | None = None) -> Iterator[Event]:
+    def events(
+        self, prompt: Sequence[int], settings: Settings, drafter: Drafter | None = None, costs: Costs | None = None
+    ) -> Iterator[Event]:
         """A run with that drafter, by default the draft model."""
         capacity = len(prompt) + settings.max_new_tokens
         drafter = drafter or self.drafter(capacity, settings)
-        return decode(GraphRunner(self.graphs, capacity), drafter, prompt, settings)
+        return decode(GraphRunner(self.graphs, capacity), drafter, prompt, settings, costs=costs)
 
 
 def text_of(events: Iterable[Event]) -> list[int]:

@@ -8,6 +8,7 @@ its operations and their shapes are the same at every length of the text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 
@@ -44,8 +45,11 @@ class CudaCapture:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 outcome = work()
-            finally:  # also where memory is short: a stream that is left capturing can do nothing else
-                graph.capture_end()
+            except BaseException:  # where memory is short, say: a stream that is left capturing can do nothing else
+                with suppress(RuntimeError):  # what it says of a broken capture would hide the cause
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         torch.cuda.synchronize(self.device)
 
         def replay() -> Outcome:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor, float32
+from torch import Tensor, float16, float32
 
 from .layout import Norm, Product
 
 ROWS = 16  # that one program takes: the least that the matrix units do
+GATE_STEP = 1024  # numbers of a row that one program gates
 COLUMNS, MANY = 16, 8192  # of a product that one program makes; twice that, where there are more than so many
 STEP_BYTES, STAGES = 512, 4  # of a row of the weights that are taken at a time; how many of these are on their way
 KEY_BYTES = 128  # of a column of the keys that are taken at a time
@@ -34,8 +35,10 @@ def product(
 ) -> Tensor:
     """See `ops.product`. Every program takes some columns and all of the sums that make them."""
     assert step.weight is not None, "nothing is packed on a GPU"
-    if norm is not None and norm.bias is not None:
+    if norm is not None and (norm.bias is not None or x.dtype == float16):  # float16 may not hold what lacks its scale
         x, norm = norm(x), None
+    if gated:  # once, and not by each of the programs that read it
+        x = gate(x)
     (count, _), (outer, inner) = x.shape, step.weight.shape
     out = x.new_empty(count, outer)
     columns = COLUMNS if outer <= MANY else 2 * COLUMNS
@@ -44,7 +47,6 @@ def product(
         *(x if plus is None else plus, out, count, outer, norm.eps if norm else 0.0),
         INNER=inner,
         NORMED=norm is not None,
-        GATED=gated,
         BIASED=step.bias is not None,
         ADDED=plus is not None,
         ROWS=ROWS,
@@ -68,7 +70,6 @@ def _product(  # type: ignore[no-untyped-def]
     eps,
     INNER: tl.constexpr,
     NORMED: tl.constexpr,
-    GATED: tl.constexpr,
     BIASED: tl.constexpr,
     ADDED: tl.constexpr,
     ROWS: tl.constexpr,
@@ -78,18 +79,13 @@ def _product(  # type: ignore[no-untyped-def]
     # Rows run fastest: the programs that read the same weights follow each other, while these are in the cache.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    width: tl.constexpr = 2 * INNER if GATED else INNER
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([ROWS], tl.float32)
     for begin in range(0, INNER, STEP):
         place = begin + tl.arange(0, STEP)
         there = place < INNER
-        at, inside = row[:, None] * width + place[None, :], (row < count)[:, None] & there[None, :]
+        at, inside = row[:, None] * INNER + place[None, :], (row < count)[:, None] & there[None, :]
         some = tl.load(x + at, mask=inside, other=0)
-        if GATED:
-            gate = some.to(tl.float32)
-            up = tl.load(x + at + INNER, mask=inside, other=0).to(tl.float32)
-            some = (gate * tl.sigmoid(gate) * up).to(x.dtype.element_ty)
         if NORMED:  # the scale of a row is known when all of it was read; until then the sums lack it
             exact = some.to(tl.float32)
             squares += tl.sum(exact * exact, 1)
@@ -108,6 +104,23 @@ def _product(  # type: ignore[no-untyped-def]
     if ADDED:
         sums = sums.to(x.dtype.element_ty).to(tl.float32) + tl.load(plus + at, mask=inside, other=0).to(tl.float32)
     tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def gate(x: Tensor) -> Tensor:
+    """See `swiglu`."""
+    count, inner = len(x), x.shape[1] // 2
+    out = x.new_empty(count, inner)
+    _gate[(count, triton.cdiv(inner, GATE_STEP))](x, out, INNER=inner, STEP=GATE_STEP)
+    return out
+
+
+@triton.jit
+def _gate(x, out, INNER: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, place = tl.program_id(0), tl.program_id(1) * STEP + tl.arange(0, STEP)
+    there = place < INNER
+    low = tl.load(x + row * 2 * INNER + place, mask=there, other=0).to(tl.float32)
+    up = tl.load(x + row * 2 * INNER + INNER + place, mask=there, other=0).to(tl.float32)
+    tl.store(out + row * INNER + place, (low * tl.sigmoid(low) * up).to(out.dtype.element_ty), mask=there)
 
 
 def place(

@@ -133,7 +133,9 @@ class CountedWaits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["none", "draft-model", "eagle", "block", "prompt-lookup"])
+@pytest.mark.parametrize(
+    "name", ["none", "draft-model", "eagle", "block", "prompt-lookup", "lookup-eagle", "lookup-block"]
+)
 @pytest.mark.parametrize(
     "settings",
     [Settings(k=3, max_new_tokens=24), Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24)],
@@ -263,10 +265,16 @@ def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatc
             raise MemoryError
         return work()
 
-    steps.clear()
-    with pytest.raises(MemoryError):
-        CudaCapture(torch.device("cpu"))(short_of_memory)
-    assert steps[-1] == "end"
+    def broken(self: Graph) -> None:
+        steps.append("end")
+        raise RuntimeError("the capture is broken")
+
+    for end in (Graph.capture_end, broken):
+        monkeypatch.setattr(Graph, "capture_end", end)
+        steps.clear()
+        with pytest.raises(MemoryError):  # the cause, whatever comes of it
+            CudaCapture(torch.device("cpu"))(short_of_memory)
+        assert steps[-1] == "end"
 
 
 def test_only_a_gpu_captures() -> None:
