@@ -105,10 +105,9 @@ def head(
     from tqdm import tqdm
 
     from ..models import load
-    from .head import KINDS, Plan, train_head
+    from .head import Plan, train_head
 
-    if kind not in KINDS:
-        raise BadInput(f"There is no head of the kind {kind!r}. Choose one of: {', '.join(KINDS)}.")
+    kind_of(kind)
     if min(tokens, rows, places, draft_vocab, mlp, depth) < 1 or not 0 < rate < 1:
         raise BadInput("Every size must be at least 1, and the rate between 0 and 1.")
     if kind == "eagle" and depth != 1:
@@ -134,6 +133,32 @@ def head(
             say=bar.write,
         )
     typer.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB.")
+
+
+@app.command()
+def validate(
+    kind: Annotated[str, typer.Option("--kind", help="eagle or block.")],
+    preset: PresetName = "smollm2-135m",
+    head: Annotated[Path | None, typer.Option("--head", help="A trained head; the preset's by default.")] = None,
+    text: Folder = Path("text"),
+    states: States = None,
+    draft_vocab: Annotated[
+        int, typer.Option("--draft-vocab", help="As if an eagle head drafted so many tokens; its own if 0.")
+    ] = 0,
+    device: Device = "auto",
+) -> None:
+    """Judge a head by the held-out part of the text, as `train head` does while it trains."""
+    import json
+
+    from ..models import load
+    from .head import judge
+
+    chosen = find_preset(preset)
+    path = head or chosen.heads.get(kind)
+    if path is None:
+        raise BadInput(f"The preset {preset} has no head of the kind {kind!r}; name a file with --head.")
+    loaded = load(chosen, "auto", device, eager=True)
+    typer.echo(json.dumps(judge(loaded.model, kind_of(kind), path, text, states, draft_vocab)))
 
 
 @app.command()
@@ -193,6 +218,15 @@ def bigram(
     facts = {"command": "python -m specdemo train bigram", "text": text_facts(text, held_out)}
     build_bigrams(encode(text), len(ALPHABET) + 1, out, facts)
     typer.echo(f"{out}: from {len(text):,} characters.")
+
+
+def kind_of(name: str) -> Any:
+    """The class of a kind of head."""
+    from .head import KINDS
+
+    if name not in KINDS:
+        raise BadInput(f"There is no head of the kind {name!r}. Choose one of: {', '.join(KINDS)}.")
+    return KINDS[name]
 
 
 def made_by(loaded: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -78,9 +79,7 @@ def train_head(
     Raises:
         BadInput: there is no text to train on or to hold out, or no such head for this target.
     """
-    train, held_out = shard_paths(text, "train"), shard_paths(text, "heldout")
-    if not train or not held_out:
-        raise BadInput(f"{text} must hold training text and held-out text; run `train data` first.")
+    train, held_out = _shards(text)
     torch.manual_seed(plan.seed)
     model.requires_grad_(False)
     history = None
@@ -93,11 +92,12 @@ def train_head(
     else:
         head = new_head(model, plan, train)
     shards = [Shard(model, head.shape.state_layers, path, kept) for path in train]
-    validation = Shard(model, head.shape.state_layers, held_out[0], kept)
+    validation = Shard(model, head.shape.state_layers, held_out, kept)
     optimizers = _optimizers(head, plan.rate)
     last = math.ceil(plan.tokens / (plan.rows * shards[0].block["tokens"].shape[1]))
     batches = _batches([shard.rows for shard in shards], plan)
     curve: list[dict[str, Any]] = []
+    seconds = 0.0
 
     checkpoint = out.with_suffix(".checkpoint")
     asked = f"{replace(plan, tokens=0)}, begun with {begin_with}"  # the same plan may go on for more tokens
@@ -109,7 +109,11 @@ def train_head(
         head.load_state_dict(saved["head"])
         for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        done, curve = saved["done"], saved["curve"]
+        done, curve, seconds = saved["done"], saved["curve"], saved["seconds"]
+    elif begin_with:  # what it comes to on this text before it learns anything
+        curve.append({"tokens": 0, **validate(head, model, validation)})
+        say(json.dumps(curve[-1]))
+    began = time.monotonic() - seconds
     for step, (shard, rows) in enumerate(batches):
         if step < done:
             continue
@@ -136,6 +140,7 @@ def train_head(
                     "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                     "done": step + 1,
                     "curve": curve,
+                    "seconds": time.monotonic() - began,
                 },
                 checkpoint,
             )
@@ -143,6 +148,8 @@ def train_head(
     card = {
         **provenance,
         "plan": {name: getattr(plan, name) for name in Plan.__dataclass_fields__},
+        "optimizer_steps": last,
+        "seconds": round(time.monotonic() - began),  # validations included
         "text": {
             **provenance_of(train[0]),
             "training_tokens": sum(shard.block["tokens"].numel() for shard in shards),
@@ -155,11 +162,19 @@ def train_head(
     checkpoint.unlink(missing_ok=True)
 
 
+def _shards(text: Path) -> tuple[list[Path], Path]:
+    """Those to train on, and the one to judge by."""
+    train, held_out = shard_paths(text, "train"), shard_paths(text, "heldout")
+    if not train or not held_out:
+        raise BadInput(f"{text} must hold training text and held-out text; run `train data` first.")
+    return train, held_out[0]
+
+
 def _history(path: Path) -> dict[str, Any]:
-    """How a head was trained so far: its card without the curve and the machine."""
+    """How a head was trained so far: its card without the machine."""
     with safe_open(path, framework="pt") as file:
         card = json.loads(file.metadata()["card"])
-    return {name: card.get(name) for name in ("plan", "text", "began_with")}
+    return {name: card.get(name) for name in ("plan", "text", "curve", "began_with")}
 
 
 def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
@@ -197,13 +212,40 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
         for name, weight in head.named_parameters():
             if name.endswith(("out.weight", "down.weight", "after.weight")):
                 weight.zero_()
-    counts = torch.zeros(shape.vocab_size, dtype=torch.long)
-    for path in train:
+    head.token_ids.copy_(most_frequent(_in_answers(train, shape.vocab_size), shape.draft_vocab))
+    return head.to(model.device)
+
+
+def _in_answers(paths: list[Path], vocab_size: int) -> Tensor:
+    """How often each token stands in the answers, [V]."""
+    counts = torch.zeros(vocab_size, dtype=torch.long)
+    for path in paths:
         with safe_open(path, framework="pt") as file:
             answers = file.get_tensor("tokens")[file.get_tensor("roles") == ASSISTANT]
-        counts += torch.bincount(answers, minlength=shape.vocab_size)
-    head.token_ids.copy_(most_frequent(counts, shape.draft_vocab))
-    return head.to(model.device)
+        counts += torch.bincount(answers, minlength=vocab_size)
+    return counts
+
+
+def judge(
+    model: PreTrainedModel, kind: type[Head], path: Path, text: Path, kept: Path | None = None, draft_vocab: int = 0
+) -> dict[str, Any]:
+    """What `validate` says of a trained head, on the held-out part of the text in a folder.
+
+    Args:
+        kept: a folder that keeps the target's states.
+        draft_vocab: as if it drafted so many tokens: the most frequent of its own or, beyond those, of the text.
+    Raises:
+        BadInput: there is no such text or head, or a head of this kind has learnt its vocabulary by heart.
+    """
+    train, held_out = _shards(text)
+    head = load_head_for(model.get_output_embeddings().weight, kind, path).to(model.device)
+    if draft_vocab:
+        if kind is BlockHead:
+            raise BadInput("A block head cannot be given another vocabulary: what follows what is part of its weights.")
+        counts = _in_answers(train, head.shape.vocab_size)
+        counts[head.token_ids.cpu()] += int(counts.sum()) + 1
+        head.token_ids = most_frequent(counts, draft_vocab).to(model.device)
+    return validate(head, model, Shard(model, head.shape.state_layers, held_out, kept))
 
 
 class Distil(torch.autograd.Function):

@@ -19,7 +19,7 @@ from specdemo.drafters.head import WINDOW, Head, HeadDrafter, ReadyHead, load_he
 from specdemo.train.block import block_outputs
 from specdemo.train.data import ASSISTANT
 from specdemo.train.eagle import eagle_outputs
-from specdemo.train.head import Plan, train_head
+from specdemo.train.head import Plan, judge, train_head
 from specdemo.train.states import Shard, Text, conversations, read_states
 from specdemo.types import BadInput, Draft, Settings, TokenKind, Verdict
 from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
@@ -211,11 +211,39 @@ def test_training_goes_on_from_a_trained_head(kind: type[Head], text: Path, tmp_
     assert all(torch.allclose(a, b, atol=0.02) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     card = json.loads(second.with_suffix(".json").read_text())
     assert card["plan"]["mlp"] == 32
-    assert card["began_with"]["plan"]["tokens"] == 300
-    assert card["began_with"]["began_with"] is None
+    assert card["optimizer_steps"] == 1
+    before = json.loads(first.with_suffix(".json").read_text())
+    assert card["began_with"] == {**{name: before[name] for name in ("plan", "text", "curve")}, "began_with": None}
+    start, end = card["curve"]
+    assert start["tokens"] == 0
+    for one, other in ((start, before["curve"][-1]), (end, start)):
+        assert one["loss"] == pytest.approx(other["loss"], abs=0.02)
     other = "block" if kind is EagleHead else "eagle"
     with pytest.raises(BadInput, match="not a head of the kind"):
         train_head(tiny_model("llama"), replace(go_on, kind=other), text, second, {}, begin_with=first)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_is_judged_as_it_was_while_it_trained(kind: type[Head], text: Path, tmp_path: Path) -> None:
+    model, out = tiny_model("llama"), tmp_path / "head.safetensors"
+    train_head(model, Plan(kind.kind, 600, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32), text, out, {})
+    last = json.loads(out.with_suffix(".json").read_text())["curve"][-1]
+    found = judge(model, kind, out, text)  # the file has half the digits
+    assert found == {name: pytest.approx(last[name], abs=0.02) for name in found}
+    with pytest.raises(BadInput, match="must hold training text and held-out text"):
+        judge(model, kind, out, tmp_path)
+    if kind is EagleHead:
+        assert judge(model, kind, out, text, draft_vocab=24) == found
+        few, all_ = (judge(model, kind, out, text, draft_vocab=size)["agreement"][0] for size in (6, MODEL_VOCAB))
+        assert few < all_
+    else:
+        with pytest.raises(BadInput, match="cannot be given another vocabulary"):
+            judge(model, kind, out, text, draft_vocab=24)
+
+
+def test_a_head_for_another_family_of_targets_is_refused_in_words(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="targets of the Llama family, and this one is a gpt2"):
+        train_head(tiny_model("gpt2"), PLAN, text, tmp_path / "a.safetensors", {})
 
 
 def test_a_head_reads_the_layers_it_is_told_to(text: Path, tmp_path: Path) -> None:
