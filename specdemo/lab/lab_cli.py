@@ -62,6 +62,7 @@ def profile(
 ) -> None:
     """Time a token of each model, a pass over 1 to 17 tokens, and what a drafted token costs."""
     from . import profile as lab
+    from .bench import provenance
     from .tables import check_folder, text_table, write_csv, write_json
 
     check_folder(json_, csv)
@@ -70,7 +71,7 @@ def profile(
         drafters = drafters_of(loaded, names)
         steps = lab.profile(loaded, loaded.encode(prompt), drafters, k, new_tokens, repeats)
         timings = [timing for step in told(steps, lab.steps(loaded, drafters, repeats)) for timing in step]
-        environment = loaded.environment()
+        facts = provenance(loaded)
     summary = lab.summarise(timings)
     times = {"mean_ms": ".2f", "p50_ms": ".2f", "p90_ms": ".2f"}
     shapes = {
@@ -82,7 +83,7 @@ def profile(
         typer.echo(text_table(summary[part], columns) + "\n")
     say(lab.in_words(summary, k))
     if json_:
-        write_json(json_, {"environment": environment, **summary})
+        write_json(json_, {**facts, **summary})
     if csv:
         write_csv(csv, [{"part": part, **row} for part in shapes for row in summary[part]])
 
@@ -160,7 +161,7 @@ def sweep(
 ) -> None:
     """Run drafters with several K, at several temperatures, on easy and hard prompts, and name the best K."""
     from . import sweep as lab
-    from .bench import read_prompts
+    from .bench import provenance, read_prompts
     from .tables import check_folder, text_table, write_csv, write_json
 
     check_folder(json_, csv)
@@ -173,7 +174,7 @@ def sweep(
     with loaded_model(preset, dtype, device) as loaded:
         plan = lab.Plan(asked, drafters_of(loaded, names), k_values, t_values, range(seeds), max_new_tokens)
         runs = list(told(lab.sweep(loaded, plan), plan.steps))
-        environment = loaded.environment()
+        facts = provenance(loaded)
     rows = lab.summarise(runs)
     best = lab.best_k(rows)
     shapes = {"category": "", "temperature": "g", "drafter": "", "k": "", "tokens_per_second": ".1f"}
@@ -181,7 +182,7 @@ def sweep(
     typer.echo(text_table(rows, shapes) + "\n")
     say(row["sentence"] for row in best)
     if json_:
-        write_json(json_, {"environment": environment, "runs": runs, "summary": rows, "best": best})
+        write_json(json_, {**facts, "runs": runs, "summary": rows, "best": best})
     if csv:
         write_csv(csv, rows)
 
@@ -205,7 +206,7 @@ def domains(
 ) -> None:
     """Count where guesses pass: by category of prompt, by kind of token, by place in the draft."""
     from . import domains as lab
-    from .bench import read_prompts
+    from .bench import provenance, read_prompts
     from .tables import check_folder, text_table, write_csv, write_json
 
     check_folder(json_, csv)
@@ -213,7 +214,7 @@ def domains(
     for trace in traces or ():
         drafted = [entry for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
         counts.add(Path(trace.name.removesuffix(".gz")).stem, drafted)
-    environment = None
+    facts: dict[str, Any] = {}
     if not traces:
         asked = read_prompts(prompts)
         settings = Settings(k=k, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
@@ -221,14 +222,14 @@ def domains(
             name, asked = drafter or loaded.preset.defaults.drafter, _readable(loaded, asked)
             for prompt, entries in told(lab.domains(loaded, name, asked, settings), len(asked)):
                 counts.add(prompt.category, entries)
-            environment = loaded.environment()
+            facts = provenance(loaded)
     rows = counts.rows()
     shapes = {"by": "", "name": "", "drafted": "d", "tested": "d", "accepted": "d"}
     shapes |= {"acceptance_rate": ".0%", "low": ".0%", "high": ".0%", "draft_efficiency": ".0%"}
     typer.echo(text_table(rows, shapes) + "\n")
     say(counts.in_words())
     if json_:
-        write_json(json_, {"environment": environment, "rows": rows})
+        write_json(json_, {**facts, "rows": rows})
     if csv:
         write_csv(csv, rows)
 
@@ -261,7 +262,7 @@ def lossless(
     """
     from . import greedy
     from . import lossless as lab
-    from .bench import read_prompts
+    from .bench import provenance, read_prompts
     from .law import RULES
     from .tables import check_folder, write_csv, write_json
 
@@ -290,10 +291,10 @@ def lossless(
             batches = told(lab.sampling(loaded, name, context, settings, rounds, rule), -(-rounds // lab.BATCH))
             sampled = list(batches)[-1]
             say(sampled.in_words())
-        environment = loaded.environment()
+        facts = provenance(loaded)
     if json_:
         found = {"greedy": checks, "exact": places, "sampling": sampled}
-        write_json(json_, {"environment": environment, "settings": settings, "drafter": name, **found})
+        write_json(json_, {**facts, "settings": settings, "drafter": name, **found})
     if csv:
         write_csv(csv, [asdict(check) for check in checks])
     differ = not all(check.identical or check.near_tie for check in checks)
