@@ -10,8 +10,11 @@ from typing import Any, cast
 import pytest
 
 from specdemo.drafters import DRAFTERS
-from specdemo.presets import CATEGORIES, Folder, Hub, Wheel, find_preset, load_presets, load_prompts
-from specdemo.types import BadInput, Settings
+from specdemo.lab.bench import read_prompts
+from specdemo.lab.cli import HELD_OUT
+from specdemo.presets import CATEGORIES, PRESETS, Folder, Hub, Wheel, find_preset, load_presets, load_prompts
+from specdemo.results import read_results, results_path
+from specdemo.types import AUTO, BadInput, Settings
 
 GOOD = """
 title = "Good"
@@ -79,6 +82,24 @@ def test_shipped_prompts_come_in_order_and_differ() -> None:
     assert all(4 <= len(group) <= 5 for group in prompts.values())
     assert len(set(texts)) == len(texts)
     assert all(text == text.strip() and len(text) < 600 for text in texts)
+
+
+def test_prompts_that_speed_is_measured_on_are_used_for_nothing_else() -> None:
+    held_out = {prompt.prompt for prompt in read_prompts(HELD_OUT)}
+    shown = {text for group in load_prompts().values() for text in group}
+    others = [path for path in HELD_OUT.parent.glob("*.jsonl") if "heldout" not in path.name]
+    assert len(others) == 3
+    assert held_out.isdisjoint(shown.union(*({prompt.prompt for prompt in read_prompts(path)} for path in others)))
+
+
+def test_the_default_preset_opens_with_auto_and_one_of_the_fastest_drafters() -> None:
+    preset = find_preset("smollm2-135m")
+    results = read_results(results_path(PRESETS / "smollm2-135m.toml"))
+    assert results is not None
+    assert preset.defaults.k == AUTO
+    rows = [row for row in results["rows"] if row["temperature"] == preset.defaults.temperature and row["k"] == AUTO]
+    speed_ups = {row["drafter"]: row["speed_up"] for row in rows}
+    assert speed_ups[preset.defaults.drafter] > 0.95 * max(speed_ups.values())  # nearer than that it is noise
 
 
 # Reading ---------------------------------------------------------------------------------------------------
