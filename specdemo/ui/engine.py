@@ -41,15 +41,18 @@ class Backend:
 def real_backend() -> Backend:
     """The real models. Imports transformers only when it is needed, so that the page is up sooner."""
 
+    from .. import race
+
     def load(preset: Preset, progress: Callable[[float | None, str], None]) -> Any:
-        return import_quickly("specdemo.models").load(preset, progress=progress)
+        loaded = import_quickly("specdemo.models").load(preset, progress=progress)
+        progress(None, "measuring what a pass costs")
+        race.costs_of(loaded, Settings(k=preset.defaults.k, temperature=preset.defaults.temperature))
+        return loaded
 
     def explain(error: BaseException) -> str | None:
         from .. import failures
 
         return failures.explain(error)
-
-    from .. import race
 
     return Backend(load, race.race, race.summary, race.trace_header, explain)
 
