@@ -43,7 +43,7 @@ START_SECONDS, RACE_SECONDS = 120.0, 600.0
 SETTLE_SECONDS = 3.0  # a browser that was just opened or closed still works
 
 LANES = (PLAIN, SPECULATIVE)
-ALONE = "engine alone"
+ALONE, NO_PAGE = "engine alone", "server, no page"
 WAYS = 4
 
 Rates = dict[str, float]  # tokens per second by lane
@@ -65,7 +65,7 @@ def bench_page(asked: Asked, repeats: int, tick: Callable[[], None] = lambda: No
     """Run a race in every way there is, all of them in turn, `repeats` times.
 
     The answer holds what was raced on what (`race`, `environment`), and `rows`: for each way and lane the median tokens
-    per second, and the ratio to the engine alone just before.
+    per second, and the ratio to the engine alone just before, and to the same server without a page.
 
     Raises:
         BadInput: the race cannot be run, there is no browser or no playwright, or the page does not start.
@@ -80,7 +80,7 @@ def bench_page(asked: Asked, repeats: int, tick: Callable[[], None] = lambda: No
             without_page(url, asked)
             ways: dict[str, Callable[[], Rates]] = {
                 ALONE: lambda: engine.submit(_alone, asked).result(),
-                "server, no page": partial(without_page, url, asked),
+                NO_PAGE: partial(without_page, url, asked),
                 "a program": partial(in_a_program, url, asked),
                 "a browser": partial(in_a_browser, url, asked),
             }
@@ -89,20 +89,17 @@ def bench_page(asked: Asked, repeats: int, tick: Callable[[], None] = lambda: No
                     time.sleep(SETTLE_SECONDS)
                     rates.setdefault(name, []).append(run())
                     tick()
-    rows = [_row(name, lane, runs, rates[ALONE]) for name, runs in rates.items() for lane in LANES]
+    bases = {"ratio_to_alone": rates[ALONE], "ratio_to_no_page": rates[NO_PAGE]}
+    rows = [_row(name, lane, runs, bases) for name, runs in rates.items() for lane in LANES]
     return {**facts, "race": asdict(asked), "rows": rows}
 
 
-def _row(name: str, lane: str, runs: list[Rates], alone: list[Rates]) -> dict[str, Any]:
-    ratios = [run[lane] / bare[lane] for run, bare in zip(runs, alone, strict=True)]
-    ratio = {"min": min(ratios), "median": median(ratios), "max": max(ratios)}
-    return {
-        "way": name,
-        "lane": lane,
-        "tokens_per_second": median(run[lane] for run in runs),
-        "ratio_to_alone": ratio,
-        "runs": len(runs),
-    }
+def _row(name: str, lane: str, runs: list[Rates], bases: dict[str, list[Rates]]) -> dict[str, Any]:
+    row = {"way": name, "lane": lane, "tokens_per_second": median(run[lane] for run in runs), "runs": len(runs)}
+    for ratio, base in bases.items():
+        ratios = [run[lane] / other[lane] for run, other in zip(runs, base, strict=True)]
+        row[ratio] = {"min": min(ratios), "median": median(ratios), "max": max(ratios)}
+    return row
 
 
 @contextmanager
@@ -218,9 +215,9 @@ def executable() -> str | None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows for people."""
-    lines = [f"{'race in':<17}{'lane':<13}{'tokens/s':>9}{'of the engine alone':>26}"]
+    lines = [f"{'race in':<17}{'lane':<13}{'tokens/s':>9}{'of the engine alone':>26}{'of a server, no page':>26}"]
     for row in rows:
-        ratio = row["ratio_to_alone"]
-        span = f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})"
-        lines.append(f"{row['way']:<17}{row['lane']:<13}{row['tokens_per_second']:>9.1f}{span:>26}")
+        ratios = [row[name] for name in ("ratio_to_alone", "ratio_to_no_page")]
+        spans = [f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})" for ratio in ratios]
+        lines.append(f"{row['way']:<17}{row['lane']:<13}{row['tokens_per_second']:>9.1f}{spans[0]:>26}{spans[1]:>26}")
     return "\n".join(lines)

@@ -195,12 +195,13 @@ def table(rates: dict[str, float], rows: Sequence[Pass]) -> str:
     lines = [
         f"This machine streams {rates['median'] / 1e9:.1f} GB/s (best {rates['best'] / 1e9:.1f}).",
         "",
-        f"{'weights':<22}{'engine':<8}{'layers':>8}{'tokens':>8}{'MB read':>9}{'least ms':>10}{'ms':>9}{'achieved':>9}",
+        f"{'weights':<22}{'engine':<15}{'layers':>8}{'tokens':>8}{'MB read':>9}{'least ms':>10}{'ms':>9}"
+        f"{'achieved':>9}",
     ]
     for row in rows:
         layers = f"{row.layers}/{row.all_layers}"
         lines.append(
-            f"{row.weights:<22}{row.engine:<8}{layers:>8}{row.tokens:>8}{row.bytes / 1e6:>9.0f}{row.floor_ms:>10.2f}"
+            f"{row.weights:<22}{row.engine:<15}{layers:>8}{row.tokens:>8}{row.bytes / 1e6:>9.0f}{row.floor_ms:>10.2f}"
             f"{row.ms:>9.2f}{row.achieved:>9.0%}"
         )
     if any(row.layers < row.all_layers for row in rows):

@@ -39,7 +39,8 @@ def test_every_way_reports_the_rates_of_the_race(
 def test_ratios_are_taken_round_by_round() -> None:
     alone = [{PLAIN: 10.0, SPECULATIVE: 20.0}, {PLAIN: 20.0, SPECULATIVE: 40.0}]
     shown = [{PLAIN: 9.0, SPECULATIVE: 19.0}, {PLAIN: 19.0, SPECULATIVE: 36.0}]
-    row = bench_page._row("a browser", PLAIN, shown, alone)
+    row = bench_page._row("a browser", PLAIN, shown, {"ratio_to_alone": alone, "ratio_to_no_page": shown[::-1]})
+    assert row["ratio_to_no_page"] == pytest.approx({"min": 9 / 19, "median": (9 / 19 + 19 / 9) / 2, "max": 19 / 9})
     assert row["ratio_to_alone"] == pytest.approx({"min": 0.9, "median": 0.925, "max": 0.95})
     assert row["tokens_per_second"] == 14.0
     assert "0.925 (0.900 to 0.950)" in table([row])
