@@ -17,13 +17,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def choose_device(asked: str | None) -> torch.device:
-    """The device of that name; for None or "auto" the best there is.
+    """The device of that name; for None or "auto" the best there is. On a GPU, attention by cuDNN is turned off.
 
     Raises:
         BadInput: no such device, or this machine does not have it.
     """
     device = _device(asked)
-    if device.type == "cuda":  # cuDNN's attention takes tenths of a second to plan for every new length of a text
+    if device.type == "cuda":  # it plans anew for every length of a text, reportedly for tenths of a second
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 

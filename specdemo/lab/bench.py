@@ -206,7 +206,9 @@ def _to_best_k(rows: Rows, drafter: str | None, temperature: float, category: st
         return None
     best = max(by_k, key=lambda k: median(run["tokens_per_second"] for run in by_k[k]))
     there = {_place(run): run for run in by_k[best]}
-    return {"k": best, **(_ratios(auto, [there[_place(run)] for run in auto]) or {})}
+    ratios = _ratios(auto, [there[_place(run)] for run in auto])
+    assert ratios is not None
+    return {"k": best, **ratios}
 
 
 def _by_place(runs: Sequence[Run]) -> list[float]:
@@ -251,7 +253,7 @@ def table(summary: Sequence[Run]) -> str:
     """The summary for people."""
     lines = [
         f"{'category':<10}{'T':>4}  {'method':<18}{'drafter':<15}{'K':>5}{'tokens/s':>10}{'to plain (min to max)':>24}"
-        f"{'to hf':>8}{'best K':>8}{'tau':>7}{'accept':>8}{'effic.':>8}{'draft':>7}{'same':>8}"
+        f"{'to hf':>8}{'to best':>8}{'tau':>7}{'accept':>8}{'effic.':>8}{'draft':>7}{'same':>8}"
     ]
     ordered = sorted(summary, key=lambda row: (row["category"] == ALL, row["category"], row["temperature"]))
     for row in ordered:

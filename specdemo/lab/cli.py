@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,7 +101,7 @@ def drafters(
     save: Annotated[bool, typer.Option("--save", help="Keep these rows for the preset's drafter menu.")] = False,
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and what comes of it."""
-    from .bench import drafter_rows
+    from .bench import drafter_rows, read_prompts, some
     from .tables import text_table, write_json
 
     outcome = run("", preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
@@ -109,8 +111,10 @@ def drafters(
     )
     if save:
         told = {name: outcome[name] for name in ("environment", "weights")}
+        texts = json.dumps([prompt.prompt for prompt in some(read_prompts(prompts), each)])
         asked = {
             "prompts": len({run["prompt_id"] for run in outcome["runs"]}),
+            "prompts_sha256": hashlib.sha256(texts.encode()).hexdigest(),
             "max_new_tokens": max_new_tokens,
             "repeats": repeats,
         }

@@ -23,7 +23,7 @@ from transformers.initialization import no_init_weights
 from ..runners.choose import MakeRunner, runner_maker
 from ..runners.eager import EagerRunner
 from ..runners.fused import FusedRunner
-from ..runners.layout import FusedModel, head_width
+from ..runners.layout import head_width
 
 if TYPE_CHECKING:
     from ..models import Loaded
@@ -106,8 +106,8 @@ def engines(loaded: Loaded) -> dict[str, MakeRunner]:
     """What runs a preset's passes here, transformers' own forward, and the layout that is not bit-exact, if any."""
     makers = {loaded.engine: loaded.target_runner}
     if loaded.engine == "fused":
-        loose = replace(FusedModel.of(loaded.model), bit_exact=False)
-        makers["not bit-exact"] = partial(FusedRunner, loose)
+        runner: Any = loaded.target_runner(1)
+        makers["not bit-exact"] = partial(FusedRunner, replace(runner.model, bit_exact=False))
     return {**makers, "eager": partial(EagerRunner, loaded.model)}
 
 

@@ -1,7 +1,7 @@
 """The operations of a captured pass, in Triton: the functions of `ops.py`, a launch or two each.
 
 Around the products of a layer lie a dozen small operations. On a fast GPU each would take longer to begin than to do,
-so they are made part of the products here. Sums are in float32.
+so most are made part of the products here. Sums are in float32.
 
 A row is summed in an order that depends on the shape of the weights alone, and attention cuts the context into chunks
 that depend on the capacity alone. So a token's logits are the same bits, however many tokens are read with it, and
@@ -17,7 +17,7 @@ from torch import Tensor, float16, float32
 from .layout import Norm, Product
 
 ROWS = 16  # that one program takes: the least that the matrix units do
-GATE_STEP = 1024  # numbers of a row that one program gates
+GATED = 1024  # numbers of a row that one program gates
 COLUMNS, MANY = 16, 8192  # of a product that one program makes; twice that, where there are more than so many
 STEP_BYTES, STAGES = 512, 4  # of a row of the weights that are taken at a time; how many of these are on their way
 KEY_BYTES = 128  # of a column of the keys that are taken at a time
@@ -38,7 +38,7 @@ def product(
     if norm is not None and (norm.bias is not None or x.dtype == float16):  # float16 may not hold what lacks its scale
         x, norm = norm(x), None
     if gated:  # once, and not by each of the programs that read it
-        x = gate(x)
+        x = swiglu(x)
     (count, _), (outer, inner) = x.shape, step.weight.shape
     out = x.new_empty(count, outer)
     columns = COLUMNS if outer <= MANY else 2 * COLUMNS
@@ -106,21 +106,21 @@ def _product(  # type: ignore[no-untyped-def]
     tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)
 
 
-def gate(x: Tensor) -> Tensor:
-    """See `swiglu`."""
+def swiglu(x: Tensor) -> Tensor:
+    """See `layout.swiglu`."""
     count, inner = len(x), x.shape[1] // 2
     out = x.new_empty(count, inner)
-    _gate[(count, triton.cdiv(inner, GATE_STEP))](x, out, INNER=inner, STEP=GATE_STEP)
+    _swiglu[(count, triton.cdiv(inner, GATED))](x, out, INNER=inner, STEP=GATED)
     return out
 
 
 @triton.jit
-def _gate(x, out, INNER: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+def _swiglu(x, out, INNER: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
     row, place = tl.program_id(0), tl.program_id(1) * STEP + tl.arange(0, STEP)
     there = place < INNER
-    low = tl.load(x + row * 2 * INNER + place, mask=there, other=0).to(tl.float32)
+    gate = tl.load(x + row * 2 * INNER + place, mask=there, other=0).to(tl.float32)
     up = tl.load(x + row * 2 * INNER + INNER + place, mask=there, other=0).to(tl.float32)
-    tl.store(out + row * INNER + place, (low * tl.sigmoid(low) * up).to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * INNER + place, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=there)
 
 
 def place(

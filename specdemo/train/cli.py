@@ -153,12 +153,14 @@ def validate(
     from ..models import load
     from .head import judge
 
-    chosen = find_preset(preset)
+    chosen, kind_of_head = find_preset(preset), kind_of(kind)
     path = head or chosen.heads.get(kind)
     if path is None:
         raise BadInput(f"The preset {preset} has no head of the kind {kind!r}; name a file with --head.")
+    if draft_vocab < 0:
+        raise BadInput("The draft vocabulary must have at least one token, or be 0 for the head's own.")
     loaded = load(chosen, "auto", device, eager=True)
-    typer.echo(json.dumps(judge(loaded.model, kind_of(kind), path, text, states, draft_vocab)))
+    typer.echo(json.dumps(judge(loaded.model, kind_of_head, path, text, states, draft_vocab)))
 
 
 @app.command()

@@ -109,7 +109,7 @@ def train_head(
         head.load_state_dict(saved["head"])
         for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
-        done, curve, seconds = saved["done"], saved["curve"], saved["seconds"]
+        done, curve, seconds = saved["done"], saved["curve"], saved.get("seconds", 0.0)
     elif begin_with:  # what it comes to on this text before it learns anything
         curve.append({"tokens": 0, **validate(head, model, validation)})
         say(json.dumps(curve[-1]))
@@ -149,7 +149,7 @@ def train_head(
         **provenance,
         "plan": {name: getattr(plan, name) for name in Plan.__dataclass_fields__},
         "optimizer_steps": last,
-        "seconds": round(time.monotonic() - began),  # validations included
+        "seconds": round(time.monotonic() - began),  # with the validations on the way
         "text": {
             **provenance_of(train[0]),
             "training_tokens": sum(shard.block["tokens"].numel() for shard in shards),

@@ -45,8 +45,11 @@ def real_backend() -> Backend:
 
     def load(preset: Preset, progress: Callable[[float | None, str], None]) -> Any:
         loaded = import_quickly("specdemo.models").load(preset, progress=progress)
-        progress(None, "measuring what a pass costs")
-        race.costs_of(loaded, Settings(k=preset.defaults.k, temperature=preset.defaults.temperature))
+        try:
+            race.costs_of(loaded, Settings(k=preset.defaults.k, temperature=preset.defaults.temperature))
+        except BaseException:
+            loaded.release()
+            raise
         return loaded
 
     def explain(error: BaseException) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,13 @@ def test_bfloat16_strays_no_further_from_float32_than_transformers_does(architec
         logits.append(torch.cat([runner.forward(ids[i : i + 5]) for i in range(1, 200, 5)]).float())
     ours, theirs = ((rows - logits[0]).square().mean().sqrt() for rows in logits[1:])
     assert ours < 1.25 * theirs
+
+
+@pytest.mark.parametrize("bit_exact", [True, False])
+def test_a_layout_that_is_not_bit_exact_fills_up_and_pads_nothing(bit_exact):
+    model = replace(FusedModel.of(copy.deepcopy(tiny_model("llama")).bfloat16()), bit_exact=bit_exact)
+    mask = FusedRunner(model, 64)._mask(10, 11, torch.bfloat16)
+    assert (model.least_rows, mask.shape) == ((4, (4, 32)) if bit_exact else (1, (model.heads // model.kv_heads, 11)))
 
 
 @pytest.mark.skipif(not cpu_multiplies_bf16(), reason="the order of sums was measured where bfloat16 is fast")

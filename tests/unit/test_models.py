@@ -17,10 +17,11 @@ from specdemo.drafters import DRAFTERS
 from specdemo.events import emitted_tokens
 from specdemo.failures import explain
 from specdemo.models import Loaded, load
-from specdemo.presets import Folder, Hub, find_preset
+from specdemo.presets import Defaults, Folder, Hub, find_preset
 from specdemo.race import start
 from specdemo.sources import LoadError
 from specdemo.types import BadInput, Settings
+from specdemo.ui.engine import real_backend
 
 from .checkpoints import (
     make_tokenizer,
@@ -79,6 +80,16 @@ def test_a_pair_loads_and_every_drafter_keeps_the_targets_text(
     assert len(plain) > 4
     for name in names:
         assert text_of(loaded, name) == plain, name
+
+
+def test_the_page_knows_what_passes_cost_before_its_first_race(checkpoints: dict[str, Path]) -> None:
+    backend = real_backend()
+    loaded = backend.load(preset_of(checkpoints["llama"]), lambda fraction, words: None)
+    assert len(loaded.costs) == 1
+    loaded.release()
+    loaded = backend.load(preset_of(checkpoints["llama"], defaults=Defaults(k=4)), lambda fraction, words: None)
+    assert not loaded.costs  # nobody asks for them
+    loaded.release()
 
 
 def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> None:
