@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import ModuleList
-from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from ..control import Costs
@@ -140,14 +139,12 @@ def _kernel_inputs(
 
     hidden, capacity = heads * width, live + count + 77
     start = torch.tensor([live], device=device)
-    outer, step = 70, unpacked(noise(70, hidden))
+    outer, step = 70, Product.unpacked(noise(70, hidden), None)
     for norm in (None, Norm(noise(hidden), None, 1e-5), Norm(noise(hidden), noise(hidden), 1e-5)):
         yield "product", [step, noise(count, hidden), norm]
-    yield (
-        "product",
-        [unpacked(noise(outer, hidden), noise(outer)), noise(count, hidden), None, False, noise(count, outer)],
-    )
-    yield "product", [step, noise(count, 2 * hidden), None, True, noise(count, outer)]
+    biased = Product.unpacked(noise(outer, hidden), noise(outer))
+    yield "product", [biased, noise(count, hidden), None, noise(count, outer)]
+    yield "swiglu", [noise(count, 2 * hidden)]
     for head_norms in (None, (Norm(noise(width), None, 1e-6), Norm(noise(width), None, 1e-6))):
         for rotation in (None, (noise(capacity, 1, width), noise(capacity, 1, width))):
             qkv, (keys, values) = noise(count, (heads + 2 * kv_heads) * width), noise(2, kv_heads, capacity, width)
@@ -156,14 +153,9 @@ def _kernel_inputs(
     keys[:, live + count :] = values[:, live + count :] = 1e4  # what lies behind the text must have no say
     yield "attend", [noise(count, heads, width), keys, values, start]
     if not live:
-        yield "product", [unpacked(noise(WIDE, hidden)), noise(count, hidden)]
+        yield "product", [Product.unpacked(noise(WIDE, hidden), None), noise(count, hidden)]
         keys, values = noise(2, kv_heads, LONG, width)
         yield "attend", [noise(count, heads, width), keys, values, start + LONG - count]
-
-
-def unpacked(weight: Tensor, bias: Tensor | None = None) -> Product:
-    """A product as a GPU has it, on a CPU too."""
-    return Product(weight, bias, lambda x: F.linear(x, weight, bias))
 
 
 def _double(value: Any) -> Any:
@@ -171,7 +163,7 @@ def _double(value: Any) -> Any:
         return value.double() if value.is_floating_point() else value
     if isinstance(value, Product):
         assert value.weight is not None
-        return unpacked(value.weight.double(), _double(value.bias))
+        return Product.unpacked(value.weight.double(), _double(value.bias))
     if isinstance(value, Norm):
         return Norm(value.weight.double(), _double(value.bias), value.eps)
     return tuple(map(_double, value)) if isinstance(value, tuple) else value

@@ -89,8 +89,8 @@ class Slot:
             qkv = ops.product(layer.qkv, x, norm=layer.attention_norm)
             q = ops.place(qkv, layer.head_norms, cache.rotation if layer.rotated else None, keys, values, start)
             x = ops.product(layer.out, ops.attend(q, keys, values, start), plus=x)
-            inner, gated = ops.product(layer.up, x, norm=layer.mlp_norm), layer.activate is swiglu
-            x = ops.product(layer.down, inner if gated else layer.activate(inner), gated=gated, plus=x)
+            activate = ops.swiglu if layer.activate is swiglu else layer.activate
+            x = ops.product(layer.down, activate(ops.product(layer.up, x, norm=layer.mlp_norm)), plus=x)
             outputs.append(x)
         return ops.product(model.head, x, norm=model.norm), outputs
 

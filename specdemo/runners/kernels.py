@@ -30,15 +30,11 @@ def usable(width: int) -> bool:
     return width in (16, 32, 64, 128)
 
 
-def product(
-    step: Product, x: Tensor, norm: Norm | None = None, gated: bool = False, plus: Tensor | None = None
-) -> Tensor:
+def product(step: Product, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
     """See `ops.product`. Every program takes some columns and all of the sums that make them."""
     assert step.weight is not None, "nothing is packed on a GPU"
     if norm is not None and (norm.bias is not None or x.dtype == float16):  # float16 may not hold what lacks its scale
         x, norm = norm(x), None
-    if gated:  # once, and not by each of the programs that read it
-        x = swiglu(x)
     (count, _), (outer, inner) = x.shape, step.weight.shape
     out = x.new_empty(count, outer)
     columns = COLUMNS if outer <= MANY else 2 * COLUMNS
@@ -107,7 +103,7 @@ def _product(  # type: ignore[no-untyped-def]
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """See `layout.swiglu`."""
+    """See `layout.swiglu`. Done once, and not by each of the programs of the product that reads it."""
     count, inner = len(x), x.shape[1] // 2
     out = x.new_empty(count, inner)
     _swiglu[(count, triton.cdiv(inner, GATED))](x, out, INNER=inner, STEP=GATED)

@@ -75,12 +75,17 @@ class Product:
         """Packed where that is faster."""
         packs = weight.numel() >= LEAST_PACKED.get(weight.dtype, math.inf) and torch.backends.mkldnn.is_available()
         if not packs or weight.device.type != "cpu":
-            return cls(weight, bias, lambda x: F.linear(x, weight, bias))
+            return cls.unpacked(weight, bias)
         # What torch.compile calls for a frozen linear layer; there is no public name for it.
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
         multiply = torch.ops.mkldnn._linear_pointwise
 
         return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
+
+    @classmethod
+    def unpacked(cls, weight: Tensor, bias: Tensor | None) -> Product:
+        """The weight as it is, as it always is on a GPU."""
+        return cls(weight, bias, lambda x: F.linear(x, weight, bias))
 
 
 @dataclass(frozen=True, slots=True)

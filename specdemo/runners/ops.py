@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from .layout import Norm, Product, swiglu
 
+__all__ = ["attend", "place", "product", "rotate", "swiglu"]
 
-def product(
-    step: Product, x: Tensor, norm: Norm | None = None, gated: bool = False, plus: Tensor | None = None
-) -> Tensor:
-    """A product of T rows, which are normed first, or gated (see `swiglu`), and to which something is added."""
-    x = norm(x) if norm else swiglu(x) if gated else x
+
+def product(step: Product, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
+    """A product of T rows, which are normed first, and to which something is added."""
+    x = norm(x) if norm else x
     return step(x) if plus is None else step(x) + plus
 
 

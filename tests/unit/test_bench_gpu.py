@@ -39,7 +39,7 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu_checks.kernels_agree(ops, CPU, torch.float32).passed
 
     class Wrong:
-        product, place = staticmethod(ops.product), staticmethod(ops.place)
+        product, place, swiglu = staticmethod(ops.product), staticmethod(ops.place), staticmethod(ops.swiglu)
 
         @staticmethod
         def attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
