@@ -206,9 +206,7 @@ def _to_best_k(rows: Rows, drafter: str | None, temperature: float, category: st
         return None
     best = max(by_k, key=lambda k: median(run["tokens_per_second"] for run in by_k[k]))
     there = {_place(run): run for run in by_k[best]}
-    ratios = _ratios(auto, [there[_place(run)] for run in auto])
-    assert ratios is not None
-    return {"k": best, **ratios}
+    return {"k": best, **spread([run["tokens_per_second"] / there[_place(run)]["tokens_per_second"] for run in auto])}
 
 
 def _by_place(runs: Sequence[Run]) -> list[float]:
@@ -229,7 +227,12 @@ def _ratios(runs: Sequence[Run], bases: Sequence[Run | None]) -> dict[str, float
     """Tokens per second over those of the base, run by run; None without bases."""
     pairs = zip(runs, bases, strict=True)
     ratios = [run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs if base]
-    return {"min": min(ratios), "median": median(ratios), "max": max(ratios)} if ratios else None
+    return spread(ratios) if ratios else None
+
+
+def spread(ratios: Sequence[float]) -> dict[str, float]:
+    """How far the ratios of single runs lie apart."""
+    return {"min": min(ratios), "median": median(ratios), "max": max(ratios)}
 
 
 def drafter_rows(summary: Sequence[Run]) -> list[Run]:

@@ -31,7 +31,7 @@ from ..presets import find_preset
 from ..race import PLAIN, SPECULATIVE, race
 from ..stats import Stats
 from ..types import BadInput, Settings
-from .bench import provenance
+from .bench import provenance, spread
 
 if TYPE_CHECKING:
     from ..models import Loaded
@@ -97,8 +97,7 @@ def bench_page(asked: Asked, repeats: int, tick: Callable[[], None] = lambda: No
 def _row(name: str, lane: str, runs: list[Rates], bases: dict[str, list[Rates]]) -> dict[str, Any]:
     row = {"way": name, "lane": lane, "tokens_per_second": median(run[lane] for run in runs), "runs": len(runs)}
     for ratio, base in bases.items():
-        ratios = [run[lane] / other[lane] for run, other in zip(runs, base, strict=True)]
-        row[ratio] = {"min": min(ratios), "median": median(ratios), "max": max(ratios)}
+        row[ratio] = spread([run[lane] / other[lane] for run, other in zip(runs, base, strict=True)])
     return row
 
 

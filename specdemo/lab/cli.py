@@ -101,7 +101,7 @@ def drafters(
     save: Annotated[bool, typer.Option("--save", help="Keep these rows for the preset's drafter menu.")] = False,
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and what comes of it."""
-    from .bench import drafter_rows, read_prompts, some
+    from .bench import drafter_rows
     from .tables import text_table, write_json
 
     outcome = run("", preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
@@ -110,11 +110,9 @@ def drafters(
         text_table([{**row, "by place": percentages(row["acceptance_by_place"])} for row in rows], DRAFTER_SHAPES)
     )
     if save:
-        told = {name: outcome[name] for name in ("environment", "weights")}
-        texts = json.dumps([prompt.prompt for prompt in some(read_prompts(prompts), each)])
+        told = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256")}
         asked = {
             "prompts": len({run["prompt_id"] for run in outcome["runs"]}),
-            "prompts_sha256": hashlib.sha256(texts.encode()).hexdigest(),
             "max_new_tokens": max_new_tokens,
             "repeats": repeats,
         }
@@ -160,9 +158,11 @@ def run(
     methods = theirs(against)
     loaded = load(chosen, dtype, device)
     cases = [*cases_of_hf(loaded, methods, k_values), ALONE, *cases_of_ours(loaded, names, k_values)]
+    texts = json.dumps([prompt.prompt for prompt in asked])
     with tqdm(total=(len(asked) * repeats + 1) * len(cases) * len(t_values)) as bar:
         outcome = {
             **provenance(loaded),
+            "prompts_sha256": hashlib.sha256(texts.encode()).hexdigest(),
             **bench(loaded, asked, cases, t_values, max_new_tokens, repeats, bar.update),
         }
     if out:
