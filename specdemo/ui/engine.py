@@ -40,7 +40,6 @@ class Backend:
 
 def real_backend() -> Backend:
     """The real models. Imports transformers only when it is needed, so that the page is up sooner."""
-
     from .. import race
 
     def load(preset: Preset, progress: Callable[[float | None, str], None]) -> Any:
