@@ -61,7 +61,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """x @ weight.T + bias, for a weight [out, in]; it is None where it was packed for `multiply`."""
+    """x @ weight.T + bias, for a weight [out, in]; it is None where it was laid out anew for `multiply`."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -72,15 +72,19 @@ class Product:
 
     @classmethod
     def of(cls, weight: Tensor, bias: Tensor | None) -> Product:
-        """Packed where that is faster."""
-        packs = weight.numel() >= LEAST_PACKED.get(weight.dtype, math.inf) and torch.backends.mkldnn.is_available()
-        if not packs or weight.device.type != "cpu":
-            return cls.unpacked(weight, bias)
-        # What torch.compile calls for a frozen linear layer; there is no public name for it.
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
-        multiply = torch.ops.mkldnn._linear_pointwise
-
-        return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
+        """Laid out as is fastest."""
+        (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"
+        least = LEAST_PACKED.get(weight.dtype, math.inf)
+        if on_cpu and weight.numel() >= least and torch.backends.mkldnn.is_available():
+            # What torch.compile calls for a frozen linear layer; there is no public name for it.
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+            multiply = torch.ops.mkldnn._linear_pointwise
+            return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
+        if on_cpu and outer >= inner:
+            # With each column in one piece, a few rows are multiplied by wide weights up to twice as fast.
+            columns = weight.T.contiguous().T
+            return cls(None, bias, lambda x: F.linear(x, columns, bias))
+        return cls.unpacked(weight, bias)
 
     @classmethod
     def unpacked(cls, weight: Tensor, bias: Tensor | None) -> Product:
