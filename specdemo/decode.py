@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch.nn import functional as F
 
-from .control import Control, Costs
+from .control import Control
+from .costs import Costs
 from .drafters import Drafter
 from .events import Event, Finished, Prefilled, Round
 from .hardware import moment, seconds_between

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from . import chat
-from .control import Costs
+from .costs import Costs
 from .drafters.head import ReadyHead
 from .hardware import choose_device, choose_dtype, cpu_name, device_name
 from .imports import without_garbage_collection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .control import Costs
+from .costs import CALIBRATION_SECONDS, Costs
 from .decode import Rule, check_room, decode
 from .drafters import DRAFTERS
 from .events import PLAIN, SPECULATIVE, Entry, Event, emitted_tokens, engine_seconds
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .models import Loaded
 
 PROPOSING = 0x5DEECE66D  # xored into the seed, so that proposing and accepting never share noise
+TRIED_KS, TRIED_TOKENS = (1, 4), 32  # the drafts that show what a drafter costs, and the text they are made in
 NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 """How close two logits must be for rounding to decide between them, with passes of other shapes or other sums."""
 
@@ -61,11 +63,37 @@ def start(
     check_room(len(prompt_ids), settings, loaded.context)
     if drafter == "none":
         settings = replace(settings, k=0)  # it guesses nothing at any K
+    costs = costs_of(loaded, settings)
+    if costs and settings.k == AUTO and drafter not in costs.tried:
+        _try_out(loaded, drafter, prompt_ids, settings, costs)
+        costs.tried.add(drafter)
+    return _decode(loaded, drafter, prompt_ids, settings, costs, rule)
+
+
+def _decode(
+    loaded: Loaded,
+    drafter: str,
+    prompt_ids: Sequence[int],
+    settings: Settings,
+    costs: Costs | None,
+    rule: Rule | None = None,
+) -> Iterator[Event]:
     runner = loaded.target_runner(len(prompt_ids) + settings.max_new_tokens)
     noise = torch.Generator(runner.device).manual_seed(settings.seed ^ PROPOSING)
     proposing = DRAFTERS[drafter].build(loaded, runner, settings, noise)
     stop = StopStrings(loaded.tokenizer, prompt_ids, settings.stop)
-    return decode(runner, proposing, prompt_ids, settings, loaded.eos_ids, stop, rule, costs_of(loaded, settings))
+    return decode(runner, proposing, prompt_ids, settings, loaded.eos_ids, stop, rule, costs)
+
+
+def _try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, costs: Costs) -> None:
+    """Let `costs` learn what short and longer drafts cost, before K = auto goes by it: a short run with either."""
+    for k in TRIED_KS:
+        short = replace(settings, k=k, max_new_tokens=min(TRIED_TOKENS, settings.max_new_tokens))
+        end = time.perf_counter() + CALIBRATION_SECONDS / len(TRIED_KS)
+        with closing(_decode(loaded, drafter, prompt_ids[-TRIED_TOKENS:], short, costs)) as events:  # type: ignore[type-var]
+            for _ in events:
+                if time.perf_counter() > end:
+                    break
 
 
 def costs_of(loaded: Loaded, settings: Settings) -> Costs | None:

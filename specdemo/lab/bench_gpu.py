@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
 
-from ..control import Costs
+from ..costs import Costs
 from ..decode import Rule, decode
 from ..drafters import Drafter
 from ..drafters.none import NoDrafter

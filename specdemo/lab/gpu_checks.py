@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ..control import Costs
+from ..costs import Costs
 from ..decode import decode
 from ..drafters import Drafter
 from ..drafters.draft_model import DraftModel

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from specdemo import decode as loop
-from specdemo.control import Costs
+from specdemo.costs import Costs
 from specdemo.events import Event
 from specdemo.types import Draft, Settings, Verdict
 from specdemo.verify import verify

@@ -16,9 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo import control, hardware
+from specdemo import costs as costs_module
 from specdemo import decode as loop
-from specdemo.control import CALIBRATED, FORGET, HICCUP, LENGTHS, Control, Costs
+from specdemo import hardware
+from specdemo.control import Control
+from specdemo.costs import CALIBRATED, EARLIER_TESTS, HICCUP, LENGTHS, RECENT, STEADY, Costs, Tally, chances
 from specdemo.drafters import Drafter
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.none import NoDrafter
@@ -165,7 +167,7 @@ def test_auto_writes_the_targets_own_greedy_text_and_reads_nothing_twice(toy: Ta
     plain = list(loop.decode(toy.target_runner(65), NoDrafter(), PROMPT, replace(settings, k=0)))
     runner = toy.target_runner(65)
     drafter = toy.drafter(name, runner, settings)
-    costs, clock = costs_known(drafter, 0.02), Clock(4)
+    costs, clock = costs_known(drafter, 0.02), Clock(8)
     with pytest.MonkeyPatch.context() as patch:
         for module in (loop, hardware):
             patch.setattr(module, "time", clock)
@@ -198,7 +200,7 @@ def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_th
             read[len(ids)] += 1
             return super().forward(ids)
 
-    monkeypatch.setattr(control, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(costs_module, "time", SimpleNamespace(perf_counter=lambda: now))
     runner = Timed(random_table(1), capacity=MAX_K + 2)
     costs = Costs.measured(runner, Settings(temperature=1, top_p=0.9))
     assert costs.pace == pytest.approx(0.002)
@@ -232,27 +234,89 @@ def test_the_weather_moves_the_pace_and_not_the_costs() -> None:
 def test_a_hiccup_counts_for_little() -> None:
     costs = Costs(FLAT)
     costs.learn_pass(4, 60.0)
-    assert costs.passes[4] == pytest.approx(1 + (HICCUP - 1) / (CALIBRATED + 1))
+    assert costs.passes[4] == pytest.approx(HICCUP ** (1 / (CALIBRATED + 1)))
     assert costs.pace < HICCUP
 
 
-def test_the_cost_of_a_draft_is_that_of_its_tokens_and_of_drafts_that_came_to_nothing() -> None:
+def test_a_calibration_that_was_far_off_is_unlearnt_even_late() -> None:
+    costs = Costs(FLAT)
+    for _ in range(10 * STEADY):
+        costs.learn_pass(1, 1.0)
+        costs.learn_pass(5, 1.0)
+    for _ in range(4 * STEADY):
+        costs.learn_pass(1, 1.0)
+        costs.learn_pass(5, 1.4)
+    assert costs.passes[5] / costs.passes[1] == pytest.approx(1.4, rel=0.03)
+
+
+def test_a_draft_costs_a_constant_and_something_for_each_token() -> None:
     costs = Costs(FLAT)
     assert costs.of_draft(Drafter, 1) is None
+    for _ in range(RECENT):
+        for tokens in (1, 4):
+            costs.learn_draft(Drafter, tokens, 0.3 + 0.1 * tokens)
+    assert [costs.of_draft(Drafter, tokens) for tokens in (1, 4, 8)] == pytest.approx([0.4, 0.7, 1.1], rel=0.1)
+
+
+def test_what_drafts_of_one_length_cost_is_put_down_to_their_tokens() -> None:
+    costs = Costs(FLAT)
+    for _ in range(5):
+        costs.learn_draft(Drafter, 2, 0.5)
+    assert [costs.of_draft(Drafter, tokens) for tokens in (1, 2, 8)] == pytest.approx([0.25, 0.5, 2.0])
+
+
+def test_drafts_that_came_to_nothing_are_paid_by_the_others() -> None:
+    costs = Costs(FLAT)
     for _ in range(50):
-        costs.learn_draft(Drafter, 4, 1.0)
+        costs.learn_draft(Drafter, 1, 1.0)
         costs.learn_draft(Drafter, 0, 1.0)
-    assert costs.of_draft(Drafter, 1) == pytest.approx(0.5, rel=0.1)
+    assert costs.of_draft(Drafter, 1) == pytest.approx(2.0, rel=0.1)
     for _ in range(50):
         costs.learn_draft(Drafter, 0, 1.0)
-    assert costs.of_draft(Drafter, 1) == pytest.approx(1 / (1 - FORGET), rel=0.1)  # what is remembered, for no token
+    cost = costs.of_draft(Drafter, 1)
+    assert cost is not None
+    assert cost > 50
 
 
 def test_a_draft_made_at_once_costs_the_same_however_long_it_is() -> None:
     costs = Costs(FLAT)
-    for tokens in (1, 8, 3, 0):
+    for tokens in (1, 8, 3):
         costs.learn_draft(AtOnce, tokens, 0.2)
-    assert costs.of_draft(AtOnce, 1) == costs.of_draft(AtOnce, 16) == pytest.approx(0.8 / 3, rel=0.1)
+    assert costs.of_draft(AtOnce, 1) == costs.of_draft(AtOnce, 16) == pytest.approx(0.2)
+
+
+# The chances -----------------------------------------------------------------------------------------------
+
+PASSED, FAILED = [Fate.ACCEPTED] * 3, [Fate.REJECTED, Fate.UNTESTED, Fate.UNTESTED]
+
+
+def tally(*drafts: Sequence[Fate]) -> Tally:
+    found = Tally(1.0)
+    for fates in drafts:
+        found.add(fates)
+    return found
+
+
+def test_the_chance_of_a_guess_is_even_until_tests_say_more() -> None:
+    assert list(chances(tally(), tally())) == [0.5] * MAX_K
+    assert list(chances(tally(PASSED), tally()))[:4] == pytest.approx([2 / 3, 7 / 9, 23 / 27, 23 / 27])
+
+
+def test_a_run_begins_with_what_earlier_ones_found_and_then_believes_itself() -> None:
+    """Every other draft fails at its first guess, and those that do not pass whole."""
+    ever = tally(*[PASSED, FAILED] * 100)
+    first, second, third, *_ = chances(tally(), ever)
+    assert first == pytest.approx(0.5)
+    assert second > 0.97
+    assert third > 0.97
+    once = next(chances(tally(FAILED), ever))
+    assert once == pytest.approx(0.5 * EARLIER_TESTS / (EARLIER_TESTS + 1))
+    assert next(chances(tally(*[FAILED] * 50), ever)) < 0.1
+
+
+def test_chances_stay_chances() -> None:
+    ever = tally(*[FAILED] * 50, *[PASSED] * 5)  # the second place is far better than the first
+    assert all(0 <= chance <= 1 for chance in chances(tally(*[PASSED] * 50), ever))
 
 
 # The choice ------------------------------------------------------------------------------------------------
@@ -367,10 +431,9 @@ def test_a_drafter_that_nothing_is_known_of_is_asked_for_one_token() -> None:
 def test_a_draft_that_was_held_up_is_forgotten() -> None:
     assert chosen_by(Costs(FLAT), [0.1, 5.0, 0.1, 0.1, 0.1])[-1] > 1
     costs = Costs(FLAT)
-    for _ in range(50):
-        costs.learn_draft(Drafter, 1, 0.1)
-    costs.learn_draft(Drafter, 1, 5.0)
-    assert costs.of_draft(Drafter, 1) == pytest.approx(0.1, rel=0.25)
+    for seconds in (0.1, 0.1, 5.0):
+        costs.learn_draft(Drafter, 1, seconds)
+    assert costs.of_draft(Drafter, 1) == pytest.approx(0.1)
 
 
 def test_a_drafter_that_once_seemed_too_dear_is_tried_again_however_short_the_runs() -> None:
@@ -384,16 +447,24 @@ def test_a_drafter_that_once_seemed_too_dear_is_tried_again_however_short_the_ru
 def test_a_drafter_whose_first_draft_is_dear_is_seldom_tried_in_short_runs() -> None:
     costs = Costs(FLAT)
     learn(costs, Drafter, 0.7)
-    tried = [chosen_by(costs, [5.0, 0.7, 0.7]) for _ in range(500)]
+    tried = [chosen_by(costs, [5.0, 0.7, 0.7], most=3) for _ in range(500)]
     assert 0 < sum(map(any, tried)) < 5
 
 
-def chosen_by(costs: Costs, drafting: Sequence[float]) -> list[int]:
-    """The K of rounds whose drafts take these seconds and pass whole."""
+def test_a_drafter_that_was_good_begins_at_once_unless_the_text_is_too_short_to_pay_for_it() -> None:
+    costs = Costs(FLAT)
+    for _ in range(20):
+        chosen_by(costs, [5.0] + [0.1] * 9)
+    assert chosen_by(costs, [5.0])[0] > 4
+    assert chosen_by(costs, [5.0], most=3) == [0]
+
+
+def chosen_by(costs: Costs, drafting: Sequence[float], most: int = 100) -> list[int]:
+    """The K of rounds, each with so many tokens left, whose drafts take these seconds and pass whole."""
     choosing, passed = Control(AUTO, costs), DraftedToken(0, Fate.ACCEPTED, 1, 1, 0)
     last, chosen = None, []
     for seconds in drafting:
-        chosen.append(choosing.choose(100, last, Drafter))
+        chosen.append(choosing.choose(most, last, Drafter))
         last = Round(0, (passed,) * chosen[-1], (), seconds, 1.0, seconds + 1, chosen[-1])
     return chosen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ import torch
 from specdemo import decode as loop
 from specdemo import hardware
 from specdemo import race as racing
+from specdemo.drafters.draft_model import DraftModel
 from specdemo.events import Entry, Finished, Prefilled, Round, emitted_tokens, engine_seconds, read_trace, write_trace
 from specdemo.race import PLAIN, SPECULATIVE, check_drafter, compare, drafters_of, race, report, start, summary
-from specdemo.types import BadInput, FinishReason, Settings, TokenKind
+from specdemo.types import AUTO, BadInput, FinishReason, Settings, TokenKind
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
@@ -49,6 +51,21 @@ def toy(tmp_path: Path) -> Any:
         ngram_table=ngram_file(tmp_path, VOCAB),
         tokenizer=letters_tokenizer(),
     )
+
+
+def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(toy: Any) -> None:
+    settings = replace(SETTINGS, k=AUTO)
+    first = start(toy, "draft-model", PROMPT, settings)
+    (costs,) = toy.costs.values()
+    assert costs.of_draft(DraftModel, 8) is not None
+    assert all(runner.released for runner in toy.runners[:-1] + toy.draft_runners[:-1])
+    assert ids_of(list(first))
+    seen = len(toy.runners), len(toy.draft_runners)
+    start(toy, "draft-model", PROMPT, settings)
+    assert (len(toy.runners), len(toy.draft_runners)) == (seen[0] + 1, seen[1] + 1)
+    start(toy, "none", PROMPT, settings)
+    start(toy, "layer-skip", PROMPT, replace(settings, k=3))
+    assert costs.tried == {"draft-model"}
 
 
 def of(entries: list[Entry], lane: str) -> list:

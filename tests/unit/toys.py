@@ -29,7 +29,7 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from specdemo.control import Costs
+from specdemo.costs import Costs
 from specdemo.drafters import DRAFTERS, Drafter
 from specdemo.drafters.base import Drafter as DrafterBase
 from specdemo.drafters.block import BlockHead
