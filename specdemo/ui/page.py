@@ -39,6 +39,7 @@ FIELDS = (
     *("prompt", "preset", "drafter", "k", "auto", "temperature", "max_new_tokens"),
     *("seed", "top_k", "top_p", "stop", "mode", "order"),
 )
+STARTING = "drafter", "k", "auto", "temperature", "max_new_tokens", "mode"  # the fields that a preset has its own for
 CHAT, RAW = "chat", "raw"
 INTERLEAVED, ISOLATED = "interleaved", "isolated"
 
@@ -154,6 +155,12 @@ def _k(defaults: Defaults) -> tuple[int | str, bool]:
     return Settings().k if auto else defaults.k, auto
 
 
+def _starting(defaults: Defaults) -> dict[str, Any]:
+    """What a preset begins with, by the names of `STARTING`."""
+    values = *_k(defaults), defaults.temperature, defaults.max_new_tokens, _mode(defaults)
+    return dict(zip(STARTING, (defaults.drafter, *values), strict=True))
+
+
 def _mode(defaults: Defaults) -> str:
     return RAW if defaults.raw else CHAT
 
@@ -218,26 +225,23 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset]) -> Any:
 
 def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> dict[str, Any]:
     """Returns the event that describes the chosen drafter in the words of the chosen preset."""
-    names = ("drafter", "k", "auto", "temperature", "max_new_tokens", "mode")
 
     def choose(preset: Any) -> Iterator[list[Any]]:
         try:
             one_of("preset", preset, list(engine.presets))
         except BadInput as error:
             raise gr.Error(str(error), print_exception=False) from error
-        defaults = engine.presets[preset].defaults
-        starting = [*_k(defaults), defaults.temperature, defaults.max_new_tokens, _mode(defaults)]
-        info = _describe(engine.presets[preset], defaults.drafter)
-        begin = {"value": defaults.drafter, "info": info}
+        drafter, *others = _starting(engine.presets[preset].defaults).values()
+        begin = {"value": drafter, "info": _describe(engine.presets[preset], drafter)}
         for status in engine.follow(preset):
-            yield [to_json(asdict(status)), {**_drafter_update(status), **begin}, *starting]
-            begin, starting = {}, [gr.skip()] * len(starting)  # what the visitor has changed meanwhile stays
+            yield [to_json(asdict(status)), {**_drafter_update(status), **begin}, *others]
+            begin, others = {}, [gr.skip()] * len(others)  # what the visitor has changed meanwhile stays
 
     def describe(preset: Any, drafter: Any) -> Any:
         known = preset in engine.presets and drafter in DRAFTERS
         return gr.update(info=_describe(engine.presets[preset], drafter)) if known else gr.skip()
 
-    outputs = [top, *(form[name] for name in names)]
+    outputs = [top, *(form[name] for name in STARTING)]
     # The last choice counts, also one that is made while another is being loaded.
     form["preset"].input(
         choose, form["preset"], outputs, preprocess=False, trigger_mode="always_last", **MODEL, **QUIET
@@ -297,7 +301,8 @@ def _wire_links(
         "mode": [CHAT, RAW],
         "order": [INTERLEAVED, ISOLATED],
     }
-    known = json.dumps({"choices": choices, "notes": list(notes)})
+    starting = {name: _starting(preset.defaults) for name, preset in engine.presets.items()}
+    known = json.dumps({"choices": choices, "starting": starting, "notes": list(notes)})
     form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
     race.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
     return page.load(None, fields, fields, js=f"(...values) => specdemo.opened({known}, values)")

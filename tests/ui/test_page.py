@@ -17,7 +17,7 @@ from specdemo.ui.page import MAX_QUEUE
 
 from .browser import run, sentence, served, tokens_shown
 from .conftest import Visit
-from .scripted import Script
+from .scripted import PRESETS, Script
 from .test_race import wait_until
 
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -169,6 +169,16 @@ def test_auto_is_carried_by_links_and_ended_by_the_slider(visit: Visit, script: 
     page.locator("#k input[type=range]").focus()
     page.keyboard.press("ArrowRight")
     expect(box).not_to_be_checked()
+
+
+def test_a_link_to_a_preset_begins_with_what_that_preset_does(visit: Visit, script: Script) -> None:
+    page = visit("?preset=other&temperature=0.3")
+    expect(page.locator("#preset input")).to_have_value("Other 1.7B")
+    other = PRESETS["other"].defaults
+    expect(page.locator("#drafter input")).to_have_value(other.drafter)
+    expect(page.locator("#k input[type=number]")).to_have_value(str(other.k))
+    expect(page.locator("#max-new-tokens input")).to_have_value(str(other.max_new_tokens))
+    expect(page.locator("#temperature input[type=number]")).to_have_value("0.3")
 
 
 def granted(page: Page) -> bool:

@@ -78,22 +78,24 @@
     return values;
   };
 
-  /** The page was opened: the form's values, with those of its address put in where they can be used. */
-  sd.opened = ({ choices, notes }, values) => {
+  /** The page was opened: what the form begins with, and where the address says something that can be used, that. */
+  sd.opened = ({ choices, starting, notes }, values) => {
     document.body.classList.add("sd-open");
     window.restFrames?.();
     const query = new URLSearchParams(window.location.search);
     const ignored = [];
     const k = query.get("k");
+    const begun = new Map(Object.entries(starting[query.get("preset")] ?? {}));
     const filled = FIELDS.map((name, place) => {
-      if (name === "auto") return k === "auto" || (values[place] && !(k && Number.isFinite(Number(k))));
-      if (!query.has(name) || (name === "k" && k === "auto")) return values[place];
+      const usual = begun.has(name) ? begun.get(name) : values[place];
+      if (name === "auto") return k === "auto" || (usual && !(k && Number.isFinite(Number(k))));
+      if (!query.has(name) || (name === "k" && k === "auto")) return usual;
       const text = query.get(name);
       if (NUMBERS.has(name) ? text.trim() && Number.isFinite(Number(text)) : !choices[name] || choices[name].includes(text)) {
         return NUMBERS.has(name) ? Number(text) : text;
       }
       ignored.push(`${name}=${text}`);
-      return values[place];
+      return usual;
     });
     if (ignored.length) sd.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));
     else if (FIELDS.some((name) => query.has(name))) sd.race?.words("The form was filled in from a link.", "Press Run to start.");
