@@ -1,35 +1,50 @@
 """How many tokens to draft next: a fixed K, or K = auto, which follows what rounds cost and how many guesses pass.
 
-The text stays exact with auto because K is chosen before the draft is made, from earlier rounds alone. Given the
-text so far, a round emits the target's law for a draft of any length, so also for a length that is any function
-of the past, the clock and other runs included. To drop guesses for what they are would not be safe: those that are
-kept would be a biased choice. What a different K does change is which random draws a token meets: above
-temperature 0 the same seed can give other tokens with auto, since the clock has a say. Their law is the same.
+The text stays exact with auto because K is chosen before the draft is made, from what has no part in the draws to
+come: earlier rounds, the clock, and runs with other random numbers. Given the text so far, a round emits the target's
+law for a draft of any length, so also for a length chosen like that. To drop guesses for what they are would not be
+safe: those that are kept would be a biased choice. Nor would it be to learn from a run with the same random numbers:
+so each run with auto has its own, and above temperature 0 a seed gives another text every time. Their law is the same.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from .costs import Costs, Tally, chances
+from .costs import FORGET, LIKELY_TESTS, Costs, Tally
 from .events import Round
 from .types import AUTO
 
 if TYPE_CHECKING:
     from .drafters import Drafter
 
-PROBING = 0.01  # share of the time that may go to drafting where it does not pay, to see whether it does by now
+EARLIER_TESTS = 4.0  # a run begins with those of earlier ones, as if so many at most had been its own
+PROBING = 0.015  # share of the time that may go to drafting where it does not pay, to see whether it does by now
 
 
 class History:
-    """What one drafter did in this run."""
+    """What one drafter did in this run, and what it did in earlier ones."""
 
-    def __init__(self) -> None:
-        self.tests = Tally()
+    def __init__(self, earlier: Tally) -> None:
+        self._usual = earlier.chances()
+        self.tests = Tally(FORGET)
+        self.tests.tested = [min(tested, EARLIER_TESTS) for tested in earlier.tested]
+        self.tests.passed = [usual * tested for usual, tested in zip(self._usual, self.tests.tested, strict=True)]
         self.drafts = 0  # in a row: since the run began or since it rested
         self.began = self.resting = False  # at rest it drafts nothing until it is time to try again
+
+    def chances(self) -> Iterator[float]:
+        """How likely the guess at each place passes if those before it did.
+
+        Where tests say little, as much likelier or less than at the place before as it was in earlier runs.
+        """
+        passing = before = 1.0
+        for usual, passed, tested in zip(self._usual, self.tests.passed, self.tests.tested, strict=True):
+            expected = min(passing * usual / before, 1.0)
+            passing, before = (passed + LIKELY_TESTS * expected) / (tested + LIKELY_TESTS), usual
+            yield passing
 
 
 class Control:
@@ -42,7 +57,7 @@ class Control:
     def __init__(self, k: int | str, costs: Costs | None) -> None:
         """`k` may be AUTO and needs `costs` then. A fixed K adds what its rounds cost to them."""
         self.k, self.costs = k, costs
-        self._histories: defaultdict[type[Drafter], History] = defaultdict(History)
+        self._histories: dict[type[Drafter], History] = {}
         self._author: type[Drafter]  # of the last round that K was chosen for
 
     def choose(self, most: int, last: Round | None, author: type[Drafter]) -> int:
@@ -60,10 +75,10 @@ class Control:
         """The K of most tokens per second, as far as one can tell; 0 while drafting does not pay."""
         if not most:
             return 0
-        history, passes = self._histories[author], costs.passes
+        history, passes = self._history(author, costs), costs.passes
         k, rate, cost = 0, 0.0, 0.0
         tokens = chance = 1.0
-        for place, passing in enumerate(islice(chances(history.tests, costs.fared[author]), min(most, costs.most_k))):
+        for place, passing in enumerate(islice(history.chances(), min(most, costs.most_k))):
             chance *= passing
             tokens += chance
             draft = costs.of_draft(author, place + 1)
@@ -73,9 +88,10 @@ class Control:
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
         beginning = 0.0 if history.began else costs.of_beginning(author)
-        pays = most * (passes[1] - 1 / rate) > beginning  # if the rest of the text goes like this
+        alone = min(passes[1:])  # no pass costs less than that over one token, which may not have been seen for long
+        pays = most * (alone - 1 / rate) > beginning  # if the rest of the text goes like this
         costs.rested[author] += 1
-        due = history.drafts == 1 or PROBING * costs.rested[author] >= cost / passes[1] - 1 + beginning
+        due = history.drafts == 1 or PROBING * costs.rested[author] >= cost / alone - 1 + beginning
         history.resting = not due and (history.resting or not pays)
         if history.resting:
             history.drafts = 0
@@ -83,13 +99,18 @@ class Control:
         costs.rested[author] = 0
         return k
 
+    def _history(self, author: type[Drafter], costs: Costs) -> History:
+        if author not in self._histories:
+            self._histories[author] = History(costs.fared[author])
+        return self._histories[author]
+
     def _learn(self, costs: Costs, last: Round) -> None:
         drafted = len(last.drafted)
         if not (last.k and self._author.reads_ahead):
             costs.learn_pass(drafted + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
-        history = self._histories[self._author]
+        history = self._history(self._author, costs)
         history.drafts += 1
         if history.drafts > 1:  # the first of a row reads the prompt, or what was written while it rested
             costs.learn_draft(self._author, drafted, last.draft_seconds)

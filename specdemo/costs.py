@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from itertools import pairwise
+from random import Random
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING
 
@@ -23,22 +25,24 @@ from .verify import verify
 if TYPE_CHECKING:
     from .drafters import Drafter
 
-FORGET = 0.93  # this much of what the tests of a run said is left one draft later
-FORGET_RUNS = 0.998  # and of what those of all runs said
+FORGET = 0.93  # this much of what a draft showed is left one draft later
+FORGET_RUNS = 0.998  # and of what its tests say to later runs
 LIKELY, LIKELY_TESTS = 0.5, 2.0  # the chance that a guess passes, until tests say more; as sure as so many tests
-EARLIER_TESTS = 8.0  # a run believes its own tests before those of earlier ones, which count as so many at most
 WEATHER = 0.2  # how fast the pace follows the last pass
 HICCUP = 1.5  # a pass that takes longer than this many times the usual was held up by something else
+HELD_UP = 4.0  # and so was a draft: what one costs varies more, with its tokens and with what it met
 CALIBRATION_SECONDS = 0.3
 CALIBRATED = 4  # so many rounds say as much on the cost of a pass as the calibration
 STEADY = 100  # no round says less on the cost of a pass than one of so many
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures
-LARGE = 1e12  # counts are brought back from here
 RECENT = 9  # drafts of a length that are remembered
 
 
 class Costs:
-    """Passes of each length and drafts by each drafter, refined by every round. An object outlives its run."""
+    """What passes of each length and drafts by each drafter cost, and how their guesses fared, refined by every round.
+
+    An object outlives its run: the models stay as fast and as alike.
+    """
 
     def __init__(self, seconds: Mapping[int, float], most_k: int = MAX_K) -> None:
         """`seconds` has those of passes by the tokens read, from 1 to MAX_K + 1; auto picks no K above `most_k`."""
@@ -54,7 +58,8 @@ class Costs:
         self._firsts: defaultdict[type[Drafter], deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self.fared: defaultdict[type[Drafter], Tally] = defaultdict(lambda: Tally(FORGET_RUNS))
         self.rested: Counter[type[Drafter]] = Counter()  # rounds without a draft since its last, in whatever run
-        self.tried: set[str] = set()  # drafters by name, see `race.costs_of`
+        self.tried: set[str] = set()  # drafters by name, see `race.start`
+        self._runs = 0
 
     @classmethod
     @torch.inference_mode()
@@ -77,6 +82,20 @@ class Costs:
         finally:
             runner.release()
         return cls(seconds, most_k)
+
+    def on_trial(self) -> Costs:
+        """What learns the cost of passes and drafts for this, and keeps the rest to itself: how guesses fare in a
+        text that nobody asked for, and what its first drafts cost."""
+        trial = copy(self)
+        trial.fared, trial._firsts = copy(self.fared), copy(self._firsts)
+        trial.fared.clear()
+        trial._firsts.clear()
+        return trial
+
+    def fresh_seed(self, seed: int) -> int:
+        """Another seed for every run: what earlier ones showed may only have a say in draws that had none in them."""
+        self._runs += 1
+        return Random(f"{seed} {self._runs}").getrandbits(32)
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass of so many tokens took so long, with everything else in its round but the drafting."""
@@ -118,57 +137,52 @@ class Drafting:
         self._constant = self._each = 0.0
 
     def add(self, tokens: int, cost: float) -> None:
-        """One more draft. What one without a token cost is paid by those that have some."""
+        """One more draft. One without a token costs as much as one of a single token, which the others pay for."""
         self.drafts += 1
-        self._useful = FORGET * self._useful + (1 - FORGET) * (tokens > 0)
-        recent = self._recent[max(tokens, 1)]
+        self._useful = max(FORGET * self._useful + (1 - FORGET) * (tokens > 0), 1 - FORGET)
+        length = max(tokens, 1)
+        if HELD_UP * cost < self._constant + self._each * length:  # so those before were: of other lengths, too
+            self._recent.clear()
+            self._medians.clear()
+        recent = self._recent[length]
         recent.append(cost)
-        self._medians[max(tokens, 1)] = len(recent), median_low(recent)
-        # Least squares. The constant is kept down as by one more point: drafts of one length say nothing of it.
-        n, x, y, xx, xy = 1.0, 0.0, 0.0, 0.0, 0.0
+        self._medians[length] = len(recent), median_low(recent)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Least squares. The constant is kept down as by one more point: drafts of one length say nothing of it."""
+        n, x, y, xx, xy = 0.0, 0.0, 0.0, 0.0, 0.0
         for length, (count, usual) in self._medians.items():
             n, x, y = n + count, x + count * length, y + count * usual
             xx, xy = xx + count * length**2, xy + count * length * usual
-        self._constant = max((xx * y - x * xy) / (n * xx - x * x), 0.0)
-        self._each = max((xy - self._constant * x) / xx, 0.0)
+        self._constant = max((xx * y - x * xy) / ((n + 1) * xx - x * x), 0.0)
+        self._each = (xy - self._constant * x) / xx
+        if self._each < 0:  # no draft costs less for being longer
+            self._constant, self._each = y / n, 0.0
 
     def cost(self, tokens: int) -> float:
+        """Of a draft of so many tokens, with its share of the drafts that came to nothing."""
         return (self._constant + self._each * tokens) / self._useful
 
 
 class Tally:
-    """How many guesses were tested at each place of a draft, and how many passed; the newest drafts count most."""
+    """How many guesses were tested at each place of a draft, and how many passed; fading with every draft."""
 
-    def __init__(self, forget: float = FORGET) -> None:
-        self._passed, self._tested = [0.0] * MAX_K, [0.0] * MAX_K
-        self._forget, self._newest = forget, 1.0  # what the newest draft counts: more than those before it
+    def __init__(self, forget: float) -> None:
+        self.forget = forget
+        self.passed, self.tested = [0.0] * MAX_K, [0.0] * MAX_K
 
     def add(self, fates: Sequence[Fate]) -> None:
         """One more draft was tested."""
-        self._newest /= self._forget
+        self.passed, self.tested = [self.forget * n for n in self.passed], [self.forget * n for n in self.tested]
         for place, fate in enumerate(fates):
-            self._tested[place] += self._newest * (fate is not Fate.UNTESTED)
-            self._passed[place] += self._newest * (fate is Fate.ACCEPTED)
-        if self._newest > LARGE:
-            self._passed, self._tested = ([n / LARGE for n in counts] for counts in (self._passed, self._tested))
-            self._newest /= LARGE
+            self.tested[place] += fate is not Fate.UNTESTED
+            self.passed[place] += fate is Fate.ACCEPTED
 
-    def at(self, place: int) -> tuple[float, float]:
-        """Of how many guesses at this place that were tested, and how many passed, in newest drafts."""
-        return self._passed[place] / self._newest, self._tested[place] / self._newest
-
-
-def chances(run: Tally, ever: Tally) -> Iterator[float]:
-    """How likely the guess at each place passes if those before it did, by the tests of this run and of all runs.
-
-    Until tests say more, a place is as good as the one before it; and until those of this run do, as much better or
-    worse than that one as it ever was.
-    """
-    usual = passing = LIKELY
-    for place in range(MAX_K):
-        (passed, tested), (ever_passed, ever_tested) = run.at(place), ever.at(place)
-        before, usual = usual, (ever_passed + LIKELY_TESTS * usual) / (ever_tested + LIKELY_TESTS)
-        expected = min(passing * usual / before, 1.0)
-        sure = min(LIKELY_TESTS + ever_tested, EARLIER_TESTS)
-        passing = (passed + sure * expected) / (tested + sure)
-        yield passing
+    def chances(self) -> list[float]:
+        """How likely the guess at each place passes if those before it did; until tests say more, as the one before."""
+        passing = LIKELY
+        return [
+            passing := (passed + LIKELY_TESTS * passing) / (tested + LIKELY_TESTS)
+            for passed, tested in zip(self.passed, self.tested, strict=True)
+        ]

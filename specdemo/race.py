@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .costs import CALIBRATION_SECONDS, Costs
+from .costs import Costs
 from .decode import Rule, check_room, decode
 from .drafters import DRAFTERS
 from .events import PLAIN, SPECULATIVE, Entry, Event, emitted_tokens, engine_seconds
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PROPOSING = 0x5DEECE66D  # xored into the seed, so that proposing and accepting never share noise
 TRIED_KS, TRIED_TOKENS = (1, 4), 32  # the drafts that show what a drafter costs, and the text they are made in
+TRYING_SECONDS, SLOW_PASS = 0.3, 0.1  # how long that takes, and from what seconds a pass on it is left out
 NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 """How close two logits must be for rounding to decide between them, with passes of other shapes or other sums."""
 
@@ -64,9 +65,11 @@ def start(
     if drafter == "none":
         settings = replace(settings, k=0)  # it guesses nothing at any K
     costs = costs_of(loaded, settings)
-    if costs and settings.k == AUTO and drafter not in costs.tried:
-        _try_out(loaded, drafter, prompt_ids, settings, costs)
-        costs.tried.add(drafter)
+    if costs and settings.k == AUTO:
+        if drafter not in costs.tried:
+            _try_out(loaded, drafter, prompt_ids, settings, costs)
+            costs.tried.add(drafter)
+        settings = replace(settings, seed=costs.fresh_seed(settings.seed))
     return _decode(loaded, drafter, prompt_ids, settings, costs, rule)
 
 
@@ -86,11 +89,19 @@ def _decode(
 
 
 def _try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, costs: Costs) -> None:
-    """Let `costs` learn what short and longer drafts cost, before K = auto goes by it: a short run with either."""
+    """Let `costs` learn what short and longer drafts cost, before K = auto goes by it: a short run with either.
+
+    Not where passes are slow: there the reading of the prompts alone would keep people waiting.
+    """
+    if costs.pace > SLOW_PASS:
+        return
+    prompt_ids = prompt_ids[-TRIED_TOKENS:]
+    new_tokens = min(TRIED_TOKENS, loaded.context - len(prompt_ids))
     for k in TRIED_KS:
-        short = replace(settings, k=k, max_new_tokens=min(TRIED_TOKENS, settings.max_new_tokens))
-        end = time.perf_counter() + CALIBRATION_SECONDS / len(TRIED_KS)
-        with closing(_decode(loaded, drafter, prompt_ids[-TRIED_TOKENS:], short, costs)) as events:  # type: ignore[type-var]
+        short = replace(settings, k=k, max_new_tokens=new_tokens, stop=(), seed=costs.fresh_seed(settings.seed))
+        with closing(_decode(loaded, drafter, prompt_ids, short, costs.on_trial())) as events:  # type: ignore[type-var]
+            next(events)  # the prefill; the first draft reads the prompt as well
+            end = time.perf_counter() + TRYING_SECONDS / len(TRIED_KS)
             for _ in events:
                 if time.perf_counter() > end:
                     break

@@ -1,7 +1,8 @@
 """The weights of a known model, rearranged so that a pass needs few operations.
 
 Query, key and value come from one product, and gate and up from another. On a CPU the weights are packed for
-oneDNN once: unpacked, they are rearranged on every call, which costs as much again as the product itself.
+oneDNN once: unpacked, they are rearranged on every call, which costs as much again as the product itself. Small ones
+of float32 are laid out by columns instead.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class Product:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
             multiply = torch.ops.mkldnn._linear_pointwise
             return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
-        if on_cpu and outer >= inner:
-            # With each column in one piece, a few rows are multiplied by wide weights up to twice as fast.
+        if on_cpu and weight.dtype == torch.float32 and weight.numel() < least and outer >= inner:
+            # With each column in one piece, a few rows are multiplied by few wide weights up to twice as fast.
             columns = weight.T.contiguous().T
             return cls(None, bias, lambda x: F.linear(x, columns, bias))
         return cls.unpacked(weight, bias)

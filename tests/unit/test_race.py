@@ -53,7 +53,10 @@ def toy(tmp_path: Path) -> Any:
     )
 
 
-def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(toy: Any) -> None:
+def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(
+    toy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(racing, "TRYING_SECONDS", 60)  # the trials end with their text
     settings = replace(SETTINGS, k=AUTO)
     first = start(toy, "draft-model", PROMPT, settings)
     (costs,) = toy.costs.values()
