@@ -33,7 +33,8 @@ class History:
         self.tests.tested = [min(tested, EARLIER_TESTS) for tested in earlier.tested]
         self.tests.passed = [usual * tested for usual, tested in zip(self._usual, self.tests.tested, strict=True)]
         self.drafts = 0  # in a row: since the run began or since it rested
-        self.began = self.resting = False  # at rest it drafts nothing until it is time to try again
+        self.began = self.resting = False  # at rest it drafts nothing until it is time to try again,
+        self.rest = 0.0  # so many rounds after its last draft
 
     def chances(self) -> Iterator[float]:
         """How likely the guess at each place passes if those before it did.
@@ -76,6 +77,9 @@ class Control:
         if not most:
             return 0
         history, passes = self._history(author, costs), costs.passes
+        costs.rested[author] += 1
+        if history.resting and costs.rested[author] < history.rest:
+            return 0
         k, rate, cost = 0, 0.0, 0.0
         tokens = chance = 1.0
         for place, passing in enumerate(islice(history.chances(), min(most, costs.most_k))):
@@ -90,8 +94,8 @@ class Control:
         beginning = 0.0 if history.began else costs.of_beginning(author)
         alone = min(passes[1:])  # no pass costs less than that over one token, which may not have been seen for long
         pays = most * (alone - 1 / rate) > beginning  # if the rest of the text goes like this
-        costs.rested[author] += 1
-        due = history.drafts == 1 or PROBING * costs.rested[author] >= cost / alone - 1 + beginning
+        history.rest = (cost / alone - 1 + beginning) / PROBING
+        due = history.drafts == 1 or costs.rested[author] >= history.rest
         history.resting = not due and (history.resting or not pays)
         if history.resting:
             history.drafts = 0
