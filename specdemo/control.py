@@ -4,7 +4,7 @@ The text stays exact with auto because K is chosen before the draft is made, fro
 come: earlier rounds, the clock, and runs with other random numbers. Given the text so far, a round emits the target's
 law for a draft of any length, so also for a length chosen like that. To drop guesses for what they are would not be
 safe: those that are kept would be a biased choice. Nor would it be to learn from a run with the same random numbers:
-so each run with auto has its own, and above temperature 0 a seed gives another text every time. Their law is the same.
+so each run with auto has its own, and above temperature 0 a seed can give another text each time, of the same law.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from .costs import FORGET, LIKELY_TESTS, Costs, Tally
 from .events import Round
-from .types import AUTO
+from .types import AUTO, Fate
 
 if TYPE_CHECKING:
     from .drafters import Drafter
 
 EARLIER_TESTS = 4.0  # a run begins with those of earlier ones, as if so many at most had been its own
-PROBING = 0.015  # share of the time that may go to drafting where it does not pay, to see whether it does by now
+PROBING = 0.0125  # share of the time that may go to drafting where it does not pay, to see whether it does by now
 
 
 class History:
@@ -33,6 +33,7 @@ class History:
         self.tests.tested = [min(tested, EARLIER_TESTS) for tested in earlier.tested]
         self.tests.passed = [usual * tested for usual, tested in zip(self._usual, self.tests.tested, strict=True)]
         self.drafts = 0  # in a row: since the run began or since it rested
+        self.passed = False  # the first guess of the last draft
         self.began = self.resting = False  # at rest it drafts nothing until it is time to try again,
         self.rest = 0.0  # so many rounds after its last draft
 
@@ -87,15 +88,17 @@ class Control:
             tokens += chance
             draft = costs.of_draft(author, place + 1)
             if draft is None:
+                costs.rested[author] = 0
                 return 1  # to see what one costs
             length = passes[place + 2] + draft
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
         beginning = 0.0 if history.began else costs.of_beginning(author)
-        alone = min(passes[1:])  # no pass costs less than that over one token, which may not have been seen for long
+        alone = min(passes[1:])  # a pass over one token costs no more than others, and its own figure may be old
         pays = most * (alone - 1 / rate) > beginning  # if the rest of the text goes like this
         history.rest = (cost / alone - 1 + beginning) / PROBING
-        due = history.drafts == 1 or costs.rested[author] >= history.rest
+        again = history.drafts == 1 and history.passed  # worth knowing what it costs: only a second draft is timed
+        due = again or costs.rested[author] >= history.rest
         history.resting = not due and (history.resting or not pays)
         if history.resting:
             history.drafts = 0
@@ -121,6 +124,7 @@ class Control:
         elif not history.began:
             costs.learn_first(self._author, drafted, last.draft_seconds)
         history.began = True
+        history.passed = bool(drafted) and last.drafted[0].fate is Fate.ACCEPTED
         if drafted:
             for tally in (history.tests, costs.fared[self._author]):
                 tally.add([token.fate for token in last.drafted])

@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     from .drafters import Drafter
 
 FORGET = 0.93  # this much of what a draft showed is left one draft later
-FORGET_RUNS = 0.998  # and of what its tests say to later runs
+FORGET_RUNS = 0.998  # and this much of what it says to later runs
 LIKELY, LIKELY_TESTS = 0.5, 2.0  # the chance that a guess passes, until tests say more; as sure as so many tests
 WEATHER = 0.2  # how fast the pace follows the last pass
 HICCUP = 1.5  # a pass that takes longer than this many times the usual was held up by something else
-HELD_UP = 4.0  # and so was a draft: what one costs varies more, with its tokens and with what it met
+HELD_UP = 4.0  # and drafts that usually take longer than this many times the last one all were
 CALIBRATION_SECONDS = 0.3
 CALIBRATED = 4  # so many rounds say as much on the cost of a pass as the calibration
 STEADY = 100  # no round says less on the cost of a pass than one of so many
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures
-RECENT = 9  # drafts of a length that are remembered
+RECENT = 9  # drafts of a length that are remembered,
+STALE = 0.96  # what they count after another one,
+TOO_FEW = 0.5  # and from where they are forgotten
 
 
 class Costs:
@@ -84,8 +86,8 @@ class Costs:
         return cls(seconds, most_k)
 
     def on_trial(self) -> Costs:
-        """What learns the cost of passes and drafts for this, and keeps the rest to itself: how guesses fare in a
-        text that nobody asked for, and what its first drafts cost."""
+        """A copy whose passes and drafts teach this one, for a text that nobody asked for: how guesses fare in it, and
+        what its first draft costs, stays with the copy. So does its pace, which is to be handed back."""
         trial = copy(self)
         trial.fared, trial._firsts = copy(self.fared), copy(self._firsts)
         trial.fared.clear()
@@ -99,7 +101,7 @@ class Costs:
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass of so many tokens took so long, with everything else in its round but the drafting."""
-        slower = min(seconds / self.pace / self.passes[tokens], HICCUP)
+        slower = min(max(seconds / self.pace / self.passes[tokens], 1 / HICCUP), HICCUP)
         self._seen[tokens] = min(self._seen[tokens] + 1, STEADY)
         self.passes[tokens] *= slower ** (1 / self._seen[tokens])
         self.pace *= slower**WEATHER
@@ -126,36 +128,46 @@ class Costs:
 class Drafting:
     """What drafts cost by their tokens: a line through the medians of the newest ones of each length.
 
-    Medians, since what holds up one draft says nothing of the next.
+    Medians, since what holds up one draft says nothing of the next. A length counts the less, the longer ago it was.
     """
 
     def __init__(self) -> None:
         self.drafts = 0
+        self._found = False  # any token, ever
+        self._useful = 1.0  # share of the newest drafts that had any
         self._recent: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
-        self._medians: dict[int, tuple[int, float]] = {}  # by length: how many, and their median
-        self._useful = 1.0  # share of the newest drafts that had any token
+        self._medians: dict[int, tuple[float, float]] = {}  # by length: what it counts, and the median
         self._constant = self._each = 0.0
 
     def add(self, tokens: int, cost: float) -> None:
-        """One more draft. One without a token costs as much as one of a single token, which the others pay for."""
+        """One more draft. What one without a token cost is paid by the others, as if it had cost what they do."""
         self.drafts += 1
         self._useful = max(FORGET * self._useful + (1 - FORGET) * (tokens > 0), 1 - FORGET)
+        self._found = self._found or tokens > 0
+        if not tokens and self._found:
+            return
+        for length, (weight, usual) in list(self._medians.items()):
+            self._medians[length] = STALE * weight, usual
+            if STALE * weight < TOO_FEW:
+                del self._medians[length], self._recent[length]
         length = max(tokens, 1)
-        if HELD_UP * cost < self._constant + self._each * length:  # so those before were: of other lengths, too
+        weight, usual = self._medians.get(length, (0.0, 0.0))
+        if HELD_UP * cost < usual:  # whatever held those up may have held up the ones of other lengths
             self._recent.clear()
             self._medians.clear()
+            weight = 0.0
         recent = self._recent[length]
         recent.append(cost)
-        self._medians[length] = len(recent), median_low(recent)
+        self._medians[length] = min(weight + 1, RECENT), median_low(recent)
         self._fit()
 
     def _fit(self) -> None:
-        """Least squares. The constant is kept down as by one more point: drafts of one length say nothing of it."""
+        """Least squares. The constant is kept down as by half a point: drafts of one length say nothing of it."""
         n, x, y, xx, xy = 0.0, 0.0, 0.0, 0.0, 0.0
         for length, (count, usual) in self._medians.items():
             n, x, y = n + count, x + count * length, y + count * usual
             xx, xy = xx + count * length**2, xy + count * length * usual
-        self._constant = max((xx * y - x * xy) / ((n + 1) * xx - x * x), 0.0)
+        self._constant = max((xx * y - x * xy) / ((n + 0.5) * xx - x * x), 0.0)
         self._each = (xy - self._constant * x) / xx
         if self._each < 0:  # no draft costs less for being longer
             self._constant, self._each = y / n, 0.0

@@ -54,7 +54,8 @@ def decode(
     seen it, `runner.length == len(ids) - 1`. The verification pass reads it first.
 
     Args:
-        costs: learns what rounds cost; K = auto goes by it.
+        costs: learns what rounds cost and how guesses fare; K = auto goes by it, and wants a seed that no run had that
+            it learnt from (`Costs.fresh_seed`).
     Raises:
         BadInput: the prompt is empty, or prompt and new tokens exceed the context.
     """

@@ -99,12 +99,14 @@ def _try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: 
     new_tokens = min(TRIED_TOKENS, loaded.context - len(prompt_ids))
     for k in TRIED_KS:
         short = replace(settings, k=k, max_new_tokens=new_tokens, stop=(), seed=costs.fresh_seed(settings.seed))
-        with closing(_decode(loaded, drafter, prompt_ids, short, costs.on_trial())) as events:  # type: ignore[type-var]
+        trial = costs.on_trial()
+        with closing(_decode(loaded, drafter, prompt_ids, short, trial)) as events:  # type: ignore[type-var]
             next(events)  # the prefill; the first draft reads the prompt as well
             end = time.perf_counter() + TRYING_SECONDS / len(TRIED_KS)
             for _ in events:
                 if time.perf_counter() > end:
                     break
+        costs.pace = trial.pace
 
 
 def costs_of(loaded: Loaded, settings: Settings) -> Costs | None:

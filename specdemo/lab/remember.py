@@ -122,7 +122,7 @@ def from_one_context(loaded: Loaded, context: Sequence[int], new_tokens: int) ->
                 eos_ids=frozenset(),
                 make_target_runner=lambda _: target,
                 make_draft_runner=make_draft_runner,
-                costs={},  # what is remembered costs nothing: K = auto shall not learn of it
+                costs={},  # what is remembered takes no time, which says nothing of real passes
             ),
             target,
         )

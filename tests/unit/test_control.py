@@ -273,6 +273,16 @@ def test_drafts_that_became_cheap_are_believed_whatever_other_lengths_cost() -> 
     assert costs.of_draft(Drafter, 4) == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize("change", [0.33, 3.0])
+def test_what_drafts_of_other_lengths_once_cost_is_forgotten(change: float) -> None:
+    costs = Costs(FLAT)
+    for tokens in list(range(1, 9)) * RECENT:
+        costs.learn_draft(Drafter, tokens, 0.2 * tokens)
+    for _ in range(100):
+        costs.learn_draft(Drafter, 1, 0.2 * change)
+    assert costs.of_draft(Drafter, 1) == pytest.approx(0.2 * change, rel=0.1)
+
+
 def test_what_drafts_of_one_length_cost_is_put_down_to_their_tokens() -> None:
     costs = Costs(FLAT)
     for _ in range(5):
@@ -345,6 +355,17 @@ def test_what_a_trial_shows_of_guesses_is_not_kept() -> None:
     assert costs.of_draft(Drafter, 1) == trial.of_draft(Drafter, 1) is not None
     assert (list(trial.fared), list(costs.fared)) == ([Drafter], [])
     assert costs.of_beginning(Drafter) == 0
+
+
+def test_a_drafter_that_finds_nothing_at_no_cost_does_not_make_its_drafts_free() -> None:
+    costs = Costs(FLAT)
+    for tokens in (1, 4) * RECENT:
+        costs.learn_draft(Drafter, tokens, 0.2 * tokens)
+    for _ in range(3):
+        costs.learn_draft(Drafter, 0, 0.0)
+    cost = costs.of_draft(Drafter, 4)
+    assert cost is not None
+    assert cost > 0.75
 
 
 def test_no_two_runs_have_the_same_random_numbers() -> None:
@@ -454,7 +475,6 @@ def test_auto_learns_of_each_author_apart() -> None:
         drafting = 0.2 * min(k, 1 if author.at_once else k)
         last = Round(0, drafted, (), drafting, 1.0, 1.0 + drafting, k)
         chosen.append(k)
-    print(chosen)
     assert max(chosen[-10::2]) == 0
     assert min(chosen[-9::2]) > 8
 
