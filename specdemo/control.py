@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .drafters import Drafter
 
 EARLIER_TESTS = 4.0  # a run begins with those of earlier ones, as if so many at most had been its own
+ENOUGH_TESTS = 3.0  # with fewer, a drafter gets the benefit of the doubt
 PROBING = 0.0125  # share of the time that may go to drafting where it does not pay, to see whether it does by now
 
 
@@ -81,7 +82,7 @@ class Control:
         costs.rested[author] += 1
         if history.resting and costs.rested[author] < history.rest:
             return 0
-        k, rate, cost = 0, 0.0, 0.0
+        k, rate, cost, hope = 0, 0.0, 0.0, 0.0
         tokens = chance = 1.0
         for place, passing in enumerate(islice(history.chances(), min(most, costs.most_k))):
             chance *= passing
@@ -93,9 +94,11 @@ class Control:
             length = passes[place + 2] + draft
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
+            hope = max(hope, (place + 2) / length)  # the rate if all pass
         beginning = 0.0 if history.began else costs.of_beginning(author)
         alone = min(passes[1:])  # a pass over one token costs no more than others, and its own figure may be old
-        pays = most * (alone - 1 / rate) > beginning  # if the rest of the text goes like this
+        untested = history.tests.tested[0] < ENOUGH_TESTS
+        pays = most * (alone - 1 / (hope if untested else rate)) > beginning  # if the rest of the text goes like this
         history.rest = (cost / alone - 1 + beginning) / PROBING
         again = history.drafts == 1 and history.passed  # worth knowing what it costs: only a second draft is timed
         due = again or costs.rested[author] >= history.rest

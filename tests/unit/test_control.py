@@ -503,7 +503,14 @@ def test_a_drafter_whose_first_draft_is_dear_is_seldom_tried_in_short_runs() -> 
     costs = Costs(FLAT)
     learn(costs, Drafter, 0.7)
     tried = [chosen_by(costs, [5.0, 0.7, 0.7], most=3) for _ in range(500)]
-    assert 0 < sum(map(any, tried)) <= PROBING * 3 * 500 / (5 - 0.7)
+    assert 1 < sum(map(any, tried)) <= 1 + PROBING * 3 * 500 / (5 - 0.7)  # once since nothing is known of it
+
+
+def test_a_drafter_that_nothing_was_tested_of_is_tried_if_it_may_pay() -> None:
+    for seconds, tried in ((0.9, True), (2.0, False)):
+        costs = Costs(FLAT)
+        learn(costs, Drafter, seconds)
+        assert any(chosen_by(costs, [seconds] * 5)) is tried
 
 
 def test_a_drafter_that_was_good_begins_at_once_unless_the_text_is_too_short_to_pay_for_it() -> None:
