@@ -115,19 +115,19 @@ class Control:
         return self._histories[author]
 
     def _learn(self, costs: Costs, last: Round) -> None:
-        drafted = len(last.drafted)
+        fates = [token.fate for token in last.drafted]
         if not (last.k and self._author.reads_ahead):
-            costs.learn_pass(drafted + 1, last.seconds - last.draft_seconds)
+            costs.learn_pass(len(fates) + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
         history = self._history(self._author, costs)
         history.drafts += 1
         if history.drafts > 1:  # the first of a row reads the prompt, or what was written while it rested
-            costs.learn_draft(self._author, drafted, last.draft_seconds)
+            costs.learn_draft(self._author, len(fates), last.draft_seconds)
         elif not history.began:
-            costs.learn_first(self._author, drafted, last.draft_seconds)
+            costs.learn_first(self._author, len(fates), last.draft_seconds)
         history.began = True
-        history.passed = bool(drafted) and last.drafted[0].fate is Fate.ACCEPTED
-        if drafted:
-            for tally in (history.tests, costs.fared[self._author]):
-                tally.add([token.fate for token in last.drafted])
+        history.passed = fates[:1] == [Fate.ACCEPTED]
+        if fates:
+            history.tests.add(fates)
+            costs.fared[self._author].add(fates)

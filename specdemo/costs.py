@@ -109,11 +109,11 @@ class Costs:
     def of_draft(self, drafter: type[Drafter], tokens: int) -> float | None:
         """The cost of a draft of so many tokens, None while too little is known: a single one may have been held up."""
         drafting = self._drafting[drafter]
-        return drafting.cost(1 if drafter.at_once else tokens) if drafting.drafts > 1 else None
+        return drafting.cost(_counted(drafter, tokens)) if drafting.drafts > 1 else None
 
     def learn_draft(self, drafter: type[Drafter], tokens: int, seconds: float) -> None:
         """A draft of so many tokens, perhaps none, took so long."""
-        self._drafting[drafter].add(min(tokens, 1) if drafter.at_once else tokens, seconds / self.pace)
+        self._drafting[drafter].add(_counted(drafter, tokens), seconds / self.pace)
 
     def of_beginning(self, drafter: type[Drafter]) -> float:
         """What the first draft of a run costs more than a later one: it reads the prompt."""
@@ -123,6 +123,11 @@ class Costs:
     def learn_first(self, drafter: type[Drafter], tokens: int, seconds: float) -> None:
         """The first draft of a run took so long."""
         self._firsts[drafter].append(max(seconds / self.pace - (self.of_draft(drafter, tokens) or 0.0), 0.0))
+
+
+def _counted(drafter: type[Drafter], tokens: int) -> int:
+    """What the cost of a draft of so many tokens grows with: the tokens, or whether there are any."""
+    return min(tokens, 1) if drafter.at_once else tokens
 
 
 class Drafting:
