@@ -1,7 +1,8 @@
 """Speed on this machine: the target alone, with each drafter, and what transformers makes of the same weights.
 
-One run after the other. All methods take turns on a prompt before the next prompt begins, and every run is compared
-with the plain runs of the same prompt, temperature and repeat, so that slow drifts of the machine cancel in the ratio.
+All methods write a prompt's text before the next prompt begins, and every run is compared with the plain run of the
+same prompt, temperature and repeat, so that slow drifts of the machine cancel in the ratio. One run comes after the
+other; or ours write `in_turn`, a round each, and what lasts a second cancels as well.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..events import Event, emitted_tokens
 from ..race import PLAIN, SPECULATIVE, report, start
 from ..stats import counts_by_place
 from ..types import AUTO, BadInput, Settings
@@ -47,6 +50,7 @@ class Case:
 
 
 ALONE = Case(PLAIN, "none", 0)
+OURS = (PLAIN, SPECULATIVE)
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -108,40 +112,76 @@ def bench(
     temperatures: Sequence[float],
     max_new_tokens: int,
     repeats: int,
-    tick: Callable[[], None] = lambda: None,
+    in_turn: bool = False,
+    tick: Callable[[int], object] = lambda runs: None,
 ) -> dict[str, Any]:
-    """Run every case on every prompt: `runs` and their `summary`, ready for JSON. One of the cases is `ALONE`."""
+    """Run every case on every prompt: `runs` and their `summary`, ready for JSON. One of the cases is `ALONE`.
+
+    Args:
+        in_turn: our cases write a text together, a round each in turn.
+        tick: is told of how many more runs are done.
+    """
     runs: list[Run] = []
     for repeat in range(-1, repeats):  # the first time round only warms up
         turn = max(repeat, 0) % len(cases)
         for prompt in prompts if repeat >= 0 else prompts[:1]:
             for temperature in temperatures:
                 settings = Settings(temperature=temperature, max_new_tokens=max_new_tokens, seed=max(repeat, 0))
-                for case in [*cases[turn:], *cases[:turn]]:
-                    run = _run(loaded, prompt, case, settings, repeat)
-                    runs += [run] if repeat >= 0 else []
-                    tick()
-    return {"runs": runs, "summary": list(summarise(prompts, runs))}
+                for group in _groups([*cases[turn:], *cases[:turn]], in_turn):
+                    done = list(_run(loaded, prompt, group, settings, repeat))
+                    runs += done if repeat >= 0 else []
+                    tick(len(done))
+    return {"in_turn": in_turn, "runs": runs, "summary": list(summarise(prompts, runs))}
 
 
-def _run(loaded: Loaded, prompt: Prompt, case: Case, settings: Settings, repeat: int) -> Run:
+def _groups(cases: Sequence[Case], in_turn: bool) -> list[list[Case]]:
+    """Those that write together."""
+    ours = [case for case in cases if case.method in OURS] if in_turn else []
+    return [*([ours] if ours else []), *([case] for case in cases if case not in ours)]
+
+
+def _run(loaded: Loaded, prompt: Prompt, cases: Sequence[Case], settings: Settings, repeat: int) -> Iterator[Run]:
     prompt_ids = loaded.encode(prompt.prompt)
-    measured = (_ours if case.method in (PLAIN, SPECULATIVE) else generate)(loaded, case, prompt_ids, settings)
-    return {
-        "method": case.method,
-        "drafter": case.drafter,
-        "k": case.k,
-        "temperature": settings.temperature,
-        "prompt_id": prompt.id,
-        "repeat": repeat,
-        **measured,
-    }
+    if cases[0].method in OURS:
+        texts = _write(loaded, cases, prompt_ids, settings)
+        measured = {case: _outcome(loaded, prompt_ids, events) for case, events in texts.items()}
+    else:
+        measured = {case: generate(loaded, case, prompt_ids, settings) for case in cases}
+    for case, outcome in measured.items():
+        yield {
+            "method": case.method,
+            "drafter": case.drafter,
+            "k": case.k,
+            "temperature": settings.temperature,
+            "prompt_id": prompt.id,
+            "repeat": repeat,
+            **outcome,
+        }
 
 
-def _ours(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Settings) -> Run:
-    assert case.drafter is not None
-    assert case.k is not None
-    events = list(start(loaded, case.drafter, prompt_ids, replace(settings, k=case.k)))
+def _write(
+    loaded: Loaded, cases: Sequence[Case], prompt_ids: Sequence[int], settings: Settings
+) -> dict[Case, list[Event]]:
+    """A text by each of our cases: the one that has written least goes next, and none runs while another does."""
+    texts: dict[Case, list[Event]] = {case: [] for case in cases}
+    written = dict.fromkeys(cases, 0)
+    with ExitStack() as running:
+        lanes = {}
+        for case in cases:
+            lane = start(loaded, case.drafter or "none", prompt_ids, replace(settings, k=case.k or 0))
+            lanes[case] = running.enter_context(closing(lane))  # type: ignore[type-var]
+        while written:
+            case = min(written, key=written.__getitem__)
+            event = next(lanes[case], None)
+            if event is None:
+                del written[case]
+            else:
+                texts[case].append(event)
+                written[case] += len(emitted_tokens(event))
+    return texts
+
+
+def _outcome(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -> Run:
     outcome = report(loaded, prompt_ids, events)
     stats = outcome["stats"]
     copied = ("seconds", "ttft_seconds", "tokens_per_second", "accepted", "tested", "drafted", "rounds", "draft_cost")

@@ -56,6 +56,13 @@ Against = Annotated[
     ),
 ]
 Each = Annotated[int, typer.Option("--each", help="At most so many prompts of a category; 0 takes all.")]
+InTurn = Annotated[
+    bool,
+    typer.Option(
+        "--in-turn",
+        help="Ours write a text together, a round each in turn, so that a busy machine slows all of them alike.",
+    ),
+]
 Ks = Annotated[str, typer.Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
 
 
@@ -71,6 +78,7 @@ def bench(
     temperatures: Temperatures = "0",
     max_new_tokens: MaxNewTokens = 128,
     repeats: Repeats = 1,
+    in_turn: InTurn = False,
     dtype: DType = "auto",
     device: Device = "auto",
     json_: JsonFile = None,
@@ -79,9 +87,8 @@ def bench(
     if context.invoked_subcommand is None:
         from .bench import table
 
-        outcome = run(
-            against, preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_
-        )
+        asked = (against, preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, in_turn)
+        outcome = run(*asked, dtype, device, json_)
         typer.echo(table(outcome["summary"]))
 
 
@@ -95,6 +102,7 @@ def drafters(
     temperatures: Temperatures = "0,0.7,1",
     max_new_tokens: MaxNewTokens = 128,
     repeats: Repeats = 1,
+    in_turn: InTurn = False,
     dtype: DType = "auto",
     device: Device = "auto",
     json_: JsonFile = None,
@@ -104,20 +112,21 @@ def drafters(
     from .bench import drafter_rows
     from .tables import text_table, write_json
 
-    outcome = run("", preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, dtype, device, json_)
+    asked = ("", preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, in_turn)
+    outcome = run(*asked, dtype, device, json_)
     rows = drafter_rows(outcome["summary"])
     typer.echo(
         text_table([{**row, "by place": percentages(row["acceptance_by_place"])} for row in rows], DRAFTER_SHAPES)
     )
     if save:
-        told = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256")}
-        asked = {
+        told = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}
+        size = {
             "prompts": len({run["prompt_id"] for run in outcome["runs"]}),
             "max_new_tokens": max_new_tokens,
             "repeats": repeats,
         }
         path = results_path(PRESETS / f"{preset}.toml")
-        write_json(path, joined(read_results(path), {**told, **asked, "rows": rows}))
+        write_json(path, joined(read_results(path), {**told, **size, "rows": rows}))
 
 
 def percentages(shares: list[float]) -> str:
@@ -134,6 +143,7 @@ def run(
     temperatures: str,
     max_new_tokens: int,
     repeats: int,
+    in_turn: bool,
     dtype: str,
     device: str,
     out: Path | None,
@@ -163,7 +173,7 @@ def run(
         outcome = {
             **provenance(loaded),
             "prompts_sha256": hashlib.sha256(texts.encode()).hexdigest(),
-            **bench(loaded, asked, cases, t_values, max_new_tokens, repeats, bar.update),
+            **bench(loaded, asked, cases, t_values, max_new_tokens, repeats, in_turn, bar.update),
         }
     if out:
         write_json(out, outcome)
@@ -236,7 +246,8 @@ def cases_of_ours(loaded: Loaded, names: str, ks: list[int | str]) -> list[Case]
     """Each drafter with each K; K = 0 is the target alone, which is run anyway."""
     from .bench import Case
 
-    return [Case(SPECULATIVE, name, k) for name in drafters_of(loaded, names) for k in ks if k != 0]
+    cases = [Case(SPECULATIVE, name, k) for name in drafters_of(loaded, names) for k in ks if k != 0]
+    return list(dict.fromkeys(cases))
 
 
 @app.command()

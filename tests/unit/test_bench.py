@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from specdemo.events import Event, emitted_tokens
 from specdemo.lab import bench_hf, roofline
 from specdemo.lab.bench import ALONE, Case, Prompt, bench, drafter_rows, provenance, some, summarise, table
 from specdemo.lab.cli import LOOKUP_K, TUNED_K, cases_of_hf, cases_of_ours, theirs
 from specdemo.models import Loaded
+from specdemo.race import start
 from specdemo.results import in_words
 from specdemo.types import AUTO, BadInput, Settings
 
@@ -50,6 +54,35 @@ def test_greedy_texts_are_the_same_by_every_method_of_ours_and_of_transformers(o
     assert {row["method"] for row in greedy} == {*bench_hf.METHODS, "plain", "speculative"}
     assert all(row["identical"] == row["runs"] == 4 for row in greedy)
     assert all(row["identical"] is None for row in outcome["summary"] if row["temperature"])
+
+
+def test_in_turn_whoever_has_written_least_goes_next_and_writes_the_same(
+    loaded: Loaded, outcome: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[int | str, int]] = []
+
+    def watched(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> Iterator[Event]:
+        for event in start(loaded, drafter, prompt_ids, settings):
+            steps.append((settings.k if drafter == "ngram" else 0, len(emitted_tokens(event))))
+            yield event
+
+    monkeypatch.setattr("specdemo.lab.bench.start", watched)
+    cases = [*cases_of_hf(loaded, ["hf"], [3]), ALONE, *cases_of_ours(loaded, "ngram", [3, 3, AUTO])]
+    prompts = PROMPTS[:1]
+    turned = bench(loaded, prompts, cases, [0.0], 12, 1, in_turn=True)
+    assert turned["in_turn"]
+    assert not outcome["in_turn"]
+    of = {(run["method"], run["drafter"], run["k"]): run["token_ids"] for run in turned["runs"]}
+    assert len(of) == len(turned["runs"]) == 4
+    same = [run for run in outcome["runs"] if (run["prompt_id"], run["temperature"]) == ("a", 0)]
+    before = {(run["method"], run["drafter"], run["k"]): run for run in same}
+    assert all(tokens == before[case]["token_ids"] for case, tokens in of.items())
+
+    written: Counter[int | str] = Counter({0: 0, 3: 0, AUTO: 0})
+    for k, tokens in steps[: len(steps) // 2]:  # the other half is the same once more: the first only warmed up
+        assert written[k] == min(written.values())
+        written[k] += tokens
+    assert set(written.values()) == {len(of["plain", "none", 0])}
 
 
 def test_the_summary_has_a_row_for_each_category_and_all(outcome: dict[str, Any]) -> None:
