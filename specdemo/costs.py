@@ -31,10 +31,10 @@ LIKELY, LIKELY_TESTS = 0.5, 2.0  # the chance that a guess passes, until tests s
 WEATHER = 0.2  # how fast the pace follows the last pass
 HICCUP = 1.5  # a pass that takes longer than this many times the usual was held up by something else
 HELD_UP = 4.0  # and drafts that usually take longer than this many times the last one all were
-CALIBRATION_SECONDS = 0.3
-CALIBRATED = 4  # so many rounds say as much on the cost of a pass as the calibration
+CALIBRATION_SECONDS = 0.6
+CALIBRATED = 12  # so many rounds say as much on the cost of a pass as the calibration
 STEADY = 100  # no round says less on the cost of a pass than one of so many
-LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures
+LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as far as auto takes them
 RECENT = 9  # drafts of a length that are remembered,
 STALE = 0.96  # what they count after another one,
 TOO_FEW = 0.5  # and from where they are forgotten
@@ -47,8 +47,14 @@ class Costs:
     """
 
     def __init__(self, seconds: Mapping[int, float], most_k: int = MAX_K) -> None:
-        """`seconds` has those of passes by the tokens read, from 1 to MAX_K + 1; auto picks no K above `most_k`."""
+        """`seconds` has those of passes by the tokens read, from 1 on; auto picks no K above `most_k`.
+
+        What held a pass up made it too dear, so none is taken to cost more than a longer one.
+        """
         self.most_k = most_k
+        seconds = {MAX_K + 1: seconds[max(seconds)], **seconds}  # of which auto takes none
+        for longer, shorter in pairwise(sorted(seconds, reverse=True)):
+            seconds[shorter] = min(seconds[shorter], seconds[longer])
         self.pace = seconds[1]
         self.passes = [0.0] * (MAX_K + 2)  # by the tokens read
         for low, high in pairwise(sorted(seconds)):
@@ -66,14 +72,14 @@ class Costs:
     @classmethod
     @torch.inference_mode()
     def measured(cls, runner: Runner, settings: Settings, most_k: int = MAX_K) -> Costs:
-        """From passes of every length and what follows them in a round; `runner` is free and stays so."""
+        """From passes that auto takes and what follows them in a round; `runner` is free and stays so."""
         noise = torch.Generator(runner.device).manual_seed(0)
-        seconds = dict.fromkeys(LENGTHS, float("inf"))
+        seconds = dict.fromkeys((tokens for tokens in LENGTHS if tokens <= most_k + 1), float("inf"))
         end, turn = time.perf_counter() + CALIBRATION_SECONDS, 0
         try:
             runner.prefill([0])
             while not turn or time.perf_counter() < end:  # the first pass of a length also sets up its kernels
-                for tokens in LENGTHS:
+                for tokens in seconds:
                     draws = torch.rand(tokens, generator=noise, device=noise.device, dtype=torch.float64)
                     began = time.perf_counter()
                     logits = runner.forward([0] * tokens)

@@ -188,6 +188,19 @@ def test_costs_between_the_measured_lengths_lie_on_a_line() -> None:
     assert costs.pace == 0.02
 
 
+def test_no_pass_is_taken_to_cost_more_than_a_longer_one() -> None:
+    costs = Costs({1: 0.03, 2: 0.02, 4: 0.05, 9: 0.04}, most_k=8)
+    assert costs.pace == 0.02
+    assert costs.passes[1:10] == pytest.approx([1.0, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+    assert costs.passes[MAX_K + 1] == pytest.approx(2.0)
+
+
+def test_a_calibration_leaves_out_what_auto_never_takes() -> None:
+    runner = TableRunner(random_table(1), capacity=MAX_K + 2)
+    Costs.measured(runner, Settings(), most_k=8)
+    assert {len(ids) for _, ids in runner.passes} == {1, 2, 3, 4, 6, 9}
+
+
 def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_the_runner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
