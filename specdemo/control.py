@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EARLIER_TESTS = 4.0  # a run begins with those of earlier ones, as if so many at most had been its own
 ENOUGH_TESTS = 3.0  # with fewer, a drafter gets the benefit of the doubt
-PROBING = 0.0125  # share of the time that may go to drafting where it does not pay, to see whether it does by now
+PROBING = 0.0125  # share of the time that may be lost by drafting where it does not pay, to see whether it does by now
 
 
 class History:
@@ -99,7 +99,7 @@ class Control:
         alone = min(passes[1:])  # a pass over one token costs no more than others, and its own figure may be old
         untested = history.tests.tested[0] < ENOUGH_TESTS
         pays = most * (alone - 1 / (hope if untested else rate)) > beginning  # if the rest of the text goes like this
-        history.rest = (cost / alone - 1 + beginning) / PROBING
+        history.rest = (cost * (1 / alone - rate) + beginning) / PROBING  # what the draft is likely to lose
         again = history.drafts == 1 and history.passed  # worth knowing what it costs: only a second draft is timed
         due = again or costs.rested[author] >= history.rest
         history.resting = not due and (history.resting or not pays)

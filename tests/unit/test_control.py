@@ -476,6 +476,24 @@ def test_auto_notices_when_guesses_begin_to_pass() -> None:
     assert speed(AUTO, late, unread=0.02) > 1.2 * alone  # what was written at rest is read once, and that is no habit
 
 
+def test_auto_rests_the_longer_the_more_a_draft_loses() -> None:
+    def longest_rest(draft: float, passing: int) -> int:
+        costs, rest, longest, last = Costs(CPU), 0, 0, None
+        learn(costs, Drafter, draft)
+        choosing, drafts = Control(AUTO, costs), 0
+        for _ in range(400):
+            k = choosing.choose(1000, last, Drafter)
+            rest = 0 if k else rest + 1
+            longest, drafts = max(longest, rest), drafts + (k > 0)
+            fate = Fate.ACCEPTED if passing and drafts % passing == 0 else Fate.REJECTED
+            drafted = (DraftedToken(0, fate, 0.5, 0.5, 0.5),) * k
+            last = Round(0, drafted, (), draft * k, 1.0, 1.0 + draft * k, k)
+        return longest
+
+    assert longest_rest(0.72, passing=0) > 40
+    assert 0 < longest_rest(0.35, passing=3) < 20  # a third of the guesses pass: that all but pays
+
+
 def test_auto_learns_of_each_author_apart() -> None:
     costs = Costs(CPU)
     for author in (Drafter, AtOnce):
