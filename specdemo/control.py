@@ -28,7 +28,7 @@ PROBING = 0.0125  # share of the time that may be lost by drafting where it does
 class History:
     """What one drafter did in this run, and what it did in earlier ones."""
 
-    def __init__(self, earlier: Tally) -> None:
+    def __init__(self, earlier: Tally, rested: int = 0) -> None:
         self._usual = earlier.chances()
         self.tests = Tally(FORGET)
         self.tests.tested = [min(tested, EARLIER_TESTS) for tested in earlier.tested]
@@ -37,6 +37,7 @@ class History:
         self.passed = False  # the first guess of the last draft
         self.began = self.resting = False  # at rest it drafts nothing until it is time to try again,
         self.rest = 0.0  # so many rounds after its last draft
+        self.rested = rested  # rounds since that, in whatever run
 
     def chances(self) -> Iterator[float]:
         """How likely the guess at each place passes if those before it did.
@@ -72,16 +73,17 @@ class Control:
         if self.k != AUTO:
             return min(int(self.k), most)
         assert costs is not None, "K = auto goes by costs"
-        return self._choose(author, most, costs)
+        history = self._history(author, costs)
+        history.rested += 1
+        k = self._choose(author, history, most, costs) if most else 0
+        history.rested = costs.rested[author] = 0 if k else history.rested
+        return k
 
-    def _choose(self, author: type[Drafter], most: int, costs: Costs) -> int:
+    def _choose(self, author: type[Drafter], history: History, most: int, costs: Costs) -> int:
         """The K of most tokens per second, as far as one can tell; 0 while drafting does not pay."""
-        if not most:
+        if history.resting and history.rested < history.rest:
             return 0
-        history, passes = self._history(author, costs), costs.passes
-        costs.rested[author] += 1
-        if history.resting and costs.rested[author] < history.rest:
-            return 0
+        passes = costs.passes
         k, rate, cost, hope = 0, 0.0, 0.0, 0.0
         tokens = chance = 1.0
         for place, passing in enumerate(islice(history.chances(), min(most, costs.most_k))):
@@ -89,7 +91,6 @@ class Control:
             tokens += chance
             draft = costs.of_draft(author, place + 1)
             if draft is None:
-                costs.rested[author] = 0
                 return 1  # to see what one costs
             length = passes[place + 2] + draft
             if tokens / length > rate:
@@ -99,19 +100,18 @@ class Control:
         alone = min(passes[1:])  # a pass over one token costs no more than others, and its own figure may be old
         untested = history.tests.tested[0] < ENOUGH_TESTS
         pays = most * (alone - 1 / (hope if untested else rate)) > beginning  # if the rest of the text goes like this
-        history.rest = (cost * (1 / alone - rate) + beginning) / PROBING  # what the draft is likely to lose
+        history.rest = (cost * (1 / alone - rate) + beginning / alone) / PROBING  # what the draft is likely to lose
         again = history.drafts == 1 and history.passed  # worth knowing what it costs: only a second draft is timed
-        due = again or costs.rested[author] >= history.rest
+        due = again or history.rested >= history.rest
         history.resting = not due and (history.resting or not pays)
         if history.resting:
             history.drafts = 0
             return 0
-        costs.rested[author] = 0
         return k
 
     def _history(self, author: type[Drafter], costs: Costs) -> History:
         if author not in self._histories:
-            self._histories[author] = History(costs.fared[author])
+            self._histories[author] = History(costs.fared[author], costs.rested[author])
         return self._histories[author]
 
     def _learn(self, costs: Costs, last: Round) -> None:

@@ -47,16 +47,16 @@ class Costs:
     """
 
     def __init__(self, seconds: Mapping[int, float], most_k: int = MAX_K) -> None:
-        """`seconds` has those of passes by the tokens read, from 1 on; auto picks no K above `most_k`.
+        """`seconds` has those of passes by the tokens read, from 1 to `most_k` + 1; auto picks no K above `most_k`.
 
-        What held a pass up made it too dear, so none is taken to cost more than a longer one.
+        What holds a pass up makes it too dear, never too cheap, so none is taken to cost more than a longer one.
         """
         self.most_k = most_k
-        seconds = {MAX_K + 1: seconds[max(seconds)], **seconds}  # of which auto takes none
+        seconds = dict(seconds)
         for longer, shorter in pairwise(sorted(seconds, reverse=True)):
             seconds[shorter] = min(seconds[shorter], seconds[longer])
         self.pace = seconds[1]
-        self.passes = [0.0] * (MAX_K + 2)  # by the tokens read
+        self.passes = [0.0] * (max(seconds) + 1)  # by the tokens read
         for low, high in pairwise(sorted(seconds)):
             for tokens in range(low, high + 1):
                 part = (tokens - low) / (high - low)
@@ -65,7 +65,7 @@ class Costs:
         self._drafting: defaultdict[type[Drafter], Drafting] = defaultdict(Drafting)
         self._firsts: defaultdict[type[Drafter], deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
         self.fared: defaultdict[type[Drafter], Tally] = defaultdict(lambda: Tally(FORGET_RUNS))
-        self.rested: Counter[type[Drafter]] = Counter()  # rounds without a draft since its last, in whatever run
+        self.rested: Counter[type[Drafter]] = Counter()  # rounds of the last run since a draft, and of those before
         self.tried: set[str] = set()  # drafters by name, see `race.start`
         self._runs = 0
 
@@ -107,6 +107,8 @@ class Costs:
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass of so many tokens took so long, with everything else in its round but the drafting."""
+        if tokens >= len(self.passes):  # of a fixed K that auto never picks
+            return
         slower = min(max(seconds / self.pace / self.passes[tokens], 1 / HICCUP), HICCUP)
         self._seen[tokens] = min(self._seen[tokens] + 1, STEADY)
         self.passes[tokens] *= slower ** (1 / self._seen[tokens])

@@ -225,7 +225,10 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -
 
 
 def trace_header(loaded: Loaded, drafter: str, prompt: str, raw: bool, settings: Settings) -> dict[str, Any]:
-    """Everything needed to run the same race again, and what it ran on."""
+    """Everything needed to run the same race again, and what it ran on.
+
+    The seed is the one that was asked for: with K = auto a run draws its own from it (`Costs.fresh_seed`).
+    """
     return {
         "preset": loaded.preset.name,
         "weights": loaded.weights,

@@ -136,8 +136,10 @@ def bench(
 
 def _groups(cases: Sequence[Case], in_turn: bool) -> list[list[Case]]:
     """Those that write together."""
-    ours = [case for case in cases if case.method in OURS] if in_turn else []
-    return [*([ours] if ours else []), *([case] for case in cases if case not in ours)]
+    ours = [case for case in cases if case.method in OURS]
+    if not in_turn:
+        return [[case] for case in cases]
+    return [ours if case == ours[0] else [case] for case in cases if case not in ours[1:]]
 
 
 def _run(loaded: Loaded, prompt: Prompt, cases: Sequence[Case], settings: Settings, repeat: int) -> Iterator[Run]:

@@ -60,16 +60,22 @@ def test_in_turn_whoever_has_written_least_goes_next_and_writes_the_same(
     loaded: Loaded, outcome: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[tuple[int | str, int]] = []
+    begun: list[int] = []
 
     def watched(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> Iterator[Event]:
-        for event in start(loaded, drafter, prompt_ids, settings):
-            steps.append((settings.k if drafter == "ngram" else 0, len(emitted_tokens(event))))
-            yield event
+        lane, k = start(loaded, drafter, prompt_ids, settings), settings.k if drafter != "none" else 0
+        begun.append(len(steps))
+
+        def noted() -> Iterator[Event]:
+            for event in lane:
+                steps.append((k, len(emitted_tokens(event))))
+                yield event
+
+        return noted()
 
     monkeypatch.setattr("specdemo.lab.bench.start", watched)
-    cases = [*cases_of_hf(loaded, ["hf"], [3]), ALONE, *cases_of_ours(loaded, "ngram", [3, 3, AUTO])]
-    prompts = PROMPTS[:1]
-    turned = bench(loaded, prompts, cases, [0.0], 12, 1, in_turn=True)
+    cases = [*cases_of_hf(loaded, ["hf"], [3]), ALONE, *cases_of_ours(loaded, "draft-model", [3, 3, AUTO])]
+    turned = bench(loaded, PROMPTS[:1], cases, [0.0], 12, 1, in_turn=True)
     assert turned["in_turn"]
     assert not outcome["in_turn"]
     of = {(run["method"], run["drafter"], run["k"]): run["token_ids"] for run in turned["runs"]}
@@ -78,11 +84,13 @@ def test_in_turn_whoever_has_written_least_goes_next_and_writes_the_same(
     before = {(run["method"], run["drafter"], run["k"]): run for run in same}
     assert all(tokens == before[case]["token_ids"] for case, tokens in of.items())
 
+    assert len(begun) == 6  # three to warm up, then the three that count
     written: Counter[int | str] = Counter({0: 0, 3: 0, AUTO: 0})
-    for k, tokens in steps[: len(steps) // 2]:  # the other half is the same once more: the first only warmed up
+    for k, tokens in steps[begun[3] :]:
         assert written[k] == min(written.values())
         written[k] += tokens
     assert set(written.values()) == {len(of["plain", "none", 0])}
+    assert max(tokens for _, tokens in steps) > 1
 
 
 def test_the_summary_has_a_row_for_each_category_and_all(outcome: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -191,8 +192,32 @@ def test_costs_between_the_measured_lengths_lie_on_a_line() -> None:
 def test_no_pass_is_taken_to_cost_more_than_a_longer_one() -> None:
     costs = Costs({1: 0.03, 2: 0.02, 4: 0.05, 9: 0.04}, most_k=8)
     assert costs.pace == 0.02
-    assert costs.passes[1:10] == pytest.approx([1.0, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
-    assert costs.passes[MAX_K + 1] == pytest.approx(2.0)
+    assert costs.passes[1:] == pytest.approx([1.0, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
+
+
+def test_a_pass_longer_than_auto_takes_says_nothing_of_the_weather() -> None:
+    costs = Costs({1: 1.0, 9: 1.2}, most_k=8)
+    for _ in range(20):
+        costs.learn_pass(MAX_K + 1, 1.7)
+    assert costs.pace == 1.0
+
+
+def test_a_run_rests_by_its_own_rounds_and_not_by_those_of_one_beside_it() -> None:
+    costs = Costs(CPU)
+    learn(costs, Drafter, 0.3)
+    fates = (Fate.REJECTED, Fate.ACCEPTED)
+    last: list[Round | None] = [None, None]
+    chosen: tuple[list[int], list[int]] = ([], [])
+    runs = [Control(AUTO, costs) for _ in fates]
+    for _ in range(200):
+        for run, (control, fate) in enumerate(zip(runs, fates, strict=True)):
+            k = control.choose(1000, last[run], Drafter)
+            drafted = (DraftedToken(0, fate, 0.5, 0.5, 0.5),) * k
+            last[run] = Round(0, drafted, (), 0.3 * k, 1.0, 1.0 + 0.3 * k, k)
+            chosen[run].append(k)
+    assert min(chosen[1]) > 0
+    assert chosen[0][40:].count(0) > 120
+    assert max(chosen[0][40:]) > 0
 
 
 def test_a_calibration_leaves_out_what_auto_never_takes() -> None:
@@ -415,7 +440,7 @@ def speed(
     A draft takes `unread` seconds more for every token that was written since the last one.
     """
     passes, draft, chance = world
-    costs, true_passes = Costs(passes), Costs(passes).passes
+    costs, true_passes = Costs(passes), np.interp(range(MAX_K + 2), list(passes), list(passes.values()))
     learn(costs, drafter, draft)
     choosing, luck = Control(k, costs), random.Random(seed)
     written, seconds, last, read = 0, 0.0, None, 0
