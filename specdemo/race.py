@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -23,6 +23,7 @@ from .types import AUTO, MAX_K, BadInput, Settings
 if TYPE_CHECKING:
     from .models import Loaded
 
+Lane = TypeVar("Lane", bound=Hashable)
 PROPOSING = 0x5DEECE66D  # xored into the seed, so that proposing and accepting never share noise
 TRIED_KS, TRIED_TOKENS = (1, 4), 32  # the drafts that show what a drafter costs, and the text they are made in
 TRYING_SECONDS, SLOW_PASS = 0.3, 0.1  # how long that takes, and from what seconds a pass on it is left out
@@ -133,18 +134,30 @@ def race(
         PLAIN: start(loaded, "none", prompt_ids, settings),
         SPECULATIVE: start(loaded, drafter, prompt_ids, settings, watch),
     }
-    clocks = dict.fromkeys(lanes, 0.0)
-    running = list(lanes)
-    with closing(lanes[PLAIN]), closing(lanes[SPECULATIVE]):  # type: ignore[type-var]
-        while running:
-            lane = running[0] if isolated else min(running, key=clocks.__getitem__)
-            event = next(lanes[lane], None)
-            if event is None:
-                running.remove(lane)
-                continue
-            clocks[lane] += engine_seconds(event)
+    with closing(take_turns(lanes, (lambda event: 0.0) if isolated else engine_seconds)) as events:  # type: ignore[type-var]
+        for lane, event in events:
             watched = lane == SPECULATIVE and settings.temperature > 0
             yield Entry(lane, event, texts[lane].read(event), watch.places(event) if watched else ())
+
+
+def take_turns(lanes: Mapping[Lane, Iterator[Event]], step: Callable[[Event], float]) -> Iterator[tuple[Lane, Event]]:
+    """The events of several decodes, whoever is least far going next; none runs while another does.
+
+    Args:
+        step: how far an event brings its decode; while all are as far, the first runs until it ends.
+    """
+    far = dict.fromkeys(lanes, 0.0)
+    with ExitStack() as running:
+        for events in lanes.values():
+            running.enter_context(closing(events))  # type: ignore[type-var]
+        while far:
+            lane = min(far, key=far.__getitem__)
+            event = next(lanes[lane], None)
+            if event is None:
+                del far[lane]
+            else:
+                far[lane] += step(event)
+                yield lane, event
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,13 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..events import Event, emitted_tokens
-from ..race import PLAIN, SPECULATIVE, report, start
+from ..race import PLAIN, SPECULATIVE, report, start, take_turns
 from ..stats import counts_by_place
 from ..types import AUTO, BadInput, Settings
 from .bench_hf import HF, generate
@@ -134,11 +133,11 @@ def bench(
     return {"in_turn": in_turn, "runs": runs, "summary": list(summarise(prompts, runs))}
 
 
-def _groups(cases: Sequence[Case], in_turn: bool) -> list[list[Case]]:
-    """Those that write together."""
-    ours = [case for case in cases if case.method in OURS]
-    if not in_turn:
+def _groups(cases: Sequence[Case], together: bool) -> list[list[Case]]:
+    """Those that write in turn: ours `together`, or each case by itself."""
+    if not together:
         return [[case] for case in cases]
+    ours = [case for case in cases if case.method in OURS]
     return [ours if case == ours[0] else [case] for case in cases if case not in ours[1:]]
 
 
@@ -164,22 +163,13 @@ def _run(loaded: Loaded, prompt: Prompt, cases: Sequence[Case], settings: Settin
 def _write(
     loaded: Loaded, cases: Sequence[Case], prompt_ids: Sequence[int], settings: Settings
 ) -> dict[Case, list[Event]]:
-    """A text by each of our cases: the one that has written least goes next, and none runs while another does."""
+    """A text by each of our cases: the one that has written least goes next."""
+    lanes = {
+        case: start(loaded, case.drafter or "none", prompt_ids, replace(settings, k=case.k or 0)) for case in cases
+    }
     texts: dict[Case, list[Event]] = {case: [] for case in cases}
-    written = dict.fromkeys(cases, 0)
-    with ExitStack() as running:
-        lanes = {}
-        for case in cases:
-            lane = start(loaded, case.drafter or "none", prompt_ids, replace(settings, k=case.k or 0))
-            lanes[case] = running.enter_context(closing(lane))  # type: ignore[type-var]
-        while written:
-            case = min(written, key=written.__getitem__)
-            event = next(lanes[case], None)
-            if event is None:
-                del written[case]
-            else:
-                texts[case].append(event)
-                written[case] += len(emitted_tokens(event))
+    for case, event in take_turns(lanes, lambda event: len(emitted_tokens(event))):
+        texts[case].append(event)
     return texts
 
 
