@@ -87,8 +87,21 @@ def bench(
     if context.invoked_subcommand is None:
         from .bench import table
 
-        asked = (against, preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, in_turn)
-        outcome = run(*asked, dtype, device, json_)
+        outcome = run(
+            against,
+            preset,
+            prompts,
+            each,
+            names,
+            ks,
+            temperatures,
+            max_new_tokens,
+            repeats,
+            in_turn,
+            dtype,
+            device,
+            json_,
+        )
         typer.echo(table(outcome["summary"]))
 
 
@@ -112,21 +125,22 @@ def drafters(
     from .bench import drafter_rows
     from .tables import text_table, write_json
 
-    asked = ("", preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, in_turn)
-    outcome = run(*asked, dtype, device, json_)
+    outcome = run(
+        "", preset, prompts, each, names, ks, temperatures, max_new_tokens, repeats, in_turn, dtype, device, json_
+    )
     rows = drafter_rows(outcome["summary"])
     typer.echo(
         text_table([{**row, "by place": percentages(row["acceptance_by_place"])} for row in rows], DRAFTER_SHAPES)
     )
     if save:
         told = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}
-        size = {
+        asked = {
             "prompts": len({run["prompt_id"] for run in outcome["runs"]}),
             "max_new_tokens": max_new_tokens,
             "repeats": repeats,
         }
         path = results_path(PRESETS / f"{preset}.toml")
-        write_json(path, joined(read_results(path), {**told, **size, "rows": rows}))
+        write_json(path, joined(read_results(path), {**told, **asked, "rows": rows}))
 
 
 def percentages(shares: list[float]) -> str:
