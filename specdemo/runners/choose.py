@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import torch
+from torch import Tensor
 
 from . import Runner
 from .fused import FusedRunner
@@ -19,7 +21,9 @@ from .layout import FusedModel, Rope, Weights, knows
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+log = logging.getLogger(__name__)
 MakeRunner = Callable[[int], Runner]  # capacity in tokens -> a runner for one run
+READ = 32  # tokens of a first prompt that nobody asked for
 OLDEST = (8, 0)  # compute capability that Triton's kernels are made for
 
 
@@ -36,8 +40,11 @@ def runner_maker(model: PreTrainedModel, slots: int = 1, eager: bool = False) ->
     if not eager and knows(model.config) and len({weight.device for weight in weights}) == 1:
         if model.device.type == "cuda":
             fused = FusedModel.of(model)
-            graphs = Graphs(fused, ops_for(fused), CudaCapture(model.device), slots)
-            return "graph", partial(GraphRunner, graphs)
+            make = partial(GraphRunner, Graphs(fused, ops_for(fused), CudaCapture(model.device), slots))
+            reader = make(READ)
+            reader.prefill([0] * READ)  # sets up what is not captured, or the first run of all would pay for that
+            reader.release()
+            return "graph", make
         if has_room_for(sum(weight.nbytes for weight in weights)):
             return "fused", partial(FusedRunner, FusedModel.of(model))
     from .eager import EagerRunner  # late: it brings in transformers' models
@@ -56,11 +63,21 @@ def ops_for(model: FusedModel) -> ModuleType:
     if device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= OLDEST:
         from . import kernels
 
-        if kernels.usable(model.width):
+        if kernels.usable(model.width) and can_build(kernels.swiglu, device):
             return kernels
     from . import ops
 
     return ops
+
+
+def can_build(kernel: Callable[[Tensor], Tensor], device: torch.device) -> bool:
+    """Whether Triton can build a kernel: it needs a C compiler and Python's headers, which small containers lack."""
+    try:
+        kernel(torch.zeros(1, 2, device=device))
+    except Exception:  # whatever it was, torch's own operations do without
+        log.warning("Triton cannot build its kernels: torch's own operations run instead.", exc_info=True)
+        return False
+    return True
 
 
 def has_room_for(size: int) -> bool:

@@ -113,6 +113,14 @@ def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: py
     assert kept["environment"]["torch"]
 
 
+def test_it_measures_without_checks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_checks, "checks", lambda device: iter([gpu_checks.Check("a check", False, "nothing")]))
+    monkeypatch.setattr(bench_gpu, "measurements", lambda *asked: iter([{"part": "memory", "what": "copying"}]))
+    monkeypatch.setattr(bench_gpu, "table", lambda rows, sizes: f"{len(rows)} row")
+    done = CliRunner().invoke(app, ["bench", "gpu", "--tiny", "--device", "cpu", "--no-checks"])
+    assert (done.exit_code, done.stdout.split()) == (0, ["1", "row"])
+
+
 def test_without_a_gpu_it_says_so() -> None:
     with pytest.raises(BadInput, match="there is none here"):
         CliRunner().invoke(app, ["bench", "gpu", "--device", "cpu"], catch_exceptions=False, standalone_mode=False)

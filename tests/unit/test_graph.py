@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specdemo import runners
 from specdemo.decode import decode
 from specdemo.drafters import DRAFTERS
 from specdemo.events import Event, Round
-from specdemo.runners import Runner, graph, ops
+from specdemo.runners import Runner, choose, graph, ops
 from specdemo.runners.choose import ops_for, runner_maker
 from specdemo.runners.eager import EagerRunner
 from specdemo.runners.graph import LONGEST, CudaCapture, GraphRunner, Graphs, Outcome, Slot
@@ -282,6 +284,27 @@ def test_only_a_gpu_captures() -> None:
     assert runner_maker(model)[0] == "fused"
     assert runner_maker(model, eager=True)[0] == "eager"
     assert ops_for(FusedModel.of(model)) is ops
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_kernels_that_cannot_be_built_are_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: bool
+) -> None:
+    def swiglu(x: Tensor) -> Tensor:
+        if broken:
+            raise RuntimeError("Failed to find C compiler.")
+        return ops.swiglu(x)
+
+    kernels = SimpleNamespace(usable=lambda width: True, swiglu=swiglu)
+    monkeypatch.setitem(sys.modules, "specdemo.runners.kernels", kernels)
+    monkeypatch.setattr(runners, "kernels", kernels, raising=False)
+    monkeypatch.setattr(choose, "find_spec", lambda name: name == "triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.ones(shape))
+    model: Any = SimpleNamespace(embedding=SimpleNamespace(device=device), width=64)
+    assert ops_for(model) is (ops if broken else kernels)
+    assert ("Failed to find C compiler" in caplog.text) == broken
 
 
 def test_a_slot_holds_a_pass_for_every_draft() -> None:
