@@ -5,23 +5,26 @@ module cannot postpone them.
 """
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
 
 from .engine import Engine
-from .form import read_request
+from .form import one_of, read_request
 from .runs import Run, Runs
 
 
 def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
     """Add both endpoints to the page that is being built; `model` puts them into the line for the model."""
     first = next(iter(engine.presets))
-    usual = engine.presets[first].defaults
 
     def play(request: gr.Request, asked: dict[str, Any]) -> Iterator[tuple[Run, str]]:
         """A run and its messages one by one; every failure becomes an error in words."""
         try:
+            one_of("preset", asked["preset"], list(engine.presets))
+            usual = asdict(engine.presets[asked["preset"]].defaults)
+            asked |= {name: value for name, value in usual.items() if asked[name] is None}
             run = runs.begin(Run(read_request(presets=list(engine.presets), **asked)), request.session_hash)
             for message in run.play(engine):
                 yield run, message
@@ -32,19 +35,20 @@ def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
         request: gr.Request,
         prompt: str,
         preset: str = first,
-        drafter: str = usual.drafter,
-        k: int | str = usual.k,
-        temperature: float = usual.temperature,
-        max_new_tokens: int = usual.max_new_tokens,
+        drafter: str | None = None,
+        k: int | str | None = None,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
         seed: int = 0,
         top_k: int = 0,
         top_p: float = 1.0,
         stop: list[str] | None = None,
-        raw: bool = False,
+        raw: bool | None = None,
         isolated: bool = False,
     ) -> Iterator[str]:
-        """Race the target alone against the target with a drafter. Streams messages, each one JSON object as a text
-        with run, seq, and status, start, lanes or end; see specdemo/ui/lanes.py."""
+        """Race the target alone against the target with a drafter. What is None is as the preset has it. Streams
+        messages, each one JSON object as a text with run, seq, and status, start, lanes or end; see
+        specdemo/ui/lanes.py."""
         # Texts, because Gradio streams nested lists as differences and gets those that shrink wrong.
         asked = {name: value for name, value in locals().items() if name in ARGUMENTS}
         for _, message in play(request, asked):
@@ -54,19 +58,20 @@ def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
         request: gr.Request,
         prompt: str,
         preset: str = first,
-        drafter: str = usual.drafter,
-        k: int | str = usual.k,
-        temperature: float = usual.temperature,
-        max_new_tokens: int = usual.max_new_tokens,
+        drafter: str | None = None,
+        k: int | str | None = None,
+        temperature: float | None = None,
+        max_new_tokens: int | None = None,
         seed: int = 0,
         top_k: int = 0,
         top_p: float = 1.0,
         stop: list[str] | None = None,
-        raw: bool = False,
+        raw: bool | None = None,
         isolated: bool = False,
     ) -> dict[str, Any]:
-        """Race to the end and return the summary: per lane text, token_ids, kinds, finish_reason and stats; then
-        speed_up, sentence and, at temperature 0, the comparison of the two texts."""
+        """Race to the end, with what is None as the preset has it, and return the summary: per lane text, token_ids,
+        kinds, finish_reason and stats; then speed_up, sentence and, at temperature 0, the comparison of the two
+        texts."""
         asked = {name: value for name, value in locals().items() if name in ARGUMENTS}
         summary: dict[str, Any] = {}
         for run, _ in play(request, asked):

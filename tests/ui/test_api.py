@@ -14,7 +14,7 @@ from gradio_client.exceptions import AppError
 from specdemo.race import PLAIN, SPECULATIVE
 
 from .browser import tokens_of
-from .scripted import Script
+from .scripted import PRESETS, Script
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,15 @@ def test_a_preset_is_loaded_when_a_call_names_it(client: Client, script: Script)
         assert first["status"]["stage"] in ("loading", "ready")
         assert first["status"]["preset"] == preset
     assert [loaded.released for loaded in script.loads[-2:]] == [True, False]
+
+
+def test_what_a_call_leaves_out_is_as_the_preset_has_it(client: Client, script: Script) -> None:
+    outcome = client.predict(prompt="one two", preset="other", api_name="/compare")
+    assert outcome[PLAIN]["stats"]["tokens"] == PRESETS["other"].defaults.max_new_tokens
+    assert outcome[SPECULATIVE]["stats"]["drafted"] == 0  # it begins with no drafter
+    start = [json.loads(m) for m in client.submit(prompt="one", preset="other", k=3, api_name="/race")][1]["start"]
+    assert (start["drafter"], start["raw"]) == ("none", True)
+    assert (start["settings"]["k"], start["settings"]["temperature"]) == (3, 0.5)
 
 
 def test_a_run_can_be_followed_from_any_message_on(url: str, client: Client, script: Script) -> None:
