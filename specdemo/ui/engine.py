@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -105,14 +104,19 @@ class Engine:
             self.status = Status("loading", preset, "waiting for the model to be free")
         self._jobs.put(lambda: self._load(preset))
 
-    def follow(self, preset: str) -> Iterator[Status]:
-        """Load `preset` if it is not loaded; yield its status now and at every change, until it is ready or failed."""
+    def follow(self, preset: str, stop: threading.Event | None = None) -> Iterator[Status]:
+        """Load `preset` if it is not loaded; yield its status now and at every change, until it is ready or failed.
+
+        Args:
+            stop: set when whoever asked wants to follow it no longer.
+        """
+        stop = stop or threading.Event()
         seen = None
-        while seen is None or seen.stage == "loading":
+        while (seen is None or seen.stage == "loading") and not stop.is_set():
             if self.status.preset != preset or seen is None:
                 self.begin_loading(preset)
             if self.status == seen:
-                time.sleep(POLL_SECONDS)
+                stop.wait(POLL_SECONDS)
             else:
                 seen = self.status
                 yield seen

@@ -6,7 +6,7 @@ A message holds the run's id, a sequence number and, as far as there is news, on
     lanes    {lane: {"rounds": [[round, k, tokens], ...], "figures": {...}}}
     end      the summary: the final figures, the sentence, how exact it was
     status   what the model is doing before a run can begin
-    error    a sentence for the person
+    error    a sentence for the person; `stopped` comes with it and says whether Stop was pressed
 
 A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]. The text may hold
 anything at all: the page puts it into text nodes, and it never passes through a template.

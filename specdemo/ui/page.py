@@ -82,8 +82,15 @@ def build_page(
         fields = [form[name] for name in FIELDS]
         _wire_runs(engine, runs, form, fields, race)
         describe = _wire_presets(engine, form, top)
-        _wire_links(engine, form, fields, race, page, notes).then(**describe)
-        page.load(_watcher(engine, first.name), outputs=[top, form["drafter"]], concurrency_limit=None, **QUIET)
+        opened = _wire_links(engine, form, fields, race, page, notes).then(**describe)
+        opened.then(
+            _watcher(engine),
+            form["preset"],
+            [top, form["drafter"]],
+            preprocess=False,
+            concurrency_limit=None,
+            **QUIET,
+        )
         page.unload(_leaver(runs))
         api.add_endpoints(engine, runs, MODEL)
     page.queue(max_size=MAX_QUEUE)
@@ -226,27 +233,33 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset]) -> Any:
 def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> dict[str, Any]:
     """Returns the event that describes the chosen drafter in the words of the chosen preset."""
 
-    def choose(preset: Any) -> Iterator[list[Any]]:
+    def check(preset: Any) -> None:
         try:
             one_of("preset", preset, list(engine.presets))
         except BadInput as error:
             raise gr.Error(str(error), print_exception=False) from error
+
+    def begin(preset: Any) -> list[Any]:
+        """At once, though others may have the model: what the visitor changes from here on stays."""
+        check(preset)
         drafter, *others = _starting(engine.presets[preset].defaults).values()
-        begin = {"value": drafter, "info": _describe(engine.presets[preset], drafter)}
+        return [gr.update(value=drafter, info=_describe(engine.presets[preset], drafter)), *others]
+
+    def load(preset: Any) -> Iterator[list[Any]]:
+        check(preset)
         for status in engine.follow(preset):
-            yield [to_json(asdict(status)), {**_drafter_update(status), **begin}, *others]
-            begin, others = {}, [gr.skip()] * len(others)  # what the visitor has changed meanwhile stays
+            yield [to_json(asdict(status)), _drafter_update(status)]
 
     def describe(preset: Any, drafter: Any) -> Any:
         known = preset in engine.presets and drafter in DRAFTERS
         return gr.update(info=_describe(engine.presets[preset], drafter)) if known else gr.skip()
 
-    outputs = [top, *(form[name] for name in STARTING)]
-    # The last choice counts, also one that is made while another is being loaded.
-    form["preset"].input(
-        choose, form["preset"], outputs, preprocess=False, trigger_mode="always_last", **MODEL, **QUIET
-    )
-    top.retry(choose, form["preset"], outputs, preprocess=False, **MODEL, **QUIET)
+    chosen, told = form["preset"], [top, form["drafter"]]
+    starting = [form[name] for name in STARTING]
+    begun = chosen.input(begin, chosen, starting, preprocess=False, queue=False, **QUIET)
+    # Whatever is chosen gets into the line, so that the last choice counts, also while another is being loaded.
+    begun.success(load, chosen, told, preprocess=False, trigger_mode="multiple", **MODEL, **QUIET)
+    top.retry(load, chosen, told, preprocess=False, **MODEL, **QUIET)
     event = {
         "fn": describe,
         "inputs": [form["preset"], form["drafter"]],
@@ -259,17 +272,17 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> dict[st
     return event
 
 
-def _watcher(engine: Engine, first: str) -> Any:
-    async def watch() -> AsyncIterator[list[Any]]:
+def _watcher(engine: Engine) -> Any:
+    async def watch(preset: Any) -> AsyncIterator[list[Any]]:
         """Tell a page that was just opened what the model is doing, until it is ready. Waits without a thread.
 
-        Another preset than the form begins with says nothing about what the form's can use.
+        Another preset than the form began with says nothing about what the form's can use.
         """
         seen = None
         while seen is None or seen.stage in ("idle", "loading"):
             if engine.status != seen:
                 seen = engine.status
-                drafter = _drafter_update(seen) if seen.preset == first else gr.skip()
+                drafter = _drafter_update(seen) if seen.preset == preset else gr.skip()
                 yield [to_json(asdict(seen)), drafter]
             await asyncio.sleep(WATCH_SECONDS)
 

@@ -48,7 +48,7 @@ class Job:
                 yield message
         except Exception as error:
             sentence = engine.sentence(error)
-            self.messages.append(self.message(error=sentence))
+            self.messages.append(self.message(error=sentence, stopped=self.stop.is_set()))
             raise EngineTrouble(sentence) from error
         finally:
             self.ended.set()
@@ -67,12 +67,12 @@ class Job:
 
     def _load(self, engine: Engine) -> Iterator[str]:
         """Tells what the model is doing until the preset is loaded."""
-        for status in engine.follow(self.preset):
-            if self.stop.is_set():
-                raise EngineTrouble("Stopped before it began.")
+        for status in engine.follow(self.preset, self.stop):
             yield self.message(status=asdict(status))
             if status.stage == "failed":
                 raise EngineTrouble(status.words)
+        if self.stop.is_set():
+            raise EngineTrouble("Stopped before it began.")
 
 
 class Run(Job):

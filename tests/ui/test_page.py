@@ -181,6 +181,15 @@ def test_a_link_to_a_preset_begins_with_what_that_preset_does(visit: Visit, scri
     expect(page.locator("#temperature input[type=number]")).to_have_value("0.3")
 
 
+def test_a_link_to_a_preset_that_is_not_loaded_says_nothing_of_its_drafters(visit: Visit) -> None:
+    with served(Script()) as url:
+        page = visit("?preset=other", at=url)
+        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+        page.click("#drafter input")
+        expect(page.get_by_role("option", name="draft-model", exact=True)).to_be_visible()
+        page.close()  # before its server, which it would miss
+
+
 def granted(page: Page) -> bool:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click(".sd-link")
@@ -273,10 +282,11 @@ def test_a_failed_load_is_told_and_can_be_tried_again(visit: Visit) -> None:
         run(page, "one two", until="failed")
         assert sentence(page) == "The disk is full: free some space <b>now</b>."
         script.load_failure = None
+        page.fill("#max-new-tokens input", "9")
         page.click(".sd-retry")
         expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
         run(page)
-        assert len(tokens_shown(page, PLAIN)) == 24
+        assert len(tokens_shown(page, PLAIN)) == 9  # what was asked for stays
         page.close()  # before its server, which it would miss
 
 
@@ -300,6 +310,26 @@ def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit) -> None:
         run(page, "one two three")
         assert len(tokens_shown(page, PLAIN)) == 12
         page.close()  # before its server, which it would miss
+
+
+def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(visit: Visit) -> None:
+    script = Script()
+    script.gate.clear()
+    with served(script) as url:
+        first, second = visit(at=url), visit(at=url)
+        run(first, "one two three", until="waiting")
+        wait_until(lambda: script.open_races == 1)
+        second.click("#preset input")
+        second.get_by_role("option", name="Other 1.7B").click()
+        expect(second.locator("#max-new-tokens input")).to_have_value("12")
+        expect(second.locator("#drafter input")).to_have_value("none")
+        second.fill("#max-new-tokens input", "7")
+        script.gate.set()
+        expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
+        expect(second.locator("#max-new-tokens input")).to_have_value("7")
+        expect(first.locator("[data-lane=plain] .tok")).to_have_count(24)
+        first.close()  # before their server, which they would miss
+        second.close()
 
 
 def test_choosing_a_drafter_describes_it(visit: Visit, script: Script) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 
@@ -15,7 +16,7 @@ from specdemo.stats import Stats
 from specdemo.ui import stream
 from specdemo.ui.runs import Run
 
-from .browser import run, sentence, tokens_of, tokens_shown
+from .browser import run, sentence, served, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import Script
 
@@ -222,6 +223,28 @@ def test_the_trace_can_be_downloaded_and_read_back(visit: Visit, script: Script)
     assert {"weights", "environment", "raw"} <= set(header)
 
 
+def test_a_trace_that_is_gone_leaves_the_result(visit: Visit, script: Script) -> None:
+    page = visit()
+    run(page, "one two")
+    found = sentence(page)
+    page.evaluate("specdemo.race.traceRun = 'another'")
+    page.click(".sd-trace")
+    expect(page.locator(".sd-why-exact")).to_contain_text("This trace is no longer kept.")
+    assert sentence(page) == found
+    assert page.locator(".sd-badge").inner_text() == "Identical to the target alone"
+
+
+def test_what_was_thrown_away_is_not_copied(visit: Visit, script: Script) -> None:
+    page = visit()
+    run(page, "one two three four five six seven")
+    kept = [text for text, code in tokens_of(script.entries, SPECULATIVE) if code not in "xu"]
+    copied = page.evaluate(
+        "() => { const s = getSelection(); s.selectAllChildren(document.querySelector"
+        "('#race [data-lane=speculative] .sd-text')); return s.toString(); }"
+    )
+    assert copied.split() == "".join(kept).split()
+
+
 def test_rejected_guesses_can_be_hidden(visit: Visit, script: Script) -> None:
     page = visit()
     run(page, "one two three four five six seven")
@@ -239,6 +262,32 @@ def test_one_lane_after_the_other(visit: Visit, script: Script) -> None:
     lanes = [entry.lane for entry in script.entries]
     assert lanes == sorted(lanes)
     assert tokens_shown(page, SPECULATIVE) == tokens_of(script.entries, SPECULATIVE)
+
+
+def test_a_lane_that_has_not_begun_has_no_first_token(visit: Visit, script: Script) -> None:
+    script.pace = 0.01
+    page = visit("?order=isolated&max_new_tokens=2000")
+    run(page, "one two three", until="running")
+    page.locator("[data-lane=plain] .tok").nth(5).wait_for()
+    page.click("#stop")
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    first = page.locator("#race .sd-figures")
+    expect(first).to_contain_text(re.compile(r"First token, alone\s*30 ms\s*First token, drafted\s*–"))
+
+
+def test_a_load_is_not_waited_for_once_stop_was_pressed(visit: Visit) -> None:
+    script = Script()
+    script.loading.clear()
+    with served(script) as url:
+        page = visit(at=url)
+        run(page, "one two three", until="loading")
+        page.click("#stop")
+        page.locator(".sd-arena[data-state=ended]").wait_for()
+        assert sentence(page) == "Stopped before it began."
+        script.loading.set()
+        run(page)
+        assert len(tokens_shown(page, PLAIN)) == 24
+        page.close()  # before its server, which it would miss
 
 
 def test_two_visitors_do_not_mix(visit: Visit, script: Script) -> None:

@@ -217,6 +217,18 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
         page.close()  # before its server, which it would miss
 
 
+def test_the_figures_of_a_paused_replay_are_those_of_its_text(visit: Visit, script: Script) -> None:
+    page = open_replay(visit(), traced()[0])
+    page.get_by_role("button", name="0.25×", exact=True).click()
+    page.get_by_role("button", name="Play", exact=True).click()
+    page.locator(f"{REPLAY} [data-lane=speculative] .sd-text .tok").nth(8).wait_for()
+    page.get_by_role("button", name="Pause", exact=True).click()
+    for lane in (PLAIN, SPECULATIVE):
+        count = sum(code not in "xu" for _, code in replayed(page, lane))
+        assert 0 < count < 24
+        expect(page.locator(f"{REPLAY} [data-lane={lane}] .sd-tokens")).to_have_text(f"{count} of 24 tokens")
+
+
 def replayed(page: Page, lane: str) -> list[list[str]]:
     """[text, code] of every token that the lane of the replay shows."""
     return page.evaluate(

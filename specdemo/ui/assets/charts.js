@@ -84,7 +84,10 @@
     show(stats, last) {
       const drafted = stats.speculative;
       for (const [name, , format] of FIGURES) this.values[name].textContent = format(drafted[name]);
-      for (const [lane] of LANES) this.values[lane].textContent = `${Math.round(stats[lane].ttft_seconds * 1000)} ms`;
+      for (const [lane] of LANES) {
+        const { tokens, ttft_seconds: first } = stats[lane];
+        this.values[lane].textContent = tokens ? `${Math.round(first * 1000)} ms` : "–";
+      }
       this.showLengths(drafted.accepted_lengths, last);
       const longest = Math.max(stats.plain.seconds, drafted.seconds) || 1;
       for (const [lane, row] of Object.entries(this.times)) this.showTime(row, stats[lane], longest, last);

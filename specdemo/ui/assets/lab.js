@@ -139,7 +139,7 @@
         this.says(message.end.stopped ? `Stopped. ${until}` : "Done.", "ended");
         this.parts.files.hidden = nothing;
       }
-      if (message.error) this.says(message.error, "failed");
+      if (message.error) this.says(message.error, message.stopped ? "ended" : "failed");
     }
 
     show(picture) {

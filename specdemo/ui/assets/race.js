@@ -252,7 +252,8 @@
       if (message.start) this.start(message.start);
       for (const [name, news] of Object.entries(message.lanes || {})) this.lanes[name].take(news);
       if (message.end) this.finish(message.end);
-      if (message.error) this.fail(message.error);
+      if (message.error && message.stopped) this.halted(message.error);
+      else if (message.error) this.fail(message.error);
       if (message.end || message.error) this.source?.close();
       this.schedule();
     }
@@ -303,6 +304,12 @@
       this.parts.ratio.toggleAttribute("data-slower", Boolean(ratio) && ratio < 0.98);
     }
 
+    /** All of it in the next frame, also the figures and charts that are drawn more seldom. */
+    drawNow() {
+      this.due = { figures: 0, charts: 0 };
+      this.schedule();
+    }
+
     schedule() {
       if (this.scheduled) return;
       this.scheduled = true;
@@ -340,9 +347,11 @@
     }
 
     async download() {
-      const lines = await this.server.trace(this.traceRun);
-      if (!lines) return this.words("This trace is no longer kept. Run the race again to download it.");
-      sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
+      const lost = "The server cannot be reached. Try again.";
+      const gone = "This trace is no longer kept. Run the race again to download it.";
+      const lines = await this.server.trace(this.traceRun).catch(() => lost);
+      if (lines && lines !== lost) sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
+      else this.parts.why.textContent = lines || gone; // the result stays
     }
   }
 

@@ -186,8 +186,7 @@
     /** To a time at once; playing goes on from there. */
     jump(time) {
       this.seek(Math.min(Math.max(time, 0), this.end));
-      this.race.due = { figures: 0, charts: 0 };
-      this.race.schedule();
+      this.race.drawNow();
     }
 
     /** The same, and what was stepped through is left. */
@@ -231,6 +230,7 @@
     }
 
     pause() {
+      if (this.playing) this.race.drawNow();
       this.playing = false;
       cancelAnimationFrame(this.frame);
       this.find(".sd-play").textContent = "Play";
