@@ -21,7 +21,7 @@ from ..presets import Defaults, Preset
 from ..results import in_words
 from ..types import AUTO, MAX_K, BadInput, Settings
 from . import api
-from .engine import Engine, EngineTrouble, Status
+from .engine import Engine, EngineTrouble
 from .form import one_of, read_request
 from .lab_tab import add_lab
 from .lanes import to_json
@@ -243,12 +243,13 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> dict[st
         """At once, though others may have the model: what the visitor changes from here on stays."""
         check(preset)
         drafter, *others = _starting(engine.presets[preset].defaults).values()
-        return [gr.update(value=drafter, info=_describe(engine.presets[preset], drafter)), *others]
+        info = _describe(engine.presets[preset], drafter)
+        return [{**_drafter_update(None), "value": drafter, "info": info}, *others]
 
     def load(preset: Any) -> Iterator[list[Any]]:
         check(preset)
         for status in engine.follow(preset):
-            yield [to_json(asdict(status)), _drafter_update(status)]
+            yield [to_json(asdict(status)), _drafter_update(status.missing)]
 
     def describe(preset: Any, drafter: Any) -> Any:
         known = preset in engine.presets and drafter in DRAFTERS
@@ -282,7 +283,7 @@ def _watcher(engine: Engine) -> Any:
         while seen is None or seen.stage in ("idle", "loading"):
             if engine.status != seen:
                 seen = engine.status
-                drafter = _drafter_update(seen) if seen.preset == preset else gr.skip()
+                drafter = _drafter_update(seen.missing) if seen.preset == preset else gr.skip()
                 yield [to_json(asdict(seen)), drafter]
             await asyncio.sleep(WATCH_SECONDS)
 
@@ -297,9 +298,9 @@ def _leaver(runs: Runs) -> Any:
     return leave
 
 
-def _drafter_update(status: Status) -> dict[str, Any]:
-    """Drafters that the preset cannot use stay in the list, with the reason."""
-    missing = status.missing or {}
+def _drafter_update(missing: Mapping[str, str] | None) -> dict[str, Any]:
+    """Drafters that the preset cannot use stay in the list, with the reason, as far as that is known by now."""
+    missing = missing or {}
     choices = [(f"{name} ({missing[name]})" if name in missing else name, name) for name in DRAFTERS]
     return gr.update(choices=choices)
 

@@ -323,6 +323,8 @@ def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(
         second.get_by_role("option", name="Other 1.7B").click()
         expect(second.locator("#max-new-tokens input")).to_have_value("12")
         expect(second.locator("#drafter input")).to_have_value("none")
+        second.click("#drafter input")  # what this preset can use is not known yet
+        expect(second.get_by_role("option", name="draft-model", exact=True)).to_be_visible()
         second.fill("#max-new-tokens input", "7")
         script.gate.set()
         expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
