@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -95,6 +95,21 @@ def seconds_between(begin: Moment, end: Moment) -> float:
         return float(begin.elapsed_time(end)) / 1000
     assert not isinstance(end, torch.cuda.Event)
     return end - begin
+
+
+def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
+    """What some work takes on a device's own clock, from when it is asked for until it is done; waits for it."""
+    begin = moment(device)
+    work()
+    end = moment(device)
+    wait(device)
+    return seconds_between(begin, end)
+
+
+def wait(device: torch.device) -> None:
+    """Until a GPU has done what was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def device_name(device: torch.device) -> str:

@@ -30,7 +30,7 @@ from ..decode import Rule, decode
 from ..drafters import Drafter
 from ..drafters.none import NoDrafter
 from ..events import Round
-from ..hardware import device_name, moment, seconds_between
+from ..hardware import device_name, seconds_of, wait
 from ..runners import Runner, ops
 from ..runners.eager import EagerRunner
 from ..runners.fused import FusedRunner
@@ -48,6 +48,7 @@ from .tables import text_table
 Row = dict[str, Any]
 log = logging.getLogger(__name__)
 FAILED = "failed"  # the part of a row that says what could not be measured
+WARM_UPS = 2
 ROOM = 2.0**40  # bytes; more than any of the shapes takes
 DAMPED = 0.02  # the weights of a made target's later layers write so much of what they would
 
@@ -114,19 +115,8 @@ def random_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes, rate: fl
 
 def seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
     """The median time of some work, from when it is asked for until it is done."""
-    times = []
-    for repeat in range(-2, repeats):
-        begin = moment(device)
-        work()
-        end = moment(device)
-        wait(device)
-        times += [seconds_between(begin, end)] if repeat >= 0 else []
-    return median(times)
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    times = [seconds_of(device, work) for _ in range(WARM_UPS + repeats)]
+    return median(times[WARM_UPS:])
 
 
 def clocked(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from ..hardware import wait
 from ..types import Settings
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Se
 
     def written(count: int) -> tuple[list[int], float]:
         torch.manual_seed(settings.seed)
-        _wait_for(loaded.model)
+        wait(loaded.model.device)  # what was asked of it before is not what is to be timed
         began = time.perf_counter()
         output = loaded.model.generate(ids, max_new_tokens=count, **kwargs)
         token_ids = output[0, len(prompt_ids) :].tolist()
@@ -90,9 +91,3 @@ def _assisting(loaded: Loaded, case: Case) -> Iterator[PreTrainedModel | None]:
         yield loaded.draft_model
     finally:
         config.update(**before)
-
-
-def _wait_for(model: PreTrainedModel) -> None:
-    """A GPU works behind: what was asked of it before is not what is to be timed."""
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.initialization import no_init_weights
 
-from ..hardware import moment, seconds_between
+from ..hardware import seconds_of
 from ..runners.choose import MakeRunner, runner_maker
 from ..runners.eager import EagerRunner
 from ..runners.fused import FusedRunner
@@ -84,7 +84,8 @@ def bandwidth(device: torch.device, size: int = BUFFER) -> dict[str, float]:
         (buffer.amax, size),
         (lambda: other.copy_(buffer), 2 * size),
     ]
-    rates = [sorted(moved / _streaming(device, way) for _ in range(REPEATS)) for way, moved in ways]
+    # By the device's own clock: to ask a GPU and to be told takes a tenth of the time that this takes it.
+    rates = [sorted(moved / seconds_of(device, way) for _ in range(REPEATS)) for way, moved in ways]
     fastest = max(rates, key=median)
     return {"best": fastest[-1], "median": median(fastest)}
 
@@ -182,16 +183,6 @@ def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return int(psutil.virtual_memory().available)
-
-
-def _streaming(device: torch.device, work: Callable[[], object]) -> float:
-    """Seconds on the device's own clock: to ask a GPU and to be told takes a tenth of the time that this takes it."""
-    began = moment(device)
-    work()
-    ended = moment(device)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return seconds_between(began, ended)
 
 
 def _seconds(work: Callable[[], Tensor]) -> float:
