@@ -196,16 +196,8 @@ def settings_for(
     stop: list[str] | None,
 ) -> Settings:
     """The settings of a command, with the preset's own where nothing was said."""
-    defaults = preset.defaults
-    return Settings(
-        k=defaults.k if k is None else k,
-        temperature=defaults.temperature if temperature is None else temperature,
-        top_k=top_k,
-        top_p=top_p,
-        max_new_tokens=defaults.max_new_tokens if max_new_tokens is None else max_new_tokens,
-        seed=seed,
-        stop=tuple(stop or ()),
-    )
+    asked = preset.defaults.filled_in({"k": k, "temperature": temperature, "max_new_tokens": max_new_tokens})
+    return Settings(**asked, top_k=top_k, top_p=top_p, seed=seed, stop=tuple(stop or ()))
 
 
 def read_prompt(prompt: str) -> str:

@@ -72,6 +72,10 @@ class Defaults:
     max_new_tokens: int = 128
     raw: bool = False  # continue the prompt as it is, without a chat template
 
+    def filled_in(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What was asked for by name, with these values where it is None."""
+        return {name: getattr(self, name, None) if value is None else value for name, value in asked.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:

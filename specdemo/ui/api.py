@@ -5,7 +5,6 @@ module cannot postpone them.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
@@ -23,8 +22,7 @@ def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
         """A run and its messages one by one; every failure becomes an error in words."""
         try:
             one_of("preset", asked["preset"], list(engine.presets))
-            usual = asdict(engine.presets[asked["preset"]].defaults)
-            asked |= {name: value for name, value in usual.items() if asked[name] is None}
+            asked = engine.presets[asked["preset"]].defaults.filled_in(asked)
             run = runs.begin(Run(read_request(presets=list(engine.presets), **asked)), request.session_hash)
             for message in run.play(engine):
                 yield run, message
