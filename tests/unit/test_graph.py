@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -296,7 +295,6 @@ def test_kernels_that_cannot_be_built_are_done_without(
         return ops.swiglu(x)
 
     kernels = SimpleNamespace(usable=lambda width: True, swiglu=swiglu)
-    monkeypatch.setitem(sys.modules, "specdemo.runners.kernels", kernels)
     monkeypatch.setattr(runners, "kernels", kernels, raising=False)
     monkeypatch.setattr(choose, "find_spec", lambda name: name == "triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

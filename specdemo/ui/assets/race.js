@@ -347,11 +347,14 @@
     }
 
     async download() {
-      const lost = "The server cannot be reached. Try again.";
-      const gone = "This trace is no longer kept. Run the race again to download it.";
-      const lines = await this.server.trace(this.traceRun).catch(() => lost);
-      if (lines && lines !== lost) sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
-      else this.parts.why.textContent = lines || gone; // the result stays
+      const { why } = this.parts; // the result stays
+      try {
+        const lines = await this.server.trace(this.traceRun);
+        if (lines) sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
+        else why.textContent = "This trace is no longer kept. Run the race again to download it.";
+      } catch {
+        why.textContent = "The server cannot be reached. Try again.";
+      }
     }
   }
 
