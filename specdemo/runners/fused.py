@@ -187,11 +187,17 @@ class Cache:
     """Keys and values of a run, [layers, kv_heads, capacity, width] each, the first `length` of them live."""
 
     def __init__(self, model: FusedModel, capacity: int) -> None:
-        # Zeros, since masked places are read too, and a weight of zero does not undo a stray infinity.
         capacity += model.least_rows - 1  # a pass of one token writes as many
         shape = len(model.layers), model.kv_heads, padded(capacity), model.width
         self.keys, self.values = model.embedding.new_zeros(shape), model.embedding.new_zeros(shape)
         self.rotation = model.rotation(capacity) if model.rope else None
+        self.length = 0
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Back to zeros: masked places are read too, and a weight of zero does not undo a stray infinity."""
+        self.keys.zero_()
+        self.values.zero_()
         self.length = 0
 
     def by_layer(self, start: int, end: int) -> list[tuple[Tensor, Tensor]]:

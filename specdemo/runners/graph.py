@@ -103,24 +103,24 @@ class Graphs:
         self.model, self.ops, self.capture = model, ops, capture
         self._free = [self._slot(ROOM) for _ in range(slots)]
 
+    def make_room(self, capacity: int) -> None:
+        """Let every free slot hold so many tokens. To capture one takes seconds: ask before a clock runs."""
+        for small in [slot for slot in self._free if slot.capacity < capacity]:
+            self._free.append(self._slot(capacity))  # first: a pool whose graphs are all gone takes no other
+            self._free.remove(small)
+
     def take(self, capacity: int) -> Slot:
         """A free slot of at least that capacity."""
-        slot = next((slot for slot in self._free if slot.capacity >= capacity), None)
-        if slot is not None:
-            self._free.remove(slot)
-            return slot
-        slot = self._slot(round_up(capacity, ROOM))
-        if self._free:  # one that is too small goes, after the capture: a pool whose graphs are all gone takes no other
-            self._free.pop()
-        return slot
+        self.make_room(capacity)
+        return self._free.pop() if self._free else self._slot(capacity)
 
     def give(self, slot: Slot) -> None:
         """The run is over."""
-        slot.cache.length = 0
+        slot.cache.clear()
         self._free.append(slot)
 
     def _slot(self, capacity: int) -> Slot:
-        return Slot(self.model, self.ops, self.capture, capacity)
+        return Slot(self.model, self.ops, self.capture, round_up(capacity, ROOM))
 
 
 class GraphRunner(FusedRunner):
@@ -128,6 +128,7 @@ class GraphRunner(FusedRunner):
 
     def __init__(self, graphs: Graphs, capacity: int) -> None:
         super().__init__(graphs.model, capacity)
+        graphs.make_room(capacity)
         self._graphs = graphs
         self._slot: Slot | None = None
 

@@ -227,6 +227,33 @@ def test_a_slot_is_used_again_and_one_that_is_too_small_makes_place_for_a_larger
     assert graphs._free == []
 
 
+def test_a_larger_slot_is_captured_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = Graphs(FusedModel.of(tiny_model("llama")), ops, recorded, 2)
+    runners = [GraphRunner(graphs, 200), GraphRunner(graphs, 150)]
+    assert [slot.capacity for slot in graphs._free] == [256, 256]
+
+    def late(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
+        raise AssertionError("captured while a clock runs")
+
+    monkeypatch.setattr(graphs, "capture", late)
+    for runner in runners:
+        runner.prefill(PROMPT)
+
+
+def test_numbers_that_are_none_do_not_outlive_their_run() -> None:
+    graphs = graphs_of("llama")
+    logits = []
+    for _ in range(2):
+        runner = GraphRunner(graphs, 100)
+        runner.prefill(PROMPT)
+        logits.append(runner.forward([1]))
+        runner._cache.keys.fill_(torch.nan)  # type: ignore[union-attr]
+        runner._cache.values.fill_(torch.inf)  # type: ignore[union-attr]
+        assert runner.forward([1]).isnan().all()
+        runner.release()
+    torch.testing.assert_close(*logits)
+
+
 def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
 
