@@ -94,9 +94,11 @@ def _answers(engine: Engine, runs: Runs) -> list[Any]:
         if job := runs.find(LabRun, str(run_id)):
             job.stop.set()
 
-    def file(asked: Any) -> str | None:
+    def file(asked: Any) -> dict[str, str]:
         run_id, kind = (str(asked.get(name)) for name in ("run", "kind")) if isinstance(asked, dict) else ("", "")
         job = runs.find(LabRun, run_id)
-        return job.files.get(kind) if job else None
+        if job is None or kind not in job.files:
+            return {"error": "This run is no longer kept. Run it again to download it."}
+        return {"text": job.files[kind]}
 
     return [theory, numbers, halt, file]

@@ -128,6 +128,17 @@ def test_profile(lab: Open) -> None:
     assert float(costs["target: a token"]) == pytest.approx(whole["models"][0]["p50_ms"], rel=0.01)
 
 
+def test_what_cannot_be_downloaded_is_told(lab: Open) -> None:
+    page, shown = lab("profile", forgive="ERR_INTERNET_DISCONNECTED")
+    measure(page, "profile")
+    page.evaluate("specdemo.lab.views[0].job = 'another'")
+    shown.locator(".sd-csv").click()
+    expect(shown.locator(".sd-lab-says")).to_contain_text("This run is no longer kept.")
+    page.context.set_offline(True)
+    shown.locator(".sd-json").click()
+    expect(shown.locator(".sd-lab-says")).to_contain_text("The server cannot be reached.")
+
+
 def test_theory_answers_at_once_and_sets_a_measurement_beside_it(lab: Open) -> None:
     page, shown = lab("theory")
     fill(page, "theory", {"draft_ms": 22.09, "target_ms": 29.92, "alpha": 0.9})

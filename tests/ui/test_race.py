@@ -224,12 +224,15 @@ def test_the_trace_can_be_downloaded_and_read_back(visit: Visit, script: Script)
 
 
 def test_a_trace_that_is_gone_leaves_the_result(visit: Visit, script: Script) -> None:
-    page = visit()
+    page = visit(forgive="ERR_INTERNET_DISCONNECTED")
     run(page, "one two")
     found = sentence(page)
     page.evaluate("specdemo.race.traceRun = 'another'")
     page.click(".sd-trace")
     expect(page.locator(".sd-why-exact")).to_contain_text("This trace is no longer kept.")
+    page.context.set_offline(True)
+    page.click(".sd-trace")
+    expect(page.locator(".sd-why-exact")).to_contain_text("The server cannot be reached.")
     assert sentence(page) == found
     assert page.locator(".sd-badge").inner_text() == "Identical to the target alone"
 

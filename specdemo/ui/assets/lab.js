@@ -148,9 +148,14 @@
       this.parts.show.querySelectorAll("details").forEach((details, place) => (details.open = open[place] ?? details.open));
     }
 
+    /** What the server answers; Gradio gives nothing at all where it does not. */
+    async ask(name, question) {
+      return (await this.lab.server[name](question)) ?? { error: sd.UNREACHABLE };
+    }
+
     async download(kind) {
-      const text = await this.lab.server.file({ run: this.job, kind });
-      if (!text) return this.says("This run is no longer kept. Run it again to download it.", "failed");
+      const { text, error } = await this.ask("file", { run: this.job, kind });
+      if (error) return this.says(error, "failed");
       sd.save(text, `specdemo-${this.spec.name}.${kind}`, kind === "csv" ? "text/csv" : "application/json");
     }
 
@@ -174,7 +179,7 @@
     async tryNumbers() {
       if (this.node.dataset.state === "running") return;
       const asked = (this.asked = { ...this.values(), passes: this.passes, job: this.race });
-      const { picture, error } = await this.lab.server.theory(asked);
+      const { picture, error } = await this.ask("theory", asked);
       if (asked !== this.asked) return; // another number came in between
       if (error) return this.says(error, "failed");
       if (this.node.dataset.state === "failed") this.says("", "idle");
@@ -183,7 +188,7 @@
 
     async fromRace() {
       if (this.lab.busy === this) return;
-      const { values, error } = await this.lab.server.numbers(sd.race?.traceRun || "");
+      const { values, error } = await this.ask("numbers", sd.race?.traceRun || "");
       if (error) return this.says(error, "failed");
       this.race = sd.race.traceRun;
       this.measured({ ...values, passes: null });

@@ -14,6 +14,7 @@
   const GUESSES = ["Guesses in each round", "Along the text: as high as the drafter guessed ahead, and filled as far as its guesses passed."];
   const ENDINGS = { eos: "finished", stop: "stop string", length: "limit" };
 
+  sd.UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
   sd.KINDS = [
     ["a", "accepted", "The drafter guessed it and it passed the target's test."],
     ["r", "resampled", "A guess failed, so the target drew this token in its place."],
@@ -347,14 +348,10 @@
     }
 
     async download() {
-      const { why } = this.parts; // the result stays
-      try {
-        const lines = await this.server.trace(this.traceRun);
-        if (lines) sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
-        else why.textContent = "This trace is no longer kept. Run the race again to download it.";
-      } catch {
-        why.textContent = "The server cannot be reached. Try again.";
-      }
+      const lines = await this.server.trace(this.traceRun);
+      if (lines) return sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
+      const gone = "This trace is no longer kept. Run the race again to download it.";
+      this.parts.why.textContent = lines === null ? gone : sd.UNREACHABLE; // the result stays
     }
   }
 
