@@ -78,6 +78,21 @@ class Stats:
         return self.tokens / self.seconds if self.seconds else None
 
     @property
+    def prompt_seconds(self) -> float:
+        """Engine time that a longer text would not take again: the prefill, and what the first draft took longer than
+        others, since a draft model reads the prompt then."""
+        first = self.draft_times[0] - median(self.draft_times) if self.draft_times else 0.0
+        return self.ttft_seconds + max(first, 0.0)
+
+    def seconds_for(self, tokens: int) -> float | None:
+        """Engine time of a text of so many tokens at this one's pace; None where no token followed the first."""
+        if tokens == self.tokens:
+            return self.seconds or None
+        if self.tokens < 2:
+            return None
+        return self.prompt_seconds + (tokens - 1) * (self.seconds - self.prompt_seconds) / (self.tokens - 1)
+
+    @property
     def acceptance_rate(self) -> float | None:
         """Accepted / tested: the share of tested guesses that passed, an estimate of alpha."""
         return self.accepted / self.tested if self.tested else None
@@ -133,21 +148,28 @@ def counts_by_place(events: Iterable[Event]) -> list[tuple[int, int]]:
 
 
 def speed_up(plain: Stats, speculative: Stats) -> float | None:
-    """Tokens per second of the speculative lane over those of the plain one."""
-    if not plain.tokens_per_second or not speculative.tokens_per_second:
-        return None
-    return speculative.tokens_per_second / plain.tokens_per_second
+    """How many times as fast as the plain lane the speculative one is, over a text as long as the longer of theirs.
+
+    Lanes that end at different places cannot be compared by tokens per second: the shorter the text, the more of that
+    is the reading of the prompt, which drafting does not shorten.
+    """
+    tokens = max(plain.tokens, speculative.tokens)
+    alone, drafting = plain.seconds_for(tokens), speculative.seconds_for(tokens)
+    return alone / drafting if alone and drafting else None
 
 
 def in_words(plain: Stats, speculative: Stats) -> str:
     """One plain sentence on what the race showed."""
     ratio = speed_up(plain, speculative)
+    ended = plain.finish_reason and speculative.finish_reason
     if ratio is None:
-        return "Nothing to compare yet."
+        return "One lane wrote a single token: too little to compare." if ended else "Nothing to compare yet."
     if 0.98 <= ratio <= 1.02:
         verdict = "No faster and no slower"
     else:
         verdict = f"{ratio:.2f}x faster" if ratio > 1 else f"Slower, {ratio:.2f}x the speed of the target alone"
+    if ended and plain.tokens != speculative.tokens:
+        verdict += " at equal length"
     if not speculative.drafted:
         return f"{verdict}: nothing was drafted, so both lanes did the same work."
     parts = [

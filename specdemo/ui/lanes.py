@@ -101,6 +101,7 @@ def live_figures(stats: Stats) -> dict[str, Any]:
         "seconds": round(stats.seconds, 6),
         "tokens_per_second": stats.tokens_per_second,
         "ttft_seconds": stats.ttft_seconds,
+        "prompt_seconds": stats.prompt_seconds,
         "draft_seconds": stats.draft_seconds,
         "verify_seconds": stats.verify_seconds,
         "other_seconds": stats.other_seconds,

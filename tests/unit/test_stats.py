@@ -62,6 +62,31 @@ def test_the_figures_of_a_run_written_out_by_hand() -> None:
     )
 
 
+@pytest.mark.parametrize(("plain", "speculative"), [(14, 63), (127, 9)])
+def test_lanes_that_end_at_different_places_are_compared_at_equal_length(plain: int, speculative: int) -> None:
+    """Both read the prompt in 2.5 s, the drafter in 1 s; drafting then halves the time of a token."""
+
+    def ended(rounds: int, emitted: int, first: float = 0.0) -> Stats:
+        prefilled, fates = Prefilled(900, PREFILLED.token, 2.5), [A] * (emitted - 1)
+        rows = [round_(fates, emitted, later, 0.1, later + 0.1) for later in (first, *[0.0] * (rounds - 1))]
+        return Stats.of([prefilled, *rows, Finished(FinishReason.EOS)])
+
+    lanes = ended(plain, 1), ended(speculative, 2, first=1.0)
+    longest = max(lane.tokens for lane in lanes)
+    ratio = (2.5 + 0.1 * (longest - 1)) / (3.5 + 0.05 * (longest - 1))
+    assert speed_up(*lanes) == pytest.approx(ratio)
+    assert in_words(*lanes).startswith(f"{ratio:.2f}x faster at equal length: 2.0 tokens per target pass")
+
+
+def test_a_single_token_says_nothing_of_the_pace() -> None:
+    ended = Finished(FinishReason.EOS)
+    short = Stats.of([PREFILLED, ended])
+    long = Stats.of([PREFILLED, round_([A, A], 3, 0.02, 0.1, 0.13), ended])
+    assert speed_up(short, long) is None
+    assert in_words(short, long) == "One lane wrote a single token: too little to compare."
+    assert speed_up(short, short) == 1
+
+
 def test_acceptance_is_of_the_tested_and_efficiency_of_the_drafted() -> None:
     stats = Stats.of([PREFILLED, round_([R, U, U, U], 1, 0.1, 0.1, 0.2), round_([A, R, U, U], 2, 0.1, 0.1, 0.2)])
     assert stats.acceptance_rate == 1 / 3

@@ -53,6 +53,17 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
   };
 
+  /** How many times as fast the speculative lane is by the figures so far, see stats.speed_up. */
+  const speedUp = (plain, speculative) => {
+    const longest = Math.max(plain.tokens, speculative.tokens);
+    const secondsFor = ({ tokens, seconds, prompt_seconds: once }) => {
+      if (tokens === longest) return seconds;
+      return tokens > 1 ? once + ((longest - 1) * (seconds - once)) / (tokens - 1) : 0;
+    };
+    const [alone, drafting] = [plain, speculative].map(secondsFor);
+    return alone && drafting ? alone / drafting : null;
+  };
+
   /** One lane: its pane and the head above it. Rows wait in `rows` until the next frame. */
   class Lane {
     constructor(name) {
@@ -340,8 +351,7 @@
         if (node.textContent !== count) node.textContent = count;
       }
       if (!plain.figures || !speculative.figures) return;
-      const rates = [speculative.figures.tokens_per_second, plain.figures.tokens_per_second];
-      if (rates[0] && rates[1]) this.speed(rates[0] / rates[1]);
+      this.speed(speedUp(plain.figures, speculative.figures));
       if (now < this.due.charts) return;
       this.due.charts = now + CHARTS_MS;
       this.charts.show({ plain: plain.figures, speculative: speculative.figures }, false);
