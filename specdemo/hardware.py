@@ -5,25 +5,41 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+import psutil
 import torch
 from torch import Tensor
 
 from .types import BadInput
 
+CGROUP = Path("/sys/fs/cgroup")
+CONTAINERS = (  # of cgroup 2 and 1: what a container may take, what it has, and how much of that are files to drop
+    ("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
+    (
+        *("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+        ("total_active_file", "total_inactive_file"),
+    ),
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def choose_device(asked: str | None) -> torch.device:
-    """The device of that name; for None or "auto" the best there is. On a GPU, attention by cuDNN is turned off.
+    """The device of that name; for None or "auto" the best there is.
+
+    What is asked of a GPU without naming one, as Triton's kernels are, goes to the one that was chosen last. Attention
+    by cuDNN is turned off there.
 
     Raises:
         BadInput: no such device, or this machine does not have it.
     """
     device = _device(asked)
-    if device.type == "cuda":  # it plans anew for every length of a text, reportedly for tenths of a second
+    if device.type == "cuda":
+        if device.index is not None:
+            torch.cuda.set_device(device)
+        # It plans anew for every length of a text, reportedly for tenths of a second.
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device
 
@@ -110,6 +126,17 @@ def wait(device: torch.device) -> None:
     """Until a GPU has done what was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def free_memory() -> int:
+    """Bytes of main memory that can be had: of what the machine has free, as much as a container is allowed."""
+    free = int(psutil.virtual_memory().available)
+    for limit, usage, stat, files in CONTAINERS:
+        with suppress(OSError, ValueError, KeyError):  # another kind of cgroup, or none; or its limit is called max
+            facts = dict(line.split() for line in (CGROUP / stat).read_text().splitlines())
+            taken = int((CGROUP / usage).read_text()) - sum(int(facts[name]) for name in files)
+            free = min(free, int((CGROUP / limit).read_text()) - taken)
+    return max(free, 0)
 
 
 def device_name(device: torch.device) -> str:

@@ -14,6 +14,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -23,6 +24,7 @@ from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from .failures import in_words
+from .hardware import free_memory
 from .imports import import_quickly
 from .presets import Folder, Hub, Source, Wheel
 from .runners.choose import has_room_for
@@ -142,6 +144,8 @@ def _by_transformers(
     options: dict[str, Any] = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
     config = AutoConfig.from_pretrained(place, **options)
     check_rolls_back(config, source)
+    if device.type == "cpu":
+        check_memory(config, dtype, source)
     tokenizer = AutoTokenizer.from_pretrained(place, **options)
     model = AutoModelForCausalLM.from_pretrained(
         place,
@@ -185,6 +189,24 @@ def _device_map(device: torch.device) -> Any:
     if device.type == "cpu":
         return None
     return "sequential" if device == torch.device("cuda") else {"": str(device)}
+
+
+def check_memory(config: Any, dtype: torch.dtype, source: Source) -> None:
+    """Refuse, before it is fetched, a model that main memory cannot hold: the system would end the whole process.
+
+    Raises:
+        LoadError: with what it needs and what there is.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        weights = AutoModelForCausalLM.from_config(config, dtype=dtype).parameters()
+    needed, free = sum(weight.nbytes for weight in weights), free_memory() + psutil.swap_memory().free
+    if needed > free:
+        raise LoadError(
+            f"{source} needs {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free. "
+            "Choose a smaller preset, or run it on a machine with more."
+        )
 
 
 def check_rolls_back(config: Any, source: Source) -> None:

@@ -14,13 +14,12 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.initialization import no_init_weights
 
-from ..hardware import seconds_of
+from ..hardware import free_memory, seconds_of
 from ..runners.choose import MakeRunner, runner_maker
 from ..runners.eager import EagerRunner
 from ..runners.fused import FusedRunner
@@ -182,7 +181,7 @@ def _cut(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
 def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    return free_memory()
 
 
 def _seconds(work: Callable[[], Tensor]) -> float:

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 from torch import Tensor
 
-from . import Runner
+from ..hardware import free_memory
+from . import Runner, ops
 from .fused import FusedRunner
-from .graph import CudaCapture, GraphRunner, Graphs
+from .graph import Capture, CudaCapture, GraphRunner, Graphs
 from .layout import FusedModel, Rope, Weights, knows
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def runner_maker(model: PreTrainedModel, slots: int = 1, eager: bool = False) ->
     weights = list(model.parameters())
     if not eager and knows(model.config) and len({weight.device for weight in weights}) == 1:
         if model.device.type == "cuda":
-            fused = FusedModel.of(model)
-            make = partial(GraphRunner, Graphs(fused, ops_for(fused), CudaCapture(model.device), slots))
+            make = partial(GraphRunner, captured(FusedModel.of(model), CudaCapture(model.device), slots))
             reader = make(READ)
             reader.prefill([0] * READ)  # sets up what is not captured, or the first run of all would pay for that
             reader.release()
@@ -50,6 +49,20 @@ def runner_maker(model: PreTrainedModel, slots: int = 1, eager: bool = False) ->
     from .eager import EagerRunner  # late: it brings in transformers' models
 
     return "eager", partial(EagerRunner, model)
+
+
+def captured(model: FusedModel, capture: Capture, slots: int) -> Graphs:
+    """The captured passes, of the fastest operations that run here."""
+    fastest = ops_for(model)
+    try:
+        return Graphs(model, fastest, capture, slots)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        if fastest is ops:
+            raise
+        log.warning("Triton's kernels cannot be run: torch's own operations run instead.", exc_info=True)
+    return Graphs(model, ops, capture, slots)
 
 
 def runner_of_weights(config: PreTrainedConfig, weights: Weights) -> tuple[str, MakeRunner]:
@@ -65,8 +78,6 @@ def ops_for(model: FusedModel) -> ModuleType:
 
         if kernels.usable(model.width) and can_build(kernels.swiglu, device):
             return kernels
-    from . import ops
-
     return ops
 
 
@@ -82,4 +93,4 @@ def can_build(kernel: Callable[[Tensor], Tensor], device: torch.device) -> bool:
 
 def has_room_for(size: int) -> bool:
     """Whether main memory has so many bytes for a copy of weights, and some to spare."""
-    return size < psutil.virtual_memory().available * 0.8
+    return size < free_memory() * 0.8

@@ -6,13 +6,14 @@ import errno
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import Lfm2Config, MambaConfig, PreTrainedTokenizerFast, T5Config
 
-from specdemo import hardware
+from specdemo import hardware, opening
 from specdemo.drafters import DRAFTERS
 from specdemo.events import emitted_tokens
 from specdemo.failures import explain
@@ -265,6 +266,50 @@ def test_memory_that_cannot_be_had_is_a_sentence() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**55)
     assert "too little free memory" in str(explain(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        (
+            {
+                "memory.max": "900\n",
+                "memory.current": "700\n",
+                "memory.stat": "anon 5\nactive_file 30\ninactive_file 70\n",
+            },
+            300,
+        ),
+        ({"memory.max": "max\n", "memory.current": "700\n", "memory.stat": "active_file 0\ninactive_file 0\n"}, 5000),
+        (
+            {
+                "memory/memory.limit_in_bytes": "9000\n",
+                "memory/memory.usage_in_bytes": "8500\n",
+                "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 20\ntotal_active_file 0\n",
+            },
+            520,
+        ),
+        ({"memory.max": "600\n", "memory.current": "700\n", "memory.stat": "active_file 0\ninactive_file 0\n"}, 0),
+        ({}, 5000),
+    ],
+)
+def test_a_container_has_no_more_memory_than_it_is_allowed(
+    files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
+    assert hardware.free_memory() == free
+
+
+def test_a_model_that_memory_cannot_hold_is_refused_before_its_weights_are_read(
+    checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "free_memory", lambda: 1000)
+    monkeypatch.setattr(opening.psutil, "swap_memory", lambda: SimpleNamespace(free=500))
+    with pytest.raises(LoadError, match=r"needs 0\.0 GB of memory, but 0\.0 GB are free. Choose a smaller preset"):
+        load(preset_of(Folder(checkpoints["llama"])), "float32", "cpu")
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("shape mismatch"), KeyError("x"), IndexError("index out of range")])

@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
-import psutil
 import pytest
 import torch
 from filelock import FileLock
@@ -27,6 +26,7 @@ from transformers import PreTrainedModel
 from specdemo import opening, sources
 from specdemo.models import load
 from specdemo.presets import Wheel, find_preset
+from specdemo.runners import choose
 from specdemo.runners.fused import FusedRunner
 from specdemo.runners.layout import FusedModel
 from specdemo.sources import LoadError, Sdist, cache_folder, from_sdist, from_wheel
@@ -191,7 +191,10 @@ def test_a_second_start_and_a_race_leave_transformers_models_out(index: SimpleNa
     [
         (lambda patch: patch.setattr(opening, "is_plain", lambda config: False), "fused"),
         (lambda patch: patch.setattr(opening, "knows", lambda config: False), "fused"),
-        (lambda patch: patch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1000)), "eager"),
+        (
+            lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (opening, choose)],
+            "eager",
+        ),
     ],
 )
 def test_what_cannot_be_run_as_it_is_stored_is_opened_by_transformers(
