@@ -181,7 +181,7 @@ def compare(loaded: Loaded, prompt_ids: Sequence[int], plain: Sequence[int], spe
         return Comparison(identical=True)
     if place >= min(len(plain), len(speculative)):  # one was stopped: there is no other token to compare with
         return Comparison(identical=False, first_difference=place)
-    runner = loaded.target_runner(len(prompt_ids) + place)
+    runner = loaded.target_runner(len(prompt_ids) + max(len(plain), len(speculative)))  # as the lanes had
     try:
         logits = runner.prefill([*prompt_ids, *plain[:place]])[0]
     finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -18,12 +19,12 @@ from torch.nn import functional as F
 
 from ..hardware import sent
 from ..types import MAX_K
-from . import check_fits
+from . import Runner, check_fits
 from .fused import Cache, FusedRunner, round_up
 from .layout import FusedModel, swiglu
 
 LONGEST = MAX_K + 1  # tokens in a pass of a round; what is longer is run as it comes
-ROOM = 1024  # the capacity of a slot is a multiple of this many tokens
+ROOM = 1024  # the least capacity of a slot, in tokens
 
 Outcome = tuple[Tensor, list[Tensor]]  # logits [T, V], and the states behind each layer, [T, hidden] each
 Capture = Callable[[Callable[[], Outcome]], Callable[[], Outcome]]
@@ -96,23 +97,34 @@ class Slot:
 
 
 class Graphs:
-    """A model with slots for its runs, which are captured at once and used again and again."""
+    """A model with slots for its runs, which are captured at once and used again and again.
+
+    Runs of the same context have slots of the same capacity, and so the same order of sums.
+    """
 
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
         """`slots` runs of up to `ROOM` tokens can go on at a time before another slot has to be captured."""
         self.model, self.ops, self.capture = model, ops, capture
         self._free = [self._slot(ROOM) for _ in range(slots)]
+        self._waiting: WeakSet[Runner] = WeakSet()
 
-    def make_room(self, capacity: int) -> None:
-        """Let every free slot hold so many tokens. To capture one takes seconds: ask before a clock runs."""
-        for small in [slot for slot in self._free if slot.capacity < capacity]:
-            self._free.append(self._slot(capacity))  # first: a pool whose graphs are all gone takes no other
-            self._free.remove(small)
+    def make_room(self, runner: Runner) -> None:
+        """Have a slot for a runner when it asks for one. To capture one takes seconds: this is before a clock runs."""
+        capacity = capacity_for(runner.context)
+        others = sum(capacity_for(other.context) == capacity for other in self._waiting if other is not runner)
+        if others >= sum(slot.capacity == capacity for slot in self._free):
+            # Large slots of another size make place. Those from the beginning stay: without a graph the pool would go.
+            self._free = [slot for slot in self._free if slot.capacity in (ROOM, capacity)]
+            self._free.append(self._slot(capacity))
+        self._waiting.add(runner)
 
-    def take(self, capacity: int) -> Slot:
-        """A free slot of at least that capacity."""
-        self.make_room(capacity)
-        return self._free.pop() if self._free else self._slot(capacity)
+    def take(self, runner: Runner) -> Slot:
+        """A slot for a runner."""
+        self.make_room(runner)
+        self._waiting.discard(runner)
+        slot = next(slot for slot in self._free if slot.capacity == capacity_for(runner.context))
+        self._free.remove(slot)
+        return slot
 
     def give(self, slot: Slot) -> None:
         """The run is over."""
@@ -120,7 +132,12 @@ class Graphs:
         self._free.append(slot)
 
     def _slot(self, capacity: int) -> Slot:
-        return Slot(self.model, self.ops, self.capture, round_up(capacity, ROOM))
+        return Slot(self.model, self.ops, self.capture, capacity)
+
+
+def capacity_for(context: int) -> int:
+    """Of the slot for a run of up to so many tokens: at most a quarter more, beyond a few times `ROOM`."""
+    return round_up(context, max(ROOM, 1 << max(context.bit_length() - 3, 0)))
 
 
 class GraphRunner(FusedRunner):
@@ -128,7 +145,7 @@ class GraphRunner(FusedRunner):
 
     def __init__(self, graphs: Graphs, capacity: int) -> None:
         super().__init__(graphs.model, capacity)
-        graphs.make_room(capacity)
+        graphs.make_room(self)
         self._graphs = graphs
         self._slot: Slot | None = None
 
@@ -150,5 +167,5 @@ class GraphRunner(FusedRunner):
             self._slot = None
 
     def _new_cache(self) -> Cache:
-        self._slot = self._graphs.take(self.context)
+        self._slot = self._graphs.take(self)
         return self._slot.cache

@@ -111,7 +111,7 @@ def test_a_captured_pass_is_the_same_operations_on_the_same_memory_at_every_leng
     architecture: str, count: int
 ) -> None:
     graphs = graphs_of(architecture)
-    slot = graphs.take(1)
+    slot = graphs.take(GraphRunner(graphs, 1))
     watched = []
     for length in (0, 3, 110):
         slot.start.fill_(length)
@@ -211,11 +211,10 @@ def test_runs_that_take_turns_keep_to_their_own_slots() -> None:
     assert len(toy.draft_graphs._free) == 1
 
 
-def test_a_slot_is_used_again_and_one_that_is_too_small_makes_place_for_a_larger() -> None:
+def test_a_slot_is_used_again_and_large_ones_of_another_size_make_place() -> None:
     graphs = graphs_of("gpt2")
-    first = graphs.take(100)
+    first = graphs._free[0]
     assert first.capacity == 128
-    graphs.give(first)
     runner = GraphRunner(graphs, 100)
     runner.prefill(PROMPT)
     assert graphs._free == []
@@ -223,14 +222,25 @@ def test_a_slot_is_used_again_and_one_that_is_too_small_makes_place_for_a_larger
     runner.release()
     runner.release()
     assert graphs._free == [first]
-    assert graphs.take(200).capacity == 256
-    assert graphs._free == []
+    for context, capacity in ((200, 256), (256, 256), (700, 768), (1100, 1280)):
+        large = GraphRunner(graphs, context)
+        large.prefill(PROMPT)
+        large.release()
+        assert [slot.capacity for slot in graphs._free] == [128, capacity]
 
 
-def test_a_larger_slot_is_captured_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_larger_slots_are_captured_before_their_runs_begin_and_only_as_many_as_there_are_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     graphs = Graphs(FusedModel.of(tiny_model("llama")), ops, recorded, 2)
-    runners = [GraphRunner(graphs, 200), GraphRunner(graphs, 150)]
-    assert [slot.capacity for slot in graphs._free] == [256, 256]
+    runners = [GraphRunner(graphs, context) for context in (100, 200)]
+    assert [slot.capacity for slot in graphs._free] == [128, 128, 256]
+    runners += [GraphRunner(graphs, 150)]
+    assert [slot.capacity for slot in graphs._free] == [128, 128, 256, 256]
+    never = GraphRunner(graphs, 150)
+    del never  # without having begun
+    runners += [GraphRunner(graphs, 180)]
+    assert [slot.capacity for slot in graphs._free] == [128, 128, 256, 256, 256]
 
     def late(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
         raise AssertionError("captured while a clock runs")
@@ -238,6 +248,7 @@ def test_a_larger_slot_is_captured_before_a_run_begins(monkeypatch: pytest.Monke
     monkeypatch.setattr(graphs, "capture", late)
     for runner in runners:
         runner.prefill(PROMPT)
+    assert [slot.capacity for slot in graphs._free] == [128]
 
 
 def test_numbers_that_are_none_do_not_outlive_their_run() -> None:
@@ -330,6 +341,26 @@ def test_kernels_that_cannot_be_built_are_done_without(
     model: Any = SimpleNamespace(embedding=SimpleNamespace(device=device), width=64)
     assert ops_for(model) is (ops if broken else kernels)
     assert ("Failed to find C compiler" in caplog.text) == broken
+
+
+def test_where_the_kernels_fail_torchs_own_operations_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def product(*inputs: Any, **more: Any) -> Tensor:
+        raise RuntimeError("out of resource: shared memory")
+
+    kernels = SimpleNamespace(**{**vars(ops), "product": product})
+    monkeypatch.setattr(choose, "ops_for", lambda model: kernels)
+    graphs = choose.captured(FusedModel.of(tiny_model("llama")), recorded, 1)
+    assert graphs.ops is ops
+    assert "out of resource" in caplog.text
+
+    def full(*inputs: Any, **more: Any) -> Tensor:
+        raise torch.OutOfMemoryError
+
+    kernels.product = full
+    with pytest.raises(torch.OutOfMemoryError):
+        choose.captured(FusedModel.of(tiny_model("llama")), recorded, 1)
 
 
 def test_a_slot_holds_a_pass_for_every_draft() -> None:
