@@ -58,9 +58,9 @@ class Control:
     is worth a long draft, a guess beside it a short one or none.
     """
 
-    def __init__(self, k: int | str, costs: Costs | None) -> None:
+    def __init__(self, k: int | str, costs: Costs | None, prompt_tokens: int = 1) -> None:
         """`k` may be AUTO and needs `costs` then. A fixed K adds what its rounds cost to them."""
-        self.k, self.costs = k, costs
+        self.k, self.costs, self.prompt_tokens = k, costs, prompt_tokens
         self._histories: dict[type[Drafter], History] = {}
         self._author: type[Drafter]  # of the last round that K was chosen for
 
@@ -96,7 +96,7 @@ class Control:
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
             hope = max(hope, (place + 2) / length)  # the rate if all pass
-        beginning = 0.0 if history.began else costs.of_beginning(author)
+        beginning = 0.0 if history.began else costs.of_beginning(author, self.prompt_tokens)
         alone = min(passes[1:])  # a pass over one token costs no more than others, and its own figure may be old
         untested = history.tests.tested[0] < ENOUGH_TESTS
         pays = most * (alone - 1 / (hope if untested else rate)) > beginning  # if the rest of the text goes like this
@@ -125,7 +125,7 @@ class Control:
         if history.drafts > 1:  # the first of a row reads the prompt, or what was written while it rested
             costs.learn_draft(self._author, len(fates), last.draft_seconds)
         elif not history.began:
-            costs.learn_first(self._author, len(fates), last.draft_seconds)
+            costs.learn_first(self._author, len(fates), last.draft_seconds, self.prompt_tokens)
         history.began = True
         history.passed = fates[:1] == [Fate.ACCEPTED]
         if fates:

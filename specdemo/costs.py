@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import pairwise
 from random import Random
-from statistics import median_high, median_low
-from typing import TYPE_CHECKING
+from statistics import median_low
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -63,7 +63,7 @@ class Costs:
                 self.passes[tokens] = ((1 - part) * seconds[low] + part * seconds[high]) / self.pace
         self._seen = [CALIBRATED] * len(self.passes)
         self._drafting: defaultdict[type[Drafter], Drafting] = defaultdict(Drafting)
-        self._firsts: defaultdict[type[Drafter], deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        self._firsts: defaultdict[type[Drafter], deque[First]] = defaultdict(lambda: deque(maxlen=RECENT))
         self.fared: defaultdict[type[Drafter], Tally] = defaultdict(lambda: Tally(FORGET_RUNS))
         self.rested: Counter[type[Drafter]] = Counter()  # rounds of the last run since a draft, and of those before
         self.tried: set[str] = set()  # drafters by name, see `race.start`
@@ -123,14 +123,30 @@ class Costs:
         """A draft of so many tokens, perhaps none, took so long."""
         self._drafting[drafter].add(_counted(drafter, tokens), seconds / self.pace)
 
-    def of_beginning(self, drafter: type[Drafter]) -> float:
-        """What the first draft of a run costs more than a later one: it reads the prompt."""
-        firsts = self._firsts[drafter]
-        return median_high(firsts) if firsts else 0.0
+    def of_beginning(self, drafter: type[Drafter], prompt_tokens: int) -> float:
+        """What the first draft of a run costs more than a later one: it reads the prompt.
 
-    def learn_first(self, drafter: type[Drafter], tokens: int, seconds: float) -> None:
-        """The first draft of a run took so long."""
-        self._firsts[drafter].append(max(seconds / self.pace - (self.of_draft(drafter, tokens) or 0.0), 0.0))
+        Of a longer prompt this one takes its share. If all were shorter it is hoped to take no more than they did, or
+        auto might never learn better.
+        """
+        firsts = self._firsts[drafter]
+        longer = [first for first in firsts if first.prompt_tokens >= prompt_tokens]
+        costs = [first.cost * prompt_tokens / first.prompt_tokens for first in longer] or [
+            first.cost for first in firsts
+        ]
+        return median_low(costs) if costs else 0.0
+
+    def learn_first(self, drafter: type[Drafter], tokens: int, seconds: float, prompt_tokens: int) -> None:
+        """The first draft of a run, of so many tokens, took so long."""
+        extra = seconds / self.pace - (self.of_draft(drafter, tokens) or 0.0)
+        self._firsts[drafter].append(First(max(extra, 0.0), prompt_tokens))
+
+
+class First(NamedTuple):
+    """The first draft of a run: what it cost more than a later one, and how long the prompt was."""
+
+    cost: float
+    prompt_tokens: int
 
 
 def _counted(drafter: type[Drafter], tokens: int) -> int:

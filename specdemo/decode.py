@@ -65,7 +65,7 @@ def decode(
         check_room(len(prompt_ids), settings, runner.context)
         noise = torch.Generator(runner.device).manual_seed(settings.seed)
         rule = rule or verify
-        control = Control(settings.k, costs)
+        control = Control(settings.k, costs, len(prompt_ids))
 
         began = time.perf_counter()
         logits = runner.prefill(prompt_ids)  # [1, V]

@@ -392,7 +392,19 @@ def test_what_a_trial_shows_of_guesses_is_not_kept() -> None:
     chosen_by(trial, [0.1] * 9)
     assert costs.of_draft(Drafter, 1) == trial.of_draft(Drafter, 1) is not None
     assert (list(trial.fared), list(costs.fared)) == ([Drafter], [])
-    assert costs.of_beginning(Drafter) == 0
+    assert costs.of_beginning(Drafter, 1) == 0
+
+
+def test_a_long_prompt_does_not_make_the_beginning_of_a_short_one_dear() -> None:
+    costs = Costs(FLAT)
+    for seconds in (20.0, 30.0):
+        costs.learn_first(Drafter, 1, seconds, prompt_tokens=1500)
+    assert costs.of_beginning(Drafter, 75) == pytest.approx(1.0)
+    assert costs.of_beginning(Drafter, 1500) == costs.of_beginning(Drafter, 3000) == 20
+    for _ in range(3):
+        costs.learn_first(Drafter, 1, 2.0, prompt_tokens=75)
+    assert costs.of_beginning(Drafter, 1500) == 20  # what short ones cost has no say in that
+    assert costs.of_beginning(Drafter, 75) == 2
 
 
 def test_a_drafter_that_finds_nothing_at_no_cost_does_not_make_its_drafts_free() -> None:
