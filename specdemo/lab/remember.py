@@ -93,7 +93,8 @@ class Remembering:
             logits = read()[-count:]
             self.passes += 1
             kept = self.real.states[-count:] if self.real.states is not None and not layers else [None] * count
-            rows = list(zip(logits, kept, strict=True))
+            # A pass of another length may round otherwise, and no text may be told in two ways.
+            rows = [self._rows.get(key, row) for key, row in zip(keys, zip(logits, kept, strict=True), strict=True)]
             if self._held < ROOM:
                 self._rows.update(zip(keys, rows, strict=True))
                 self._held += logits.nbytes
