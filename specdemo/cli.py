@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from .events import emitted_tokens, write_trace
 from .imports import import_quickly
 from .lab.cli import app as bench_app
 from .lab.lab_cli import app as lab_app
-from .options import AsJson, Device, DrafterName, DType, Eager, PresetName, Seed, TopK, TopP
+from .options import AsJson, Device, DrafterName, DType, Eager, PresetName, Seed, TopK, TopP, check_writable
 from .presets import Preset, find_preset, load_presets
 from .text import LaneText
 from .train.cli import app as train_app
@@ -205,15 +204,6 @@ def read_prompt(prompt: str) -> str:
         return sys.stdin.read() if prompt == "-" else prompt
     except UnicodeDecodeError as error:
         raise BadInput(f"The prompt on stdin is not text in {error.encoding}.") from error
-
-
-def check_writable(out: Path) -> None:
-    """Refuse, before any work is done, a file that could not be written."""
-    folder = out.absolute().parent
-    if not folder.is_dir():
-        raise BadInput(f"There is no folder {folder} to write the trace into.")
-    if out.is_dir() or not os.access(out if out.exists() else folder, os.W_OK):
-        raise BadInput(f"{out} cannot be written. Choose another file for the trace.")
 
 
 @contextmanager

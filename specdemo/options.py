@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from .types import BadInput
 
 PresetName = Annotated[str, typer.Option("--preset", help="Which models; see `presets`.")]
 DrafterName = Annotated[
@@ -28,3 +31,19 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Eager = Annotated[bool, typer.Option("--eager", help="Run the models by transformers' own forward.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write everything to this file.")]
+
+
+def check_writable(*files: Path | None) -> None:
+    """Refuse, before any work is done, files that could not be written.
+
+    Raises:
+        BadInput: naming the folder that is not there or the file.
+    """
+    for file in files:
+        if file is None:
+            continue
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise BadInput(f"There is no folder {folder} to write {file.name} into.")
+        if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+            raise BadInput(f"{file} cannot be written. Choose another file.")

@@ -20,6 +20,7 @@ from ..options import (
     PromptFile,
     Repeats,
     Temperatures,
+    check_writable,
 )
 from ..presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..race import SPECULATIVE, drafters_of
@@ -168,9 +169,9 @@ def run(
 
     from ..models import load
     from .bench import ALONE, bench, provenance, read_prompts, some
-    from .tables import check_folder, write_json
+    from .tables import write_json
 
-    check_folder(out)
+    check_writable(out)
     chosen, asked = find_preset(preset), some(read_prompts(prompts), each)
     try:
         k_values, t_values = [read_k(k.strip()) for k in ks.split(",")], [float(t) for t in temperatures.split(",")]
@@ -209,9 +210,9 @@ def page(
     from tqdm import tqdm
 
     from .bench_page import WAYS, Asked, bench_page, table
-    from .tables import check_folder, write_json
+    from .tables import write_json
 
-    check_folder(out)
+    check_writable(out)
     usual = find_preset(preset).defaults
     asked = Asked(prompt, preset, drafter or usual.drafter, usual.k if k is None else k, max_new_tokens)
     Settings(k=asked.k, max_new_tokens=max_new_tokens)
@@ -283,9 +284,9 @@ def roofline(
     from ..models import load
     from . import roofline as lab
     from .bench import provenance
-    from .tables import check_folder, write_json
+    from .tables import write_json
 
-    check_folder(json_)
+    check_writable(json_)
     Settings(k=k)
     asked = list(lab.SHAPES) if shapes is None else [shape for shape in shapes.split(",") if shape]
     for shape in asked:
@@ -314,9 +315,9 @@ def gpu(
     """Is the captured engine right on this GPU, and how near does it come to what the GPU can do? Random weights."""
     from ..hardware import choose_device, choose_dtype
     from . import bench_gpu, gpu_checks
-    from .tables import check_folder, write_json
+    from .tables import write_json
 
-    check_folder(json_)
+    check_writable(json_)
     chosen = choose_device(device)
     if chosen.type == "cpu" and not tiny:
         raise BadInput("This measures a GPU, and there is none here. With --tiny it runs on the CPU, to no purpose.")

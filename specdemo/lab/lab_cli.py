@@ -28,6 +28,7 @@ from ..options import (
     Temperatures,
     TopK,
     TopP,
+    check_writable,
 )
 from ..presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..race import PLAIN, SPECULATIVE, drafters_of
@@ -63,9 +64,9 @@ def profile(
     """Time a token of each model, a pass over 1 to 17 tokens, and what a drafted token costs."""
     from . import profile as lab
     from .bench import provenance
-    from .tables import check_folder, text_table, write_csv, write_json
+    from .tables import text_table, write_csv, write_json
 
-    check_folder(json_, csv)
+    check_writable(json_, csv)
     at_least_1(repeats=repeats)
     with loaded_model(preset, dtype, device) as loaded:
         drafters = drafters_of(loaded, names)
@@ -102,9 +103,9 @@ def theory(
     import json
 
     from . import theory as lab
-    from .tables import check_folder, text_table, write_csv
+    from .tables import text_table, write_csv
 
-    check_folder(csv)
+    check_writable(csv)
     if profile is not None and drafter is not None:
         costs = costs_in(profile, drafter)
     elif draft_ms is not None and target_ms is not None:
@@ -133,9 +134,9 @@ def explain(
 ) -> None:
     """Set a recorded race beside the theory, and split the gap between the two into its parts."""
     from .explain import explain as lab
-    from .tables import check_folder, write_csv, write_json
+    from .tables import write_csv, write_json
 
-    check_folder(json_, csv)
+    check_writable(json_, csv)
     entries = read_trace(trace_lines(trace))[1]
     found = lab(*([entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE)))
     say(found.in_words())
@@ -162,9 +163,9 @@ def sweep(
     """Run drafters with several K, at several temperatures, on easy and hard prompts, and name the best K."""
     from . import sweep as lab
     from .bench import provenance, read_prompts
-    from .tables import check_folder, text_table, write_csv, write_json
+    from .tables import text_table, write_csv, write_json
 
-    check_folder(json_, csv)
+    check_writable(json_, csv)
     at_least_1(seeds=seeds)
     try:
         k_values, t_values = [int(k) for k in ks.split(",")], [float(t) for t in temperatures.split(",")]
@@ -207,9 +208,9 @@ def domains(
     """Count where guesses pass: by category of prompt, by kind of token, by place in the draft."""
     from . import domains as lab
     from .bench import provenance, read_prompts
-    from .tables import check_folder, text_table, write_csv, write_json
+    from .tables import text_table, write_csv, write_json
 
-    check_folder(json_, csv)
+    check_writable(json_, csv)
     counts = lab.Counts()
     for trace in traces or ():
         drafted = [entry for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
@@ -264,9 +265,9 @@ def lossless(
     from . import lossless as lab
     from .bench import provenance, read_prompts
     from .law import RULES
-    from .tables import check_folder, write_csv, write_json
+    from .tables import write_csv, write_json
 
-    check_folder(json_, csv)
+    check_writable(json_, csv)
     if rule not in RULES:
         raise BadInput(f"There is no rule called {rule!r}. Choose one of: {', '.join(RULES)}.")
     settings = Settings(k, temperature, top_k, top_p, max_new_tokens, seed)

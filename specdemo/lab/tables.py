@@ -14,8 +14,6 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from ..types import BadInput
-
 CONFIDENCE = 0.95
 
 
@@ -41,17 +39,6 @@ class Spread:
             return cls(mean, None, None, 1)
         half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * stdev(values) / sqrt(count)
         return cls(mean, max(0.0, mean - half), min(most, mean + half), count)
-
-
-def check_folder(*paths: Path | None) -> None:
-    """Refuse files that cannot be written before anything is measured.
-
-    Raises:
-        BadInput: naming the folder that is not there.
-    """
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise BadInput(f"There is no folder {path.absolute().parent} to write {path.name} into.")
 
 
 def json_text(result: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..options import Device, DType
+from ..options import Device, DType, check_writable
 from ..presets import PRESETS, find_preset
 from ..types import BadInput
 
@@ -72,6 +72,7 @@ def ngram(
     from .ngram import build_table
 
     path = out or PRESETS / "weights" / f"{find_preset(preset).name}.ngram.safetensors"
+    check_writable(path)
     try:
         build_table(
             text or [Path("text")], path, {"command": "python -m specdemo train ngram", "preset": preset}, typer.echo
@@ -118,6 +119,7 @@ def head(
         raise BadInput(f"Layers are whole numbers, separated by commas, not {layers!r}.") from error
     plan = Plan(kind, tokens, rows, places, rate, draft_vocab, mlp, depth, state_layers, seed)
     path = out or PRESETS / "weights" / f"{find_preset(preset).name}.{kind}.safetensors"
+    check_writable(path)
     loaded = load(find_preset(preset), "auto", device, eager=True)
     provenance = {"command": "python -m specdemo train head", **made_by(loaded)}
     with tqdm(total=tokens, unit=" tokens", unit_scale=True) as bar:
@@ -216,6 +218,7 @@ def bigram(
     from .bigram import build_bigrams
     from .shakespeare import ALPHABET, encode, read_plays, text_facts
 
+    check_writable(out)
     text, held_out = read_plays(lambda _, words: None)
     facts = {"command": "python -m specdemo train bigram", "text": text_facts(text, held_out)}
     build_bigrams(encode(text), len(ALPHABET) + 1, out, facts)

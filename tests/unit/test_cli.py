@@ -143,6 +143,9 @@ def test_an_exact_tie_is_told_as_one():
         (["dance"], "dance"),
         (["record", "--prompt", "Hi", "--out", "/no/such/folder/trace.jsonl"], "/no/such/folder"),
         (["record", "--prompt", "Hi", "--out", "/"], "cannot be written"),
+        (["bench", "--json", "/"], "cannot be written"),
+        (["lab", "profile", "--csv", "/no/such/folder/profile.csv"], "/no/such/folder"),
+        (["train", "bigram", "--out", "/no/such/folder/table"], "/no/such/folder"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(run, words, named):
