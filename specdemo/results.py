@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .types import BadInput
+from .types import AUTO, BadInput
 
 
 def results_path(preset: Path) -> Path:
@@ -53,8 +53,12 @@ def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(results: Mapping[str, Any], drafter: str) -> str:
-    """What this drafter reached at each temperature with the best K for it; empty if it was not measured."""
-    rows = [row for row in results["rows"] if row["drafter"] == drafter]
+    """What this drafter reached at each temperature with the best K for it; empty if it was not measured.
+
+    Auto is told where nothing else was measured: it drafts nothing where that is better, and says little of a drafter.
+    """
+    every = [row for row in results["rows"] if row["drafter"] == drafter]
+    rows = [row for row in every if row["k"] != AUTO] or every
     where = f"{results['environment']['cpu']}, {results['environment']['cores']} cores, {results['prompts']} prompts"
     reached = []
     for temperature in sorted({row["temperature"] for row in rows}):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ALL = "all"  # the category that holds every prompt
 Run = dict[str, Any]
 Rows = dict[tuple[Any, ...], list[Run]]  # runs by method, drafter, K, temperature and category
+Bases = dict[tuple[str, tuple[Any, ...]], Run]  # what runs are compared with, by method and `_place`
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +190,12 @@ def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:
     """A row for each method, drafter, K, temperature and category.
 
     The ratios are of tokens per second, run by run, to the plain run (`ratio_to_plain`) and to that of transformers
-    (`ratio_to_hf`) of the same prompt, temperature and repeat; those of K = auto also to the fixed K that was the
-    fastest in the row (`ratio_to_best_k`). Rates are over all runs of a row together. `identical` counts the greedy
-    texts that are the plain run's.
+    (`ratio_to_hf`) of the same prompt, temperature and repeat; those of K = auto also to the fixed K that had the
+    best `ratio_to_plain` in the row (`ratio_to_best_k`). Rates are over all runs of a row together. `identical` counts
+    the greedy texts that are the plain run's.
     """
     category_of = {prompt.id: prompt.category for prompt in prompts}
-    bases = {(run["method"], _place(run)): run for run in runs if run["method"] in (PLAIN, HF)}
+    bases: Bases = {(run["method"], _place(run)): run for run in runs if run["method"] in (PLAIN, HF)}
     rows: Rows = {}
     for run in runs:
         for category in (ALL, category_of[run["prompt_id"]]):
@@ -212,7 +213,7 @@ def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:
             "tokens_per_second": median(run["tokens_per_second"] for run in group),
             "ratio_to_plain": _ratios(group, plain),
             "ratio_to_hf": _ratios(group, [bases.get((HF, _place(run))) for run in group]),
-            "ratio_to_best_k": _to_best_k(rows, drafter, temperature, category) if k == AUTO else None,
+            "ratio_to_best_k": _to_best_k(rows, bases, drafter, temperature, category) if k == AUTO else None,
             "tokens_per_round": after_first / total["rounds"] if total["rounds"] else None,
             "acceptance_rate": total["accepted"] / total["tested"] if total["tested"] else None,
             "draft_efficiency": total["accepted"] / total["drafted"] if total["drafted"] else None,
@@ -230,15 +231,22 @@ def _place(run: Run) -> tuple[Any, ...]:
     return run["prompt_id"], run["temperature"], run["repeat"]
 
 
-def _to_best_k(rows: Rows, drafter: str | None, temperature: float, category: str) -> dict[str, float] | None:
-    """Tokens per second of K = auto over those of the fastest fixed `k`, run by run; None without a fixed K."""
+def _to_best_k(
+    rows: Rows, bases: Bases, drafter: str | None, temperature: float, category: str
+) -> dict[str, float] | None:
+    """Tokens per second of K = auto over those of the fixed `k` that is fastest by its ratio to the target alone, run
+    by run; None without a fixed K."""
     by_k = {key[2]: runs for key, runs in rows.items() if key == (SPECULATIVE, drafter, key[2], temperature, category)}
     auto = by_k.pop(AUTO)
     if not by_k:
         return None
-    best = max(by_k, key=lambda k: median(run["tokens_per_second"] for run in by_k[k]))
+
+    def to_plain(k: int | str) -> float:
+        return median(_each_ratio(by_k[k], [bases[PLAIN, _place(run)] for run in by_k[k]]))
+
+    best = max(by_k, key=to_plain)
     there = {_place(run): run for run in by_k[best]}
-    return {"k": best, **spread([run["tokens_per_second"] / there[_place(run)]["tokens_per_second"] for run in auto])}
+    return {"k": best, **spread(_each_ratio(auto, [there[_place(run)] for run in auto]))}
 
 
 def _by_place(runs: Sequence[Run]) -> list[float]:
@@ -256,10 +264,15 @@ def _total(runs: Sequence[Run], name: str) -> int:
 
 
 def _ratios(runs: Sequence[Run], bases: Sequence[Run | None]) -> dict[str, float] | None:
-    """Tokens per second over those of the base, run by run; None without bases."""
-    pairs = zip(runs, bases, strict=True)
-    ratios = [run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs if base]
+    """How far `_each_ratio` lie apart; None without bases."""
+    ratios = _each_ratio(runs, bases)
     return spread(ratios) if ratios else None
+
+
+def _each_ratio(runs: Sequence[Run], bases: Sequence[Run | None]) -> list[float]:
+    """Tokens per second over those of the base, run by run, where there is one."""
+    pairs = zip(runs, bases, strict=True)
+    return [run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs if base]
 
 
 def spread(ratios: Sequence[float]) -> dict[str, float]:

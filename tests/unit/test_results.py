@@ -38,6 +38,12 @@ def test_the_best_k_is_told_for_each_temperature() -> None:
     assert in_words(RESULTS, "prompt-lookup") == ""
 
 
+def test_auto_is_told_of_a_drafter_only_where_nothing_else_was_measured() -> None:
+    auto = {**row("eagle", 0, 0.0, 1.5), "k": "auto"}
+    assert "1.00x at temperature 0 (K = 2)" in in_words({**RESULTS, "rows": [*RESULTS["rows"], auto]}, "eagle")
+    assert "1.50x at temperature 0 (K = auto)" in in_words({**RESULTS, "rows": [auto]}, "eagle")
+
+
 def test_results_lie_beside_their_preset(tmp_path: Path) -> None:
     path = results_path(tmp_path / "some.toml")
     assert path == tmp_path / "some.results.json"
