@@ -18,6 +18,7 @@ from ..types import BadInput, Settings
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches; on a CPU the engine pays for the browser, see `bench page`
+NOTHING_LOADED = "No model is loaded yet"
 END = object()  # follows the last item of a stream
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class Engine:
     def __init__(self, presets: Mapping[str, Preset], backend: Backend) -> None:
         self.presets = presets
         self.backend = backend
-        self.status = Status("idle", "", "No model is loaded yet")
+        self.status = Status("idle", "", NOTHING_LOADED)
         self._loaded: Any = None
         self._pause = CPU_SECONDS
         self._starting = threading.Lock()
@@ -176,21 +177,28 @@ class Engine:
     def _load(self, preset: str) -> None:
         if self.status.preset != preset:  # someone wanted another one meanwhile
             return
+        given_up = threading.Event()
+
+        def progress(fraction: float | None, words: str) -> None:
+            if self.status.preset != preset:  # the same, while gigabytes were on their way
+                given_up.set()
+                raise EngineTrouble("Another preset was chosen meanwhile.")
+            self._tell(preset, "loading", words, fraction)
+
         try:
             if self._loaded is None or self._loaded.preset.name != preset:
-                self._replace(preset)
+                self._replace(preset, progress)
             self._pause = CPU_SECONDS if self._loaded.device.type == "cpu" else GPU_SECONDS
             self._tell(preset, "ready", self.presets[preset].title, facts=facts(self._loaded), missing=self._missing())
         except Exception as error:
-            self._tell(preset, "failed", self.sentence(error))
+            if not given_up.is_set():  # or else whoever wants it again by now waits for another load
+                self._tell(preset, "failed", self.sentence(error))
 
-    def _replace(self, preset: str) -> None:
+    def _replace(self, preset: str, progress: Callable[[float | None, str], None]) -> None:
         if self._loaded is not None:
             old, self._loaded = self._loaded, None
             old.release()
-        self._loaded = self.backend.load(
-            self.presets[preset], lambda fraction, words: self._tell(preset, "loading", words, fraction)
-        )
+        self._loaded = self.backend.load(self.presets[preset], progress)
 
     def _tell(self, preset: str, stage: str, words: str, fraction: float | None = None, **more: Any) -> None:
         with self._starting:

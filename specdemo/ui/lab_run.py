@@ -17,6 +17,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from ..drafters import DRAFTERS
 from .engine import Engine
 from .lab_views import View
 from .lanes import to_json
@@ -60,6 +61,9 @@ class LabRun(Job):
         """The measurement in the engine's thread. Pictures are made between two steps, when nothing is being timed."""
         from .lab_studies import STUDIES
 
+        several = self.asked.get("drafters", [])  # which of them can be used was not known if another preset was loaded
+        if able := [name for name in several if not DRAFTERS[name].missing(loaded)]:
+            self.asked["drafters"] = able
         study = self.study = STUDIES[self.view.name](loaded, self.asked)
         began = pictured = time.monotonic()
         yield {"progress": {"done": 0, "of": study.steps, "words": "Warming up."}}

@@ -19,8 +19,10 @@ from .lanes import to_json
 from .runs import Job, Runs
 
 
-def add_lab(engine: Engine, runs: Runs, model: Mapping[str, Any], quiet: Mapping[str, Any]) -> None:
-    """Put the Lab where it is called; `model` puts its runs into the line for the model."""
+def add_lab(
+    engine: Engine, runs: Runs, preset: gr.Dropdown, model: Mapping[str, Any], quiet: Mapping[str, Any]
+) -> None:
+    """Put the Lab where it is called. It measures the chosen preset; `model` puts its runs into the line for it."""
     lab = gr.HTML(
         html_template="<div></div>",
         js_on_load="specdemo.mountLab(element, props, watch, trigger, server); // 'run', 'cancel'",
@@ -32,10 +34,10 @@ def add_lab(engine: Engine, runs: Runs, model: Mapping[str, Any], quiet: Mapping
         elem_id="lab",
     )
 
-    def run(request: gr.Request, asked: Any) -> Iterator[str]:
+    def run(request: gr.Request, asked: Any, preset: Any) -> Iterator[str]:
         """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
         try:
-            job = runs.begin(_read(asked, engine), request.session_hash)
+            job = runs.begin(_read(asked, preset, engine), request.session_hash)
         except BadInput as error:
             yield to_json({"refused": uuid4().hex, "error": str(error)})
             return
@@ -44,7 +46,7 @@ def add_lab(engine: Engine, runs: Runs, model: Mapping[str, Any], quiet: Mapping
             for _ in job.play(engine):
                 pass
 
-    running = lab.run(run, lab, lab, preprocess=False, **model, **quiet)
+    running = lab.run(run, [lab, preset], lab, preprocess=False, **model, **quiet)
     running.failure(None, js="() => specdemo.lab.finish('It could not be run.', 'failed')")
 
     def cancel(request: gr.Request) -> None:
@@ -54,7 +56,7 @@ def add_lab(engine: Engine, runs: Runs, model: Mapping[str, Any], quiet: Mapping
     lab.cancel(cancel, cancels=[running], queue=False, **quiet)
 
 
-def _read(asked: Any, engine: Engine) -> LabRun:
+def _read(asked: Any, preset: Any, engine: Engine) -> LabRun:
     """The run that the page asks for.
 
     Raises:
@@ -62,9 +64,9 @@ def _read(asked: Any, engine: Engine) -> LabRun:
     """
     try:
         asked = json.loads(asked)
-        name, preset, values = asked["view"], asked["preset"], asked["values"]
+        name, values = asked["view"], asked["values"]
     except (TypeError, ValueError, KeyError) as error:
-        raise BadInput("A run of the Lab needs a view, a preset and the values of the form.") from error
+        raise BadInput("A run of the Lab needs a view and the values of its form.") from error
     one_of("view", name, list(VIEWS))
     one_of("preset", preset, list(engine.presets))
     return LabRun(preset, VIEWS[name], VIEWS[name].read(values))

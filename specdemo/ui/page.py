@@ -21,7 +21,7 @@ from ..presets import Defaults, Preset
 from ..results import in_words
 from ..types import AUTO, MAX_K, BadInput, Settings
 from . import api
-from .engine import Engine, EngineTrouble
+from .engine import NOTHING_LOADED, Engine, EngineTrouble, Status
 from .form import one_of, read_request
 from .lab_tab import add_lab
 from .lanes import to_json
@@ -76,21 +76,13 @@ def build_page(
                         elem_id="race",
                     )
             with gr.Tab("Lab", id="lab-tab"):
-                add_lab(engine, runs, MODEL, QUIET)
+                add_lab(engine, runs, form["preset"], MODEL, QUIET)
             with gr.Tab("Replay", id="replay-tab"):
                 add_replay(runs)
         fields = [form[name] for name in FIELDS]
         _wire_runs(engine, runs, form, fields, race)
-        describe = _wire_presets(engine, form, top)
-        opened = _wire_links(engine, form, fields, race, page, notes).then(**describe)
-        opened.then(
-            _watcher(engine),
-            form["preset"],
-            [top, form["drafter"]],
-            preprocess=False,
-            concurrency_limit=None,
-            **QUIET,
-        )
+        _wire_presets(engine, form, top)
+        _wire_opening(engine, form, top, _wire_links(engine, form, fields, race, page, notes))
         page.unload(_leaver(runs))
         api.add_endpoints(engine, runs, MODEL)
     page.queue(max_size=MAX_QUEUE)
@@ -133,7 +125,11 @@ def _form(presets: Mapping[str, Preset], first: Preset, prompts: Mapping[str, Se
         )
         form["seed"] = gr.Number(usual.seed, label="Seed", min_width=80, elem_id="seed")
     form["preset"] = gr.Dropdown(
-        [(preset.title, name) for name, preset in presets.items()], value=first.name, label="Preset", elem_id="preset"
+        [(preset.title, name) for name, preset in presets.items()],
+        value=first.name,
+        label="Preset",
+        info=first.description,
+        elem_id="preset",
     )
     with gr.Accordion("More settings", open=False, elem_id="more"):
         form["mode"] = gr.Radio(
@@ -230,9 +226,7 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset]) -> Any:
     return read_request(presets=list(presets), raw=mode == RAW, isolated=order == ISOLATED, **named)
 
 
-def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> dict[str, Any]:
-    """Returns the event that describes the chosen drafter in the words of the chosen preset."""
-
+def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
     def check(preset: Any) -> None:
         try:
             one_of("preset", preset, list(engine.presets))
@@ -241,12 +235,18 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> dict[st
 
     def begin(preset: Any) -> list[Any]:
         """At once, though others may have the model: what the visitor changes from here on stays."""
+        if preset is None:
+            return [gr.skip()] * len(starting)
         check(preset)
-        drafter, *others = _starting(engine.presets[preset].defaults).values()
-        info = _describe(engine.presets[preset], drafter)
-        return [{**_drafter_update(None), "value": drafter, "info": info}, *others]
+        begun = engine.presets[preset]
+        drafter, *others = _starting(begun.defaults).values()
+        update = {**_drafter_update(None), "value": drafter, "info": _describe(begun, drafter)}
+        return [gr.update(info=begun.description), update, *others]
 
     def load(preset: Any) -> Iterator[list[Any]]:
+        if preset is None:
+            yield [gr.skip(), gr.skip()]
+            return
         check(preset)
         for status in engine.follow(preset):
             yield [to_json(asdict(status)), _drafter_update(status.missing)]
@@ -256,38 +256,46 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> dict[st
         return gr.update(info=_describe(engine.presets[preset], drafter)) if known else gr.skip()
 
     chosen, told = form["preset"], [top, form["drafter"]]
-    starting = [form[name] for name in STARTING]
-    begun = chosen.input(begin, chosen, starting, preprocess=False, queue=False, **QUIET)
-    # Whatever is chosen gets into the line, so that the last choice counts, also while another is being loaded.
-    begun.success(load, chosen, told, preprocess=False, trigger_mode="multiple", **MODEL, **QUIET)
+    starting = [chosen, *(form[name] for name in STARTING)]
+    # Gradio tells of a choice also when the list is only left: the script passes on what is new. Whatever is gets into
+    # the line, so that the last choice counts, also while another is being loaded.
+    each = {"preprocess": False, "trigger_mode": "multiple", **QUIET}
+    begun = chosen.input(begin, chosen, starting, queue=False, js="(preset) => specdemo.chose(preset)", **each)
+    begun.success(load, chosen, told, js="(preset) => specdemo.wanted(preset)", **MODEL, **each)
     top.retry(load, chosen, told, preprocess=False, **MODEL, **QUIET)
-    event = {
-        "fn": describe,
-        "inputs": [form["preset"], form["drafter"]],
-        "outputs": form["drafter"],
-        "preprocess": False,
-        "queue": False,
-        **QUIET,
-    }
-    form["drafter"].change(**event)
-    return event
+    drafter = form["drafter"]
+    drafter.change(describe, [chosen, drafter], drafter, preprocess=False, queue=False, **QUIET)
 
 
-def _watcher(engine: Engine) -> Any:
+def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: Any) -> None:
+    """What a page that was just opened is told, its form `filled` in: at once, and then from the line."""
+
+    def tell(status: Status, preset: Any) -> list[Any]:
+        """Another preset than the form's says nothing of what this one can use, and its failure is not theirs."""
+        if status.preset == preset:
+            return [to_json(asdict(status)), _drafter_update(status.missing)]
+        shown = Status("idle", preset, NOTHING_LOADED) if status.stage == "failed" else status
+        return [to_json(asdict(shown)), gr.skip()]
+
+    def opened(preset: Any, drafter: Any) -> list[Any]:
+        status, update = tell(engine.status, preset)
+        if preset not in engine.presets or drafter not in DRAFTERS:
+            return [status, update, gr.skip()]
+        chosen = engine.presets[preset]
+        return [status, {**update, "info": _describe(chosen, drafter)}, gr.update(info=chosen.description)]
+
     async def watch(preset: Any) -> AsyncIterator[list[Any]]:
-        """Tell a page that was just opened what the model is doing, until it is ready. Waits without a thread.
-
-        Another preset than the form began with says nothing about what the form's can use.
-        """
+        """Until the model is ready. Waits without a thread."""
         seen = None
         while seen is None or seen.stage in ("idle", "loading"):
             if engine.status != seen:
                 seen = engine.status
-                drafter = _drafter_update(seen.missing) if seen.preset == preset else gr.skip()
-                yield [to_json(asdict(seen)), drafter]
+                yield tell(seen, preset)
             await asyncio.sleep(WATCH_SECONDS)
 
-    return watch
+    chosen, drafter = form["preset"], form["drafter"]
+    now = filled.then(opened, [chosen, drafter], [top, drafter, chosen], preprocess=False, queue=False, **QUIET)
+    now.then(watch, chosen, [top, drafter], preprocess=False, concurrency_limit=None, **QUIET)
 
 
 def _leaver(runs: Runs) -> Any:

@@ -50,6 +50,9 @@ class Job:
             sentence = engine.sentence(error)
             self.messages.append(self.message(error=sentence, stopped=self.stop.is_set()))
             raise EngineTrouble(sentence) from error
+        except GeneratorExit:  # whoever follows it has to be told that it is over
+            self.messages.append(self.message(error="Stopped.", stopped=True))
+            raise
         finally:
             self.ended.set()
             self._tell()

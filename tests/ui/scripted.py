@@ -29,10 +29,10 @@ PIECE = re.compile(r"\s?[^\s]+|\s")
 PREFILL_SECONDS, PASS_SECONDS, DEARER_PASS_SECONDS, DRAFT_SECONDS = 0.03, 0.02, 0.025, 0.002  # on the engine's clock
 
 PRESETS = {
-    name: Preset(name, title, "A preset of the tests.", Folder(Path(name)), defaults=defaults)
-    for name, title, defaults in (
-        ("scripted", "Scripted 135M", Defaults("prompt-lookup", 4, 0.0, 24)),
-        ("other", "Other 1.7B", Defaults("none", 2, 0.5, 12, raw=True)),
+    name: Preset(name, title, description, Folder(Path(name)), defaults=defaults)
+    for name, title, description, defaults in (
+        ("scripted", "Scripted 135M", "A preset of the tests.", Defaults("prompt-lookup", 4, 0.0, 24)),
+        ("other", "Other 1.7B", "Much larger.", Defaults("none", 2, 0.5, 12, raw=True)),
     )
 }
 PROMPTS = {"facts": ["one two three four five", "What is rain?"], "code": ["for x in range(3): print(x)"]}

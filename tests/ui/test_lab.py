@@ -289,6 +289,30 @@ def test_what_is_wrong_is_said(lab: Open) -> None:
     expect(page.locator("#lab-theory .sd-lab-says")).to_contain_text("from 0 to 1, not 2")
 
 
+def test_it_measures_the_preset_of_the_form_whatever_others_have_loaded(
+    visit: Visit, lab_url: str, engine: Engine
+) -> None:
+    list(engine.follow("bare"))  # as another visitor would
+    page = visit(at=lab_url)
+    page.get_by_role("tab", name="Lab").click()
+    shown = page.locator("#lab-profile")
+    measure(page, "profile")
+    whole = files(page, shown)[0]
+    assert whole["preset"] == "toy"
+    assert "draft-model" in whole["asked"]["drafters"]  # which the other one lacks
+    expect(page.locator(".sd-model")).to_have_text("Toy")
+
+
+def test_drafters_that_were_not_known_to_be_missing_are_left_out(visit: Visit, lab_url: str, engine: Engine) -> None:
+    list(engine.follow("toy"))
+    page = visit("?preset=bare", at=lab_url)
+    page.get_by_role("tab", name="Lab").click()
+    measure(page, "profile")
+    asked = files(page, page.locator("#lab-profile"))[0]["asked"]
+    assert set(asked["drafters"]) == {"prompt-lookup"}
+    list(engine.follow("toy"))
+
+
 def test_a_preset_that_lacks_a_drafter_is_refused_in_words(lab: Open, engine: Engine) -> None:
     page, shown = lab("domains")
     page.get_by_role("tab", name="Race").click()

@@ -185,6 +185,54 @@ def test_who_wants_another_preset_meanwhile_gets_it() -> None:
     assert list(engine.stream("other", lambda loaded: (loaded.preset for _ in "1"))) == [[PRESETS["other"]]]
 
 
+def test_a_load_that_nobody_wants_any_more_is_given_up() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    for status in engine.follow("scripted"):
+        if status.fraction is not None:
+            break
+    engine.begin_loading("other")
+    script.loading.set()
+    *_, last = engine.follow("other")
+    assert (last.preset, last.stage) == ("other", "ready")
+    assert [loaded.preset.name for loaded in script.loads] == ["other"]
+
+
+def test_a_preset_that_is_wanted_again_after_its_load_was_given_up_is_loaded() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    giving_up, wanted_again = threading.Event(), threading.Event()
+
+    failures = []
+
+    def explain(error: BaseException) -> str:
+        failures.append(error)
+        return str(error)
+
+    def load(preset: Any, progress: Any) -> Any:
+        try:
+            return script.load(preset, progress)
+        except EngineTrouble as error:
+            giving_up.set()
+            wanted_again.wait(30)
+            raise RuntimeError("as what opens models puts it") from error
+
+    engine.backend = replace(engine.backend, load=load, explain=explain)
+    for status in engine.follow("scripted"):
+        if status.fraction is not None:
+            break
+    engine.begin_loading("other")
+    script.loading.set()
+    assert giving_up.wait(30)
+    engine.begin_loading("scripted")
+    wanted_again.set()
+    *_, last = engine.follow("scripted")
+    assert (last.preset, last.stage) == ("scripted", "ready")
+    assert failures == []
+
+
 def test_a_preset_that_runs_the_slow_way_says_so() -> None:
     class Slow:
         def environment(self) -> dict[str, str]:
@@ -223,6 +271,8 @@ def test_a_closed_run_ends_the_race_and_leaves_the_model_free() -> None:
     closer.join()
     assert script.open_races == 0
     assert run.ended.is_set()
+    last = json.loads(run.messages[-1])  # whoever follows it learns that it is over
+    assert (last["error"], last["stopped"], last["seq"]) == ("Stopped.", True, len(run.messages) - 1)
     script.pace = 0.0
     assert list(play(engine, Run(ask(max_new_tokens=3))))[-1]["end"]["stats"][PLAIN]["tokens"] == 3
 

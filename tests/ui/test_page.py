@@ -190,6 +190,33 @@ def test_a_link_to_a_preset_that_is_not_loaded_says_nothing_of_its_drafters(visi
         page.close()  # before its server, which it would miss
 
 
+def test_a_newcomer_is_told_nothing_of_the_failures_of_others(visit: Visit) -> None:
+    script = Script()
+    script.load_failure = MemoryError("Too large.")
+    with served(script) as url:
+        first = visit(at=url)
+        expect(first.locator(".sd-model")).to_have_text("Too large.")
+        second = visit("?preset=other", at=url)
+        expect(second.locator(".sd-model")).to_have_text("No model is loaded yet")
+        expect(second.locator("#preset")).to_contain_text(PRESETS["other"].description)
+        script.load_failure = None
+        run(second, "one two three")
+        assert second.locator(".sd-model").inner_text() == "Other 1.7B"
+        first.close()  # before their server, which they would miss
+        second.close()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_long_link_neither_breaks_the_page_nor_pretends_to_work(visit: Visit, script: Script, width: int) -> None:
+    page = visit(f"?k={'many' * 500}&prompt=a", width=width)
+    why = page.locator(".sd-why-exact")
+    expect(why).to_have_text(f"k={'many' * 15}…")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.fill("#prompt textarea", "雨" * 2000)
+    page.click(".sd-link")
+    expect(page.locator(".sd-link")).to_have_text("Too long for a link")
+
+
 def granted(page: Page) -> bool:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.click(".sd-link")
@@ -250,6 +277,7 @@ def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) ->
     run(page, until="ended")
     assert sentence(page) == "The race could not be run."
     assert re.search("(?i)busy|full", page.locator(".toast-wrap").inner_text())
+    expect(visit(forgive="503").locator(".sd-model")).to_have_text("Scripted 135M")  # that also reaches no line
     script.gate.set()
     wait_until(lambda: script.ended_races == len(calls))
     run(page)
@@ -301,6 +329,7 @@ def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit) -> None:
         expect(page.locator("#max-new-tokens input")).to_have_value("12")
         expect(page.locator("#drafter input")).to_have_value("none")
         expect(page.locator("#k input[type=number]")).to_have_value("2")
+        expect(page.locator("#preset")).to_contain_text("Much larger.")
         page.click("#more button")
         expect(page.get_by_label("Raw text")).to_be_checked()
         assert [(loaded.preset.name, loaded.released) for loaded in script.loads] == [
@@ -310,6 +339,34 @@ def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit) -> None:
         run(page, "one two three")
         assert len(tokens_shown(page, PLAIN)) == 12
         page.close()  # before its server, which it would miss
+
+
+def test_a_list_of_presets_that_is_only_looked_at_changes_nothing(visit: Visit) -> None:
+    script = Script()
+    with served(script) as url:
+        page, other = visit(at=url), visit(at=url)
+        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+        other.click("#preset input")
+        other.get_by_role("option", name="Other 1.7B").click()
+        expect(other.locator(".sd-model")).to_have_text("Other 1.7B")
+        page.fill("#max-new-tokens input", "7")
+        for leave in (lambda: page.keyboard.press("Tab"), lambda: page.locator(".sd-brand").click()):
+            page.click("#preset input")
+            leave()
+        page.fill("#prompt textarea", "one two three")
+        page.wait_for_timeout(500)
+        expect(page.locator("#max-new-tokens input")).to_have_value("7")
+        expect(page.locator("#drafter input")).to_have_value("prompt-lookup")
+        assert [loaded.preset.name for loaded in script.loads] == ["scripted", "other"]
+        page.click("#preset input")
+        page.get_by_role("option", name="Other 1.7B").click()
+        page.click("#preset input")
+        page.get_by_role("option", name="Scripted 135M").click()  # the last of two choices counts
+        expect(page.locator("#max-new-tokens input")).to_have_value("24")
+        expect(page.locator("#preset")).to_contain_text(PRESETS["scripted"].description)
+        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+        page.close()  # before their server, which they would miss
+        other.close()
 
 
 def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(visit: Visit) -> None:

@@ -382,6 +382,20 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(visit: Visi
     expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 8 MB.")
     upload(page, b"not packed", "trace.jsonl.gz")
     expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file cannot be unpacked.")
+    page.evaluate(
+        """() => {
+          const { read } = ReadableStreamDefaultReader.prototype;
+          window.unpacked = 0;
+          ReadableStreamDefaultReader.prototype.read = async function () {
+            const part = await read.call(this);
+            window.unpacked += part.value?.length ?? 0;
+            return part;
+          };
+        }"""
+    )
+    upload(page, gzip.compress(b"x" * 6 * MAX_TRACE), "bomb.jsonl.gz")
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 8 MB.")
+    assert MAX_TRACE < page.evaluate("window.unpacked") < 2 * MAX_TRACE  # and then it stops
     assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
     upload(page, gzip.compress(traced(only=PLAIN)[0].encode()), "trace.jsonl.gz")
     expect(page.locator(f"{REPLAY} [data-lane=speculative]")).to_be_hidden()

@@ -13,12 +13,13 @@
     const retry = top.querySelector(".sd-retry");
     retry.addEventListener("click", () => trigger("retry"));
     const [progress, model, facts] = [".sd-progress", ".sd-model", ".sd-facts"].map((name) => top.querySelector(name));
+    const put = (node, words) => node.textContent !== words && (node.textContent = words); // it is read out each time
     sd.showStatus = (status) => {
       sd.status = status;
-      sd.lab?.preset(status);
+      sd.lab?.preset();
       top.dataset.stage = status.stage;
-      model.textContent = status.stage === "ready" ? status.words : sd.sentence(status.words);
-      facts.textContent = (status.facts || []).join(" · ");
+      put(model, status.stage === "ready" ? status.words : sd.sentence(status.words));
+      put(facts, (status.facts || []).join(" · "));
       retry.hidden = status.stage !== "failed";
       progress.hidden = status.stage !== "loading";
       if (status.fraction === null) progress.removeAttribute("value");
@@ -72,6 +73,24 @@
   const FIELDS = ["prompt", "preset", "drafter", "k", "auto", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order"];
   const NUMBERS = new Set(["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]);
 
+  const LONGEST_LINK = 8000; // what servers and those before them take
+  const LONGEST_NAMED = 60;
+
+  /** The preset that was chosen, null if it is the one that the form had. */
+  sd.chose = (preset) => {
+    if (preset === sd.preset) return null;
+    sd.preset = preset;
+    sd.lab?.preset();
+    return preset;
+  };
+
+  /** The preset to load after a choice, null if that was asked for already. */
+  sd.wanted = (preset) => {
+    if (preset === sd.asked) return null;
+    sd.asked = preset;
+    return preset;
+  };
+
   /** Run was pressed. The values go on to the server as they are. */
   sd.pressed = (values) => {
     sd.race.waiting();
@@ -94,12 +113,13 @@
       if (NUMBERS.has(name) ? text.trim() && Number.isFinite(Number(text)) : !choices[name] || choices[name].includes(text)) {
         return NUMBERS.has(name) ? Number(text) : text;
       }
-      ignored.push(`${name}=${text}`);
+      ignored.push(`${name}=${text.length > LONGEST_NAMED ? `${text.slice(0, LONGEST_NAMED)}…` : text}`);
       return usual;
     });
     if (ignored.length) sd.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));
     else if (FIELDS.some((name) => query.has(name))) sd.race?.words("The form was filled in from a link.", "Press Run to start.");
     else if (notes.length) sd.race?.words("Some files could not be read.", notes.join(" "));
+    sd.chose((sd.asked = filled[FIELDS.indexOf("preset")]));
     return filled;
   };
 
@@ -109,6 +129,7 @@
     if (query.get("auto") === "true") query.set("k", "auto");
     query.delete("auto");
     const link = `${window.location.origin}${window.location.pathname}?${query}`;
+    if (link.length > LONGEST_LINK) return sd.flash(".sd-link", "Too long for a link");
     try {
       await navigator.clipboard.writeText(link);
       sd.flash(".sd-link", "Copied");

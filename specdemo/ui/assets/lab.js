@@ -119,7 +119,7 @@
       if (window.innerWidth <= NARROW) this.node.querySelector(".sd-lab-results").scrollIntoView({ behavior: "smooth" });
       this.parts.files.hidden = true;
       this.parts.bar.removeAttribute("value");
-      this.job = null;
+      this.job = this.latest = null;
       this.says("Waiting for the model. If it is busy, this starts afterwards.", "running");
     }
 
@@ -131,7 +131,9 @@
         if (done) this.parts.bar.value = done / of;
         this.says(words, "running");
       }
-      if (message.picture) this.show(message.picture);
+      this.latest = message.picture || this.latest;
+      const read = this.parts.show.querySelector(":focus-visible"); // with the keyboard: it stays until that goes on
+      if (this.latest && (message.end || message.error || !read)) this.show(this.latest);
       if (message.values && Object.keys(message.values).length) this.measured(message.values);
       if (message.end) {
         const nothing = message.end.stopped && !message.picture;
@@ -143,9 +145,13 @@
     }
 
     show(picture) {
-      const open = [...this.parts.show.querySelectorAll("details")].map((details) => details.open);
+      const tables = () => [...this.parts.show.querySelectorAll("details")];
+      const before = tables().map((details) => [details.open, details.lastChild.scrollTop]);
+      this.latest = null;
       this.parts.show.replaceChildren(...picture.map(section));
-      this.parts.show.querySelectorAll("details").forEach((details, place) => (details.open = open[place] ?? details.open));
+      tables().forEach((details, place) => {
+        [details.open, details.lastChild.scrollTop] = before[place] ?? [details.open, 0];
+      });
     }
 
     /** What the server answers; Gradio gives nothing at all where it does not. */
@@ -253,7 +259,7 @@
       element.replaceChildren(choice, ...this.views.map((view) => view.node));
       this.open(this.views[0]);
       sd.tooltips(element);
-      this.preset(sd.status);
+      this.preset();
     }
 
     open(view) {
@@ -263,14 +269,16 @@
       });
     }
 
-    /** The loaded preset decides which drafters there are. */
-    preset(status) {
-      if (!status) return;
-      this.status = status;
-      const own = this.props.own[status.preset] || "";
+    /** The chosen preset decides which drafters there are, as far as that is known by now. */
+    preset() {
+      const own = this.props.own[sd.preset] || "";
+      const missing = (sd.status?.preset === sd.preset && sd.status.missing) || {};
+      const known = JSON.stringify([own, missing]);
+      if (known === this.known) return; // so that an open list stays open
+      this.known = known;
       for (const view of this.views) {
         for (const control of Object.values(view.controls)) {
-          if (control.field.kind.startsWith("drafter")) control.offer(this.props.drafters, status.missing || {}, own);
+          if (control.field.kind.startsWith("drafter")) control.offer(this.props.drafters, missing, own);
         }
       }
     }
@@ -279,7 +287,7 @@
       if (this.busy) return;
       view.begin();
       this.setBusy(view);
-      this.props.value = JSON.stringify({ view: view.spec.name, preset: this.status?.preset || "", values: view.values() });
+      this.props.value = JSON.stringify({ view: view.spec.name, values: view.values() });
       this.trigger("run");
     }
 

@@ -12,6 +12,20 @@
 
   const tooLarge = (limit) => `This file is too large: a trace has at most ${limit / 1e6} MB.`;
 
+  /** The text of a stream of bytes, as far as it is no longer than the limit: a small file may unpack to gigabytes. */
+  const unpacked = async (stream, limit) => {
+    const reader = stream.getReader();
+    const parts = [];
+    for (let size = 0; size <= limit; ) {
+      const { done, value } = await reader.read();
+      if (done) return { text: await new Blob(parts).text() };
+      parts.push(value);
+      size += value.length;
+    }
+    reader.cancel();
+    return { error: tooLarge(limit) };
+  };
+
   class Replay {
     constructor(element, props, server) {
       element.replaceChildren(sd.clone("sd-replay"));
@@ -107,11 +121,10 @@
       if (file.size > this.limit) return this.refuse(tooLarge(this.limit));
       const packed = file.name.endsWith(".gz");
       const stream = packed ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream();
-      const unpacking = (this.loading = new Response(stream).text().catch(() => null));
-      const text = await unpacking;
+      const unpacking = (this.loading = unpacked(stream, this.limit).catch(() => ({ error: "This file cannot be unpacked." })));
+      const { text, error } = await unpacking;
       if (unpacking !== this.loading) return; // another was chosen meanwhile
-      if (text === null) return this.refuse("This file cannot be unpacked.");
-      if (text.length > this.limit) return this.refuse(tooLarge(this.limit));
+      if (error) return this.refuse(error);
       this.load(this.server.uploaded(text));
     }
 
