@@ -201,6 +201,10 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[An
         if stopping is not None:
             stopping.ended.wait(STOP_SECONDS)
 
+    def able(preset: Any) -> dict[str, Any]:
+        """A race may have loaded its preset, of which nothing was known before."""
+        return _able(engine.status, preset)
+
     def cancel(request: gr.Request) -> None:
         """A race that was still waiting when Stop was pressed, but may just have begun."""
         runs.stop(request.session_hash, Run)
@@ -209,6 +213,7 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[An
         run, fields, race, preprocess=False, js="(...values) => specdemo.pressed(values)", **MODEL, **QUIET
     )
     running.failure(None, js="() => specdemo.race.halted('The race could not be run.')")
+    running.success(able, form["preset"], form["drafter"], preprocess=False, queue=False, **QUIET)
     # Asked to stop, a race ends by itself, after the step that it is at, and is summed up. One that still waits in line
     # is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
     form["halt"].click(stop, queue=False, **QUIET).then(None, js="() => specdemo.race.stop()")
@@ -271,11 +276,10 @@ def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: An
     """What a page that was just opened is told, its form `filled` in: at once, and then from the line."""
 
     def tell(status: Status, preset: Any) -> list[Any]:
-        """Another preset than the form's says nothing of what this one can use, and its failure is not theirs."""
-        if status.preset == preset:
-            return [to_json(asdict(status)), _drafter_update(status.missing)]
-        shown = Status("idle", preset, NOTHING_LOADED) if status.stage == "failed" else status
-        return [to_json(asdict(shown)), gr.skip()]
+        """That another preset than the form's could not be loaded is nothing to this visitor."""
+        others = status.stage == "failed" and status.preset != preset
+        shown = Status("idle", preset, NOTHING_LOADED) if others else status
+        return [to_json(asdict(shown)), _able(status, preset)]
 
     def opened(preset: Any, drafter: Any) -> list[Any]:
         status, update = tell(engine.status, preset)
@@ -304,6 +308,11 @@ def _leaver(runs: Runs) -> Any:
         runs.stop(request.session_hash, Job)
 
     return leave
+
+
+def _able(status: Status, preset: Any) -> dict[str, Any]:
+    """What the form's drafters are told: another preset than the form's says nothing of what this one can use."""
+    return _drafter_update(status.missing) if status.preset == preset else gr.skip()
 
 
 def _drafter_update(missing: Mapping[str, str] | None) -> dict[str, Any]:

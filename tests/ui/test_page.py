@@ -187,6 +187,9 @@ def test_a_link_to_a_preset_that_is_not_loaded_says_nothing_of_its_drafters(visi
         expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
         page.click("#drafter input")
         expect(page.get_by_role("option", name="draft-model", exact=True)).to_be_visible()
+        run(page, "one two three")
+        page.click("#drafter input")
+        expect(page.get_by_role("option", name="draft-model (this preset has no draft model)")).to_be_visible()
         page.close()  # before its server, which it would miss
 
 
