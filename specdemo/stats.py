@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from .events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
 from .types import Fate, FinishReason
@@ -84,14 +84,6 @@ class Stats:
         first = self.draft_times[0] - median(self.draft_times) if self.draft_times else 0.0
         return self.ttft_seconds + max(first, 0.0)
 
-    def seconds_for(self, tokens: int) -> float | None:
-        """Engine time of a text of so many tokens at this one's pace; None where no token followed the first."""
-        if tokens == self.tokens:
-            return self.seconds or None
-        if self.tokens < 2:
-            return None
-        return self.prompt_seconds + (tokens - 1) * (self.seconds - self.prompt_seconds) / (self.tokens - 1)
-
     @property
     def acceptance_rate(self) -> float | None:
         """Accepted / tested: the share of tested guesses that passed, an estimate of alpha."""
@@ -147,15 +139,36 @@ def counts_by_place(events: Iterable[Event]) -> list[tuple[int, int]]:
     return [(tested[place], accepted[place]) for place in sorted(tested)]
 
 
-def speed_up(plain: Stats, speculative: Stats) -> float | None:
-    """How many times as fast as the plain lane the speculative one is, over a text as long as the longer of theirs.
+class Pace(NamedTuple):
+    """How long a text of so many tokens took, and how much of that a longer one would not take again."""
 
-    Lanes that end at different places cannot be compared by tokens per second: the shorter the text, the more of that
-    is the reading of the prompt, which drafting does not shorten.
-    """
-    tokens = max(plain.tokens, speculative.tokens)
-    alone, drafting = plain.seconds_for(tokens), speculative.seconds_for(tokens)
-    return alone / drafting if alone and drafting else None
+    tokens: int
+    seconds: float
+    prompt_seconds: float
+
+    def seconds_for(self, tokens: int) -> float | None:
+        """The time of a text of another length; None where no token followed the first."""
+        if tokens == self.tokens:
+            return self.seconds or None
+        if self.tokens < 2:
+            return None
+        return self.prompt_seconds + (tokens - 1) * (self.seconds - self.prompt_seconds) / (self.tokens - 1)
+
+    def to(self, other: Pace) -> float | None:
+        """How many times as fast as another this is, over a text as long as the longer of theirs.
+
+        Texts that end at different places cannot be compared by tokens per second: the shorter one is, the more of its
+        time went into reading the prompt, which drafting does not shorten.
+        """
+        tokens = max(self.tokens, other.tokens)
+        own, others = self.seconds_for(tokens), other.seconds_for(tokens)
+        return others / own if own and others else None
+
+
+def speed_up(plain: Stats, speculative: Stats) -> float | None:
+    """How many times as fast as the plain lane the speculative one is, see `Pace.to`."""
+    alone, drafting = (Pace(lane.tokens, lane.seconds, lane.prompt_seconds) for lane in (plain, speculative))
+    return drafting.to(alone)
 
 
 def in_words(plain: Stats, speculative: Stats) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..events import Event, emitted_tokens
 from ..race import PLAIN, SPECULATIVE, report, start, take_turns
-from ..stats import counts_by_place
+from ..stats import Pace, counts_by_place
 from ..types import AUTO, BadInput, Settings
 from .bench_hf import HF, generate
 
@@ -189,10 +189,10 @@ def _outcome(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event])
 def summarise(prompts: Sequence[Prompt], runs: Sequence[Run]) -> Iterator[Run]:
     """A row for each method, drafter, K, temperature and category.
 
-    The ratios are of tokens per second, run by run, to the plain run (`ratio_to_plain`) and to that of transformers
-    (`ratio_to_hf`) of the same prompt, temperature and repeat; those of K = auto also to the fixed K that had the
-    best `ratio_to_plain` in the row (`ratio_to_best_k`). Rates are over all runs of a row together. `identical` counts
-    the greedy texts that are the plain run's.
+    The ratios are of speed at equal length (`stats.Pace`), run by run, to the plain run (`ratio_to_plain`) and to that
+    of transformers (`ratio_to_hf`) of the same prompt, temperature and repeat; those of K = auto also to the fixed K
+    that had the best `ratio_to_plain` in the row (`ratio_to_best_k`). Rates are over all runs of a row together.
+    `identical` counts the greedy texts that are the plain run's.
     """
     category_of = {prompt.id: prompt.category for prompt in prompts}
     bases: Bases = {(run["method"], _place(run)): run for run in runs if run["method"] in (PLAIN, HF)}
@@ -234,8 +234,8 @@ def _place(run: Run) -> tuple[Any, ...]:
 def _to_best_k(
     rows: Rows, bases: Bases, drafter: str | None, temperature: float, category: str
 ) -> dict[str, float] | None:
-    """Tokens per second of K = auto over those of the fixed `k` that is fastest by its ratio to the target alone, run
-    by run; None without a fixed K."""
+    """The speed of K = auto over that of the fixed `k` that is fastest by its ratio to the target alone, run by run;
+    None without a fixed K."""
     by_k = {key[2]: runs for key, runs in rows.items() if key == (SPECULATIVE, drafter, key[2], temperature, category)}
     auto = by_k.pop(AUTO)
     if not by_k:
@@ -270,9 +270,14 @@ def _ratios(runs: Sequence[Run], bases: Sequence[Run | None]) -> dict[str, float
 
 
 def _each_ratio(runs: Sequence[Run], bases: Sequence[Run | None]) -> list[float]:
-    """Tokens per second over those of the base, run by run, where there is one."""
-    pairs = zip(runs, bases, strict=True)
-    return [run["tokens_per_second"] / base["tokens_per_second"] for run, base in pairs if base]
+    """The speed over that of the base, run by run, where there is one."""
+    return [_ratio(run, base) for run, base in zip(runs, bases, strict=True) if base]
+
+
+def _ratio(run: Run, base: Run) -> float:
+    """At equal length; a single token has no pace, and then it is that of tokens per second."""
+    own, others = (Pace(each["new_tokens"], each["seconds"], each["ttft_seconds"]) for each in (run, base))
+    return own.to(others) or run["tokens_per_second"] / base["tokens_per_second"]
 
 
 def spread(ratios: Sequence[float]) -> dict[str, float]:

@@ -111,7 +111,13 @@ def test_ratios_are_taken_run_by_run() -> None:
     def run(method: str, repeat: int, rate: float, tokens: list[int]) -> dict[str, Any]:
         return {
             **{"method": method, "drafter": None, "k": None, "temperature": 0.0, "prompt_id": "a", "repeat": repeat},
-            **{"new_tokens": 2, "tokens_per_second": rate, "token_ids": tokens},
+            **{
+                "new_tokens": 2,
+                "tokens_per_second": rate,
+                "seconds": 2 / rate,
+                "ttft_seconds": 0.0,
+                "token_ids": tokens,
+            },
             **{"accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5},
         }
 
@@ -129,12 +135,31 @@ def test_ratios_are_taken_run_by_run() -> None:
     assert next(iter(summarise(PROMPTS, runs[::2])))["ratio_to_hf"] is None
 
 
+def test_texts_that_end_at_different_places_are_compared_at_equal_length() -> None:
+    def run(method: str, tokens: int, seconds: float) -> dict[str, Any]:
+        return {
+            **{"method": method, "drafter": None, "k": None, "temperature": 1.0, "prompt_id": "a", "repeat": 0},
+            **{"new_tokens": tokens, "tokens_per_second": tokens / seconds, "seconds": seconds, "ttft_seconds": 1.0},
+            **{"token_ids": [1], "accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5},
+        }
+
+    for tokens, seconds, ratio in ((11, 1.5, 11 / 6), (101, 6.0, 11 / 6), (1, 1.0, 11 / 101)):
+        rows = summarise(PROMPTS, [run("plain", 101, 11.0), run("speculative", tokens, seconds)])
+        assert [row["ratio_to_plain"]["median"] for row in rows][-1] == pytest.approx(ratio)
+
+
 def test_auto_is_held_against_the_fixed_k_that_was_the_fastest_in_its_row() -> None:
     def run(k: int | str, prompt: str, rate: float) -> dict[str, Any]:
         method, drafter = ("plain", "none") if k == 0 else ("speculative", "ngram")
         return {
             **{"method": method, "drafter": drafter, "k": k, "temperature": 0.0, "prompt_id": prompt, "repeat": 0},
-            **{"new_tokens": 2, "tokens_per_second": rate, "token_ids": [1, 2]},
+            **{
+                "new_tokens": 2,
+                "tokens_per_second": rate,
+                "seconds": 2 / rate,
+                "ttft_seconds": 0.0,
+                "token_ids": [1, 2],
+            },
             **{"accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5},
         }
 
