@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -29,9 +30,10 @@ class Stats:
     finish_reason: FinishReason | None = None
     accepted_lengths: dict[int, int] = field(default_factory=dict)
     """How many rounds accepted 0, 1, 2, ... tokens; rounds with an empty draft are not in it."""
+    first_draft_seconds: float = 0.0
     draft_times: list[float] = field(default_factory=list)
-    """Seconds of each draft that guessed something; `verify_times` of each verification pass, `checks` of those of a
-    draft."""
+    """Seconds of each draft that guessed something, in order of size; `verify_times` of each verification pass,
+    `checks` of those of a draft."""
     verify_times: list[float] = field(default_factory=list)
     checks: list[float] = field(default_factory=list)
 
@@ -63,7 +65,9 @@ class Stats:
         self.verify_seconds += event.verify_seconds
         self.verify_times.append(event.verify_seconds)
         if fates:
-            self.draft_times.append(event.draft_seconds)
+            if not self.draft_times:
+                self.first_draft_seconds = event.draft_seconds
+            insort(self.draft_times, event.draft_seconds)
             self.checks.append(event.verify_seconds)
             self.accepted_lengths[accepted] = self.accepted_lengths.get(accepted, 0) + 1
 
@@ -81,8 +85,13 @@ class Stats:
     def prompt_seconds(self) -> float:
         """Engine time that a longer text would not take again: the prefill, and what the first draft took longer than
         others, since a draft model reads the prompt then."""
-        first = self.draft_times[0] - median(self.draft_times) if self.draft_times else 0.0
-        return self.ttft_seconds + max(first, 0.0)
+        return self.ttft_seconds + max(self.first_draft_seconds - self._usual_draft, 0.0)
+
+    @property
+    def _usual_draft(self) -> float:
+        """The median of `draft_times`; without sorting, since every event of a replay asks for it."""
+        last = len(self.draft_times) - 1
+        return (self.draft_times[last // 2] + self.draft_times[-(last // 2) - 1]) / 2 if self.draft_times else 0.0
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -103,7 +112,7 @@ class Stats:
     def draft_cost(self) -> float | None:
         """What a typical draft costs as a share of the pass that checks it (medians); empty drafts are not in it."""
         pass_seconds = median(self.checks) if self.checks else 0.0
-        return median(self.draft_times) / pass_seconds if pass_seconds else None
+        return self._usual_draft / pass_seconds if pass_seconds else None
 
     def as_dict(self) -> dict[str, Any]:
         """Every figure under its name, ready for JSON; a figure that does not exist yet is None."""
