@@ -201,10 +201,6 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[An
         if stopping is not None:
             stopping.ended.wait(STOP_SECONDS)
 
-    def able(preset: Any) -> dict[str, Any]:
-        """A race may have loaded its preset, of which nothing was known before."""
-        return _able(engine.status, preset)
-
     def cancel(request: gr.Request) -> None:
         """A race that was still waiting when Stop was pressed, but may just have begun."""
         runs.stop(request.session_hash, Run)
@@ -213,7 +209,15 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[An
         run, fields, race, preprocess=False, js="(...values) => specdemo.pressed(values)", **MODEL, **QUIET
     )
     running.failure(None, js="() => specdemo.race.halted('The race could not be run.')")
-    running.success(able, form["preset"], form["drafter"], preprocess=False, queue=False, **QUIET)
+    # A race may have loaded its preset, of which nothing was known before.
+    running.success(
+        lambda preset: _able(engine.status, preset),
+        form["preset"],
+        form["drafter"],
+        preprocess=False,
+        queue=False,
+        **QUIET,
+    )
     # Asked to stop, a race ends by itself, after the step that it is at, and is summed up. One that still waits in line
     # is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
     form["halt"].click(stop, queue=False, **QUIET).then(None, js="() => specdemo.race.stop()")
@@ -245,7 +249,7 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
         check(preset)
         begun = engine.presets[preset]
         drafter, *others = _starting(begun.defaults).values()
-        update = {**_drafter_update(None), "value": drafter, "info": _describe(begun, drafter)}
+        update = {**_drafter_update({}), "value": drafter, "info": _describe(begun, drafter)}
         return [gr.update(info=begun.description), update, *others]
 
     def load(preset: Any) -> Iterator[list[Any]]:
@@ -254,7 +258,7 @@ def _wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML) -> None:
             return
         check(preset)
         for status in engine.follow(preset):
-            yield [to_json(asdict(status)), _drafter_update(status.missing)]
+            yield [to_json(asdict(status)), _able(status, preset)]
 
     def describe(preset: Any, drafter: Any) -> Any:
         known = preset in engine.presets and drafter in DRAFTERS
@@ -312,12 +316,11 @@ def _leaver(runs: Runs) -> Any:
 
 def _able(status: Status, preset: Any) -> dict[str, Any]:
     """What the form's drafters are told: another preset than the form's says nothing of what this one can use."""
-    return _drafter_update(status.missing) if status.preset == preset else gr.skip()
+    return _drafter_update(status.missing or {}) if status.preset == preset else gr.skip()
 
 
-def _drafter_update(missing: Mapping[str, str] | None) -> dict[str, Any]:
+def _drafter_update(missing: Mapping[str, str]) -> dict[str, Any]:
     """Drafters that the preset cannot use stay in the list, with the reason, as far as that is known by now."""
-    missing = missing or {}
     choices = [(f"{name} ({missing[name]})" if name in missing else name, name) for name in DRAFTERS]
     return gr.update(choices=choices)
 

@@ -13,13 +13,12 @@
     const retry = top.querySelector(".sd-retry");
     retry.addEventListener("click", () => trigger("retry"));
     const [progress, model, facts] = [".sd-progress", ".sd-model", ".sd-facts"].map((name) => top.querySelector(name));
-    const put = (node, words) => node.textContent !== words && (node.textContent = words); // it is read out each time
     sd.showStatus = (status) => {
       sd.status = status;
       sd.lab?.preset();
       top.dataset.stage = status.stage;
-      put(model, status.stage === "ready" ? status.words : sd.sentence(status.words));
-      put(facts, (status.facts || []).join(" · "));
+      sd.put(model, status.stage === "ready" ? status.words : sd.sentence(status.words));
+      sd.put(facts, (status.facts || []).join(" · "));
       retry.hidden = status.stage !== "failed";
       progress.hidden = status.stage !== "loading";
       if (status.fraction === null) progress.removeAttribute("value");

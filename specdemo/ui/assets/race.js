@@ -34,6 +34,10 @@
     if (text !== undefined) node.textContent = text;
     return node;
   };
+  /** Text that is there already is left alone: a change is laid out, and read out where that is on. */
+  sd.put = (node, text) => {
+    if (node.textContent !== text) node.textContent = text;
+  };
   sd.number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
   sd.percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`);
 
@@ -347,8 +351,7 @@
       plain.drawFigures();
       speculative.drawFigures();
       for (const [code, node] of Object.entries(this.legendCounts)) {
-        const count = String(speculative.counts[code]);
-        if (node.textContent !== count) node.textContent = count;
+        sd.put(node, String(speculative.counts[code]));
       }
       if (!plain.figures || !speculative.figures) return;
       this.speed(speedUp(plain.figures, speculative.figures));
