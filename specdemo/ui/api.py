@@ -11,7 +11,7 @@ import gradio as gr
 
 from .engine import Engine
 from .form import one_of, read_request
-from .runs import Run, Runs
+from .runs import Run, Runs, is_local
 
 
 def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
@@ -23,7 +23,8 @@ def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
         try:
             one_of("preset", asked["preset"], list(engine.presets))
             asked = engine.presets[asked["preset"]].defaults.filled_in(asked)
-            run = runs.begin(Run(read_request(presets=list(engine.presets), **asked)), request.session_hash)
+            read = read_request(presets=list(engine.presets), **asked)
+            run = runs.begin(Run(read, is_local(request.client)), request.session_hash)
             for message in run.play(engine):
                 yield run, message
         except Exception as error:

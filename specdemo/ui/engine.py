@@ -17,7 +17,8 @@ from ..types import BadInput, Settings
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
-CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches; on a CPU the engine pays for the browser, see `bench page`
+CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches
+SHARED_SECONDS = 0.66  # where the browser draws on the engine's own cores, which then stand still: see `bench page`
 NOTHING_LOADED = "No model is loaded yet"
 END = object()  # follows the last item of a stream
 T = TypeVar("T")
@@ -75,6 +76,14 @@ class Status:
     missing: Mapping[str, str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Seconds between two batches, for a browser on this machine and for one that runs elsewhere."""
+
+    local: float = CPU_SECONDS
+    remote: float = CPU_SECONDS
+
+
 class Engine:
     """Holds the loaded preset. One thread of its own loads it and runs it.
 
@@ -88,7 +97,7 @@ class Engine:
         self.backend = backend
         self.status = Status("idle", "", NOTHING_LOADED)
         self._loaded: Any = None
-        self._pause = CPU_SECONDS
+        self._pauses = Pauses()
         self._starting = threading.Lock()
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         threading.Thread(target=self._work, name="engine", daemon=True).start()
@@ -122,10 +131,13 @@ class Engine:
                 seen = self.status
                 yield seen
 
-    def stream(self, preset: str, run: Callable[[Any], Generator[T]]) -> Generator[list[T]]:
+    def stream(self, preset: str, run: Callable[[Any], Generator[T]], local: bool = False) -> Generator[list[T]]:
         """What `run(loaded)` yields, in batches: the first item at once, then now and then all that came since.
 
         The engine waits for nobody. Closing this closes `run` after the item that it is at, and waits for that.
+
+        Args:
+            local: whether what shows the batches runs on this machine too.
 
         Raises:
             EngineTrouble: the preset is not loaded, with the sentence that says why.
@@ -158,7 +170,7 @@ class Engine:
                 last = batch[-1]
                 if fresh := batch[:-1] if last is END else batch:
                     yield fresh
-                finished.wait(self._pause)
+                finished.wait(self._pauses.local if local else self._pauses.remote)
         finally:
             closed.set()
             finished.wait()
@@ -188,7 +200,7 @@ class Engine:
         try:
             if self._loaded is None or self._loaded.preset.name != preset:
                 self._replace(preset, progress)
-            self._pause = CPU_SECONDS if self._loaded.device.type == "cpu" else GPU_SECONDS
+            self._pauses = pauses(self._loaded)
             self._tell(preset, "ready", self.presets[preset].title, facts=facts(self._loaded), missing=self._missing())
         except Exception as error:
             if not given_up.is_set():  # or else whoever wants it again by now waits for another load
@@ -210,6 +222,15 @@ class Engine:
 
         reasons = {name: drafter.missing(self._loaded) for name, drafter in DRAFTERS.items()}
         return {name: reason for name, reason in reasons.items() if reason}
+
+
+def pauses(loaded: Any) -> Pauses:
+    """How often to say what a loaded preset writes. An engine that leaves a core free pays for no browser."""
+    if loaded.device.type != "cpu":
+        return Pauses(GPU_SECONDS, GPU_SECONDS)
+    environment = loaded.environment()
+    every_core = environment.get("threads", 0) >= environment.get("cores", 1)
+    return Pauses(local=SHARED_SECONDS if every_core else CPU_SECONDS)
 
 
 def facts(loaded: Any) -> tuple[str, ...]:

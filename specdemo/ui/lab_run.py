@@ -32,8 +32,8 @@ PICTURE_SECONDS = 1.0  # between two pictures: what the browser draws, the engin
 class LabRun(Job):
     """A measurement that was asked for; `study` holds what came of it, `files` that as JSON and CSV once it is over."""
 
-    def __init__(self, preset: str, view: View, asked: dict[str, Any]) -> None:
-        super().__init__(preset)
+    def __init__(self, preset: str, view: View, asked: dict[str, Any], local: bool = False) -> None:
+        super().__init__(preset, local)
         self.view, self.asked = view, asked
         self.study: Study | None = None
         self.files: dict[str, str] = {}
@@ -41,7 +41,7 @@ class LabRun(Job):
 
     def _play(self, engine: Engine) -> Iterator[str]:
         yield from self._load(engine)
-        batches = engine.stream(self.preset, self._measure)
+        batches = engine.stream(self.preset, self._measure, self.local)
         with closing(batches):
             for batch in batches:
                 news: dict[str, Any] = {}

@@ -6,8 +6,9 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
+from ipaddress import ip_address
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -25,11 +26,13 @@ class Job:
     """Something asked of the engine: what it has said so far, and a way to stop it.
 
     Its id cannot be guessed, so only those who were shown it can ask for its messages and what came of it.
+    `local` says whether the browser that shows it runs on this machine, see `is_local`.
     """
 
-    def __init__(self, preset: str) -> None:
+    def __init__(self, preset: str, local: bool = False) -> None:
         self.id = secrets.token_hex(8)
         self.preset = preset
+        self.local = local
         self.messages: list[str] = []
         self.stop = threading.Event()
         self.ended = threading.Event()
@@ -81,8 +84,8 @@ class Job:
 class Run(Job):
     """A race that was asked for: its messages, see `lanes`, and its trace."""
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request.preset)
+    def __init__(self, request: Request, local: bool = False) -> None:
+        super().__init__(request.preset, local)
         self.request = request
         self.header: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
@@ -92,7 +95,7 @@ class Run(Job):
     def _play(self, engine: Engine) -> Iterator[str]:
         request = self.request
         yield from self._load(engine)
-        batches = engine.stream(request.preset, lambda loaded: self._race(engine, loaded))
+        batches = engine.stream(request.preset, lambda loaded: self._race(engine, loaded), self.local)
         with closing(batches):
             for number, entries in enumerate(batches):
                 if not number:  # only now: a request that the preset cannot serve leaves the last race on the page
@@ -173,6 +176,13 @@ def exactness(summary: dict[str, Any], temperature: float, dtype: str, stopped: 
         else:
             words += ", which is more than rounding explains. Please report this."
     return {"mark": "differs", "title": f"First difference at token {place + 1}", "words": words}
+
+
+def is_local(client: Any) -> bool:
+    """Whether a request comes from this machine, as far as the address of its `client` tells."""
+    with suppress(ValueError):  # not an address
+        return client is not None and ip_address(client.host).is_loopback  # None: it came by a socket without one
+    return False
 
 
 class Runs:

@@ -12,6 +12,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from specdemo.race import PLAIN, SPECULATIVE
+from specdemo.ui.runs import Run
 
 from .browser import tokens_of
 from .scripted import PRESETS, Script
@@ -37,6 +38,14 @@ def test_race_streams_every_token_in_order(client: Client, script: Script) -> No
         rounds = [row for message in messages for row in message.get("lanes", {}).get(lane, {}).get("rounds", [])]
         assert [token[:2] for row in rounds for token in row[2]] == tokens_of(script.entries, lane)
     assert messages[-1]["end"]["exactness"]["mark"] == "same"
+
+
+def test_a_program_on_this_machine_is_known(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    play = Run.play
+    monkeypatch.setattr(Run, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
+    client.predict(prompt="one two three", max_new_tokens=3, api_name="/compare")
+    assert told == [True]
 
 
 def test_compare_returns_the_summary(client: Client, script: Script) -> None:

@@ -9,23 +9,26 @@ import time
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.events import Entry, Finished, Prefilled, Round, Spans
 from specdemo.race import PLAIN, SPECULATIVE
 from specdemo.types import BadInput, DraftedToken, Fate, FinishReason, Settings, Token, TokenKind
-from specdemo.ui.engine import Engine, EngineTrouble, facts
+from specdemo.ui import engine as engine_module
+from specdemo.ui.engine import Engine, EngineTrouble, Pauses, facts, pauses
 from specdemo.ui.form import Request, read_request
 from specdemo.ui.lab_run import LabRun
 from specdemo.ui.lanes import Lanes, row_of, to_json
-from specdemo.ui.runs import KEPT_RUNS, Job, Run, Runs, exactness
+from specdemo.ui.runs import KEPT_RUNS, Job, Run, Runs, exactness, is_local
 from specdemo.ui.stream import _events
 
-from .scripted import PRESETS, Script
+from .scripted import PRESETS, Script, ScriptedLoaded
 
 T = TypeVar("T")
 
@@ -310,6 +313,40 @@ def test_who_follows_a_run_is_woken_by_every_message_and_then_forgotten() -> Non
     assert events == [f"id: {place}\ndata: {message}\n\n" for place, message in enumerate(run.messages)]
     assert "end" in json.loads(run.messages[-1])
     assert not run.followers
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    {"127.0.0.1": True, "::1": True, "10.0.0.1": False, "2001:db8::1": False, "testclient": False, "": False}.items(),
+)
+def test_a_browser_on_this_machine_is_known_by_its_address(host: str, here: bool) -> None:
+    assert is_local(SimpleNamespace(host=host)) is here
+    assert not is_local(None)  # a socket that has no address
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "expected"),
+    [
+        ("cpu", 2, Pauses(engine_module.SHARED_SECONDS, engine_module.CPU_SECONDS)),
+        ("cpu", 1, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),  # a core is left for the browser
+        ("meta", 2, Pauses(engine_module.GPU_SECONDS, engine_module.GPU_SECONDS)),  # whatever computes elsewhere
+    ],
+)
+def test_only_a_browser_on_the_engines_own_cores_is_told_more_seldom(
+    device: str, threads: int, expected: Pauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedLoaded, "environment", lambda _: {"threads": threads, "cores": 2})
+    assert pauses(ScriptedLoaded(PRESETS["scripted"], device=torch.device(device))) == expected
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_news_come_as_often_as_where_they_are_shown_allows(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(local=60.0, remote=0.0))
+    script = Script()
+    script.pace = 0.01
+    messages = list(play(script.engine(), Run(ask(max_new_tokens=20, k=2, drafter="ngram"), local)))
+    news = [message for message in messages if "lanes" in message]
+    assert len(news) == 2 if local else len(news) > 3  # the first event at once, and the rest when it has ended
 
 
 def test_who_stops_following_a_run_is_forgotten() -> None:

@@ -35,6 +35,14 @@ CORPUS = [
 ]
 
 
+def test_a_page_on_this_machine_is_known(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    play = Run.play
+    monkeypatch.setattr(Run, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
+    run(visit(), "one two three")
+    assert told == [True]
+
+
 def test_the_tokens_in_the_page_are_those_of_the_engine(visit: Visit, script: Script) -> None:
     page = visit()
     run(page, "one two three four five six seven")
