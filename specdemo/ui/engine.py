@@ -78,7 +78,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Seconds between two batches, for a browser on this machine and for one that runs elsewhere."""
+    """Seconds between two batches, for who follows them on this machine and for who does elsewhere."""
 
     local: float = CPU_SECONDS
     remote: float = CPU_SECONDS
@@ -225,12 +225,13 @@ class Engine:
 
 
 def pauses(loaded: Any) -> Pauses:
-    """How often to say what a loaded preset writes. An engine that leaves a core free pays for no browser."""
+    """How often to say what a loaded preset writes: more seldom where it has a thread on every core of a browser."""
     if loaded.device.type != "cpu":
         return Pauses(GPU_SECONDS, GPU_SECONDS)
     environment = loaded.environment()
-    every_core = environment.get("threads", 0) >= environment.get("cores", 1)
-    return Pauses(local=SHARED_SECONDS if every_core else CPU_SECONDS)
+    cores = environment.get("cores")  # None where the system does not tell
+    shared = cores is not None and environment["threads"] >= cores
+    return Pauses(SHARED_SECONDS if shared else CPU_SECONDS, CPU_SECONDS)
 
 
 def facts(loaded: Any) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ class Job:
     """Something asked of the engine: what it has said so far, and a way to stop it.
 
     Its id cannot be guessed, so only those who were shown it can ask for its messages and what came of it.
-    `local` says whether the browser that shows it runs on this machine, see `is_local`.
+    `local` says whether who follows it does so on this machine, see `is_local`.
     """
 
     def __init__(self, preset: str, local: bool = False) -> None:
@@ -179,7 +179,7 @@ def exactness(summary: dict[str, Any], temperature: float, dtype: str, stopped: 
 
 
 def is_local(client: Any) -> bool:
-    """Whether a request comes from this machine, as far as the address of its `client` tells."""
+    """Whether a request comes from this machine, as far as the address of its `client` tells: a tunnel hides it."""
     with suppress(ValueError):  # not an address
         return client is not None and ip_address(client.host).is_loopback  # None: it came by a socket without one
     return False

@@ -321,21 +321,25 @@ def test_who_follows_a_run_is_woken_by_every_message_and_then_forgotten() -> Non
 )
 def test_a_browser_on_this_machine_is_known_by_its_address(host: str, here: bool) -> None:
     assert is_local(SimpleNamespace(host=host)) is here
-    assert not is_local(None)  # a socket that has no address
+
+
+def test_a_client_without_an_address_is_taken_for_a_distant_one() -> None:
+    assert not is_local(None)
 
 
 @pytest.mark.parametrize(
-    ("device", "threads", "expected"),
+    ("device", "cores", "expected"),
     [
         ("cpu", 2, Pauses(engine_module.SHARED_SECONDS, engine_module.CPU_SECONDS)),
-        ("cpu", 1, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),  # a core is left for the browser
+        ("cpu", 3, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),  # a core is left for the browser
+        ("cpu", None, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),
         ("meta", 2, Pauses(engine_module.GPU_SECONDS, engine_module.GPU_SECONDS)),  # whatever computes elsewhere
     ],
 )
 def test_only_a_browser_on_the_engines_own_cores_is_told_more_seldom(
-    device: str, threads: int, expected: Pauses, monkeypatch: pytest.MonkeyPatch
+    device: str, cores: int | None, expected: Pauses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ScriptedLoaded, "environment", lambda _: {"threads": threads, "cores": 2})
+    monkeypatch.setattr(ScriptedLoaded, "environment", lambda _: {"threads": 2, "cores": cores})
     assert pauses(ScriptedLoaded(PRESETS["scripted"], device=torch.device(device))) == expected
 
 

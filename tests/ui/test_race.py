@@ -35,12 +35,15 @@ CORPUS = [
 ]
 
 
-def test_a_page_on_this_machine_is_known(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("local", [True, False])
+def test_a_page_on_this_machine_is_known(local: bool, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     play = Run.play
     monkeypatch.setattr(Run, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
+    if not local:
+        monkeypatch.setattr("specdemo.ui.page.is_local", lambda client: client.host != "127.0.0.1")
     run(visit(), "one two three")
-    assert told == [True]
+    assert told == [local]
 
 
 def test_the_tokens_in_the_page_are_those_of_the_engine(visit: Visit, script: Script) -> None:
