@@ -11,7 +11,7 @@ import gradio as gr
 
 from .engine import Engine
 from .form import one_of, read_request
-from .runs import Run, Runs, is_local
+from .runs import Run, Runs
 
 
 def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
@@ -24,7 +24,7 @@ def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
             one_of("preset", asked["preset"], list(engine.presets))
             asked = engine.presets[asked["preset"]].defaults.filled_in(asked)
             read = read_request(presets=list(engine.presets), **asked)
-            run = runs.begin(Run(read, is_local(request.client)), request.session_hash)
+            run = runs.begin(Run(read), request.session_hash, request.client)
             for message in run.play(engine):
                 yield run, message
         except Exception as error:

@@ -225,7 +225,7 @@ class Engine:
 
 
 def pauses(loaded: Any) -> Pauses:
-    """How often to say what a loaded preset writes: more seldom where it has a thread on every core of a browser."""
+    """How often to tell what a loaded preset writes: here more seldom, if the engine has a thread on every core."""
     if loaded.device.type != "cpu":
         return Pauses(GPU_SECONDS, GPU_SECONDS)
     environment = loaded.environment()

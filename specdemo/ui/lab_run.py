@@ -32,8 +32,8 @@ PICTURE_SECONDS = 1.0  # between two pictures: what the browser draws, the engin
 class LabRun(Job):
     """A measurement that was asked for; `study` holds what came of it, `files` that as JSON and CSV once it is over."""
 
-    def __init__(self, preset: str, view: View, asked: dict[str, Any], local: bool = False) -> None:
-        super().__init__(preset, local)
+    def __init__(self, preset: str, view: View, asked: dict[str, Any]) -> None:
+        super().__init__(preset)
         self.view, self.asked = view, asked
         self.study: Study | None = None
         self.files: dict[str, str] = {}

@@ -16,7 +16,7 @@ from .form import one_of
 from .lab_run import LabRun
 from .lab_views import ABLE, VIEWS
 from .lanes import to_json
-from .runs import Job, Runs, is_local
+from .runs import Job, Runs
 
 
 def add_lab(
@@ -37,7 +37,7 @@ def add_lab(
     def run(request: gr.Request, asked: Any, preset: Any) -> Iterator[str]:
         """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
         try:
-            job = runs.begin(_read(asked, preset, engine, is_local(request.client)), request.session_hash)
+            job = runs.begin(_read(asked, preset, engine), request.session_hash, request.client)
         except BadInput as error:
             yield to_json({"refused": uuid4().hex, "error": str(error)})
             return
@@ -56,7 +56,7 @@ def add_lab(
     lab.cancel(cancel, cancels=[running], queue=False, **quiet)
 
 
-def _read(asked: Any, preset: Any, engine: Engine, local: bool) -> LabRun:
+def _read(asked: Any, preset: Any, engine: Engine) -> LabRun:
     """The run that the page asks for.
 
     Raises:
@@ -69,7 +69,7 @@ def _read(asked: Any, preset: Any, engine: Engine, local: bool) -> LabRun:
         raise BadInput("A run of the Lab needs a view and the values of its form.") from error
     one_of("view", name, list(VIEWS))
     one_of("preset", preset, list(engine.presets))
-    return LabRun(preset, VIEWS[name], VIEWS[name].read(values), local)
+    return LabRun(preset, VIEWS[name], VIEWS[name].read(values))
 
 
 def _answers(engine: Engine, runs: Runs) -> list[Any]:

@@ -26,7 +26,7 @@ from .form import one_of, read_request
 from .lab_tab import add_lab
 from .lanes import to_json
 from .replay import add_replay
-from .runs import Job, Run, Runs, is_local
+from .runs import Job, Run, Runs
 
 MODEL = {"concurrency_id": "model", "concurrency_limit": 1}  # whatever uses the model waits in one line
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
@@ -187,7 +187,7 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], fields: list[An
     def run(request: gr.Request, *values: Any) -> Iterator[str]:
         """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
         try:
-            begun = runs.begin(Run(read_form(values, engine.presets), is_local(request.client)), request.session_hash)
+            begun = runs.begin(Run(read_form(values, engine.presets)), request.session_hash, request.client)
         except BadInput as error:
             yield to_json({"refused": uuid4().hex, "error": str(error)})  # new, or the page would see no change
             return

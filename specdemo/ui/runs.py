@@ -26,13 +26,13 @@ class Job:
     """Something asked of the engine: what it has said so far, and a way to stop it.
 
     Its id cannot be guessed, so only those who were shown it can ask for its messages and what came of it.
-    `local` says whether who follows it does so on this machine, see `is_local`.
+    `local` says whether who follows it does so on this machine, see `Runs.begin`.
     """
 
-    def __init__(self, preset: str, local: bool = False) -> None:
+    def __init__(self, preset: str) -> None:
         self.id = secrets.token_hex(8)
         self.preset = preset
-        self.local = local
+        self.local = False
         self.messages: list[str] = []
         self.stop = threading.Event()
         self.ended = threading.Event()
@@ -84,8 +84,8 @@ class Job:
 class Run(Job):
     """A race that was asked for: its messages, see `lanes`, and its trace."""
 
-    def __init__(self, request: Request, local: bool = False) -> None:
-        super().__init__(request.preset, local)
+    def __init__(self, request: Request) -> None:
+        super().__init__(request.preset)
         self.request = request
         self.header: dict[str, Any] = {}
         self.summary: dict[str, Any] = {}
@@ -193,8 +193,13 @@ class Runs:
         self._current: WeakValueDictionary[str, Job] = WeakValueDictionary()
         self._lock = threading.Lock()
 
-    def begin(self, job: J, session: str | None) -> J:
-        """Keep a new job; the oldest one is forgotten when there are too many."""
+    def begin(self, job: J, session: str | None, client: Any = None) -> J:
+        """Keep a new job; the oldest one is forgotten when there are too many.
+
+        Args:
+            client: the address that asks for it, as of `gr.Request.client`.
+        """
+        job.local = is_local(client)
         with self._lock:
             self._runs[job.id] = job
             while len(self._runs) > KEPT_RUNS:

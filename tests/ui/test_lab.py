@@ -105,20 +105,6 @@ def bars(shown: Locator, title: str) -> list[tuple[str, str]]:
     return [(item.locator(".sd-bar-name").inner_text(), item.locator("b").inner_text()) for item in items]
 
 
-def test_a_page_on_this_machine_is_known(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[bool] = []
-    stream = Engine.stream
-
-    def listen(engine: Engine, preset: str, run: Any, local: bool = False) -> Any:
-        told.append(local)
-        return stream(engine, preset, run, local)
-
-    monkeypatch.setattr(Engine, "stream", listen)
-    page, _ = lab("domains")
-    measure(page, "domains")
-    assert told == [True]
-
-
 # Every view ------------------------------------------------------------------------------------------------
 
 
@@ -456,6 +442,20 @@ def test_theory_of_any_numbers_is_a_picture_or_refused(asked: dict[str, Any]) ->
     except BadInput:
         return
     assert "NaN" not in json.dumps(picture, allow_nan=False)
+
+
+def test_a_page_on_this_machine_is_known(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    stream = Engine.stream
+
+    def listen(engine: Engine, preset: str, run: Any, local: bool = False) -> Any:
+        told.append(local)
+        return stream(engine, preset, run, local)
+
+    monkeypatch.setattr(Engine, "stream", listen)
+    page, _ = lab("domains")
+    measure(page, "domains")
+    assert told == [True]
 
 
 def test_only_the_latest_picture_is_kept(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

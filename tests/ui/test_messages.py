@@ -348,7 +348,9 @@ def test_news_come_as_often_as_where_they_are_shown_allows(local: bool, monkeypa
     monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(local=60.0, remote=0.0))
     script = Script()
     script.pace = 0.01
-    messages = list(play(script.engine(), Run(ask(max_new_tokens=20, k=2, drafter="ngram"), local)))
+    run = Run(ask(max_new_tokens=20, k=2, drafter="ngram"))
+    run.local = local
+    messages = list(play(script.engine(), run))
     news = [message for message in messages if "lanes" in message]
     assert len(news) == 2 if local else len(news) > 3  # the first event at once, and the rest when it has ended
 

@@ -41,7 +41,7 @@ def test_a_page_on_this_machine_is_known(local: bool, visit: Visit, monkeypatch:
     play = Run.play
     monkeypatch.setattr(Run, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
     if not local:
-        monkeypatch.setattr("specdemo.ui.page.is_local", lambda client: client.host != "127.0.0.1")
+        monkeypatch.setattr("specdemo.ui.runs.is_local", lambda client: client.host != "127.0.0.1")
     run(visit(), "one two three")
     assert told == [local]
 
