@@ -1,6 +1,7 @@
 """What showing a race costs the engine: the same race by itself, asked of the page's server, and shown in a browser.
 
-The server is the product's own, in a process of its own; the figures are the engine's, as the race reports them.
+The server is the product's own, in a process of its own; the rates are the engine's, as the race reports them. They
+vary by more than a page costs, so the kernel is asked as well how long the engine's threads waited for a core.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
+from statistics import fmean, harmonic_mean, median
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.parse import urlencode
@@ -31,7 +32,8 @@ from ..presets import find_preset
 from ..race import PLAIN, SPECULATIVE, race
 from ..stats import Stats
 from ..types import BadInput, Settings
-from .bench import provenance, spread
+from .bench import provenance
+from .tables import Spread
 
 if TYPE_CHECKING:
     from ..models import Loaded
@@ -40,13 +42,15 @@ APP = Path(__file__).resolve().parents[2] / "app.py"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 START_SECONDS, RACE_SECONDS = 120.0, 600.0
-SETTLE_SECONDS = 3.0  # a browser that was just opened or closed still works
+SETTLE_SECONDS = 1.0  # a page that was just opened, or that has just shown a race, still works
 
 LANES = (PLAIN, SPECULATIVE)
+BOTH = "both"  # one after the other, which is how the lanes of a race run
 ALONE, NO_PAGE = "engine alone", "server, no page"
 WAYS = 4
 
 Rates = dict[str, float]  # tokens per second by lane
+Threads = dict[str, tuple[int, int]]  # by thread: nanoseconds it has run, and waited for a core to run on
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,48 +66,82 @@ class Asked:
 
 
 def bench_page(asked: Asked, repeats: int, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Run a race in every way there is, all of them in turn, `repeats` times.
+    """Run a race in every way there is, all of them in turn, `repeats` times, every other time backwards.
+
+    One page is open all the while, so that nothing but the race differs.
 
     The answer holds what was raced on what (`race`, `environment`), and `rows`: for each way and lane the median tokens
-    per second, and the ratio to the engine alone just before, and to the same server without a page.
+    per second, and the ratio to the engine alone, and to the same server without a page, of the same turn. The rows of
+    both lanes also say which share of a race a thread of the engine was `waiting` for a core. The threads wait for each
+    other too, so what the race lost lies between this share and that of all threads together.
 
     Raises:
         BadInput: the race cannot be run, there is no browser or no playwright, or the page does not start.
     """
     check_browser()
     rates: dict[str, list[Rates]] = {}
+    waits: dict[str, list[float | None]] = {}
     # A process of its own for the engine alone: this one has threads of clients, which would slow it down.
     with ProcessPoolExecutor(1, get_context("spawn"), _load, (asked.preset,)) as engine:
         facts = engine.submit(_provenance).result()
         engine.submit(_alone, asked).result()  # warms up, and refuses what cannot be run
-        with served() as url:
-            without_page(url, asked)
+        with served() as (url, server), opened(url, asked) as show:
+            alone = engine.submit(os.getpid).result()
             ways: dict[str, Callable[[], Rates]] = {
                 ALONE: lambda: engine.submit(_alone, asked).result(),
                 NO_PAGE: partial(without_page, url, asked),
                 "a program": partial(in_a_program, url, asked),
-                "a browser": partial(in_a_browser, url, asked),
+                "a browser": show,
             }
-            for _ in range(repeats):
-                for name, run in ways.items():
+            for run in (ways[NO_PAGE], show):  # the first races of a server and of a page take longer
+                run()
+            for repeat in range(repeats):
+                for name in list(ways)[:: -1 if repeat % 2 else 1]:
                     time.sleep(SETTLE_SECONDS)
-                    rates.setdefault(name, []).append(run())
+                    process = alone if name == ALONE else server
+                    before = threads_of(process)
+                    rates.setdefault(name, []).append(ways[name]())
+                    waits.setdefault(name, []).append(waiting(before, threads_of(process)))
                     tick()
     bases = {"ratio_to_alone": rates[ALONE], "ratio_to_no_page": rates[NO_PAGE]}
-    rows = [_row(name, lane, runs, bases) for name, runs in rates.items() for lane in LANES]
+    rows = []
+    for name, runs in rates.items():
+        rows += [_row(name, lane, runs, bases) for lane in (*LANES, BOTH)]
+        rows[-1]["waiting"] = Spread.of([share for share in waits[name] if share is not None], most=1.0)
     return {**facts, "race": asdict(asked), "rows": rows}
 
 
 def _row(name: str, lane: str, runs: list[Rates], bases: dict[str, list[Rates]]) -> dict[str, Any]:
-    row = {"way": name, "lane": lane, "tokens_per_second": median(run[lane] for run in runs), "runs": len(runs)}
+    def rate(run: Rates) -> float:
+        return harmonic_mean(run.values()) if lane == BOTH else run[lane]
+
+    row = {"way": name, "lane": lane, "tokens_per_second": median(map(rate, runs)), "runs": len(runs)}
     for ratio, base in bases.items():
-        row[ratio] = spread([run[lane] / other[lane] for run, other in zip(runs, base, strict=True)])
+        row[ratio] = Spread.of([rate(run) / rate(other) for run, other in zip(runs, base, strict=True)])
     return row
 
 
+def threads_of(process: int) -> Threads:
+    """What the threads of a process have done so far; nothing where the kernel does not tell (Linux does)."""
+    threads = {}
+    for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            ran, waited, _ = file.read_text().split()
+            threads[file.parent.name] = int(ran), int(waited)
+    return threads
+
+
+def waiting(before: Threads, after: Threads) -> float | None:
+    """Which share of its time a thread that computed meanwhile waited for a core, on average."""
+    none = (0, 0)
+    spent = [[now - then for now, then in zip(after[name], before.get(name, none), strict=True)] for name in after]
+    most = max((ran for ran, _ in spent), default=0)
+    return fmean(waited / (ran + waited) for ran, waited in spent if ran > most / 2) if most else None
+
+
 @contextmanager
-def served() -> Iterator[str]:
-    """The address of the page, started as a person would start it."""
+def served() -> Iterator[tuple[str, int]]:
+    """The address of the page, started as a person would start it, and the process that serves it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -112,7 +150,7 @@ def served() -> Iterator[str]:
     with subprocess.Popen([sys.executable, APP], env=environment, cwd=APP.parent, stdout=subprocess.DEVNULL) as app:
         try:
             _wait_for(url, app)
-            yield url
+            yield url, app.pid
         finally:
             app.terminate()
 
@@ -178,8 +216,9 @@ def check_browser() -> None:
         raise BadInput("The browser is driven with playwright: pip install -r tests/requirements.txt")
 
 
-def in_a_browser(url: str, asked: Asked) -> Rates:
-    """A headless browser that draws the page, on the same processor."""
+@contextmanager
+def opened(url: str, asked: Asked) -> Iterator[Callable[[], Rates]]:
+    """The page in a headless browser on the same processor; to call what this gives runs the race in it, to its end."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -189,10 +228,8 @@ def in_a_browser(url: str, asked: Asked) -> Rates:
         page.goto(f"{url}?{urlencode(asdict(asked))}")
         page.get_by_text("Press Run to start.").wait_for()
         page.locator("[data-stage=ready]").wait_for()
-        time.sleep(SETTLE_SECONDS)
-        rates = page.evaluate(RACE)
+        yield lambda: {lane: float(rate) for lane, rate in page.evaluate(RACE).items()}
         browser.close()
-    return {lane: float(rate) for lane, rate in rates.items()}
 
 
 # Waits for an event and asks nothing meanwhile: a waiting Playwright would keep the page busy.
@@ -213,10 +250,19 @@ def executable() -> str | None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows for people."""
-    lines = [f"{'race in':<17}{'lane':<13}{'tokens/s':>9}{'of the engine alone':>26}{'of a server, no page':>26}"]
+    """The rows for people; the intervals hold the mean with 95% confidence."""
+    headings = ("of the engine alone", "of a server, no page", "waiting for a core")
+    lines = [f"{'race in':<17}{'lane':<13}{'tokens/s':>9}" + "".join(f"{heading:>24}" for heading in headings)]
     for row in rows:
-        ratios = [row[name] for name in ("ratio_to_alone", "ratio_to_no_page")]
-        spans = [f"{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})" for ratio in ratios]
-        lines.append(f"{row['way']:<17}{row['lane']:<13}{row['tokens_per_second']:>9.1f}{spans[0]:>26}{spans[1]:>26}")
+        figures = [in_words(row.get(name)) for name in ("ratio_to_alone", "ratio_to_no_page", "waiting")]
+        cells = "".join(f"{figure:>24}" for figure in figures)
+        lines.append(f"{row['way']:<17}{row['lane']:<13}{row['tokens_per_second']:>9.1f}{cells}".rstrip())
     return "\n".join(lines)
+
+
+def in_words(figure: Spread | None) -> str:
+    """A mean with its interval, as far as there is one."""
+    if figure is None:
+        return ""
+    interval = "" if figure.low is None else f" ({figure.low:.3f} to {figure.high:.3f})"
+    return f"{figure.mean:.3f}{interval}"
