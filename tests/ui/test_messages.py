@@ -6,9 +6,10 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -330,7 +331,7 @@ def test_a_client_without_an_address_is_taken_for_a_distant_one() -> None:
 @pytest.mark.parametrize(
     ("device", "cores", "expected"),
     [
-        ("cpu", 2, Pauses(engine_module.SHARED_SECONDS, engine_module.CPU_SECONDS)),
+        ("cpu", 2, Pauses(engine_module.SHARED_SECONDS, engine_module.CPU_SECONDS, engine_module.OPENING_SECONDS)),
         ("cpu", 3, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),  # a core is left for the browser
         ("cpu", None, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),
         ("meta", 2, Pauses(engine_module.GPU_SECONDS, engine_module.GPU_SECONDS)),  # whatever computes elsewhere
@@ -353,6 +354,25 @@ def test_news_come_as_often_as_where_they_are_shown_allows(local: bool, monkeypa
     messages = list(play(script.engine(), run))
     news = [message for message in messages if "lanes" in message]
     assert len(news) == 2 if local else len(news) > 3  # the first event at once, and the rest when it has ended
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_the_engine_waits_once_for_a_page_on_its_own_cores_to_draw_the_first_item(
+    local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = 0.5
+    monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(0.0, 0.0, opening))
+    engine = Script().engine()
+    list(engine.follow("scripted"))
+    moments = [moment for batch in engine.stream("scripted", lambda _: clock(4), local) for moment in batch]
+    waits = [later - earlier for earlier, later in pairwise(moments)]
+    assert waits[0] >= opening if local else waits[0] < opening
+    assert max(waits[1:]) < opening
+
+
+def clock(count: int) -> Generator[float]:
+    for _ in range(count):
+        yield time.monotonic()
 
 
 def test_who_stops_following_a_run_is_forgotten() -> None:
