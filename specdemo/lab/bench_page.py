@@ -13,10 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -45,9 +45,13 @@ START_SECONDS, RACE_SECONDS = 120.0, 600.0
 SETTLE_SECONDS = 1.0  # a page that was just opened, or that has just shown a race, still works
 
 LANES = (PLAIN, SPECULATIVE)
-BOTH = "both"  # one after the other, which is how the lanes of a race run
-ALONE, NO_PAGE = "engine alone", "server, no page"
+BOTH = "both"  # the tokens of both lanes over the seconds of both, as both write the same text
+ALONE, UNSEEN, PROGRAM, BROWSER = "engine alone", "server, unseen", "a program", "a browser"
 WAYS = 4
+SHAPES = {  # the columns of the rows, for people
+    **{"way": "", "lane": "", "tokens_per_second": ".1f"},
+    **{"ratio_to_alone": ".3f", "ratio_to_unseen": ".3f", "waiting": ".3f"},
+}
 
 Rates = dict[str, float]  # tokens per second by lane
 Threads = dict[str, tuple[int, int]]  # by thread: nanoseconds it has run, and waited for a core to run on
@@ -65,60 +69,74 @@ class Asked:
     temperature: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to run the race, the process that its engine is in, and what came of each time."""
+
+    process: int
+    run: Callable[[], Rates]
+    rates: list[Rates] = field(default_factory=list)
+    waits: list[float | None] = field(default_factory=list)
+
+    def measure(self) -> None:
+        before = threads_of(self.process)
+        self.rates.append(self.run())
+        self.waits.append(waiting(before, threads_of(self.process)))
+
+    def rates_of(self, lane: str) -> list[float]:
+        return [harmonic_mean(rates.values()) if lane == BOTH else rates[lane] for rates in self.rates]
+
+
 def bench_page(asked: Asked, repeats: int, tick: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Run a race in every way there is, all of them in turn, `repeats` times, every other time backwards.
 
-    One page is open all the while, so that nothing but the race differs.
-
-    The answer holds what was raced on what (`race`, `environment`), and `rows`: for each way and lane the median tokens
-    per second, and the ratio to the engine alone, and to the same server without a page, of the same turn. The rows of
-    both lanes also say which share of a race a thread of the engine was `waiting` for a core. The threads wait for each
-    other too, so what the race lost lies between this share and that of all threads together.
+    The server and a page are there all the while, so that nothing but the race differs. The answer holds what was raced
+    on what (`race`, `environment`), and the `rows`, see `rows_of`.
 
     Raises:
         BadInput: the race cannot be run, there is no browser or no playwright, or the page does not start.
     """
     check_browser()
-    rates: dict[str, list[Rates]] = {}
-    waits: dict[str, list[float | None]] = {}
     # A process of its own for the engine alone: this one has threads of clients, which would slow it down.
     with ProcessPoolExecutor(1, get_context("spawn"), _load, (asked.preset,)) as engine:
         facts = engine.submit(_provenance).result()
         engine.submit(_alone, asked).result()  # warms up, and refuses what cannot be run
         with served() as (url, server), opened(url, asked) as show:
-            alone = engine.submit(os.getpid).result()
-            ways: dict[str, Callable[[], Rates]] = {
-                ALONE: lambda: engine.submit(_alone, asked).result(),
-                NO_PAGE: partial(without_page, url, asked),
-                "a program": partial(in_a_program, url, asked),
-                "a browser": show,
+            ways = {
+                ALONE: Way(engine.submit(os.getpid).result(), lambda: engine.submit(_alone, asked).result()),
+                UNSEEN: Way(server, partial(unseen, url, asked)),
+                PROGRAM: Way(server, partial(in_a_program, url, asked)),
+                BROWSER: Way(server, show),
             }
-            for run in (ways[NO_PAGE], show):  # the first races of a server and of a page take longer
-                run()
+            for name in (UNSEEN, BROWSER):  # the first races of a server and of a page take longer
+                ways[name].run()
             for repeat in range(repeats):
-                for name in list(ways)[:: -1 if repeat % 2 else 1]:
+                for way in list(ways.values())[:: -1 if repeat % 2 else 1]:
                     time.sleep(SETTLE_SECONDS)
-                    process = alone if name == ALONE else server
-                    before = threads_of(process)
-                    rates.setdefault(name, []).append(ways[name]())
-                    waits.setdefault(name, []).append(waiting(before, threads_of(process)))
+                    way.measure()
                     tick()
-    bases = {"ratio_to_alone": rates[ALONE], "ratio_to_no_page": rates[NO_PAGE]}
+    return {**facts, "race": asdict(asked), "rows": rows_of(ways)}
+
+
+def rows_of(ways: Mapping[str, Way]) -> list[dict[str, Any]]:
+    """For each way and lane the median tokens per second, and the mean ratio to two ways of the same turn.
+
+    The rows called `both` also say for how long a thread of the engine was `waiting` for a core, as a share of the time
+    in which it ran or wanted to, on average. Each waits for the others too, so this explains a loss of that share at
+    least, if all wait at the same time, and of as many times it as there are threads at most.
+    """
     rows = []
-    for name, runs in rates.items():
-        rows += [_row(name, lane, runs, bases) for lane in (*LANES, BOTH)]
-        rows[-1]["waiting"] = Spread.of([share for share in waits[name] if share is not None], most=1.0)
-    return {**facts, "race": asdict(asked), "rows": rows}
-
-
-def _row(name: str, lane: str, runs: list[Rates], bases: dict[str, list[Rates]]) -> dict[str, Any]:
-    def rate(run: Rates) -> float:
-        return harmonic_mean(run.values()) if lane == BOTH else run[lane]
-
-    row = {"way": name, "lane": lane, "tokens_per_second": median(map(rate, runs)), "runs": len(runs)}
-    for ratio, base in bases.items():
-        row[ratio] = Spread.of([rate(run) / rate(other) for run, other in zip(runs, base, strict=True)])
-    return row
+    for name, way in ways.items():
+        for lane in (*LANES, BOTH):
+            row: dict[str, Any] = {"way": name, "lane": lane, "runs": len(way.rates)}
+            rates = way.rates_of(lane)
+            row["tokens_per_second"] = median(rates)
+            for ratio, base in {"ratio_to_alone": ALONE, "ratio_to_unseen": UNSEEN}.items():
+                others = ways[base].rates_of(lane)
+                row[ratio] = Spread.of([rate / other for rate, other in zip(rates, others, strict=True)])
+            rows.append(row)
+        rows[-1]["waiting"] = Spread.of([share for share in way.waits if share is not None], most=1.0)
+    return rows
 
 
 def threads_of(process: int) -> Threads:
@@ -185,8 +203,8 @@ def _alone(asked: Asked) -> Rates:
     return {lane: stats[lane].tokens_per_second or 0.0 for lane in LANES}
 
 
-def without_page(url: str, asked: Asked) -> Rates:
-    """Nothing is shown: one call, one answer at the end."""
+def unseen(url: str, asked: Asked) -> Rates:
+    """Nobody watches: one call, one answer at the end."""
     client = _client(url)
     outcome = client.predict(**asdict(asked), api_name="/compare")
     client.close()
@@ -221,25 +239,33 @@ def opened(url: str, asked: Asked) -> Iterator[Callable[[], Rates]]:
     """The page in a headless browser on the same processor; to call what this gives runs the race in it, to its end."""
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS)
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS) as browser,
+    ):
         page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(RACE_SECONDS * 1000)
+        page.set_default_timeout(START_SECONDS * 1000)
         page.goto(f"{url}?{urlencode(asdict(asked))}")
         page.get_by_text("Press Run to start.").wait_for()
         page.locator("[data-stage=ready]").wait_for()
-        yield lambda: {lane: float(rate) for lane, rate in page.evaluate(RACE).items()}
-        browser.close()
+        yield lambda: {lane: float(rate) for lane, rate in page.evaluate(RACE, RACE_SECONDS * 1000).items()}
 
 
 # Waits for an event and asks nothing meanwhile: a waiting Playwright would keep the page busy.
-RACE = """() => new Promise((done, failed) => {
+RACE = """(most) => new Promise((done, failed) => {
   const arena = document.querySelector(".sd-arena");
   const rate = (lane) => document.querySelector(`[data-lane=${lane}] .sd-rate b`).textContent;
-  new MutationObserver(() => {
-    if (arena.dataset.state === "ended") done({ plain: rate("plain"), speculative: rate("speculative") });
-    if (arena.dataset.state === "failed") failed(new Error(document.querySelector(".sd-sentence").textContent));
-  }).observe(arena, { attributes: true, attributeFilter: ["data-state"] });
+  const fail = (sentence) => failed(new Error(sentence));
+  const late = setTimeout(() => fail("The race did not end in time."), most);
+  const watch = new MutationObserver(() => {
+    const state = arena.dataset.state;
+    if (state === "ended") done({ plain: rate("plain"), speculative: rate("speculative") });
+    else if (state === "failed") fail(document.querySelector(".sd-sentence").textContent);
+    else return;
+    watch.disconnect();
+    clearTimeout(late);
+  });
+  watch.observe(arena, { attributes: true, attributeFilter: ["data-state"] });
   document.querySelector("#run").click();
 })"""
 
@@ -247,22 +273,3 @@ RACE = """() => new Promise((done, failed) => {
 def executable() -> str | None:
     """The browser of the system, if there is one."""
     return next(filter(None, map(shutil.which, BROWSERS)), None)
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows for people; the intervals hold the mean with 95% confidence."""
-    headings = ("of the engine alone", "of a server, no page", "waiting for a core")
-    lines = [f"{'race in':<17}{'lane':<13}{'tokens/s':>9}" + "".join(f"{heading:>24}" for heading in headings)]
-    for row in rows:
-        figures = [in_words(row.get(name)) for name in ("ratio_to_alone", "ratio_to_no_page", "waiting")]
-        cells = "".join(f"{figure:>24}" for figure in figures)
-        lines.append(f"{row['way']:<17}{row['lane']:<13}{row['tokens_per_second']:>9.1f}{cells}".rstrip())
-    return "\n".join(lines)
-
-
-def in_words(figure: Spread | None) -> str:
-    """A mean with its interval, as far as there is one."""
-    if figure is None:
-        return ""
-    interval = "" if figure.low is None else f" ({figure.low:.3f} to {figure.high:.3f})"
-    return f"{figure.mean:.3f}{interval}"

@@ -209,8 +209,8 @@ def page(
     """What it costs the engine to show a race in a browser on the same machine."""
     from tqdm import tqdm
 
-    from .bench_page import WAYS, Asked, bench_page, table
-    from .tables import write_json
+    from .bench_page import SHAPES, WAYS, Asked, bench_page
+    from .tables import text_table, write_json
 
     check_writable(out)
     usual = find_preset(preset).defaults
@@ -220,7 +220,7 @@ def page(
         raise BadInput("Repeats must be at least 1.")
     with tqdm(total=repeats * WAYS) as bar:
         outcome = bench_page(asked, repeats, bar.update)
-    typer.echo(table(outcome["rows"]))
+    typer.echo(text_table(outcome["rows"], SHAPES))
     if out:
         write_json(out, outcome)
 

@@ -81,8 +81,8 @@ class Status:
 class Pauses:
     """Seconds between two batches, for who follows them on this machine and for who does elsewhere.
 
-    `opening` is how long the engine waits after the first item for a local follower: in a race it would otherwise be
-    on the clock of the lane that goes second that the page clears away the last race.
+    `opening` is how long the engine waits for a local follower after the first item. In a race the page then clears
+    away the last one, which would otherwise be on the clock of the lane that goes second.
     """
 
     local: float = CPU_SECONDS
@@ -140,8 +140,8 @@ class Engine:
     def stream(self, preset: str, run: Callable[[Any], Generator[T]], local: bool = False) -> Generator[list[T]]:
         """What `run(loaded)` yields, in batches: the first item at once, then now and then all that came since.
 
-        The engine waits for nobody, but see `Pauses`. Closing this closes `run` after the item that it is at, and waits
-        for that.
+        The engine waits for nobody, except `Pauses.opening` after the first item. Closing this closes `run` after the
+        item that it is at, and waits for that.
 
         Args:
             local: whether what shows the batches runs on this machine too.

@@ -7,13 +7,27 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from statistics import harmonic_mean
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Error
 
 from specdemo.lab import bench_page
-from specdemo.lab.bench_page import BOTH, Asked, in_a_program, opened, table, threads_of, waiting, without_page
+from specdemo.lab.bench_page import (
+    ALONE,
+    BOTH,
+    BROWSER,
+    SHAPES,
+    UNSEEN,
+    Asked,
+    Way,
+    in_a_program,
+    opened,
+    rows_of,
+    threads_of,
+    unseen,
+    waiting,
+)
+from specdemo.lab.tables import text_table
 from specdemo.race import PLAIN, SPECULATIVE
 from specdemo.stats import Stats
 from specdemo.types import BadInput
@@ -30,53 +44,79 @@ def rates(script: Script) -> dict[str, float]:
 
 
 def test_every_way_reports_the_rates_of_the_race(chromium: Browser, url: str, script: Script) -> None:
-    for way in (without_page, in_a_program):
+    for way in (unseen, in_a_program):
         assert way(url, ASKED) == pytest.approx(rates(script))
 
-    def twice() -> None:
+    def show_twice() -> None:
         with opened(url, ASKED) as show:
-            for _ in "12":
+            for pause in (0.0, bench_page.SETTLE_SECONDS):
+                time.sleep(pause)
                 assert show() == pytest.approx(rates(script), abs=0.05)
-                time.sleep(bench_page.SETTLE_SECONDS)
 
     with ThreadPoolExecutor(1) as apart:  # this thread has a Playwright of its own
-        apart.submit(twice).result()
+        apart.submit(show_twice).result()
     assert len(script.races) == 4
 
 
+def test_a_race_that_does_not_end_is_told(
+    chromium: Browser, url: str, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_page, "RACE_SECONDS", 0.5)
+    script.gate.clear()
+
+    def show() -> None:
+        with opened(url, ASKED) as show:
+            show()
+
+    try:
+        with ThreadPoolExecutor(1) as apart, pytest.raises(Error, match="did not end in time"):
+            apart.submit(show).result()
+    finally:
+        script.gate.set()
+
+
 def test_ratios_are_taken_turn_by_turn() -> None:
-    alone = [{PLAIN: 10.0, SPECULATIVE: 20.0}, {PLAIN: 20.0, SPECULATIVE: 40.0}]
-    shown = [{PLAIN: 9.0, SPECULATIVE: 19.0}, {PLAIN: 19.0, SPECULATIVE: 36.0}]
-    bases = {"ratio_to_alone": alone, "ratio_to_no_page": shown[::-1]}
-    row = bench_page._row("a browser", PLAIN, shown, bases)
-    assert row["tokens_per_second"] == 14.0
-    assert row["ratio_to_no_page"].mean == pytest.approx((9 / 19 + 19 / 9) / 2)
-    ratio = row["ratio_to_alone"]
+    alone = Way(0, dict, [{PLAIN: 10.0, SPECULATIVE: 20.0}, {PLAIN: 20.0, SPECULATIVE: 40.0}], [0.25, 0.5])
+    shown = Way(0, dict, [{PLAIN: 9.0, SPECULATIVE: 19.0}, {PLAIN: 19.0, SPECULATIVE: 36.0}], [None, None])
+    rows = rows_of({ALONE: alone, UNSEEN: Way(0, dict, shown.rates[::-1], [None, None]), BROWSER: shown})
+    assert [(row["way"], row["lane"]) for row in rows[-3:]] == [(BROWSER, lane) for lane in (PLAIN, SPECULATIVE, BOTH)]
+    plain, _, both = rows[-3:]
+    assert plain["tokens_per_second"] == 14.0
+    assert plain["ratio_to_unseen"].mean == pytest.approx((9 / 19 + 19 / 9) / 2)
+    ratio = plain["ratio_to_alone"]
     assert (ratio.mean, ratio.count) == (pytest.approx(0.925), 2)
     assert ratio.low == pytest.approx(0.925 - 0.025 * 12.7062, abs=1e-5)  # Student's t of one degree of freedom
-    assert "0.925 (0.607 to 1.243)" in table([row])
-    both = bench_page._row("a browser", BOTH, shown[:1], {name: runs[:1] for name, runs in bases.items()})
-    assert both["tokens_per_second"] == harmonic_mean([9.0, 19.0])
-    assert both["ratio_to_alone"].mean == pytest.approx((1 / 10 + 1 / 20) / (1 / 9 + 1 / 19))
-    assert table([both]).split()[-2:] == ["0.916", "0.491"]
+    first, second = (1 / 10 + 1 / 20) / (1 / 9 + 1 / 19), (1 / 20 + 1 / 40) / (1 / 19 + 1 / 36)
+    assert both["ratio_to_alone"].mean == pytest.approx((first + second) / 2)
+    assert both["waiting"] is None  # this kernel did not tell
+    assert rows[2]["waiting"].mean == 0.375
+    told = text_table(rows, SHAPES).splitlines()
+    assert "0.925 (0.607 to 1.243)" in told[7]
+    assert told[3].endswith("0.375 (0.000 to 1.000)")
 
 
-@pytest.mark.skipif(not threads_of(os.getpid()), reason="This system does not tell how long its threads wait.")
-def test_who_computes_with_others_waits_for_a_core() -> None:
-    """Twice as many processes as cores, so that each has to wait about half of the time."""
-    many = 2 * len(os.sched_getaffinity(0))
-    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(many)]
+@pytest.mark.skipif(
+    not any(ran for ran, _ in threads_of(os.getpid()).values()),
+    reason="This system does not tell how long threads wait.",
+)
+def test_who_shares_a_core_waits_for_it() -> None:
+    core = min(os.sched_getaffinity(0))
+    code = f"import os, time; os.sched_setaffinity(0, [{core}]); end = time.time() + 20\nwhile time.time() < end: pass"
+    spinning: list[subprocess.Popen[bytes]] = []
     try:
-        time.sleep(0.2)
-        before = threads_of(spinning[0].pid)
+        for _ in range(2):
+            spinning.append(subprocess.Popen([sys.executable, "-c", code]))
         time.sleep(0.5)
-        share = waiting(before, threads_of(spinning[0].pid))
+        way = Way(spinning[0].pid, lambda: time.sleep(1.0) or {})  # type: ignore[func-returns-value]
+        way.measure()
     finally:
         for process in spinning:
             process.kill()
             process.wait()
+    assert way.rates == [{}]
+    (share,) = way.waits
     assert share is not None
-    assert 0.2 < share < 0.8
+    assert 0.3 < share < 0.9  # a half, and more if others want that core too
 
 
 def test_only_threads_that_computed_count_as_the_engines() -> None:
