@@ -46,8 +46,7 @@ SETTLE_SECONDS = 1.0  # a page that was just opened, or that has just shown a ra
 
 LANES = (PLAIN, SPECULATIVE)
 BOTH = "both"  # the tokens of both lanes over the seconds of both, as both write the same text
-ALONE, UNSEEN, PROGRAM, BROWSER = "engine alone", "server, unseen", "a program", "a browser"
-WAYS = 4
+WAYS = ALONE, UNSEEN, PROGRAM, BROWSER = "engine alone", "server, unseen", "a program", "a browser"
 SHAPES = {  # the columns of the rows, for people
     **{"way": "", "lane": "", "tokens_per_second": ".1f"},
     **{"ratio_to_alone": ".3f", "ratio_to_unseen": ".3f", "waiting": ".3f"},

@@ -218,7 +218,7 @@ def page(
     Settings(k=asked.k, max_new_tokens=max_new_tokens)
     if repeats < 1:
         raise BadInput("Repeats must be at least 1.")
-    with tqdm(total=repeats * WAYS) as bar:
+    with tqdm(total=repeats * len(WAYS)) as bar:
         outcome = bench_page(asked, repeats, bar.update)
     typer.echo(text_table(outcome["rows"], SHAPES))
     if out:
