@@ -76,7 +76,7 @@ class Product:
         """Laid out as is fastest."""
         (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"
         least = LEAST_PACKED.get(weight.dtype, math.inf)
-        if on_cpu and weight.numel() >= least and torch.backends.mkldnn.is_available():
+        if on_cpu and weight.numel() >= least and can_pack(weight.dtype):
             # What torch.compile calls for a frozen linear layer; there is no public name for it.
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
             multiply = torch.ops.mkldnn._linear_pointwise
@@ -91,6 +91,12 @@ class Product:
     def unpacked(cls, weight: Tensor, bias: Tensor | None) -> Product:
         """The weight as it is, as it always is on a GPU."""
         return cls(weight, bias, lambda x: F.linear(x, weight, bias))
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of this type on this CPU: bfloat16 needs AVX-512, or AVX-NE-CONVERT."""
+    bfloat16_too = torch.ops.mkldnn._is_mkldnn_bf16_supported
+    return torch.backends.mkldnn.is_available() and (dtype != torch.bfloat16 or bool(bfloat16_too()))
 
 
 @dataclass(frozen=True, slots=True)

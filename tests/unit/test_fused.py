@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from specdemo.hardware import cpu_multiplies_bf16
-from specdemo.runners import Runner
+from specdemo.runners import Runner, layout
 from specdemo.runners.eager import EagerRunner
 from specdemo.runners.fused import MOST_ROWS, FusedRunner
-from specdemo.runners.layout import FusedModel, Norm, Rope, is_plain, knows
+from specdemo.runners.layout import FusedModel, Norm, Product, Rope, is_plain, knows
 
 from .toys import MODEL_VOCAB, tiny_model
 
@@ -93,6 +93,18 @@ def test_bfloat16_strays_no_further_from_float32_than_transformers_does(architec
         logits.append(torch.cat([runner.forward(ids[i : i + 5]) for i in range(1, 200, 5)]).float())
     ours, theirs = ((rows - logits[0]).square().mean().sqrt() for rows in logits[1:])
     assert ours < 1.25 * theirs
+
+
+@pytest.mark.parametrize("packable", [True, False])
+def test_bfloat16_runs_on_a_cpu_that_has_no_instructions_for_it(packable, monkeypatch):
+    if not packable:
+        monkeypatch.setattr(layout, "can_pack", lambda dtype: False)
+    elif not layout.can_pack(torch.bfloat16):
+        pytest.skip("this is such a CPU")
+    x, weight, bias = torch.randn(3, 8).bfloat16(), torch.randn(5, 8).bfloat16(), torch.randn(5).bfloat16()
+    product = Product.of(weight, bias)
+    assert (product.weight is None) == packable
+    torch.testing.assert_close(product(x), F.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("bit_exact", [True, False])

@@ -223,7 +223,7 @@ def test_a_row_is_drawn_from_the_models_law_at_its_own_temperature_and_greedy_ro
     temperatures[::2] = 0
     drawn = data.sample_rows(logits.expand(rows, -1), temperatures, torch.Generator().manual_seed(2))
     assert (drawn[::2] == logits.argmax()).all()
-    law = (logits / temperature).softmax(-1).numpy()
+    law = (logits / temperature).double().softmax(-1).numpy()
     seen = np.bincount(drawn[1::2].numpy(), minlength=size)
     often = law * rows / 2 >= 5
     expected = np.append(law[often], law[~often].sum()) * rows / 2
