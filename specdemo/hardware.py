@@ -75,13 +75,31 @@ def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         # Older GPUs emulate bfloat16, slowly.
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return torch.bfloat16 if cpu_multiplies_bf16() else torch.float32
+    if cpu_multiplies_bf16():
+        return torch.bfloat16
+    return torch.float16 if cpu_reads_float16() else torch.float32
+
+
+def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What a model with weights of this type computes in. On a CPU float16 only stores weights, rounded to it once:
+    it takes half the memory of float32, from which a pass over a few tokens takes most of its time to read them."""
+    return torch.float32 if dtype == torch.float16 and device.type == "cpu" else dtype
 
 
 def cpu_multiplies_bf16() -> bool:
     """Whether the CPU has instructions for bfloat16 products; without them it is slower than float32."""
     capabilities = torch.cpu.get_capabilities()
     return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
+def cpu_reads_float16() -> bool:
+    """Whether torch multiplies float32 by weights that it keeps in float16 (FBGEMM), measured on x86 CPUs only."""
+    return "fbgemm" in quantized_engines() and bool(torch.cpu.get_capabilities().get("avx2"))
+
+
+def quantized_engines() -> list[str]:
+    """What torch was built with for products of weights in few bits."""
+    return list(torch.backends.quantized.supported_engines)
 
 
 def sent(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from . import chat
 from .costs import Costs
 from .drafters.head import ReadyHead
-from .hardware import choose_device, choose_dtype, cpu_name, device_name
+from .hardware import arithmetic, choose_device, choose_dtype, cpu_name, device_name
 from .imports import without_garbage_collection
 from .opening import Opened, open_source
 from .presets import Preset
@@ -38,9 +38,10 @@ LANES = 2  # runs of the target that go on at a time: a race's
 class Loaded:
     """A preset whose models are in memory.
 
-    `context` is the most tokens a run may hold, `eos_ids` the tokens that end a text, `weights` says which
-    weights these are, for the header of a trace, and `engine` what runs the target: graph, fused or eager.
-    `embeddings` are its input's and its output's, [V, hidden] each.
+    `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens a run
+    may hold, `eos_ids` the tokens that end a text, `weights` says which weights these are, for the header of a trace,
+    and `engine` what runs the target: graph, fused or eager. `embeddings` are its input's and its output's,
+    [V, hidden] each.
     """
 
     preset: Preset
@@ -51,6 +52,7 @@ class Loaded:
     placement: dict[str, int]
     device: torch.device
     dtype: torch.dtype
+    weights_dtype: torch.dtype
     context: int
     eos_ids: frozenset[int]
     ngram_table: Path | None
@@ -95,6 +97,7 @@ class Loaded:
             "placement": self.placement,
             "engine": self.engine,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "weights_dtype": str(self.weights_dtype).removeprefix("torch."),
             "cpu": cpu_name(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
@@ -127,7 +130,8 @@ def load(
     """Make a preset ready, fetching what is missing.
 
     Args:
-        dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's or what the device is good at.
+        dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's or what the device is good at. On a
+            CPU float16 is for the weights alone, see `hardware.arithmetic`.
         device: "cpu", "cuda" or "cuda:1"; None or "auto" takes a GPU if there is one.
         progress: called with the stage in words, and how much of it is done where that is known.
         eager: run the models by transformers' own forward.
@@ -154,8 +158,8 @@ def load(
     if target.stored is not None:
         engine, make_target_runner = runner_of_weights(target.config, target.stored)
     else:
-        engine, make_target_runner = runner_maker(target.open_model(), LANES, eager)
-    make_draft_runner = runner_maker(draft.open_model(), eager=eager)[1] if draft is not None else None
+        engine, make_target_runner = runner_maker(target.open_model(), LANES, eager, chosen_dtype)
+    make_draft_runner = runner_maker(draft.open_model(), 1, eager, chosen_dtype)[1] if draft is not None else None
     progress(1.0, "ready")
     return Loaded(
         preset=preset,
@@ -165,7 +169,8 @@ def load(
         embeddings=target.embeddings,
         placement=target.placement,
         device=where,
-        dtype=chosen_dtype,
+        dtype=arithmetic(chosen_dtype, where),
+        weights_dtype=chosen_dtype,
         context=min(context_of(opened.config) for opened in (target, draft) if opened is not None),
         eos_ids=_eos_ids(target, preset),
         ngram_table=preset.ngram_table,

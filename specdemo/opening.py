@@ -24,7 +24,7 @@ from transformers.utils import logging
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from .failures import in_words
-from .hardware import free_memory
+from .hardware import arithmetic, free_memory
 from .imports import import_quickly
 from .presets import Folder, Hub, Source, Wheel
 from .runners.choose import has_room_for
@@ -96,13 +96,14 @@ def open_source(
                     stored=weights,
                 )
     tokenizer, model = by_transformers()
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return Opened(
         config=model.config,
         tokenizer=tokenizer,
         identity=identity,
         placement=_placement(model.parameters()),
         eos=model.generation_config.eos_token_id if model.generation_config is not None else None,
-        embeddings=(model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()),
+        embeddings=(ends[0].weight.detach().to(dtype), ends[1].weight.detach().to(dtype)),
         open_model=open_model,
     )
 
@@ -145,7 +146,7 @@ def _by_transformers(
     config = AutoConfig.from_pretrained(place, **options)
     check_rolls_back(config, source)
     if device.type == "cpu":
-        check_memory(config, dtype, source)
+        check_memory(config, arithmetic(dtype, device), source)
     tokenizer = AutoTokenizer.from_pretrained(place, **options)
     model = AutoModelForCausalLM.from_pretrained(
         place,
@@ -156,6 +157,8 @@ def _by_transformers(
         tqdm_class=_download_bar(source, progress),
         **options,
     )
+    if arithmetic(dtype, device) == torch.float32:
+        model.float()  # weights that are only stored in less have been rounded to it
     return tokenizer, model.eval()
 
 

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..hardware import sent
+from ..hardware import arithmetic, sent
 from ..runners import Runner, ops
 from ..runners.layout import Norm, Product, Step
 from ..types import MAX_K, BadInput, Draft, Settings, Verdict
@@ -109,35 +109,39 @@ class Packed(nn.Module):
         return self.step(x)
 
 
-def pack(module: nn.Module) -> None:
-    """Replace the linear layers and the norms below `module` by packed ones. They can no longer be trained."""
+def pack(module: nn.Module, dtype: torch.dtype) -> None:
+    """Replace the linear layers, with weights stored as `dtype`, and the norms below `module` by packed ones.
+
+    They can no longer be trained.
+    """
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
             bias = None if child.bias is None else child.bias.detach()
-            module._modules[name] = Packed(Product.of(child.weight.detach(), bias))
+            module._modules[name] = Packed(Product.of(child.weight.detach().to(dtype), bias))
         elif isinstance(child, nn.RMSNorm):
             assert child.eps is not None
             module._modules[name] = Packed(Norm.of(child.weight.detach(), None, child.eps))
         else:
-            pack(child)
+            pack(child, dtype)
 
 
 class ReadyHead:
-    """A head beside its target: in the target's number type, packed, with the target's rows it is tied to.
+    """A head beside its target: in the target's number types, packed, with the target's rows it is tied to.
 
     These are of its `embedding` and of the weights of its `output` layer, [V, hidden] each.
     """
 
     def __init__(self, head: Head, embedding: Tensor, output: Tensor) -> None:
         self.embedding = embedding
-        self.head = head.to(self.embedding).eval()
+        self.dtype = arithmetic(embedding.dtype, embedding.device)
+        self.head = head.to(embedding.dtype).to(embedding.device, self.dtype).eval()
         self.token_ids = head.token_ids.to(self.embedding.device)  # [draft_vocab]
-        pack(self.head)
+        pack(self.head, embedding.dtype)
         self._output = Product.of(output[self.token_ids], None)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The target's embeddings, [T, hidden]."""
-        return nn.functional.embedding(sent(tokens, self.embedding.device), self.embedding)
+        return nn.functional.embedding(sent(tokens, self.embedding.device), self.embedding).to(self.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
         """Of the draft vocabulary, [T, hidden] -> [T, draft_vocab]."""

@@ -295,10 +295,11 @@ def roofline(
     loaded = load(find_preset(preset), dtype, device)
     rates = lab.bandwidth(loaded.device)
     lengths, rate = [1, k + 1], rates["median"]
-    rows = list(lab.passes(preset, loaded.model, lab.engines(loaded), lengths, context_, rate))
+    makers, stored = lab.engines(loaded), loaded.weights_dtype
+    rows = list(lab.passes(preset, loaded.model, makers, lengths, context_, rate, stored=stored))
     for shape in asked:
         typer.echo(f"{shape}, random weights ...", err=True)
-        rows += lab.random_passes(shape, loaded.dtype, loaded.device, lengths, context_, rate)
+        rows += lab.random_passes(shape, stored, loaded.device, lengths, context_, rate)
     typer.echo(lab.table(rates, rows))
     if json_:
         write_json(json_, {**provenance(loaded), "bandwidth": rates, "passes": [lab.as_dict(row) for row in rows]})

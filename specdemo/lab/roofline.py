@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.initialization import no_init_weights
 
-from ..hardware import free_memory, seconds_of
+from ..hardware import arithmetic, free_memory, seconds_of
 from ..runners.choose import MakeRunner, runner_maker
 from ..runners.eager import EagerRunner
 from ..runners.fused import FusedRunner
@@ -89,18 +89,22 @@ def bandwidth(device: torch.device, size: int = BUFFER) -> dict[str, float]:
     return {"best": fastest[-1], "median": median(fastest)}
 
 
-def bytes_read(model: PreTrainedModel, context: int, tokens: int) -> int:
+def bytes_read(model: PreTrainedModel, context: int, tokens: int, stored: torch.dtype | None = None) -> int:
     """What a pass must read: every weight once, of the embedding only the rows of its tokens, and the keys and values.
 
     A head that is tied to the embedding is read whole, as the head.
+
+    Args:
+        stored: what the weights are stored in, if not in the model's own type.
     """
+    stored = stored or model.dtype
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is embedding
-    weights = sum(weight.nbytes for weight in model.parameters()) - (0 if tied else embedding.nbytes)
+    weights = sum(weight.numel() for weight in model.parameters()) - (0 if tied else embedding.numel())
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    entry = 2 * config.num_hidden_layers * heads * head_width(config) * embedding.element_size()
-    return weights + tokens * embedding[0].nbytes + context * entry
+    entry = 2 * config.num_hidden_layers * heads * head_width(config) * arithmetic(stored, model.device).itemsize
+    return (weights + tokens * embedding.shape[1]) * stored.itemsize + context * entry
 
 
 def engines(loaded: Loaded) -> dict[str, MakeRunner]:
@@ -120,10 +124,12 @@ def passes(
     context: int,
     rate: float,
     all_layers: int | None = None,
+    stored: torch.dtype | None = None,
 ) -> Iterator[Pass]:
     """Time a pass of each length behind `context` tokens by each engine, all of them in turn.
 
-    `rate` is the bandwidth in bytes a second.
+    `rate` is the bandwidth in bytes a second, `stored` what the weights are stored in by other engines than `eager`, if
+    not in the model's own type.
     """
     layers = model.config.get_text_config().num_hidden_layers
     runners = {engine: make(context + max(lengths)) for engine, make in makers.items()}
@@ -141,7 +147,7 @@ def passes(
         for runner in runners.values():
             runner.release()
     for (length, engine), times in seconds.items():
-        size = bytes_read(model, context, length)
+        size = bytes_read(model, context, length, None if engine == "eager" else stored)
         ms, floor_ms = 1000 * median(times), 1000 * size / rate
         yield Pass(name, engine, layers, all_layers or layers, context, length, size, ms, floor_ms)
 

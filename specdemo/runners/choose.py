@@ -27,7 +27,9 @@ READ = 32  # tokens of a first prompt that nobody asked for
 OLDEST = (8, 0)  # compute capability that Triton's kernels are made for
 
 
-def runner_maker(model: PreTrainedModel, slots: int = 1, eager: bool = False) -> tuple[str, MakeRunner]:
+def runner_maker(
+    model: PreTrainedModel, slots: int = 1, eager: bool = False, dtype: torch.dtype | None = None
+) -> tuple[str, MakeRunner]:
     """The fastest way to run a model here: its name, `graph`, `fused` or `eager`, and what makes its runners.
 
     The models it knows run fused, on a CPU if there is memory for its own copy of the weights. On a GPU their passes
@@ -35,6 +37,7 @@ def runner_maker(model: PreTrainedModel, slots: int = 1, eager: bool = False) ->
 
     Args:
         eager: take the transformers model as it is.
+        dtype: what the weights are stored in, if the model has them in another type.
     """
     weights = list(model.parameters())
     if not eager and knows(model.config) and len({weight.device for weight in weights}) == 1:
@@ -44,8 +47,8 @@ def runner_maker(model: PreTrainedModel, slots: int = 1, eager: bool = False) ->
             reader.prefill([0] * READ)  # sets up what is not captured, or the first run of all would pay for that
             reader.release()
             return "graph", make
-        if has_room_for(sum(weight.nbytes for weight in weights)):
-            return "fused", partial(FusedRunner, FusedModel.of(model))
+        if has_room_for(sum(weight.numel() for weight in weights) * (dtype or model.dtype).itemsize):
+            return "fused", partial(FusedRunner, FusedModel.of(model, dtype))
     from .eager import EagerRunner  # late: it brings in transformers' models
 
     return "eager", partial(EagerRunner, model)

@@ -111,7 +111,7 @@ class FusedRunner:
         return x
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int) -> Tensor:
-        x = F.embedding(sent(ids, self.device), self.model.embedding)
+        x = self.model.embed(sent(ids, self.device))
         return x if self.model.positions is None else x + self.model.positions[start : start + len(ids)]
 
     def _through(self, x: Tensor, start: int, layers: range, kept: Sequence[int] = ()) -> Tensor:
@@ -189,7 +189,7 @@ class Cache:
     def __init__(self, model: FusedModel, capacity: int) -> None:
         capacity += model.least_rows - 1  # a pass of one token writes as many
         shape = len(model.layers), model.kv_heads, padded(capacity), model.width
-        self.keys, self.values = model.embedding.new_zeros(shape), model.embedding.new_zeros(shape)
+        self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype, device=model.embedding.device)
         self.rotation = model.rotation(capacity) if model.rope else None
         self.length = 0
 

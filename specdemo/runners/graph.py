@@ -81,7 +81,7 @@ class Slot:
     def run(self, count: int) -> Outcome:
         """What is captured. It may read `ids`, `start` and the cache's buffers, and must not look at any number."""
         model, ops, cache, start = self.model, self.ops, self.cache, self.start
-        x = F.embedding(self.ids[:count], model.embedding)
+        x = model.embed(self.ids[:count])
         if model.positions is not None:
             places = start + torch.arange(count, device=start.device)
             x = x + F.embedding(places, model.positions)

@@ -1,8 +1,8 @@
 """The weights of a known model, rearranged so that a pass needs few operations.
 
-Query, key and value come from one product, and gate and up from another. On a CPU the weights are packed for
-oneDNN once: unpacked, they are rearranged on every call, which costs as much again as the product itself. Small ones
-of float32 are laid out by columns instead.
+Query, key and value come from one product, and gate and up from another. On a CPU the weights are packed once, for
+oneDNN, or float16 for FBGEMM: unpacked, they are rearranged on every call, which costs as much again as the product
+itself. Small ones of float32 are laid out by columns instead.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..hardware import arithmetic, cpu_reads_float16
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 Weights = Mapping[str, Tensor]  # by the names that transformers gives them
 Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], each row by itself
 
-LEAST_PACKED = {torch.bfloat16: 0, torch.float32: 2**18}  # with fewer weights, the longer call costs more than it saves
+# With fewer weights than so many the longer call costs more than it saves.
+LEAST_PACKED = {torch.bfloat16: 0, torch.float16: 2**18, torch.float32: 2**18}
 PACKED_FOR = 1  # rows of input that oneDNN lays the weights out for; measured to serve 1 to 17 equally well
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and long sums of a single row are cut up differently
 FEW_ROWS = 17  # as many as a round can have; more cost a mirrored norm more than a plain one
@@ -75,13 +78,18 @@ class Product:
     def of(cls, weight: Tensor, bias: Tensor | None) -> Product:
         """Laid out as is fastest."""
         (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"
-        least = LEAST_PACKED.get(weight.dtype, math.inf)
-        if on_cpu and weight.numel() >= least and can_pack(weight.dtype):
+        large = on_cpu and weight.numel() >= LEAST_PACKED.get(weight.dtype, math.inf)
+        if large and weight.dtype == torch.float16 and cpu_reads_float16():
+            halves = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
+            multiply_halves = torch.ops.quantized.linear_dynamic_fp16
+            return cls(None, bias, lambda x: multiply_halves(x, halves))
+        weight = widened(weight)
+        if large and can_pack(weight.dtype):
             # What torch.compile calls for a frozen linear layer; there is no public name for it.
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
             multiply = torch.ops.mkldnn._linear_pointwise
             return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
-        if on_cpu and weight.dtype == torch.float32 and weight.numel() < least and outer >= inner:
+        if on_cpu and weight.dtype == torch.float32 and not large and outer >= inner:
             # With each column in one piece, a few rows are multiplied by few wide weights up to twice as fast.
             columns = weight.T.contiguous().T
             return cls(None, bias, lambda x: F.linear(x, columns, bias))
@@ -153,11 +161,16 @@ class FusedModel:
     bit_exact: bool = True
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> FusedModel:
-        """Rearrange the weights of a model with a configuration that `knows` says yes to."""
+    def of(cls, model: PreTrainedModel, dtype: torch.dtype | None = None) -> FusedModel:
+        """Rearrange the weights of a model with a configuration that `knows` says yes to.
+
+        Args:
+            dtype: what they are stored in, if the model has them in another type.
+        """
         rotary = getattr(model.base_model, "rotary_emb", None)
         rope = Rope(rotary.inv_freq.float(), rotary.attention_scaling) if rotary else None
-        return cls.of_weights(model.config, dict(model.named_parameters(remove_duplicate=False)), rope)
+        named = model.named_parameters(remove_duplicate=False)
+        return cls.of_weights(model.config, {name: weight.to(dtype or weight.dtype) for name, weight in named}, rope)
 
     @classmethod
     def of_weights(cls, config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
@@ -170,6 +183,15 @@ class FusedModel:
         packed = self.embedding.dtype == torch.bfloat16 and self.embedding.device.type == "cpu"
         return LEAST_ROWS if packed and self.bit_exact else 1
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in; the weights may be stored in less."""
+        return arithmetic(self.embedding.dtype, self.embedding.device)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Of the tokens alone, without their places: [T] -> [T, hidden]."""
+        return F.embedding(ids, self.embedding).to(self.dtype)
+
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines of the first `length` positions, each [length, 1, width].
 
@@ -178,7 +200,7 @@ class FusedModel:
         assert self.rope is not None
         places = torch.arange(length, device=self.embedding.device)[:, None, None]
         angles = places * self.rope.frequencies  # [length, 1, width / 2]
-        cos, sin = ((part * self.rope.scale).to(self.embedding) for part in (angles.cos(), angles.sin()))
+        cos, sin = ((part * self.rope.scale).to(self.dtype) for part in (angles.cos(), angles.sin()))
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
@@ -210,7 +232,7 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
     rotated = stated or [True] * config.num_hidden_layers
 
     def norm(name: str) -> Norm:
-        return Norm.of(weights[f"{name}.weight"].detach(), None, config.rms_norm_eps)
+        return Norm.of(widened(weights[f"{name}.weight"]), None, config.rms_norm_eps)
 
     def rearranged(place: int) -> Layer:
         layer = f"model.layers.{place}"
@@ -250,10 +272,11 @@ def head_width(config: PreTrainedConfig) -> int:
 
 def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     def norm(name: str) -> Norm:
-        return Norm.of(weights[f"{name}.weight"].detach(), weights[f"{name}.bias"].detach(), config.layer_norm_epsilon)
+        weight, bias = (widened(weights[f"{name}.{part}"]) for part in ("weight", "bias"))
+        return Norm.of(weight, bias, config.layer_norm_epsilon)
 
     def product(name: str) -> Product:  # GPT-2 keeps its weights as [in, out]
-        return Product.of(weights[f"{name}.weight"].detach().T.contiguous(), weights[f"{name}.bias"].detach())
+        return Product.of(weights[f"{name}.weight"].detach().T.contiguous(), widened(weights[f"{name}.bias"]))
 
     def rearranged(place: int) -> Layer:
         layer = f"transformer.h.{place}"
@@ -273,7 +296,7 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     return FusedModel(
         layers=tuple(map(rearranged, range(config.n_layer))),
         embedding=embedding,
-        positions=weights["transformer.wpe.weight"].detach(),
+        positions=widened(weights["transformer.wpe.weight"]),
         rope=None,
         norm=norm("transformer.ln_f"),
         head=Product.of(output, None),
@@ -297,12 +320,17 @@ def _product(weights: Weights, *names: str) -> Product:
     On a GPU the layers' own weights become parts of the joint one, so that memory holds them once.
     """
     parts = [weights[f"{name}.weight"] for name in names]
-    biases = [weights[f"{name}.bias"].detach() for name in names if f"{name}.bias" in weights]
+    biases = [widened(weights[f"{name}.bias"]) for name in names if f"{name}.bias" in weights]
     weight = torch.cat([part.detach() for part in parts]) if len(parts) > 1 else parts[0].detach()
     if weight.device.type != "cpu":
         for part, own in zip(parts, weight.split([len(part) for part in parts]), strict=True):
             part.data = own
     return Product.of(weight, torch.cat(biases) if biases else None)
+
+
+def widened(weight: Tensor) -> Tensor:
+    """A weight as it is computed with, where nothing multiplies it as it is stored."""
+    return weight.detach().to(arithmetic(weight.dtype, weight.device))
 
 
 def swiglu(x: Tensor) -> Tensor:

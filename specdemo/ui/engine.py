@@ -244,10 +244,12 @@ def pauses(loaded: Any) -> Pauses:
 
 
 def facts(loaded: Any) -> tuple[str, ...]:
-    """Number type and hardware of a loaded preset, and whether it runs the slow way, in a few short notes."""
+    """Number types and hardware of a loaded preset, and whether it runs the slow way, in a few short notes."""
     environment = loaded.environment()
-    notes = [str(environment[name]) for name in ("dtype", "device_name") if environment.get(name)]
-    return (*notes, "transformers' own forward") if environment.get("engine") == "eager" else tuple(notes)
+    dtype, weights = environment.get("dtype"), environment.get("weights_dtype")
+    stored = f"{weights} weights" if weights and weights != dtype else None
+    own = "transformers' own forward" if environment.get("engine") == "eager" else None
+    return tuple(str(note) for note in (dtype, stored, environment.get("device_name"), own) if note)
 
 
 def _at_once(items: SimpleQueue[Any]) -> Iterator[Any]:

@@ -164,10 +164,10 @@ def request_of(header: dict[str, Any]) -> Request:
 
 
 def facts_of(header: dict[str, Any]) -> dict[str, str]:
-    """What the header says of where it ran: `dtype`, `device_name`, `cores`, as far as it does."""
+    """What the header says of where it ran: `dtype`, `weights_dtype`, `device_name`, `cores`, as far as it does."""
     environment = header.get("environment")
     known = environment if isinstance(environment, dict) else {}
-    names = ("dtype", "device_name", "cores")
+    names = ("dtype", "weights_dtype", "device_name", "cores")
     return {name: str(known[name])[:MAX_WORDS] for name in names if isinstance(known.get(name), (str, int))}
 
 

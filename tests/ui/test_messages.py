@@ -237,12 +237,20 @@ def test_a_preset_that_is_wanted_again_after_its_load_was_given_up_is_loaded() -
     assert failures == []
 
 
-def test_a_preset_that_runs_the_slow_way_says_so() -> None:
+@pytest.mark.parametrize(
+    ("environment", "notes"),
+    [
+        ({"dtype": "float32", "engine": "eager"}, ("float32", "a computer", "transformers' own forward")),
+        ({"dtype": "float32", "weights_dtype": "float16"}, ("float32", "float16 weights", "a computer")),
+        ({"dtype": "bfloat16", "weights_dtype": "bfloat16"}, ("bfloat16", "a computer")),
+    ],
+)
+def test_what_a_preset_runs_on_is_told(environment: dict[str, str], notes: tuple[str, ...]) -> None:
     class Slow:
         def environment(self) -> dict[str, str]:
-            return {"dtype": "float32", "device_name": "a computer", "engine": "eager"}
+            return {"device_name": "a computer", **environment}
 
-    assert facts(Slow()) == ("float32", "a computer", "transformers' own forward")
+    assert facts(Slow()) == notes
 
 
 def test_a_failed_load_is_told_and_tried_again() -> None:

@@ -247,6 +247,8 @@ def test_the_bytes_of_a_pass(tied: bool) -> None:
     for context, tokens in ((0, 1), (10, 1), (10, 6)):
         expected = layers * layer + rest + tokens * hidden * 4 + context * layers * cache
         assert roofline.bytes_read(model, context, tokens) == expected
+        halves = (expected - context * layers * cache) // 2 + context * layers * cache  # keys and values stay wide
+        assert roofline.bytes_read(model, context, tokens, torch.float16) == halves
 
 
 def test_random_weights_are_cut_to_the_memory_there_is() -> None:

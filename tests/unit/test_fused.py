@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from specdemo.hardware import cpu_multiplies_bf16
+from specdemo.hardware import cpu_multiplies_bf16, cpu_reads_float16
 from specdemo.runners import Runner, layout
 from specdemo.runners.eager import EagerRunner
 from specdemo.runners.fused import MOST_ROWS, FusedRunner
@@ -93,6 +93,46 @@ def test_bfloat16_strays_no_further_from_float32_than_transformers_does(architec
         logits.append(torch.cat([runner.forward(ids[i : i + 5]) for i in range(1, 200, 5)]).float())
     ours, theirs = ((rows - logits[0]).square().mean().sqrt() for rows in logits[1:])
     assert ours < 1.25 * theirs
+
+
+@pytest.mark.parametrize("by_fbgemm", [True, False])
+@pytest.mark.parametrize("architecture", KNOWN)
+def test_float16_weights_are_rounded_once_and_everything_else_is_float32(architecture, by_fbgemm, monkeypatch):
+    if by_fbgemm and not cpu_reads_float16():
+        pytest.skip("torch has no such products here")
+    monkeypatch.setattr(layout, "cpu_reads_float16", lambda: by_fbgemm)
+    monkeypatch.setitem(layout.LEAST_PACKED, torch.float16, 0)  # these models are small
+    model = tiny_model(architecture)
+    rounded = copy.deepcopy(model)
+    for parameter in rounded.parameters():  # and no buffer: the frequencies of the rotation are no weights
+        parameter.data = parameter.data.half().float()
+    fused, eager = FusedRunner(FusedModel.of(model, torch.float16), 64), EagerRunner(rounded, 64)
+    for runner in (fused, eager):
+        runner.keep_states([2])
+    logits = fused.prefill(PROMPT)
+    torch.testing.assert_close(logits, eager.prefill(PROMPT))
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, EagerRunner(model, 64).prefill(PROMPT))
+    for ids in ([4], [7, 7, 1], [0], list(range(17))):
+        torch.testing.assert_close(fused.forward(ids), eager.forward(ids))
+        torch.testing.assert_close(fused.states, eager.states, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(not cpu_reads_float16(), reason="torch has no such products here")
+@pytest.mark.parametrize(("shape", "packed"), [((512, 512), True), ((511, 512), False)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_float16_products_of_every_length(shape, packed, biased):
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(*shape, generator=generator).half(), torch.randn(shape[0], generator=generator)
+    product = Product.of(weight, bias if biased else None)
+    assert (product.bias is not None) == biased
+    with torch.inference_mode(), torch.profiler.profile() as profile:
+        for rows in range(1, 20):
+            x = torch.randn(rows, shape[1], generator=generator)
+            wanted = x.double() @ weight.double().T + (bias.double() if biased else 0)
+            torch.testing.assert_close(product(x).double(), wanted, rtol=1e-5, atol=1e-4)
+    called = {event.key for event in profile.key_averages()}
+    assert ("quantized::linear_dynamic_fp16" in called) == packed
 
 
 @pytest.mark.parametrize("packable", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -114,6 +115,23 @@ def test_a_long_prompt_is_read_as_far_back_as_the_window_reaches(kind: type[Head
             seen.append(logits_of(drafter, [*ids, 1], [2, 3, 4]))
     for whole, cut_off in zip(*seen, strict=True):
         torch.testing.assert_close(whole, cut_off, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_beside_a_target_in_float16_a_head_rounds_its_weights_and_computes_in_float32(kind: type[Head]) -> None:
+    torch.manual_seed(0)
+    shape = ModelToy(model=tiny_model("llama")).heads[kind.kind].head.shape
+    head, embedding = kind(shape), torch.randn(shape.vocab_size, shape.hidden).half()
+    rounded = copy.deepcopy(head).half().float()
+    halves, wide = ReadyHead(head, embedding, embedding), ReadyHead(rounded, embedding.float(), embedding.float())
+    states = torch.randn(3, len(shape.state_layers) * shape.hidden)
+    outcomes = []
+    for ready in (halves, wide):
+        x, embedded = ready.head.fused(states), ready.embed([1, 2])
+        outcomes.append([x, ready.logits(x), embedded, torch.as_tensor(ready.head.follow(embedded))])
+    for ours, exact in zip(*outcomes, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, exact)
 
 
 # Files -----------------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> No
     assert any("loading" in words and "gpt2" in words for _, words in seen)
     facts = loaded.environment()
     assert json.loads(json.dumps(facts)) == facts
-    assert (facts["device"], facts["dtype"]) == ("cpu", "bfloat16")
+    assert (facts["device"], facts["dtype"], facts["weights_dtype"]) == ("cpu", "bfloat16", "bfloat16")
     assert facts["cpu"]
     assert facts["torch"] == torch.__version__
     assert facts["placement"] == {"cpu": 2 * sum(p.numel() for p in loaded.model.parameters())}
@@ -147,9 +147,42 @@ def test_dtype_follows_the_cpu() -> None:
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     if "flags" not in flags:
         pytest.skip("no x86 flags to compare with")
-    fast = "avx512_bf16" in flags or "amx_bf16" in flags
+    bfloat16 = "avx512_bf16" in flags or "amx_bf16" in flags
     chosen = hardware.choose_dtype("auto", torch.device("cpu"))
-    assert chosen == (torch.bfloat16 if fast else torch.float32)
+    assert chosen == (torch.bfloat16 if bfloat16 else torch.float16 if "avx2" in flags else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "engines", "expected"),
+    [
+        ({"avx2": True, "avx512_bf16": True}, ["fbgemm"], torch.bfloat16),
+        ({"avx2": True, "amx_bf16": True}, ["fbgemm"], torch.bfloat16),
+        ({"avx2": True, "avx512_bf16": False}, ["fbgemm"], torch.float16),
+        ({"avx2": True}, ["qnnpack"], torch.float32),
+        ({"avx2": False}, ["fbgemm"], torch.float32),
+        ({"neon": True}, ["fbgemm"], torch.float32),  # not measured
+        ({}, [], torch.float32),
+    ],
+)
+def test_the_dtype_of_other_cpus(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], engines: list[str], expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(hardware, "quantized_engines", lambda: engines)
+    assert hardware.choose_dtype("auto", torch.device("cpu")) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "expected"),
+    [
+        (torch.float16, "cpu", torch.float32),
+        (torch.bfloat16, "cpu", torch.bfloat16),
+        (torch.float32, "cpu", torch.float32),
+        (torch.float16, "cuda", torch.float16),
+    ],
+)
+def test_a_cpu_only_stores_float16(dtype: torch.dtype, device: str, expected: torch.dtype) -> None:
+    assert hardware.arithmetic(dtype, torch.device(device)) == expected
 
 
 def test_dtype_can_be_asked_for() -> None:

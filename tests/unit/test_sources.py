@@ -132,12 +132,13 @@ def test_the_second_time_nothing_is_made(
 ) -> None:
     monkeypatch.setattr(sources, "_make", refuse)
     loaded = load(preset_of(index.wheel), str(dtype).removeprefix("torch."), "cpu")
-    assert loaded.model.dtype == dtype
-    wanted = index.model.state_dict()
-    assert all(torch.equal(weight, wanted[name].to(dtype)) for name, weight in loaded.model.state_dict().items())
+    computed = torch.float32 if dtype == torch.float16 else dtype
+    assert (loaded.model.dtype, loaded.dtype, loaded.weights_dtype) == (computed, computed, dtype)
+    wanted = {name: weight.to(dtype).to(computed) for name, weight in index.model.state_dict().items()}
+    assert all(torch.equal(weight, wanted[name]) for name, weight in loaded.model.state_dict().items())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_with_it(
     index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
@@ -149,16 +150,20 @@ def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_wi
         logits = [runner.prefill(ids), runner.forward([5, 6, 7])]
     model = loaded.model
     assert loaded.model is model
-    by_transformers = FusedRunner(FusedModel.of(model), 32)
+    by_transformers = FusedRunner(FusedModel.of(model, loaded.weights_dtype), 32)
     assert torch.equal(by_transformers.prefill(ids), logits[0])
     assert torch.equal(by_transformers.forward([5, 6, 7]), logits[1])
     assert loaded.embeddings is not None
     embedding, output = loaded.embeddings
-    assert torch.equal(embedding, model.get_input_embeddings().weight)
-    assert torch.equal(output, model.get_output_embeddings().weight)
+    assert torch.equal(embedding.to(loaded.dtype), model.get_input_embeddings().weight)
+    assert torch.equal(output.to(loaded.dtype), model.get_output_embeddings().weight)
     eager = load(preset_of(index.wheel), dtype, "cpu", eager=True)
-    same = ("context", "eos_ids", "placement", "dtype", "device", "weights")
+    same = ("context", "eos_ids", "dtype", "weights_dtype", "device", "weights")
     assert [getattr(eager, name) for name in same] == [getattr(loaded, name) for name in same]
+    assert eager.embeddings is not None
+    assert all(map(torch.equal, eager.embeddings, loaded.embeddings))
+    wider = loaded.dtype.itemsize // loaded.weights_dtype.itemsize
+    assert eager.placement == {"cpu": wider * loaded.placement["cpu"]}
     assert (loaded.engine, eager.engine) == ("fused", "eager")
     assert type(eager.tokenizer) is type(loaded.tokenizer)
     assert eager.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()

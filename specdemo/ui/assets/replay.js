@@ -164,7 +164,9 @@
       const { request, facts, kind } = this.data;
       const { temperature, k } = request.settings;
       this.find(".sd-asked").textContent = request.prompt.trim();
-      const where = [request.preset, facts.dtype, facts.device_name, facts.cores && `${facts.cores} cores`];
+      const { dtype, weights_dtype: weights, device_name: device, cores } = facts;
+      const stored = weights && weights !== dtype && `${weights} weights`;
+      const where = [request.preset, dtype, stored, device, cores && `${cores} cores`];
       const how = [request.drafter, `K ${k}`, `temperature ${temperature}`];
       this.find(".sd-facts-of").textContent = `${WHOSE[kind]} ${[...where, ...how].filter(Boolean).join(" · ")}`;
     }
