@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -251,13 +252,14 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
         )
 
     embedding, output = embeddings(weights)
+    layers, head = _laid_out(rearranged, config.num_hidden_layers, output)
     return FusedModel(
-        layers=tuple(map(rearranged, range(config.num_hidden_layers))),
+        layers=layers,
         embedding=embedding,
         positions=None,
         rope=rope,
         norm=norm("model.norm"),
-        head=Product.of(output, None),
+        head=head,
         vocab_size=len(output),
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
@@ -293,18 +295,28 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
         )
 
     embedding, output = embeddings(weights)
+    layers, head = _laid_out(rearranged, config.n_layer, output)
     return FusedModel(
-        layers=tuple(map(rearranged, range(config.n_layer))),
+        layers=layers,
         embedding=embedding,
         positions=widened(weights["transformer.wpe.weight"]),
         rope=None,
         norm=norm("transformer.ln_f"),
-        head=Product.of(output, None),
+        head=head,
         vocab_size=len(output),
         heads=config.n_head,
         kv_heads=config.n_head,
         width=config.n_embd // config.n_head,
     )
+
+
+def _laid_out(layer: Callable[[int], Layer], count: int, output: Tensor) -> tuple[tuple[Layer, ...], Product]:
+    """The layers and the head. On a CPU several at a time, since FBGEMM packs a weight on one core."""
+    if output.device.type != "cpu":
+        return tuple(map(layer, range(count))), Product.of(output, None)
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        head = threads.submit(Product.of, output, None)  # takes the longest
+        return tuple(threads.map(layer, range(count))), head.result()
 
 
 def embeddings(weights: Weights) -> tuple[Tensor, Tensor]:
