@@ -59,7 +59,8 @@ def in_words(results: Mapping[str, Any], drafter: str) -> str:
     """
     every = [row for row in results["rows"] if row["drafter"] == drafter]
     rows = [row for row in every if row["k"] != AUTO] or every
-    where = f"{results['environment']['cpu']}, {results['environment']['cores']} cores, {results['prompts']} prompts"
+    there = results["environment"]
+    where = f"{there['cpu']}, {there['cores']} cores, {there['dtype']}, {results['prompts']} prompts"
     reached = []
     for temperature in sorted({row["temperature"] for row in rows}):
         best = max((row for row in rows if row["temperature"] == temperature), key=lambda row: row["speed_up"])

@@ -191,7 +191,11 @@ def test_the_table_of_drafters_is_over_all_prompts_and_can_be_told(outcome: dict
         assert row["k"] == AUTO or len(row["acceptance_by_place"]) <= row["k"]
     fixed = next(row for row in rows if row["drafter"] == "draft-model" and row["k"] == 3)
     assert len(fixed["acceptance_by_place"]) >= 1
-    told = {"environment": {"cpu": "this one", "cores": 1}, "prompts": 2, "rows": json.loads(json.dumps(rows))}
+    told = {
+        "environment": {"cpu": "this one", "cores": 1, "dtype": "float32"},
+        "prompts": 2,
+        "rows": json.loads(json.dumps(rows)),
+    }
     assert "at temperature 0.8 (K = " in in_words(told, "ngram")
 
 

@@ -19,7 +19,7 @@ def row(drafter: str, k: int, temperature: float, speed_up: Any) -> dict[str, An
 
 
 RESULTS: dict[str, Any] = {
-    "environment": {"cpu": "a processor", "cores": 2},
+    "environment": {"cpu": "a processor", "cores": 2, "dtype": "bfloat16"},
     "prompts": 9,
     "rows": [
         row("ngram", 2, 0.0, 1.2),
@@ -32,7 +32,8 @@ RESULTS: dict[str, Any] = {
 
 def test_the_best_k_is_told_for_each_temperature() -> None:
     words = (
-        "Measured: 1.25x at temperature 0 (K = 4), 0.90x at temperature 1 (K = 2), on a processor, 2 cores, 9 prompts."
+        "Measured: 1.25x at temperature 0 (K = 4), 0.90x at temperature 1 (K = 2), "
+        "on a processor, 2 cores, bfloat16, 9 prompts."
     )
     assert in_words(RESULTS, "ngram") == words
     assert in_words(RESULTS, "prompt-lookup") == ""
@@ -62,7 +63,7 @@ def test_drafters_that_were_not_measured_again_keep_their_rows_while_all_else_is
     ]
     again = joined(joined(old, new), {**new, "rows": [row("block", 4, 0.0, 1.2)]})["rows"]
     assert [r["commit"] for r in again] == ["one"] * 3 + ["two"] * 2
-    for other in (None, {**old, "prompts": 8}, {**old, "environment": {"cpu": "another", "cores": 2}}):
+    for other in (None, {**old, "prompts": 8}, {**old, "environment": {**RESULTS["environment"], "cpu": "another"}}):
         assert [r["drafter"] for r in joined(other, new)["rows"]] == ["eagle"]
 
 
