@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .types import BadInput
 
-CGROUP = Path("/sys/fs/cgroup")
+CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux
 CONTAINERS = (  # of cgroup 2 and 1: what a container may take, what it has, and how much of that are files to drop
     ("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
     (
@@ -166,9 +166,20 @@ def device_name(device: torch.device) -> str:
 
 def cpu_name() -> str:
     """What the maker calls the CPU."""
+    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_model() -> str | None:
+    """The CPU's generation in its maker's numbers, where that can be read: on virtual machines the name tells less."""
+    info = _cpu_info()
+    numbers = [f"{name} {info[name]}" for name in ("cpu family", "model", "stepping") if name in info]
+    return ", ".join(numbers) or None
+
+
+def _cpu_info() -> dict[str, str]:
+    """What the system tells of the CPU; of its last core, if they differ."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        lines = CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from . import chat
 from .costs import Costs
 from .drafters.head import ReadyHead
-from .hardware import arithmetic, choose_device, choose_dtype, cpu_name, device_name
+from .hardware import arithmetic, choose_device, choose_dtype, cpu_model, cpu_name, device_name
 from .imports import without_garbage_collection
 from .opening import Opened, open_source
 from .presets import Preset
@@ -99,6 +99,7 @@ class Loaded:
             "dtype": str(self.dtype).removeprefix("torch."),
             "weights_dtype": str(self.weights_dtype).removeprefix("torch."),
             "cpu": cpu_name(),
+            "cpu_model": cpu_model(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "system": platform.system(),

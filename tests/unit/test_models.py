@@ -336,6 +336,28 @@ def test_a_container_has_no_more_memory_than_it_is_allowed(
     assert hardware.free_memory() == free
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "model"),
+    [
+        (
+            "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\nflags\t: avx2\n\n",
+            "AMD EPYC",
+            "cpu family 26, model 2, stepping 1",
+        ),
+        ("processor\t: 0\nCPU part\t: 0xd0c\n", "a processor", None),  # ARM
+        (None, "a processor", None),  # not Linux
+    ],
+)
+def test_a_cpu_is_told_by_its_name_and_by_its_makers_numbers(
+    text: str | None, name: str, model: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware.platform, "processor", lambda: "a processor")
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert (hardware.cpu_name(), hardware.cpu_model()) == (name, model)
+
+
 def test_a_model_that_memory_cannot_hold_is_refused_before_its_weights_are_read(
     checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
