@@ -48,7 +48,8 @@ def joined(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, A
 
 
 def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
-    environment = {name: value for name, value in results["environment"].items() if name != "commit"}
+    there = results["environment"]  # older ones tell neither what weights are stored in nor the model
+    environment = {"weights_dtype": there["dtype"], "cpu_model": None, **there, "commit": None}
     return {**results, "environment": environment, "rows": None}
 
 
@@ -60,7 +61,9 @@ def in_words(results: Mapping[str, Any], drafter: str) -> str:
     every = [row for row in results["rows"] if row["drafter"] == drafter]
     rows = [row for row in every if row["k"] != AUTO] or every
     there = results["environment"]
-    where = f"{there['cpu']}, {there['cores']} cores, {there['dtype']}, {results['prompts']} prompts"
+    weights = there.get("weights_dtype", there["dtype"])
+    numbers = there["dtype"] if weights == there["dtype"] else f"{there['dtype']} with {weights} weights"
+    where = f"{there['cpu']}, {there['cores']} cores, {numbers}, {results['prompts']} prompts"
     reached = []
     for temperature in sorted({row["temperature"] for row in rows}):
         best = max((row for row in rows if row["temperature"] == temperature), key=lambda row: row["speed_up"])

@@ -142,7 +142,12 @@ def drafters(
             "repeats": repeats,
         }
         path = results_path(PRESETS / f"{preset}.toml")
-        write_json(path, joined(read_results(path), {**told, **asked, "rows": rows}))
+        former = read_results(path)
+        now = joined(former, {**told, **asked, "rows": rows})
+        write_json(path, now)
+        before, after = ({row["drafter"] for row in results["rows"]} for results in (former or now, now))
+        if lost := sorted(before - after):
+            typer.echo(f"Measured otherwise or elsewhere, so no longer kept: {', '.join(lost)}.", err=True)
 
 
 def percentages(shares: list[float]) -> str:

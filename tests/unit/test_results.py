@@ -37,6 +37,8 @@ def test_the_best_k_is_told_for_each_temperature() -> None:
     )
     assert in_words(RESULTS, "ngram") == words
     assert in_words(RESULTS, "prompt-lookup") == ""
+    halves = {**RESULTS["environment"], "dtype": "float32", "weights_dtype": "float16"}
+    assert "2 cores, float32 with float16 weights, 9" in in_words({**RESULTS, "environment": halves}, "ngram")
 
 
 def test_auto_is_told_of_a_drafter_only_where_nothing_else_was_measured() -> None:
@@ -63,6 +65,8 @@ def test_drafters_that_were_not_measured_again_keep_their_rows_while_all_else_is
     ]
     again = joined(joined(old, new), {**new, "rows": [row("block", 4, 0.0, 1.2)]})["rows"]
     assert [r["commit"] for r in again] == ["one"] * 3 + ["two"] * 2
+    told = {**new["environment"], "weights_dtype": "bfloat16", "cpu_model": None}  # which old results do not tell
+    assert len(joined(old, {**new, "environment": told})["rows"]) == 4
     for other in (None, {**old, "prompts": 8}, {**old, "environment": {**RESULTS["environment"], "cpu": "another"}}):
         assert [r["drafter"] for r in joined(other, new)["rows"]] == ["eagle"]
 
