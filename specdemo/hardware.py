@@ -81,8 +81,8 @@ def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
 
 
 def arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What a model with weights of this type computes in. On a CPU float16 only stores weights, rounded to it once:
-    it takes half the memory of float32, from which a pass over a few tokens takes most of its time to read them."""
+    """What a model with weights of this type computes in. On a CPU float16 only stores weights, rounded to it once,
+    and the rest is float32: that halves what a pass must read, which is what it takes most of its time for."""
     return torch.float32 if dtype == torch.float16 and device.type == "cpu" else dtype
 
 
@@ -94,12 +94,12 @@ def cpu_multiplies_bf16() -> bool:
 
 def cpu_reads_float16() -> bool:
     """Whether torch multiplies float32 by weights that it keeps in float16 (FBGEMM), measured on x86 CPUs only."""
-    return "fbgemm" in quantized_engines() and bool(torch.cpu.get_capabilities().get("avx2"))
+    return quantized_engine() in ("x86", "fbgemm") and bool(torch.cpu.get_capabilities().get("avx2"))
 
 
-def quantized_engines() -> list[str]:
-    """What torch was built with for products of weights in few bits."""
-    return list(torch.backends.quantized.supported_engines)
+def quantized_engine() -> str:
+    """What torch multiplies by weights of few bits with: by default "x86", which is FBGEMM, on CPUs that it is for."""
+    return str(torch.backends.quantized.engine)
 
 
 def sent(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:

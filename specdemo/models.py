@@ -142,6 +142,8 @@ def load(
     """
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
+    if eager:  # nothing then multiplies by weights that are stored in less
+        chosen_dtype = arithmetic(chosen_dtype, chosen_device)
     draft: Opened | None = None
     with without_garbage_collection():
         target = open_source(preset.target, chosen_dtype, chosen_device, progress, as_stored=not eager)
@@ -171,7 +173,7 @@ def load(
         placement=target.placement,
         device=where,
         dtype=arithmetic(chosen_dtype, where),
-        weights_dtype=chosen_dtype,
+        weights_dtype=arithmetic(chosen_dtype, where) if engine == "eager" else chosen_dtype,
         context=min(context_of(opened.config) for opened in (target, draft) if opened is not None),
         eos_ids=_eos_ids(target, preset),
         ngram_table=preset.ngram_table,

@@ -28,7 +28,7 @@ from .hardware import arithmetic, free_memory
 from .imports import import_quickly
 from .presets import Folder, Hub, Source, Wheel
 from .runners.choose import has_room_for
-from .runners.layout import Weights, embeddings, is_plain, knows
+from .runners.layout import Weights, embeddings, is_plain, knows, stored_as
 from .sources import LoadError, Progress, from_wheel, identity_of, weights_file
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def open_source(
             file = folder / weights_file(variant)
             config = PreTrainedConfig.from_json_file(folder / "config.json")
             if knows(config) and is_plain(config) and has_room_for(file.stat().st_size):
-                weights = {name: weight.to(dtype) for name, weight in load_file(file).items()}
+                weights = {name: stored_as(weight, dtype) for name, weight in load_file(file).items()}
                 return Opened(
                     config=config,
                     tokenizer=PreTrainedTokenizerFast.from_pretrained(place),
@@ -96,16 +96,34 @@ def open_source(
                     stored=weights,
                 )
     tokenizer, model = by_transformers()
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
     return Opened(
         config=model.config,
         tokenizer=tokenizer,
         identity=identity,
         placement=_placement(model.parameters()),
         eos=model.generation_config.eos_token_id if model.generation_config is not None else None,
-        embeddings=(ends[0].weight.detach().to(dtype), ends[1].weight.detach().to(dtype)),
+        embeddings=_embeddings(model, _stored(dtype, device, model.config)),
         open_model=open_model,
     )
+
+
+def _stored(dtype: torch.dtype, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
+    """What weights are stored in if `dtype` is asked for: only the fused runner stores less than it computes in."""
+    return dtype if knows(config) else arithmetic(dtype, device)
+
+
+def _embeddings(model: PreTrainedModel, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Those of input and output, one and the same if they are tied."""
+    ends = [layer.weight.detach() for layer in (model.get_input_embeddings(), model.get_output_embeddings())]
+    first = ends[0].to(dtype)
+    return first, first if ends[0].data_ptr() == ends[1].data_ptr() else ends[1].to(dtype)
+
+
+@torch.no_grad()
+def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Give the weights the values that they have when stored as `dtype`."""
+    for weight in model.parameters():
+        weight.copy_(stored_as(weight, dtype))
 
 
 def _placement(weights: Iterable[Tensor]) -> dict[str, int]:
@@ -151,14 +169,14 @@ def _by_transformers(
     model = AutoModelForCausalLM.from_pretrained(
         place,
         config=config,
-        dtype=dtype,
+        dtype=arithmetic(dtype, device),
         variant=variant,
         device_map=_device_map(device),
         tqdm_class=_download_bar(source, progress),
         **options,
     )
-    if arithmetic(dtype, device) == torch.float32:
-        model.float()  # weights that are only stored in less have been rounded to it
+    if _stored(dtype, device, config) != arithmetic(dtype, device):
+        _round(model, dtype)
     return tokenizer, model.eval()
 
 

@@ -26,7 +26,7 @@ Seed = Annotated[
     int, typer.Option("--seed", help="Same seed, settings and machine: same tokens, unless K is auto and T > 0.")
 ]
 Repeats = Annotated[int, typer.Option("--repeats", help="How often everything is run.")]
-DType = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16 (on CPUs only of weights).")]
+DType = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16 (on a CPU the weights only).")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 Eager = Annotated[bool, typer.Option("--eager", help="Run the models by transformers' own forward.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]

@@ -179,7 +179,7 @@ def random_prompt(model: PreTrainedModel, length: int) -> list[int]:
 def products(graphs: Graphs, functions: ModuleType, count: int) -> Callable[[], object]:
     """The products of a pass with nothing between them, captured."""
     model, product = graphs.model, functions.product
-    x = torch.randn(count, model.embedding.shape[1]).to(model.embedding)
+    x = torch.randn(count, model.embedding.shape[1]).to(model.embedding.device, model.dtype)
     inputs = [(layer.qkv(x), layer.up(x)) for layer in model.layers[:1]]
     attended = inputs[0][0][:, : model.heads * model.width].contiguous()
     inner = model.layers[0].activate(inputs[0][1])

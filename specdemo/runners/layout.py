@@ -8,7 +8,7 @@ itself. Small ones of float32 are laid out by columns instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], each row by itself
 LEAST_PACKED = {torch.bfloat16: 0, torch.float16: 2**18, torch.float32: 2**18}
 PACKED_FOR = 1  # rows of input that oneDNN lays the weights out for; measured to serve 1 to 17 equally well
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and long sums of a single row are cut up differently
+MOST_AT_ONCE = 4  # layers to lay out: each takes memory, and threads of its own for what is not packing
 FEW_ROWS = 17  # as many as a round can have; more cost a mirrored norm more than a plain one
 LLAMAS = {"llama", "qwen2", "qwen3", "smollm3"}
 ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles do not depend on the length of the text
@@ -66,7 +67,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """x @ weight.T + bias, for a weight [out, in]; it is None where it was laid out anew for `multiply`."""
+    """x @ weight.T + bias, x [T, in], for a weight [out, in]; it is None where it was laid out anew for `multiply`."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -170,8 +171,8 @@ class FusedModel:
         """
         rotary = getattr(model.base_model, "rotary_emb", None)
         rope = Rope(rotary.inv_freq.float(), rotary.attention_scaling) if rotary else None
-        named = model.named_parameters(remove_duplicate=False)
-        return cls.of_weights(model.config, {name: weight.to(dtype or weight.dtype) for name, weight in named}, rope)
+        weights = dict(model.named_parameters(remove_duplicate=False))
+        return cls.of_weights(model.config, StoredAs(weights, dtype) if dtype else weights, rope)
 
     @classmethod
     def of_weights(cls, config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
@@ -311,10 +312,10 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
 
 
 def _laid_out(layer: Callable[[int], Layer], count: int, output: Tensor) -> tuple[tuple[Layer, ...], Product]:
-    """The layers and the head. On a CPU several at a time, since FBGEMM packs a weight on one core."""
-    if output.device.type != "cpu":
+    """The layers and the head, several at a time where FBGEMM packs them: it takes one core for a weight."""
+    if output.device.type != "cpu" or output.dtype != torch.float16:
         return tuple(map(layer, range(count))), Product.of(output, None)
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+    with ThreadPoolExecutor(min(MOST_AT_ONCE, torch.get_num_threads())) as threads:
         head = threads.submit(Product.of, output, None)  # takes the longest
         return tuple(threads.map(layer, range(count))), head.result()
 
@@ -338,6 +339,34 @@ def _product(weights: Weights, *names: str) -> Product:
         for part, own in zip(parts, weight.split([len(part) for part in parts]), strict=True):
             part.data = own
     return Product.of(weight, torch.cat(biases) if biases else None)
+
+
+class StoredAs(Mapping[str, Tensor]):
+    """Weights in another number type, converted when they are asked for: they need no memory beside the others."""
+
+    def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
+        self.weights, self.dtype = weights, dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        return stored_as(self.weights[name], self.dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.weights)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+
+def stored_as(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight in another number type.
+
+    Raises:
+        ValueError: it has numbers that are too large for float16. On a GPU this is not looked for.
+    """
+    stored = weight.to(dtype)
+    if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():
+        raise ValueError("it has weights that are too large for float16; choose another dtype, such as float32.")
+    return stored
 
 
 def widened(weight: Tensor) -> Tensor:

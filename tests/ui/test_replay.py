@@ -60,6 +60,12 @@ def test_a_trace_is_told_with_the_rows_and_figures_of_a_race() -> None:
     assert told["facts"] == {"dtype": "bfloat16", "device_name": "a scripted processor"}
 
 
+def test_a_trace_tells_what_its_weights_were_stored_in_if_it_knows() -> None:
+    environment = {"dtype": "float32", "weights_dtype": "float16", "cores": 2}
+    told = json.loads(uploaded(header_with(environment=environment)))
+    assert told["facts"] == {"dtype": "float32", "weights_dtype": "float16", "cores": "2"}
+
+
 def test_a_trace_of_one_lane_is_told() -> None:
     told = json.loads(uploaded(traced(only=SPECULATIVE)[0]))
     assert [*told["lanes"]] == [SPECULATIVE]

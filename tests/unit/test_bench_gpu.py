@@ -82,6 +82,12 @@ def test_every_measurement_gives_its_rows() -> None:
     assert "of the shape tiny" in printed
 
 
+def test_where_weights_are_in_float16_everything_can_be_measured_too() -> None:
+    rows = list(bench_gpu.measurements(CPU, torch.float16, bench_gpu.TINY))
+    assert [row for row in rows if row["part"] == bench_gpu.FAILED] == []
+    assert {row["part"] for row in rows} >= {"products alone, torch", "round, forced"}
+
+
 def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> object:
         raise RuntimeError("not here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from dataclasses import replace
 
 import pytest
@@ -116,6 +117,26 @@ def test_float16_weights_are_rounded_once_and_everything_else_is_float32(archite
     for ids in ([4], [7, 7, 1], [0], list(range(17))):
         torch.testing.assert_close(fused.forward(ids), eager.forward(ids))
         torch.testing.assert_close(fused.states, eager.states, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "at_once"), [(torch.float16, layout.MOST_AT_ONCE), (torch.float32, 1)])
+def test_a_machine_of_many_cores_lays_out_no_more_layers_at_a_time(dtype, at_once, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    busy: list[int] = []
+    most = 0
+
+    def layer(place):
+        nonlocal most
+        busy.append(place)
+        most = max(most, len(busy))
+        time.sleep(0.01)
+        busy.remove(place)
+        return place
+
+    layers, head = layout._laid_out(layer, 12, torch.ones(4, 3, dtype=dtype))
+    assert layers == tuple(range(12))
+    assert torch.equal(head(torch.ones(1, 3)), torch.full((1, 4), 3.0))
+    assert most == at_once
 
 
 @pytest.mark.skipif(not cpu_reads_float16(), reason="torch has no such products here")

@@ -140,6 +140,49 @@ def test_the_end_of_a_turn_counts_as_an_end_token(tmp_path: Path) -> None:
     assert load(preset_of(folder), device="cpu").eos_ids == {0, 2}
 
 
+# Weights in float16 on a CPU -------------------------------------------------------------------------------
+
+
+def test_a_pair_with_weights_in_float16_keeps_the_targets_text(checkpoints: dict[str, Path]) -> None:
+    loaded = load(preset_of(checkpoints["qwen3"], checkpoints["qwen3-small"], skip_layers=1), "float16", "cpu")
+    assert (loaded.engine, loaded.dtype, loaded.weights_dtype) == ("fused", torch.float32, torch.float16)
+    for model in (loaded.model, loaded.draft_model):
+        assert model is not None
+        assert all(torch.equal(weight, weight.half().float()) for weight in model.parameters())
+    plain = text_of(loaded, "none", k=0)
+    assert text_of(loaded, "draft-model") == text_of(loaded, "layer-skip") == plain
+
+
+def test_what_runs_by_transformers_forward_keeps_its_weights_in_float32(
+    checkpoints: dict[str, Path], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    unknown = save(tiny("llama", len(tokenizer), hidden_act="gelu"), tokenizer, tmp_path / "unknown")
+    for folder, eager in ((unknown, False), (checkpoints["llama"], True)):
+        loaded = load(preset_of(folder), "float16", "cpu", eager=eager)
+        assert (loaded.engine, loaded.dtype, loaded.weights_dtype) == ("eager", torch.float32, torch.float32)
+        assert not all(torch.equal(weight, weight.half().float()) for weight in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_embeddings_are_held_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, tied: bool) -> None:
+    folder = save(tiny("llama", len(tokenizer), tie_word_embeddings=tied), tokenizer, tmp_path / "llama")
+    loaded = load(preset_of(folder), "float16", "cpu")
+    assert loaded.embeddings is not None
+    first, last = loaded.embeddings
+    assert (first.data_ptr() == last.data_ptr()) == tied
+    assert torch.equal(last.float(), loaded.model.get_output_embeddings().weight)
+
+
+def test_weights_that_float16_cannot_hold_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = tiny("llama", len(tokenizer))
+    model.model.layers[1].mlp.down_proj.weight.data[3, 4] = -7e4
+    folder = save(model, tokenizer, tmp_path / "large")
+    with pytest.raises(LoadError, match=r"weights that are too large for float16; choose another dtype, such as float"):
+        load(preset_of(folder), "float16", "cpu")
+    assert load(preset_of(folder), "float32", "cpu").model.dtype == torch.float32
+    assert load(preset_of(folder), "float16", "cpu", eager=True).dtype == torch.float32
+
+
 # Hardware --------------------------------------------------------------------------------------------------
 
 
@@ -153,22 +196,23 @@ def test_dtype_follows_the_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "engines", "expected"),
+    ("capabilities", "engine", "expected"),
     [
-        ({"avx2": True, "avx512_bf16": True}, ["fbgemm"], torch.bfloat16),
-        ({"avx2": True, "amx_bf16": True}, ["fbgemm"], torch.bfloat16),
-        ({"avx2": True, "avx512_bf16": False}, ["fbgemm"], torch.float16),
-        ({"avx2": True}, ["qnnpack"], torch.float32),
-        ({"avx2": False}, ["fbgemm"], torch.float32),
-        ({"neon": True}, ["fbgemm"], torch.float32),  # not measured
-        ({}, [], torch.float32),
+        ({"avx2": True, "avx512_bf16": True}, "x86", torch.bfloat16),
+        ({"avx2": True, "amx_bf16": True}, "x86", torch.bfloat16),
+        ({"avx2": True, "avx512_bf16": False}, "x86", torch.float16),
+        ({"avx2": True}, "fbgemm", torch.float16),
+        ({"avx2": True}, "qnnpack", torch.float32),
+        ({"avx2": False}, "x86", torch.float32),
+        ({"neon": True}, "qnnpack", torch.float32),
+        ({}, "none", torch.float32),
     ],
 )
 def test_the_dtype_of_other_cpus(
-    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], engines: list[str], expected: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], engine: str, expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(hardware, "quantized_engines", lambda: engines)
+    monkeypatch.setattr(hardware, "quantized_engine", lambda: engine)
     assert hardware.choose_dtype("auto", torch.device("cpu")) == expected
 
 
