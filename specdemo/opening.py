@@ -114,9 +114,9 @@ def _stored(dtype: torch.dtype, device: torch.device, config: PreTrainedConfig) 
 
 def _embeddings(model: PreTrainedModel, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Those of input and output, one and the same if they are tied."""
-    ends = [layer.weight.detach() for layer in (model.get_input_embeddings(), model.get_output_embeddings())]
-    first = ends[0].to(dtype)
-    return first, first if ends[0].data_ptr() == ends[1].data_ptr() else ends[1].to(dtype)
+    first, last = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding = first.detach().to(dtype)
+    return embedding, embedding if last is first else last.detach().to(dtype)
 
 
 @torch.no_grad()

@@ -350,6 +350,9 @@ class StoredAs(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return stored_as(self.weights[name], self.dtype)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.weights
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
 
