@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -166,20 +167,21 @@ def device_name(device: torch.device) -> str:
 
 def cpu_name() -> str:
     """What the maker calls the CPU."""
-    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+    return _cpu_info(CPU_INFO).get("model name") or platform.processor() or platform.machine()
 
 
 def cpu_model() -> str | None:
     """The CPU's generation in its maker's numbers, where that can be read: on virtual machines the name tells less."""
-    info = _cpu_info()
+    info = _cpu_info(CPU_INFO)
     numbers = [f"{name} {info[name]}" for name in ("cpu family", "model", "stepping") if name in info]
     return ", ".join(numbers) or None
 
 
-def _cpu_info() -> dict[str, str]:
-    """What the system tells of the CPU; of its last core, if they differ."""
+@cache
+def _cpu_info(file: Path) -> Mapping[str, str]:
+    """What the system tells of the CPU; of its last core, if they differ. Where there are many, it takes a while."""
     try:
-        lines = CPU_INFO.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return {}
     return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

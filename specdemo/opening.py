@@ -163,19 +163,20 @@ def _by_transformers(
     options: dict[str, Any] = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
     config = AutoConfig.from_pretrained(place, **options)
     check_rolls_back(config, source)
+    computed = arithmetic(dtype, device)
     if device.type == "cpu":
-        check_memory(config, arithmetic(dtype, device), source)
+        check_memory(config, computed, source)
     tokenizer = AutoTokenizer.from_pretrained(place, **options)
     model = AutoModelForCausalLM.from_pretrained(
         place,
         config=config,
-        dtype=arithmetic(dtype, device),
+        dtype=computed,
         variant=variant,
         device_map=_device_map(device),
         tqdm_class=_download_bar(source, progress),
         **options,
     )
-    if _stored(dtype, device, config) != arithmetic(dtype, device):
+    if _stored(dtype, device, config) != computed:
         _round(model, dtype)
     return tokenizer, model.eval()
 

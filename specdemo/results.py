@@ -48,9 +48,13 @@ def joined(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, A
 
 
 def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
-    there = results["environment"]  # older ones tell neither what weights are stored in nor the model
-    environment = {"weights_dtype": there["dtype"], "cpu_model": None, **there, "commit": None}
-    return {**results, "environment": environment, "rows": None}
+    return {**results, "environment": {**_environment(results), "commit": None}, "rows": None}
+
+
+def _environment(results: Mapping[str, Any]) -> dict[str, Any]:
+    """With what older results do not tell: their weights were stored in what was computed in, on some CPU of a name."""
+    there = results["environment"]
+    return {"weights_dtype": there["dtype"], "cpu_model": None, **there}
 
 
 def in_words(results: Mapping[str, Any], drafter: str) -> str:
@@ -60,9 +64,9 @@ def in_words(results: Mapping[str, Any], drafter: str) -> str:
     """
     every = [row for row in results["rows"] if row["drafter"] == drafter]
     rows = [row for row in every if row["k"] != AUTO] or every
-    there = results["environment"]
-    weights = there.get("weights_dtype", there["dtype"])
-    numbers = there["dtype"] if weights == there["dtype"] else f"{there['dtype']} with {weights} weights"
+    there = _environment(results)
+    dtype, weights = there["dtype"], there["weights_dtype"]
+    numbers = dtype if weights == dtype else f"{dtype} with {weights} weights"
     where = f"{there['cpu']}, {there['cores']} cores, {numbers}, {results['prompts']} prompts"
     reached = []
     for temperature in sorted({row["temperature"] for row in rows}):

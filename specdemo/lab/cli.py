@@ -145,8 +145,8 @@ def drafters(
         former = read_results(path)
         now = joined(former, {**told, **asked, "rows": rows})
         write_json(path, now)
-        before, after = ({row["drafter"] for row in results["rows"]} for results in (former or now, now))
-        if lost := sorted(before - after):
+        kept = {row["drafter"] for row in now["rows"]}
+        if lost := sorted({row["drafter"] for row in former["rows"]} - kept if former else ()):
             typer.echo(f"Measured otherwise or elsewhere, so no longer kept: {', '.join(lost)}.", err=True)
 
 
