@@ -49,6 +49,7 @@ class CudaCapture:
             except BaseException:  # where memory is short, say: a stream that is left capturing can do nothing else
                 with suppress(RuntimeError):  # what it says of a broken capture would hide the cause
                     graph.capture_end()
+                self.pool = torch.cuda.graph_pool_handle()  # torch may take the old one for still recorded to
                 raise
             graph.capture_end()
         torch.cuda.synchronize(self.device)

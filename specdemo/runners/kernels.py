@@ -19,7 +19,9 @@ from .layout import Norm, Product
 ROWS = 16  # that one program takes: the least that the matrix units do
 GATED = 1024  # numbers of a row that one program gates
 COLUMNS, MANY = 16, 8192  # of a product that one program makes; twice that, where there are more than so many
-STEP_BYTES, STAGES = 512, 4  # of a row of the weights that are taken at a time; how many of these are on their way
+STEP_BYTES = 512  # of a row of the weights that are taken at a time,
+PARTS = 4  # in parts that are added up side by side: by one warp each, of which none then waits for another's sum
+STAGES, WIDE_STAGES = 5, 4  # steps on their way, as many as let a processor of an H100 hold three programs
 KEY_BYTES = 128  # of a column of the keys that are taken at a time
 LEAST_CHUNK, MOST_CHUNKS = 128, 32
 NOTHING = tl.constexpr(-1e30)  # a logit whose weight is 0; minus infinity less itself would not be a number
@@ -37,7 +39,8 @@ def product(step: Product, x: Tensor, norm: Norm | None = None, plus: Tensor | N
         x, norm = norm(x), None
     (count, _), (outer, inner) = x.shape, step.weight.shape
     out = x.new_empty(count, outer)
-    columns = COLUMNS if outer <= MANY else 2 * COLUMNS
+    columns, stages = (COLUMNS, STAGES) if outer <= MANY else (2 * COLUMNS, WIDE_STAGES)
+    size = min(STEP_BYTES // x.element_size(), max(16, triton.next_power_of_2(inner)))
     _product[(triton.cdiv(count, ROWS), triton.cdiv(outer, columns))](
         *(x, step.weight, x if step.bias is None else step.bias, norm.weight if norm else x),
         *(x if plus is None else plus, out, count, outer, norm.eps if norm else 0.0),
@@ -47,8 +50,9 @@ def product(step: Product, x: Tensor, norm: Norm | None = None, plus: Tensor | N
         ADDED=plus is not None,
         ROWS=ROWS,
         COLUMNS=columns,
-        STEP=min(STEP_BYTES // x.element_size(), max(16, triton.next_power_of_2(inner))),
-        num_stages=STAGES,
+        STEP=size,
+        PARTS=min(PARTS, size // 16),
+        num_stages=stages,
     )
     return out
 
@@ -71,29 +75,36 @@ def _product(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     # Rows run fastest: the programs that read the same weights follow each other, while these are in the cache.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    squares = tl.zeros([ROWS], tl.float32)
+    step = tl.arange(0, PARTS)[:, None] * (STEP // PARTS) + tl.arange(0, STEP // PARTS)[None, :]
+    sums = tl.zeros([PARTS, ROWS, COLUMNS], tl.float32)
+    squares = tl.zeros([PARTS, ROWS, ROWS], tl.float32)
     for begin in range(0, INNER, STEP):
-        place = begin + tl.arange(0, STEP)
+        place = begin + step
         there = place < INNER
-        at, inside = row[:, None] * INNER + place[None, :], (row < count)[:, None] & there[None, :]
+        at, inside = row[None, :, None] * INNER + place[:, None, :], (row < count)[None, :, None] & there[:, None, :]
         some = tl.load(x + at, mask=inside, other=0)
-        if NORMED:  # the scale of a row is known when all of it was read; until then the sums lack it
-            exact = some.to(tl.float32)
-            squares += tl.sum(exact * exact, 1)
-            some = (exact * tl.load(norm + place, mask=there, other=0).to(tl.float32)[None, :]).to(x.dtype.element_ty)
         part = tl.load(
-            weight + column[None, :].to(tl.int64) * INNER + place[:, None],
-            mask=(column < outer)[None, :] & there[:, None],
+            weight + column[None, None, :].to(tl.int64) * INNER + place[:, :, None],
+            mask=(column < outer)[None, None, :] & there[:, :, None],
             other=0,
         )
+        if NORMED:  # the scale of a row is known when all of it was read; until then the sums lack it
+            # The matrix units square, and then have no use for all but the diagonal: whatever else read `some` would
+            # have it laid out so in shared memory that eight of their reads wait for each other.
+            squares += tl.dot(some, tl.permute(some, (0, 2, 1)), input_precision="ieee")
+            scales = tl.load(norm + place, mask=there, other=0).to(tl.float32)
+            some = (some.to(tl.float32) * scales[:, None, :]).to(x.dtype.element_ty)
         sums += tl.dot(some, part, input_precision="ieee")
+    sums = tl.sum(sums, 0)
     if NORMED:
-        sums *= tl.rsqrt(squares / INNER + eps)[:, None]
+        ones = tl.arange(0, ROWS)[:, None] == tl.arange(0, ROWS)[None, :]
+        square = tl.sum(tl.where(ones, tl.sum(squares, 0), 0), 1)
+        sums *= tl.rsqrt(square / INNER + eps)[:, None]
     if BIASED:
         sums += tl.load(bias + column, mask=column < outer, other=0).to(tl.float32)[None, :]
     at, inside = row[:, None] * outer + column[None, :], (row < count)[:, None] & (column < outer)[None, :]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -280,7 +282,7 @@ def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatc
 
     fake = SimpleNamespace(
         Stream=lambda device: "stream",
-        graph_pool_handle=lambda: "pool",
+        graph_pool_handle=partial(next, (f"pool {number}" for number in count(1))),
         CUDAGraph=Graph,
         synchronize=lambda device: None,
         empty_cache=lambda: None,
@@ -294,13 +296,13 @@ def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatc
         return torch.ones(1), []
 
     replay = CudaCapture(torch.device("cpu"))(work)
-    assert steps == ["work", "begin in pool", "work", "end"]
+    assert steps == ["work", "begin in pool 1", "work", "end"]
     outcome = replay()
     assert replay() is outcome
     assert steps[4:] == ["replay", "replay"]
 
     def short_of_memory() -> Outcome:
-        if steps[-1:] == ["begin in pool"]:
+        if steps[-1:] and steps[-1].startswith("begin"):
             raise MemoryError
         return work()
 
@@ -311,9 +313,16 @@ def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatc
     for end in (Graph.capture_end, broken):
         monkeypatch.setattr(Graph, "capture_end", end)
         steps.clear()
+        capture = CudaCapture(torch.device("cpu"))
+        broken_in = capture.pool
         with pytest.raises(MemoryError):  # the cause, whatever comes of it
-            CudaCapture(torch.device("cpu"))(short_of_memory)
+            capture(short_of_memory)
         assert steps[-1] == "end"
+        with suppress(RuntimeError):
+            capture(work)
+        begun = [step for step in steps if step.startswith("begin")]
+        assert begun == [f"begin in {broken_in}", f"begin in {capture.pool}"]
+        assert broken_in != capture.pool
 
 
 def test_only_a_gpu_captures() -> None:
