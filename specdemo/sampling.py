@@ -7,7 +7,8 @@ from torch import Tensor
 
 from .types import Settings
 
-TINY = 1e-30  # a temperature or top-p below this would underflow in float32; the law is the same as at this value
+TINY = 1e-30  # a temperature below this would underflow in float32; the law is the same as at this value
+FEW, MANY_MORE = 256, 16  # tokens that top-p looks at first; times so many if they do not reach it
 
 
 def probabilities(logits: Tensor, settings: Settings) -> Tensor:
@@ -28,7 +29,7 @@ def probabilities(logits: Tensor, settings: Settings) -> Tensor:
         logits = _keep_top_k(logits, settings.top_k)
     probs = logits.softmax(-1)
     if settings.top_p < 1:
-        probs = _keep_top_p(probs, settings.top_p)
+        probs = _keep_top_p(probs, settings.top_p, settings.top_k)
     return probs
 
 
@@ -74,9 +75,31 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
     return torch.full_like(logits, -torch.inf).scatter(-1, index, values)
 
 
-def _keep_top_p(probs: Tensor, top_p: float) -> Tensor:
-    """The smallest set of most likely tokens whose probability reaches top_p (Holtzman et al., 1904.09751)."""
-    values, index = probs.sort(dim=-1, descending=True, stable=True)
-    before = values.cumsum(-1) - values  # the most likely token always stays: nothing comes before it
-    kept = values.masked_fill(before >= max(top_p, TINY), 0)
-    return torch.zeros_like(probs).scatter(-1, index, kept / kept.sum(-1, keepdim=True))
+def _keep_top_p(probs: Tensor, top_p: float, top_k: int) -> Tensor:
+    """The smallest set of most likely tokens whose probability reaches top_p (Holtzman et al., 1904.09751).
+
+    To sort a whole vocabulary takes as long as a pass of a small model on a CPU, so only a few are sorted if these
+    reach it. To see whether they do would have to wait for a GPU.
+    """
+    vocab = probs.shape[-1]
+    most = min(top_k or vocab, vocab)  # the others have no probability
+    count = min(FEW, most) if probs.device.type == "cpu" else most
+    while True:
+        values, index = _likeliest(probs, count)
+        reached = values.cumsum(-1)
+        last = (reached < top_p).sum(-1, keepdim=True).clamp(max=count - 1)  # [..., 1], the place of the set's last
+        if count == most or bool((values.gather(-1, last) > values[..., -1:]).all()):  # none as likely was left out
+            break
+        count = min(MANY_MORE * count, most)
+    inside = torch.arange(count, device=probs.device) <= last
+    kept = torch.where(inside, values / reached.gather(-1, last), 0)
+    return torch.zeros_like(probs).scatter(-1, index, kept)
+
+
+def _likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest probabilities, falling, and their tokens, [..., count] each; equal ones in the vocabulary's order."""
+    if count == probs.shape[-1]:
+        return probs.sort(dim=-1, descending=True, stable=True)
+    index = probs.topk(count).indices.sort().values
+    values, order = probs.gather(-1, index).sort(dim=-1, descending=True, stable=True)
+    return values, index.gather(-1, order)

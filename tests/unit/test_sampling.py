@@ -11,6 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from specdemo import sampling
 from specdemo.sampling import largest, probabilities, sample
 from specdemo.types import MAX_K, MAX_SEED, MAX_STOP_STRINGS, BadInput, Settings
 
@@ -92,6 +93,23 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(row: list[float], temperat
 @pytest.mark.parametrize("top_p", [5e-324, 1e-60, 1e-9, 0.2])
 def test_top_p_always_keeps_the_most_likely_token(top_p: float) -> None:
     assert law([0.0, 1.0, 2.0], temperature=1, top_p=top_p).tolist() == [0, 0, 1]
+
+
+@given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 20), all_settings)
+def test_top_p_sorts_a_few_tokens_and_finds_what_sorting_all_does(
+    seed: int, values: int, spread: float, settings: Settings
+) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    logits = torch.randint(values, (3, 300), generator=noise) / values * torch.tensor([[0.5], [1], [2]]) * spread
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "FEW", 300)
+        by_all = probabilities(logits, settings)
+        patch.setattr(sampling, "FEW", 4)
+        patch.setattr(sampling, "MANY_MORE", 3)
+        by_few = probabilities(logits, settings)
+        alone = torch.cat([probabilities(row[None], settings) for row in logits])
+    assert torch.equal(by_few, by_all)
+    assert torch.equal(by_few, alone)
 
 
 @given(st.lists(rows.filter(lambda row: len(row) >= 5).map(lambda row: row[:5]), min_size=1, max_size=4), all_settings)
