@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import takewhile
 from statistics import median
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,13 +42,16 @@ from ..verify import verify
 from .bench import Case
 from .bench_hf import ASSISTED, HF, TUNED, generate
 from .gpu_checks import Pair, graphs_of, text_of
+from .gpu_parts import parts
 from .roofline import SHAPES, bytes_read, random_model
 from .tables import text_table
 
 Row = dict[str, Any]
 log = logging.getLogger(__name__)
 FAILED = "failed"  # the part of a row that says what could not be measured
+LONGEST_ERROR = 300  # characters of what it says
 WARM_UPS = 2
+IN_A_ROW = 10  # passes
 ROOM = 2.0**40  # bytes; more than any of the shapes takes
 DAMPED = 0.02  # the weights of a made target's later layers write so much of what they would
 
@@ -88,29 +91,42 @@ def measurements(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iter
     """Rows of `part`, `what`, `ms` and more, as they come."""
     rate = 2 * sizes.buffer / seconds(device, copying(device, sizes.buffer), sizes.repeats)
     yield {"part": "memory", "what": "copying, read and written", "gb_per_second": rate / 1e9}
-    for part in (partial(random_pair, device, dtype, sizes, rate), partial(made_pair, device, dtype, sizes)):
-        try:
-            yield from part()
-        except Exception as error:  # a GPU is not lent twice: what can be measured still is
-            yield failed(part.func.__name__, error)
+    yield from tried("random pair", partial(random_pair, device, dtype, sizes, rate))
+    yield from tried("made pair", partial(made_pair, device, dtype, sizes))
 
 
-def failed(what: str, error: Exception) -> Row:
-    log.exception("%s could not be measured", what)
-    return {"part": FAILED, "what": f"{what}: {type(error).__name__}"}
+def tried(what: str, measure: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+    """What a measurement yields, and where it fails what it says: a GPU is not lent twice, and the next may succeed."""
+    try:
+        yield from measure()
+    except Exception as error:
+        log.exception("%s could not be measured", what)
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        yield {"part": FAILED, "what": what, "error": words[:LONGEST_ERROR]}
 
 
 def random_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes, rate: float) -> Iterator[Row]:
     """What capturing takes, and passes and rounds of two models that know nothing of each other."""
-    target, draft = (random_model(config, dtype, device, ROOM) for config in (sizes.target, sizes.draft))
+    target = random_model(sizes.target, dtype, device, ROOM)
     graphs, took = clocked(device, lambda: graphs_of(target))
-    yield {"part": "capture", "what": "a slot of the target, kernels compiled", "ms": 1000 * took}
+    of = f"made of {graphs.ops.__name__.rpartition('.')[2]}"  # kernels, or ops if these cannot be had
+    yield {"part": "capture", "what": f"a slot of the target, {of}, what is new compiled", "ms": 1000 * took}
+    yield from tried("parts of a pass", partial(passes_apart, device, graphs, sizes, rate))
+    yield from passes(device, target, graphs, sizes, rate)
+    yield from tried("forced rounds", partial(random_rounds, device, dtype, target, graphs, sizes))
+
+
+def random_rounds(
+    device: torch.device, dtype: torch.dtype, target: PreTrainedModel, graphs: Graphs, sizes: Sizes
+) -> Iterator[Row]:
     _, took = clocked(device, lambda: Graphs(graphs.model, graphs.ops, graphs.capture, 1))
-    yield {"part": "capture", "what": "another, kernels known", "ms": 1000 * took}
+    yield {"part": "capture", "what": "another, nothing to compile", "ms": 1000 * took}
+    draft = random_model(sizes.draft, dtype, device, ROOM)
     draft_graphs, took = clocked(device, lambda: graphs_of(draft))
     yield {"part": "capture", "what": "a slot of the draft model", "ms": 1000 * took}
-    yield from passes(device, target, graphs, sizes, rate)
-    yield from forced_rounds(Pair(target, draft, graphs, draft_graphs), sizes)
+    pair = Pair(target, draft, graphs, draft_graphs)
+    for k in sizes.ks:
+        yield from tried(f"forced rounds, K = {k}", partial(forced_rounds, pair, k, sizes))
 
 
 def seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
@@ -134,62 +150,68 @@ def copying(device: torch.device, size: int) -> Callable[[], Tensor]:
     return lambda: target.copy_(source)
 
 
-def passes(device: torch.device, model: PreTrainedModel, graphs: Graphs, sizes: Sizes, rate: float) -> Iterator[Row]:
-    """Passes of every length against the floor, by each engine; the products alone; and plain decoding."""
-    capacity, prompt = sizes.context + sizes.new_tokens + MAX_K + 1, random_prompt(model, sizes.context)
-    plain = Graphs(graphs.model, ops, graphs.capture, 1)
-    engines: list[tuple[str, Runner, Sequence[int]]] = [
-        ("graph", GraphRunner(graphs, capacity), range(1, MAX_K + 2)),
-        ("graph of torch's own", GraphRunner(plain, capacity), (1, 6)),
-        ("fused, not captured", FusedRunner(graphs.model, capacity), (1, 6)),
-        ("eager: transformers", EagerRunner(model, capacity), (1, 6)),
-    ]
-    for name, runner, lengths in engines:
-        runner.prefill(prompt)
-        for count in lengths:
+def passes_apart(device: torch.device, graphs: Graphs, sizes: Sizes, rate: float) -> Iterator[Row]:
+    """What a pass is made of, each operation by itself in all layers: where the time goes."""
+    for functions in (graphs.ops, ops) if graphs.ops is not ops else (ops,):
+        name = functions.__name__.rpartition(".")[2]
+        for count in (1, 6, MAX_K + 1):
+            for what, work, size in parts(graphs, functions, count, sizes.context):
+                took = seconds(device, work, sizes.repeats)
+                yield {"part": f"part of a pass, {name}", "what": f"{what}, T = {count}"} | against(took, size, rate)
 
-            def one_pass(runner: Runner = runner, ids: Sequence[int] = prompt[:count]) -> None:
+
+def passes(device: torch.device, model: PreTrainedModel, graphs: Graphs, sizes: Sizes, rate: float) -> Iterator[Row]:
+    """Passes of every length against the floor, and plain decoding, by each engine."""
+    capacity = sizes.context + sizes.new_tokens + MAX_K + 1
+    engines: list[tuple[str, Callable[[], Runner], Sequence[int]]] = [
+        ("graph", lambda: GraphRunner(graphs, capacity), range(1, MAX_K + 2)),
+        ("eager: transformers", lambda: EagerRunner(model, capacity), (1, 6)),
+        ("fused, not captured", lambda: FusedRunner(graphs.model, capacity), (1, 6)),
+        ("graph of ops", lambda: GraphRunner(Graphs(graphs.model, ops, graphs.capture, 1), capacity), (1, 6)),
+    ]
+    for name, make, lengths in engines:
+        yield from tried(f"pass, {name}", partial(passes_by, device, name, make, lengths, model, sizes, rate))
+
+
+def passes_by(
+    device: torch.device,
+    name: str,
+    make: Callable[[], Runner],
+    lengths: Sequence[int],
+    model: PreTrainedModel,
+    sizes: Sizes,
+    rate: float,
+) -> Iterator[Row]:
+    runner, prompt = make(), random_prompt(model, sizes.context)
+    runner.prefill(prompt)
+    for count in lengths:
+
+        def read(times: int, ids: Sequence[int] = prompt[:count]) -> None:
+            for _ in range(times):
                 runner.forward(ids)
                 runner.rollback(sizes.context)
 
-            took = seconds(device, one_pass, sizes.repeats)
-            yield row(f"pass, {name}", f"T = {count}", took, model, sizes, rate, count)
-        runner.release()
-    for name, functions in (("torch", ops), ("graph", graphs.ops)):
-        for count in (1, 6):
-            took = seconds(device, products(graphs, functions, count), sizes.repeats)
-            yield row(f"products alone, {name}", f"T = {count}", took, model, sizes, rate, count)
-    for name, runner, _ in engines:
-        took = median(round.seconds for round in rounds(runner, NoDrafter(), prompt, 0, sizes.new_tokens))
-        yield row("plain decoding", name, took, model, sizes, rate, 1, tokens_per_second=1 / took)
+        size = bytes_read(model, sizes.context, count)
+        alone = seconds(device, partial(read, 1), sizes.repeats)
+        yield {"part": f"pass, {name}", "what": f"T = {count}"} | against(alone, size, rate)
+        if count in (1, 6):  # what the host does before each is then hidden by the one before
+            each = seconds(device, partial(read, IN_A_ROW), sizes.repeats) / IN_A_ROW
+            what = f"T = {count}, one of {IN_A_ROW} in a row"
+            yield {"part": f"pass, {name}", "what": what} | against(each, size, rate)
+    runner.release()
+    took = median(round.seconds for round in rounds(runner, NoDrafter(), prompt, 0, sizes.new_tokens))
+    size = bytes_read(model, sizes.context, 1)
+    yield {"part": "plain decoding", "what": name, "tokens_per_second": 1 / took} | against(took, size, rate)
 
 
-def row(
-    part: str, what: str, took: float, model: PreTrainedModel, sizes: Sizes, rate: float, tokens: int, **more: Any
-) -> Row:
-    """A time, and the least that reading the weights and `tokens` tokens could take."""
-    floor = bytes_read(model, sizes.context, tokens) / rate
-    return {"part": part, "what": what, "ms": 1000 * took, "floor_ms": 1000 * floor, "achieved": floor / took, **more}
+def against(took: float, size: int | None, rate: float) -> Row:
+    """A time beside the least that reading so many bytes could take, if they can be counted."""
+    floor = {} if size is None else {"floor_ms": 1000 * size / rate, "achieved": size / rate / took}
+    return {"ms": 1000 * took, **floor}
 
 
 def random_prompt(model: PreTrainedModel, length: int) -> list[int]:
     return torch.randint(model.config.get_text_config().vocab_size, (length,)).tolist()
-
-
-def products(graphs: Graphs, functions: ModuleType, count: int) -> Callable[[], object]:
-    """The products of a pass with nothing between them, captured."""
-    model, product = graphs.model, functions.product
-    x = torch.randn(count, model.embedding.shape[1]).to(model.embedding.device, model.dtype)
-    inputs = [(layer.qkv(x), layer.up(x)) for layer in model.layers[:1]]
-    attended = inputs[0][0][:, : model.heads * model.width].contiguous()
-    inner = model.layers[0].activate(inputs[0][1])
-
-    def work() -> tuple[Tensor, list[Tensor]]:
-        for layer in model.layers:
-            product(layer.qkv, x), product(layer.out, attended), product(layer.up, x), product(layer.down, inner)
-        return product(model.head, x), [x, attended, inner]  # what it reads has to live as long as the capture
-
-    return graphs.capture(work)
 
 
 def rounds(
@@ -201,23 +223,22 @@ def rounds(
     return [event for event in events if isinstance(event, Round)][1:]
 
 
-def forced_rounds(pair: Pair, sizes: Sizes) -> Iterator[Row]:
+def forced_rounds(pair: Pair, k: int, sizes: Sizes) -> Iterator[Row]:
     """What a round costs with the draft model, and what comes of it where none, half or all of its guesses pass."""
     prompt = random_prompt(pair.target, sizes.context)
     capacity = sizes.context + sizes.new_tokens
-    for k in sizes.ks:
-        for passing in sorted({0, k // 2, k}):
-            drafter, runner = pair.drafter(capacity, Settings()), GraphRunner(pair.graphs, capacity)
-            run = rounds(runner, drafter, prompt, k, sizes.new_tokens, forced(passing))
-            full = [event for event in run if len(event.drafted) == k]  # those at the end of the text are cut
-            took = median(event.seconds for event in full)
-            yield {
-                "part": "round, forced",
-                "what": f"K = {k}, {passing} pass",
-                "ms": 1000 * took,
-                "draft_ms": 1000 * median(event.draft_seconds for event in full),
-                "tokens_per_second": median(len(event.emitted) for event in full) / took,
-            }
+    for passing in sorted({0, k // 2, k}):
+        drafter, runner = pair.drafter(capacity, Settings()), GraphRunner(pair.graphs, capacity)
+        run = rounds(runner, drafter, prompt, k, sizes.new_tokens, forced(passing))
+        full = [event for event in run if len(event.drafted) == k]  # those at the end of the text are cut
+        took = median(event.seconds for event in full)
+        yield {
+            "part": "round, forced",
+            "what": f"K = {k}, {passing} pass",
+            "ms": 1000 * took,
+            "draft_ms": 1000 * median(event.draft_seconds for event in full),
+            "tokens_per_second": median(len(event.emitted) for event in full) / took,
+        }
 
 
 def forced(passing: int) -> Rule:
@@ -256,39 +277,50 @@ def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
     settings = Settings(k=0, max_new_tokens=sizes.new_tokens)
     loaded: Any = SimpleNamespace(model=target, draft_model=pair.draft, eos_ids=frozenset())
     theirs = [Case(HF), Case(ASSISTED, "draft-model"), *(Case(TUNED, "draft-model", k) for k in sizes.ks if k < MAX_K)]
-    texts: list[list[int]] = []
-    alone: list[int] = []
+    texts: dict[str, list[int]] = {}  # by who wrote them, transformers or ours alone
     best = 0.0
     for case in theirs:
         name = case.method + (f", K = {case.k}" if case.k else "")
-        try:
-            runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
-        except Exception as error:
-            yield failed(f"transformers, {name}", error)
-            continue
-        speed = median(run["tokens_per_second"] for run in runs)
-        texts.append(runs[-1]["token_ids"])
-        best = max(best, speed) if case.method != HF else best
-        yield {"part": "made pair, transformers", "what": name, "tokens_per_second": speed}
+        for row in tried(
+            f"transformers, {name}", partial(by_transformers, loaded, case, name, prompt, settings, texts)
+        ):
+            best = max(best, row.get("tokens_per_second", 0.0)) if case.method != HF else best
+            yield row
     costs = Costs.measured(GraphRunner(pair.graphs, MAX_K + 2), settings)
     ks: list[int | str] = [0, *sizes.ks, AUTO]
     for k in ks:
-        chosen, drafter = replace(settings, k=k), None if k else NoDrafter()
-        ours = [list(pair.events(prompt, chosen, drafter, costs)) for _ in range(4)][1:]
-        stats = [Stats.of(run) for run in ours]
-        speed = median(stat.tokens / stat.seconds for stat in stats)
-        texts.append(text_of(ours[-1]))
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(texts[-1], alone or texts[0], strict=True))
-        yield {
-            "part": "made pair, ours",
-            "what": f"draft model, K = {k}" if k else "alone",
-            "tokens_per_second": speed,
-            "acceptance_rate": stats[-1].acceptance_rate,
-            "tokens_per_round": stats[-1].tokens_per_round,
-            "to_best_assisted": speed / best if best else None,
-            "same_tokens": len(list(same)),
-        }
-        alone = alone or texts[-1]
+        chosen = replace(settings, k=k)
+        yield from tried(f"ours, K = {k}", partial(by_ours, pair, prompt, chosen, costs, best, texts))
+
+
+def by_transformers(
+    loaded: Any, case: Case, name: str, prompt: list[int], settings: Settings, texts: dict[str, list[int]]
+) -> Iterator[Row]:
+    runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
+    texts.setdefault("transformers", runs[-1]["token_ids"])
+    speed = median(run["tokens_per_second"] for run in runs)
+    yield {"part": "made pair, transformers", "what": name, "tokens_per_second": speed}
+
+
+def by_ours(
+    pair: Pair, prompt: list[int], settings: Settings, costs: Costs, best: float, texts: dict[str, list[int]]
+) -> Iterator[Row]:
+    drafter = None if settings.k else NoDrafter()
+    ours = [list(pair.events(prompt, settings, drafter, costs)) for _ in range(4)][1:]
+    stats, text = [Stats.of(run) for run in ours], text_of(ours[-1])
+    speed = median(stat.tokens / stat.seconds for stat in stats)
+    truth = texts.get("alone") or texts.get("transformers") or text
+    if not settings.k:
+        texts["alone"] = text
+    yield {
+        "part": "made pair, ours",
+        "what": f"draft model, K = {settings.k}" if settings.k else "alone",
+        "tokens_per_second": speed,
+        "acceptance_rate": stats[-1].acceptance_rate,
+        "tokens_per_round": stats[-1].tokens_per_round,
+        "to_best_assisted": speed / best if best else None,
+        "same_tokens": len(list(takewhile(lambda both: both[0] == both[1], zip(text, truth, strict=True)))),
+    }
 
 
 SHAPES_OF_ROWS = {
@@ -296,6 +328,14 @@ SHAPES_OF_ROWS = {
     **{"draft_ms": ".3f", "tokens_per_second": ".1f", "tokens_per_round": ".2f", "acceptance_rate": ".0%"},
     **{"to_best_assisted": ".2f", "same_tokens": "d"},
 }
+
+
+def line(row: Row) -> str:
+    """A row as soon as it is known: a run that is cut off leaves these."""
+    found = [
+        f"{name} {row[name]:{shape}}" for name, shape in SHAPES_OF_ROWS.items() if shape and row.get(name) is not None
+    ]
+    return ", ".join([row["part"], row["what"], *found, *filter(None, [row.get("error")])])
 
 
 def table(rows: Sequence[Row], sizes: Sizes) -> str:

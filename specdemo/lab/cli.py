@@ -342,7 +342,7 @@ def gpu(
         checks.append(check)
         keep()
     for row in bench_gpu.measurements(chosen, choose_dtype(dtype, chosen), sizes):
-        typer.echo(f"{row['part']}, {row['what']} ...", err=True)
+        typer.echo(bench_gpu.line(row), err=True)
         rows.append(row)
         keep()
     typer.echo("\n" + bench_gpu.table(rows, sizes))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +28,7 @@ from ..drafters.none import NoDrafter
 from ..drafters.prompt_lookup import PromptLookup
 from ..events import Event, Prefilled, Round, emitted_tokens
 from ..runners import Runner, ops
-from ..runners.choose import ops_for
+from ..runners.choose import OLDEST, ops_for
 from ..runners.eager import EagerRunner
 from ..runners.graph import CudaCapture, GraphRunner, Graphs
 from ..runners.layout import FusedModel, Norm, Product
@@ -70,7 +71,7 @@ def checks(device: torch.device, runs: int = 1500) -> Iterator[Check]:
     every += [partial(check, device) for check in (bfloat16_is_no_worse, texts_are_equal)]
     every += [partial(law_is_the_targets, device, runs)]
     if device.type == "cuda":
-        every += [partial(waits_once, device)]
+        every += [partial(kernels_are_used, functions, device), partial(waits_once, device)]
     for check in every:
         try:
             yield check()
@@ -99,6 +100,13 @@ def relative_error(ours: Tensor, truth: Tensor) -> float:
     """|ours - truth| / |truth|; what is no number is infinitely wrong."""
     error = float((ours.double() - truth.double()).norm() / truth.double().norm())
     return error if error == error else float("inf")
+
+
+def kernels_are_used(functions: ModuleType, device: torch.device) -> Check:
+    """Whether captured passes are made of Triton's kernels where they should be: without, all is right, and slow."""
+    should = bool(find_spec("triton")) and torch.cuda.get_device_capability(device) >= OLDEST
+    found = "torch's own operations" if functions is ops else "Triton's kernels"
+    return Check("what passes are made of", functions is not ops or not should, found)
 
 
 def kernels_agree(kernels: ModuleType, device: torch.device, dtype: torch.dtype) -> Check:
@@ -309,11 +317,12 @@ def _law(model: PreTrainedModel, prompt: Sequence[int], settings: Settings) -> T
 
 
 def waits_once(device: torch.device) -> Check:
-    """How often a round of a draft model makes the host wait for the GPU."""
+    """How often a round makes the host wait for the GPU: of a draft model, greedy and sampled, and of prompt lookup."""
     pair, found = Pair.of(tiny("qwen3", device, REAL_VOCAB), 2), []
-    sampled = {"temperature": 1.0, "top_k": 50, "top_p": 0.9}
-    for settings in (Settings(k=5, max_new_tokens=64), Settings(k=5, max_new_tokens=64, **sampled)):  # type: ignore[arg-type]
-        with closing(pair.events([1, 2, 3], settings)) as events:  # type: ignore[type-var]
+    greedy = Settings(k=5, max_new_tokens=64)
+    sampled = replace(greedy, temperature=1.0, top_k=50, top_p=0.9)
+    for settings, drafter in ((greedy, None), (sampled, None), (sampled, PromptLookup())):
+        with closing(pair.events([1, 2, 3] * 5, settings, drafter)) as events:  # type: ignore[type-var]
             for event in events:
                 if isinstance(event, Prefilled) or (isinstance(event, Round) and event.index == 0):
                     continue  # in the first round the draft model reads the prompt
@@ -321,7 +330,8 @@ def waits_once(device: torch.device) -> Check:
             with _waits() as seen:
                 next(events)
             found.append(sum("called a synchronizing" in str(warning.message) for warning in seen))
-    return Check("waits in a round", found == [1, 1], f"{found[0]} at T = 0, {found[1]} at T = 1")
+    words = f"{found[0]} at T = 0, {found[1]} at T = 1, {found[2]} with prompt lookup"
+    return Check("waits in a round", found == [1, 1, 1], words)
 
 
 @contextmanager

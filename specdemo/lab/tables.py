@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -58,8 +59,14 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write_json(path: Path, result: Any) -> None:
-    """`json_text` as a file."""
-    path.write_text(json_text(result), encoding="utf-8")
+    """`json_text` as a file, whole or not at all: what was there before is lost only when this is written."""
+    path, text = path.resolve(), json_text(result)
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not path.is_file()):  # a pipe, say
+        path.write_text(text, encoding="utf-8")
+        return
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from specdemo.cli import app
 from specdemo.lab import bench_gpu, gpu_checks
+from specdemo.lab.gpu_parts import parts
 from specdemo.runners import graph, ops
 from specdemo.types import BadInput
 
@@ -48,6 +50,14 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gpu_checks.kernels_agree(Wrong, CPU, torch.float32).passed  # type: ignore[arg-type]
 
 
+def test_kernels_that_are_not_used_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_checks, "find_spec", lambda name: object())
+    for capability, passed in (((9, 0), False), ((8, 0), False), ((7, 5), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, has=capability: has)
+        assert gpu_checks.kernels_are_used(ops, torch.device("cuda")).passed == passed
+        assert gpu_checks.kernels_are_used(gpu_checks, torch.device("cuda")).passed
+
+
 def test_a_wrong_pass_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ops.place
     monkeypatch.setattr(ops, "place", lambda qkv, norms, rotation, *rest: right(qkv, None, rotation, *rest))
@@ -66,8 +76,12 @@ def test_what_is_checked_of_the_kernels_only_runs() -> None:
 
 def test_every_measurement_gives_its_rows() -> None:
     rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
-    parts = {row["part"] for row in rows}
-    assert parts >= {"memory", "capture", "pass, graph", "products alone, torch", "plain decoding", "round, forced"}
+    measured = {row["part"] for row in rows}
+    assert measured >= {"memory", "capture", "part of a pass, ops", "pass, graph", "plain decoding", "round, forced"}
+    assert bench_gpu.FAILED not in measured
+    assert [row["what"] for row in rows if row["part"] == "plain decoding"] == [
+        *("graph", "eager: transformers", "fused, not captured", "graph of ops")
+    ]
     assert all(value > 0 for row in rows for key, value in row.items() if key in ("ms", "tokens_per_second"))
     forced = {row["what"]: row for row in rows if row["part"] == "round, forced"}
     assert set(forced) == {"K = 1, 0 pass", "K = 1, 1 pass", "K = 3, 0 pass", "K = 3, 1 pass", "K = 3, 3 pass"}
@@ -85,24 +99,52 @@ def test_every_measurement_gives_its_rows() -> None:
 def test_where_weights_are_in_float16_everything_can_be_measured_too() -> None:
     rows = list(bench_gpu.measurements(CPU, torch.float16, bench_gpu.TINY))
     assert [row for row in rows if row["part"] == bench_gpu.FAILED] == []
-    assert {row["part"] for row in rows} >= {"products alone, torch", "round, forced"}
+    assert {row["part"] for row in rows} >= {"part of a pass, ops", "round, forced"}
 
 
 def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> object:
-        raise RuntimeError("not here")
+    def broken(*_: object, **__: object) -> object:
+        raise RuntimeError("not\nhere" + 500 * ".")
 
-    monkeypatch.setattr(bench_gpu, "random_pair", broken)
+    def broken_in(owner: Any, name: str, when: Callable[..., bool]) -> None:
+        whole = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *asked: broken() if when(*asked) else whole(*asked))
+
+    monkeypatch.setattr(bench_gpu, "EagerRunner", broken)
     monkeypatch.setattr(bench_gpu, "generate", broken)
+    broken_in(bench_gpu, "forced", lambda passing: passing == 3)
+    broken_in(bench_gpu.Pair, "events", lambda pair, prompt, settings, *_: settings.k == 1)
     monkeypatch.setattr(bench_gpu.log, "exception", lambda *_: None)
     rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
-    failed = [row["what"] for row in rows if row["part"] == bench_gpu.FAILED]
-    assert failed[0] == "broken: RuntimeError"
-    assert len(failed) >= 3
+    failed = {row["what"]: row["error"] for row in rows if row["part"] == bench_gpu.FAILED}
+    assert set(failed) == {
+        *("pass, eager: transformers", "forced rounds, K = 3", "ours, K = 1"),
+        *(f"transformers, {name}" for name in ("hf", "hf-assisted", "hf-assisted-tuned, K = 1")),
+        "transformers, hf-assisted-tuned, K = 3",
+    }
+    assert all(error.startswith("RuntimeError: not here..") and len(error) == 300 for error in failed.values())
+    assert [row["what"] for row in rows if row["part"] == "plain decoding"][1:] == [
+        "fused, not captured",
+        "graph of ops",
+    ]
+    forced = [row["what"] for row in rows if row["part"] == "round, forced"]
+    assert forced == ["K = 1, 0 pass", "K = 1, 1 pass", "K = 3, 0 pass", "K = 3, 1 pass"]
     ours = [row for row in rows if row["part"] == "made pair, ours"]
-    assert len(ours) == 2 + len(bench_gpu.TINY.ks)
+    assert [row["what"] for row in ours] == ["alone", "draft model, K = 3", "draft model, K = auto"]
     assert all(row["to_best_assisted"] is None and row["tokens_per_second"] > 0 for row in ours)
-    assert "not here" not in bench_gpu.table(rows, bench_gpu.TINY)
+    assert "RuntimeError: not here.." in bench_gpu.line(next(row for row in rows if "error" in row))
+
+
+def test_the_parts_of_a_pass_read_all_of_its_weights_and_the_live_cache() -> None:
+    model = gpu_checks.tiny("qwen3", CPU)
+    graphs = gpu_checks.graphs_of(model)
+    found = {name: size for name, _, size in parts(graphs, ops, 3, 40)}
+    layers = [weight for name, weight in model.named_parameters() if ".layers." in name and weight.dim() == 2]
+    products = [found[name] or 0 for name in ("qkv", "out", "up", "down")]
+    assert sum(products) == sum(weight.nbytes for weight in layers)
+    assert found["head"] == model.lm_head.weight.nbytes
+    assert found["attend"] == 4 * 2 * 2 * 16 * 43 * 4  # layers, keys and values, their heads, width, tokens, bytes
+    assert found["place"] is found["activate"] is None
 
 
 def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +155,7 @@ def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: py
     )
     assert done.exit_code == 1
     assert "WRONG: a check." in done.output
+    assert "pass, graph, T = 1, ms " in done.output  # what is left of a run that is cut off
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert kept["checks"] == [{"name": "a check", "passed": False, "found": "nothing"}]
     assert kept["measurements"][-1]["part"] == "made pair, ours"

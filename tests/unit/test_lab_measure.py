@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,18 @@ def test_a_table_as_csv(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert (rows[0]["name"], rows[0]["speed.mean"], rows[0]["speed.high"], rows[0]["k"]) == ("a, b", "2.0", "3.0", "")
     assert (rows[1]["speed.mean"], rows[1]["k"]) == ("", "3")
+
+
+def test_a_file_is_whole_while_the_next_is_written_over_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    write_json(path, [1])
+    with path.open() as before:
+        write_json(path, [1, 2])
+        assert json.load(before) == [1]
+    assert json.loads(path.read_text()) == [1, 2]
+    assert list(tmp_path.iterdir()) == [path]
+    write_json(Path(os.devnull), [1])
+    assert not Path(os.devnull).is_file()
 
 
 def test_a_table_as_json(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""The operations of a captured pass one by one, to see which of them a pass waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ..runners import graph
+from ..runners.fused import Cache
+from ..runners.graph import Graphs, Outcome
+from ..runners.layout import Layer, swiglu
+
+Part = Callable[[Layer, Tensor, Tensor], Tensor]  # of a layer, its keys and its values
+
+
+def parts(
+    graphs: Graphs, functions: ModuleType, count: int, live: int
+) -> Iterator[tuple[str, Callable[[], object], int | None]]:
+    """Each operation of a pass over `count` tokens behind `live` others: its name, what does it, and its bytes.
+
+    It is done in all layers, one after another and captured, with each layer's own weights, keys and values, so that
+    no cache holds them already. Its bytes are those of the weights or of the keys and values, None where there are
+    neither: what it must read.
+    """
+    model = graphs.model
+    cache = Cache(model, max(live + count, graph.ROOM))
+    start = torch.tensor([live], device=model.embedding.device)
+    first, keys, values, rotation = model.layers[0], cache.keys, cache.values, cache.rotation
+    x = torch.randn(count, model.embedding.shape[1]).to(start.device, model.dtype)
+
+    def place(layer: Layer, keys: Tensor, values: Tensor) -> Tensor:
+        turned = rotation if layer.rotated else None
+        return functions.place(qkv, layer.head_norms, turned, keys, values, start)
+
+    def activate(layer: Layer, *_: Tensor) -> Tensor:
+        return functions.swiglu(up) if layer.activate is swiglu else layer.activate(up)
+
+    with torch.inference_mode():  # what each of them reads
+        qkv = functions.product(first.qkv, x, norm=first.attention_norm)
+        q = place(first, keys[0], values[0])
+        attended = functions.attend(q, keys[0], values[0], start)
+        up = functions.product(first.up, x, norm=first.mlp_norm)
+        inner = activate(first)
+    read = [x, start, qkv, q, attended, up, inner, keys, values]  # has to live as long as what is captured
+
+    def in_all(part: Part) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            for layer, own_keys, own_values in zip(model.layers, keys, values, strict=True):
+                out = part(layer, own_keys, own_values)
+            return out
+
+        return run
+
+    def weights(inputs: Tensor, outputs: int) -> int:
+        return inputs.shape[-1] * outputs * model.embedding.element_size()
+
+    every: list[tuple[str, Callable[[], Tensor], int | None]] = [
+        (
+            "qkv",
+            in_all(lambda layer, *_: functions.product(layer.qkv, x, norm=layer.attention_norm)),
+            weights(x, qkv.shape[1]),
+        ),
+        ("place", in_all(place), None),
+        (
+            "attend",
+            in_all(lambda _, keys, values: functions.attend(q, keys, values, start)),
+            2 * keys[0, :, : live + count].nbytes,
+        ),
+        (
+            "out",
+            in_all(lambda layer, *_: functions.product(layer.out, attended, plus=x)),
+            weights(attended, x.shape[1]),
+        ),
+        ("up", in_all(lambda layer, *_: functions.product(layer.up, x, norm=layer.mlp_norm)), weights(x, up.shape[1])),
+        ("activate", in_all(activate), None),
+        ("down", in_all(lambda layer, *_: functions.product(layer.down, inner, plus=x)), weights(inner, x.shape[1])),
+        ("head", lambda: functions.product(model.head, x, norm=model.norm), weights(x, model.vocab_size)),
+    ]
+    for name, run, size in every:
+
+        @torch.inference_mode()
+        def work(run: Callable[[], Tensor] = run) -> Outcome:
+            return run(), read
+
+        layers = 1 if name == "head" else len(model.layers)
+        yield name, graphs.capture(work), None if size is None else layers * size
