@@ -162,20 +162,31 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
             kind = fields.pop("type")
             if header is None:
                 if kind != "header" or fields.pop("version") != TRACE_VERSION:
-                    raise ValueError(f"a trace begins with a header of version {TRACE_VERSION}")
+                    raise BadInput(f"This is not a trace of specdemo: it has no header of version {TRACE_VERSION}.")
                 header = fields
             else:
                 if len(entries) == MAX_EVENTS:
                     raise ValueError(f"a trace has at most {MAX_EVENTS} events")
                 entries.append(_entry(kind, fields))
                 _check_order(entries[-1], due)
-        except KeyError as error:
-            raise BadInput(f"Line {number} of the trace cannot be read: it has no field {error}.") from error
-        except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-            raise BadInput(f"Line {number} of the trace cannot be read: {error!s:.{MAX_REASON}}.") from error
+        except BadInput:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            if header is None:
+                raise BadInput("This is not a trace of specdemo.") from error
+            raise BadInput(f"Line {number} of the trace cannot be read: {_reason(error)}.") from error
     if header is None:
         raise BadInput("The trace is empty.")
     return header, entries
+
+
+def _reason(error: Exception) -> str:
+    """In words, as far as they are not Python's."""
+    if isinstance(error, json.JSONDecodeError):
+        return "it is cut off, or is no JSON"
+    if isinstance(error, KeyError):
+        return f"it has no field {error}"
+    return f"{error!s:.{MAX_REASON}}" if isinstance(error, ValueError) else "a value is of the wrong kind"
 
 
 def _entry(kind: Any, fields: dict[str, Any]) -> Entry:

@@ -58,18 +58,18 @@ def _environment(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(results: Mapping[str, Any], drafter: str) -> str:
-    """What this drafter reached at each temperature with the best K for it; empty if it was not measured.
-
-    Auto is told where nothing else was measured: it drafts nothing where that is better, and says little of a drafter.
-    """
-    every = [row for row in results["rows"] if row["drafter"] == drafter]
-    rows = [row for row in every if row["k"] != AUTO] or every
+    """What this drafter reached at each temperature with the best K for it, and with auto; empty if not measured."""
+    rows = [row for row in results["rows"] if row["drafter"] == drafter]
     there = _environment(results)
     dtype, weights = there["dtype"], there["weights_dtype"]
     numbers = dtype if weights == dtype else f"{dtype} with {weights} weights"
-    where = f"{there['cpu']}, {there['cores']} cores, {numbers}, {results['prompts']} prompts"
+    family = f" ({there['cpu_model'].split(',')[0]})" if there["cpu_model"] else ""  # of generations of one name
+    where = f"{there['cpu']}{family}, {there['cores']} cores, {numbers}, {results['prompts']} prompts"
     reached = []
     for temperature in sorted({row["temperature"] for row in rows}):
-        best = max((row for row in rows if row["temperature"] == temperature), key=lambda row: row["speed_up"])
-        reached.append(f"{best['speed_up']:.2f}x at temperature {temperature:g} (K = {best['k']})")
+        here = [row for row in rows if row["temperature"] == temperature]
+        kinds = ([row for row in here if (row["k"] == AUTO) == auto] for auto in (True, False))
+        found = [max(kind, key=lambda row: row["speed_up"]) for kind in kinds if kind]
+        first, *other = (f"{row['speed_up']:.2f}x with K = {row['k']}" for row in found)
+        reached.append(f"{first} at temperature {temperature:g}{f' ({other[0]})' if other else ''}")
     return f"Measured: {', '.join(reached)}, on {where}." if reached else ""

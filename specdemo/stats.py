@@ -5,12 +5,17 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, NamedTuple
 
 from .events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
 from .types import Fate, FinishReason
+
+EVEN = 0.98, 1.02  # times as fast is neither faster nor slower
+FEW_TOKENS = 16  # with fewer a text tells little
+ENOUGH = 5  # passes for a typical one
+SMALL = 0.03  # a difference that needs no explanation
 
 
 @dataclass(slots=True)
@@ -175,37 +180,65 @@ class Pace(NamedTuple):
 
 
 def speed_up(plain: Stats, speculative: Stats) -> float | None:
-    """How many times as fast as the plain lane the speculative one is, see `Pace.to`."""
+    """How many times as fast as the plain lane the speculative one is, see `Pace.to`.
+
+    None where a lane has a single token, which says how long the prompt is to read, or where nothing was drafted: what
+    then lies between two lanes that did the same is chance.
+    """
+    told = speculative.drafted and min(plain.tokens, speculative.tokens) > 1
+    return _ratio(plain, speculative) if told else None
+
+
+def _ratio(plain: Stats, speculative: Stats) -> float | None:
     alone, drafting = (Pace(lane.tokens, lane.seconds, lane.prompt_seconds) for lane in (plain, speculative))
     return drafting.to(alone)
 
 
 def in_words(plain: Stats, speculative: Stats) -> str:
-    """One plain sentence on what the race showed."""
-    ratio = speed_up(plain, speculative)
-    ended = plain.finish_reason and speculative.finish_reason
+    """One plain sentence on what the race showed, and why. What it rests on fewer than `ENOUGH` passes is left out."""
+    ratio = _ratio(plain, speculative)
+    ended, shorter = plain.finish_reason and speculative.finish_reason, min(plain.tokens, speculative.tokens)
+    if ended and shorter < 2:
+        return "A lane wrote a single token: too little to compare."
     if ratio is None:
-        return "One lane wrote a single token: too little to compare." if ended else "Nothing to compare yet."
-    if 0.98 <= ratio <= 1.02:
+        return "Nothing to compare yet."
+    if not speculative.drafted:
+        chance = f"{abs(ratio - 1):.0%}"
+        words = "Nothing was drafted, so both lanes did the same work"
+        return f"{words}." if chance == "0%" else f"{words}; the {chance} between them is chance."
+    if EVEN[0] <= ratio <= EVEN[1]:
         verdict = "No faster and no slower"
     else:
         verdict = f"{ratio:.2f}x faster" if ratio > 1 else f"Slower, {ratio:.2f}x the speed of the target alone"
     if ended and plain.tokens != speculative.tokens:
         verdict += " at equal length"
-    if not speculative.drafted:
-        return f"{verdict}: nothing was drafted, so both lanes did the same work."
-    parts = [
-        f"{speculative.tokens_per_round:.1f} tokens per target pass",
-        f"a draft costs {_share(speculative)} of a pass",
-    ]
+    sentence = f"{verdict}: {_reasons(plain, speculative, ratio)}."
+    return sentence if shorter >= FEW_TOKENS else f"{sentence} So short a text tells little."
+
+
+def _reasons(plain: Stats, speculative: Stats, ratio: float) -> str:
+    """What the ratio comes from; all figures but the prompt's share are of the rounds alone."""
+    tokens = speculative.tokens_per_round or 0.0
+    reasons = [f"a draft costs {_share(speculative)} of a pass"]
     dearer = _verification_cost(plain, speculative)
-    if dearer is not None and dearer > 1.02:
-        parts.append(f"checking it makes a pass {dearer - 1:.0%} longer")
-    sentence = f"{verdict}: {parts[0]}; {', and '.join(parts[1:])}"
-    if ratio < 0.98 and (own := _round_seconds(plain)):
-        alone = _round_seconds(speculative) / own
-        sentence += f", so a round takes as long as {alone:.1f} tokens of the target alone"
-    return f"{sentence}."
+    if dearer is not None and dearer > EVEN[1]:
+        reasons.append(f"checking it makes a pass {dearer - 1:.0%} longer")
+    words = f"{_tokens(tokens)} tokens per target pass; {', and '.join(reasons)}"
+    rounds = _ratio(*(_without_prompt(lane) for lane in (plain, speculative)))
+    if rounds is None:
+        return words
+    if rounds < EVEN[0]:
+        words += f", so a round takes as long as {_tokens(tokens / rounds)} tokens of the target alone"
+    elif rounds > tokens * EVEN[1]:
+        words += f"; what is beyond {_tokens(tokens)}x is chance"
+    if abs(rounds / ratio - 1) > SMALL:  # drafting does not shorten it
+        prompt = max(lane.prompt_seconds / lane.seconds for lane in (plain, speculative))
+        words += f". Reading the prompt took {prompt:.0%} of the time: {rounds:.2f}x without it"
+    return words
+
+
+def _tokens(count: float) -> str:
+    return f"{count:.2f}" if count < 2 else f"{count:.1f}"
 
 
 def _share(stats: Stats) -> str:
@@ -213,14 +246,14 @@ def _share(stats: Stats) -> str:
     return "under 1%" if cost < 0.01 else f"{cost:.0%}"
 
 
-def _round_seconds(stats: Stats) -> float:
-    """A round on average, all of its engine time."""
-    return (stats.seconds - stats.ttft_seconds) / stats.rounds if stats.rounds else 0.0
+def _without_prompt(stats: Stats) -> Stats:
+    """The same lane as if its prompt had been read already."""
+    return replace(stats, seconds=stats.seconds - stats.prompt_seconds, ttft_seconds=0.0, first_draft_seconds=0.0)
 
 
 def _verification_cost(plain: Stats, speculative: Stats) -> float | None:
-    """A typical pass that checks a draft over a typical pass of the plain lane."""
-    if not plain.rounds or not speculative.checks:
+    """A typical pass that checks a draft over a typical pass of the plain lane; None for want of either."""
+    if min(len(plain.verify_times), len(speculative.checks)) < ENOUGH:
         return None
     plain_pass = median(plain.verify_times)
     return median(speculative.checks) / plain_pass if plain_pass else None

@@ -126,7 +126,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.k != AUTO:
-            _whole("K", self.k, 0, MAX_K, f" Or write {AUTO}.")
+            _whole("K", self.k, 0, MAX_K, f" Or choose {AUTO}.")
         _number("temperature", self.temperature, 0.0, 2.0)
         _whole("top-k", self.top_k, 0, 1_000_000)
         _number("top-p", self.top_p, 0.0, 1.0)
@@ -153,10 +153,14 @@ def is_text(words: str) -> bool:
 
 def _whole(name: str, value: object, low: int, high: int, also: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadInput(f"{name} must be a whole number from {low} to {high}, not {value!r}.{also}")
+        raise BadInput(f"{name} must be a whole number from {low} to {high}{_instead(value)}.{also}")
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not low <= value <= high:  # type: ignore[operator]  # NaN fails every comparison
-        raise BadInput(f"{name} must be a number from {low:g} to {high:g}, not {value!r}.")
+        raise BadInput(f"{name} must be a number from {low:g} to {high:g}{_instead(value)}.")
+
+
+def _instead(value: object) -> str:
+    return ", and it is empty" if value is None else f", not {value!r}"

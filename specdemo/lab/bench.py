@@ -60,7 +60,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         BadInput: the file cannot be read, or a line is not such an object.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of a line
         prompts = [Prompt(**json.loads(line)) for line in lines if line.strip()]
     except OSError as error:
         raise BadInput(f"The prompts cannot be read: {error}.") from error
@@ -68,6 +68,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise BadInput(f"{path.name}: every line must be an object of id, category and prompt: {error}.") from error
     if not prompts:
         raise BadInput(f"{path.name} holds no prompts.")
+    if twice := [name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1]:
+        raise BadInput(f"{path.name} has two prompts with the id {twice[0]!r}.")
     return prompts
 
 

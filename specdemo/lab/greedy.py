@@ -79,13 +79,18 @@ def in_words(checks: Sequence[GreedyCheck]) -> list[str]:
     for text in dict.fromkeys(check.text for check in checks):
         mine = [check for check in checks if check.text == text]
         same, ties = sum(check.identical for check in mine), sum(bool(check.near_tie) for check in mine)
-        line = f"{text}: {same} of {len(mine)} texts are the target's own, token for token"
+        texts, are = "text" if len(mine) == 1 else "texts", "is" if 1 in (same, len(mine)) else "are"
+        line = f"{text}: {same} of {len(mine)} {texts} {are} the target's own, token for token"
         if ties:
-            line += f"; {ties} part at a near-tie, which rounding decides (float32 rounds less)"
+            line += f"; {ties} {_part(ties)} at a near-tie, which rounding decides (float32 rounds less)"
         if unexplained := len(mine) - same - ties:
-            line += f"; {unexplained} part where rounding is no explanation: something is wrong"
+            line += f"; {unexplained} {_part(unexplained)} where rounding is no explanation: something is wrong"
         lines.append(line + ".")
     return lines
+
+
+def _part(count: int) -> str:
+    return "parts" if count == 1 else "part"
 
 
 def _text(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> list[int]:

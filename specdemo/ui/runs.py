@@ -152,7 +152,7 @@ def exactness(summary: dict[str, Any], temperature: float, dtype: str, stopped: 
         same = plain[:both] == speculative[:both] if stopped else plain == speculative
         return {
             "mark": "chance",
-            "title": "Same law, same draws" if same else "Same law, other draws",
+            "title": "Same odds, same draws" if same else "Same odds, other draws",
             "words": f"At temperature {temperature:g} each lane draws its own tokens from the same distribution, so "
             f"the texts {'could differ, though these do not' if same else 'differ by chance'}. "
             "What the target would say, and how often, is unchanged.",

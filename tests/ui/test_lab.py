@@ -259,6 +259,8 @@ def test_stop_does_not_wait_for_the_warm_up(lab: Open, monkeypatch: pytest.Monke
         expect(shown.locator(".sd-lab-says")).to_contain_text("Warming up. About")
         with page.expect_response(lambda response: response.request.method == "POST"):
             shown.locator(".sd-lab-stop").click()
+        page.evaluate("specdemo.lab.views[0].apply({ progress: { done: 1, of: 9, words: 'About 9 s left.' } })")
+        expect(shown.locator(".sd-lab-says")).to_have_text("Stopping after this step.")
         stopped.set()
         expect(shown.locator(".sd-lab-says")).to_have_text("Stopped. There was nothing to show yet.")
     expect(shown.locator(".sd-json")).to_be_hidden()
@@ -275,6 +277,17 @@ def test_a_closed_tab_frees_the_model(lab: Open, engine: Engine) -> None:
     began = time.monotonic()
     assert list(engine.stream("toy", lambda loaded: (number for number in (1, 2)))) in ([[1, 2]], [[1], [2]])
     assert time.monotonic() - began < 5
+
+
+def test_a_server_that_is_lost_during_a_run_is_told(lab: Open, engine: Engine) -> None:
+    page, shown = lab("profile", forgive="ERR_FAILED")
+    page.evaluate("specdemo.LOST_MS = 200")
+    page.route("**/races/*", lambda route: route.abort())
+    measure(page, "profile", until="failed")
+    expect(shown.locator(".sd-lab-says")).to_have_text("The server cannot be reached. Try again.")
+    expect(shown.locator(".sd-lab-run")).to_be_enabled()
+    page.unroute_all()
+    measure(page, "profile")
 
 
 def test_what_is_wrong_is_said(lab: Open) -> None:
@@ -383,9 +396,13 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open) -> None:
     }
     rows = [{"name": HOSTILE, "value": 0.25, "low": 0.1, "high": 0.5, "mark": 0.4, "words": HOSTILE}]
     flat = {"kind": "bars", "title": HOSTILE, "words": HOSTILE, "format": "percent", "rows": rows, "mark": HOSTILE}
+    bare = flat | {"rows": [{"name": "bare", "value": 1}], "whisker": "a whisker", "mark": ""}
     page.evaluate(
-        "specs => document.querySelector('#lab-profile .sd-lab-show').append(...specs.map(specdemo.plot))", [spec, flat]
+        "specs => document.querySelector('#lab-profile .sd-lab-show').append(...specs.map(specdemo.plot))",
+        [spec, flat, bare, bare | {"rows": rows}],
     )
+    keys = [key.inner_text() for key in page.locator("#lab-profile .sd-bars + .sd-plot-key").all()]
+    assert keys == [HOSTILE, "", "a whisker"]  # of what is drawn
     dots = page.locator("#lab-profile .sd-field .sd-marker")
     dots.first.wait_for()
     boxes = [box(dot) for dot in dots.all()]
@@ -398,7 +415,7 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open) -> None:
         assert field["y"] <= reached["y"]  # the one up to 100 ends where the plot does
         assert reached["y"] + reached["height"] <= field["y"] + field["height"]
     parts = ("bar-track", "bar", "reach", "mark")
-    track, bar, reach, mark = (box(page.locator(f"#lab-profile .sd-bars .sd-{part}")) for part in parts)
+    track, bar, reach, mark = (box(page.locator(f"#lab-profile .sd-bars .sd-{part}").first) for part in parts)
     assert bar["width"] / track["width"] == pytest.approx(0.5, abs=0.02)
     assert (reach["x"] - track["x"]) / track["width"] == pytest.approx(0.2, abs=0.02)
     assert (mark["x"] + mark["width"] / 2 - track["x"]) / track["width"] == pytest.approx(0.8, abs=0.02)

@@ -42,6 +42,72 @@ def test_nothing_moves_while_the_page_opens_and_a_race_runs(visit: Visit, script
     assert page.evaluate("window.shifts") == []
 
 
+def test_both_lanes_are_in_sight_on_a_phone(visit: Visit, script: Script) -> None:
+    page = visit(width=390, height=844)
+    run(page, "one two three")
+    top, bottom = (
+        page.locator(f".sd-arena {part}").evaluate(f"part => part.getBoundingClientRect().{side}")
+        for part, side in ((".sd-ratio", "top"), (".sd-lanes", "bottom"))
+    )
+    assert 0 < bottom - top < 844
+
+
+LONGEST = (
+    "Slower, 0.36x the speed of the target alone: 1.1 tokens per target pass; a draft costs 285% of a pass, and "
+    "checking it makes a pass 34% longer, so a round takes as long as 3.4 tokens of the target alone.",
+    "At temperature 0.75 each lane draws its own tokens from the same distribution, so the texts could differ, though "
+    "these do not. What the target would say, and how often, is unchanged.",
+)
+
+
+@pytest.mark.parametrize("width", [390, 1024, 1280])
+def test_there_is_room_for_the_longest_result(visit: Visit, script: Script, width: int) -> None:
+    page = visit("?temperature=0.75&k=auto&prompt=one+two", width=width)
+    places = "['.sd-exact', '.sd-legend', '.sd-lanes'].map(part => document.querySelector(part).offsetTop)"
+    before = page.evaluate(places)
+    run(page)
+    assert page.evaluate(places) == before
+    page.evaluate("words => specdemo.race.words(...words)", LONGEST)
+    page.evaluate("Object.assign(specdemo.race.parts.badge, { textContent: 'Same odds, other draws' })")
+    assert page.evaluate(places) == before
+
+
+FOCUSED = (
+    *(
+        "#prompt textarea",
+        "#drafter .wrap:has(> .wrap-inner)",
+        "#k input[type=range]",
+        "#k input[type=number]",
+        "#auto input",
+    ),
+    *("#temperature input[type=range]", "#max-new-tokens input", "#seed input", "#preset .wrap:has(> .wrap-inner)"),
+    *(
+        "#more button",
+        "#run",
+        "#stop",
+        ".sd-hide input",
+        ".sd-chip",
+        ".sd-help",
+        "#race .sd-pane",
+        "#tabs button[role=tab]:visible",
+    ),
+)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_it_can_be_seen_where_the_keyboard_is(visit: Visit, script: Script, dark: bool) -> None:
+    page = visit(f"?__theme={'dark' if dark else 'light'}")
+    page.add_style_tag(content="* { transition: none !important; }")
+    page.keyboard.press("Tab")
+    for part in FOCUSED:
+        page.locator(f"{part} input" if ".wrap" in part else part).first.focus()
+        outline = page.locator(part).first.evaluate(
+            "part => { const { outlineStyle, outlineWidth, outlineColor } = getComputedStyle(part);"
+            " return [outlineStyle, outlineWidth, outlineColor]; }"
+        )
+        assert outline == ["solid", "3px", "rgb(86, 180, 233)" if dark else "rgb(0, 114, 178)"], part
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_axe_finds_nothing_serious(visit: Visit, script: Script, dark: bool) -> None:
     page = visit()
@@ -118,6 +184,7 @@ def test_refused_input_leaves_the_last_race_on_the_page(visit: Visit, script: Sc
     before = tokens_shown(page, PLAIN)
     run(page, "   ", until="failed")
     assert tokens_shown(page, PLAIN) == before
+    expect(page.locator(".sd-ratio")).to_have_text("–")  # it would stand beside the refusal
     run(page, "one two three")
 
 
@@ -255,7 +322,7 @@ def test_the_keys_work_except_while_typing(visit: Visit, script: Script) -> None
     page.keyboard.press("Control+d")
     assert not page.evaluate("document.body.classList.contains('dark')")
     page.keyboard.press("d")
-    assert page.evaluate("document.body.classList.contains('dark')")
+    assert is_dark(page)
     page.keyboard.press("?")
     page.get_by_role("heading", name="What you see").wait_for()
     page.keyboard.press("Escape")
@@ -265,6 +332,60 @@ def test_the_keys_work_except_while_typing(visit: Visit, script: Script) -> None
     page.keyboard.press("s")
     page.locator(".sd-arena[data-state=ended]").wait_for()
     assert sentence(page).startswith("Stopped.")
+
+
+def test_the_prompt_is_run_from_inside_it(visit: Visit, script: Script) -> None:
+    page = visit()
+    page.locator("#prompt textarea").press_sequentially("one two")
+    page.keyboard.press("Enter")
+    assert page.locator(".sd-arena").get_attribute("data-state") == "idle"
+    page.keyboard.press("Control+Enter")
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    page.locator("#prompt textarea").press_sequentially("three")
+    page.keyboard.press("Meta+Enter")
+    wait_until(lambda: len(script.races) == 2)
+    assert page.locator("#prompt textarea").input_value() == "one two\nthree"
+
+
+def test_help_opens_at_its_top(visit: Visit, script: Script) -> None:
+    page = visit(height=500)
+    for _ in range(2):
+        page.click(".sd-help")
+        heading = page.get_by_role("heading", name="What you see")
+        box = heading.bounding_box()
+        assert box is not None
+        assert 0 < box["y"] < 100
+        page.locator(".sd-dialog").evaluate("dialog => dialog.scrollTop = 1e9")
+        page.keyboard.press("Escape")
+
+
+def is_dark(page: Page) -> bool:
+    return bool(page.evaluate("document.body.classList.contains('dark')"))
+
+
+def test_dark_or_light_is_kept_once_it_was_chosen(visit: Visit, script: Script) -> None:
+    page = visit()
+    assert page.evaluate("localStorage.length") == 0
+    for dark in (True, False):
+        page.click(".sd-dark")
+        kept = json.dumps(page.evaluate("Object.entries(localStorage)"))
+        again = f"for (const [name, value] of {kept}) localStorage.setItem(name, value);"  # as in the same browser
+        assert is_dark(visit(before=again)) is dark
+        assert is_dark(visit(f"?__theme={'light' if dark else 'dark'}", before=again)) is not dark  # the address wins
+
+
+def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(visit: Visit, script: Script) -> None:
+    script.gate.clear()
+    page = visit()
+    look = "getComputedStyle(document.querySelector('#stop')).backgroundColor"
+    idle = page.evaluate(look)
+    run(page, "one two", until="waiting")
+    expect(page.locator("#stop")).not_to_have_css("background-color", idle)
+    expect(page.locator("#stop")).to_be_enabled()
+    script.gate.set()
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    expect(page.locator("#stop")).to_have_css("background-color", idle)
+    expect(page.locator("#stop")).to_be_enabled()
 
 
 def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) -> None:

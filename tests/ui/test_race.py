@@ -14,7 +14,7 @@ from specdemo.events import Round, read_trace
 from specdemo.race import PLAIN, SPECULATIVE
 from specdemo.stats import Stats
 from specdemo.ui import stream
-from specdemo.ui.runs import Run
+from specdemo.ui.runs import Run, Runs
 
 from .browser import run, sentence, served, tokens_of, tokens_shown
 from .conftest import Visit
@@ -89,7 +89,7 @@ def test_a_difference_is_shown_with_its_place_and_gap(visit: Visit, script: Scri
     assert "near-tie" in page.locator(".sd-why-exact").inner_text()
 
 
-@pytest.mark.parametrize(("differ_at", "title"), [(1, "Same law, other draws"), (None, "Same law, same draws")])
+@pytest.mark.parametrize(("differ_at", "title"), [(1, "Same odds, other draws"), (None, "Same odds, same draws")])
 def test_above_temperature_zero_the_texts_may_differ(
     visit: Visit, script: Script, differ_at: int | None, title: str
 ) -> None:
@@ -127,6 +127,19 @@ def test_the_tooltip_tells_a_tokens_test(visit: Visit, script: Script) -> None:
     assert tip.locator("dd").all_inner_texts()[-1] == "not used"
     page.locator("[data-lane=speculative] .tok.b").first.hover()
     assert "every guess of the round passed" in tip.inner_text().lower()
+
+
+def test_the_tooltip_fits_a_phone(visit: Visit, script: Script) -> None:
+    page = visit(width=390)
+    run(page, "one two three four five six seven")
+    left, right = page.locator("[data-lane=speculative] .tok.x").first.evaluate(
+        """token => {  // at once, because scrolling, which may go on here, hides it
+            token.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+            const { left, right } = document.querySelector(".sd-tip.open").getBoundingClientRect();
+            return [left, right];
+        }"""
+    )
+    assert 0 <= left < right <= 390
 
 
 def test_tokens_can_be_read_with_the_arrow_keys(visit: Visit, script: Script) -> None:
@@ -214,10 +227,66 @@ def test_what_a_lost_connection_missed_is_asked_for(
 
     monkeypatch.setattr(stream, "_events", broken)
     page = visit("?max_new_tokens=60")
+    page.evaluate("specdemo.LOST_MS = 500")  # which is for one loss, not for all of them together
     run(page, "one two three")
     assert connections[:3] == [0, 3, 6]
     for lane in (PLAIN, SPECULATIVE):
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_server_that_is_lost_during_a_race_is_told(
+    visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    script.pace = 0.01
+    whole = stream._events
+
+    async def broken(run: Run, first: int) -> AsyncIterator[str]:
+        yield "retry: 10\n\n"
+        async for message in whole(run, first):
+            yield message
+            if '"lanes"' in message:
+                return
+
+    page = visit("?max_new_tokens=2000", forgive="ERR_FAILED")
+    page.evaluate("specdemo.LOST_MS = 500")
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "_events", broken)
+        if answers:  # as one that was started anew does: it knows nothing of this run
+            find = Runs.find
+            patch.setattr(Runs, "find", lambda runs, kind, run: find(runs, kind, run) if not asked(run) else None)
+        else:
+            page.route("**/races/*", lambda route: route.abort() if asked(route.request.url) else route.continue_())
+        times: dict[str, int] = {}
+
+        def asked(what: str) -> bool:
+            times[what] = times.get(what, 0) + 1
+            return times[what] > 1
+
+        run(page, "one two three", until="failed")
+    assert sentence(page) == "The server cannot be reached. Try again."
+    assert page.locator(".sd-ratio").inner_text() == "–"
+    page.unroute_all()
+    page.click("#stop")  # the race may well go on without this page
+    wait_until(lambda: script.open_races == 0)
+    page.fill("#max-new-tokens input", "5")
+    run(page)
+    assert len(tokens_shown(page, PLAIN)) == 5
+
+
+@pytest.mark.parametrize(
+    ("query", "how"),
+    [
+        ("?k=3&temperature=0.5", "at K 3, temperature 0.5"),
+        ("?k=auto", "at K auto, temperature 0"),
+        ("?drafter=none", "at temperature 0"),
+    ],
+)
+def test_a_result_says_what_it_was_run_with(visit: Visit, script: Script, query: str, how: str) -> None:
+    page = visit(f"{query}&prompt=one+two")
+    run(page)
+    page.fill("#temperature input[type=number]", "2")  # for the next race
+    assert page.locator("#race .sd-how").inner_text() == how
 
 
 def test_the_trace_can_be_downloaded_and_read_back(visit: Visit, script: Script) -> None:

@@ -88,7 +88,7 @@ def header_with(**fields: Any) -> str:
         (None, "A trace is a text of at most 8 MB."),
         ("x" * (MAX_TRACE + 1), "A trace is a text of at most 8 MB."),
         ("", "The trace is empty."),
-        ("<b>hello</b>", "Line 1 of the trace cannot be read: "),
+        ("<b>hello</b>", "This is not a trace of specdemo."),
         (traced()[0].partition("\n")[0], "The trace holds no events."),
         (header_with(prompt=7), "Line 1 of the trace cannot be read: prompt, preset and drafter are texts."),
         (header_with(drafter="x" * 1000), "is too long."),
@@ -217,7 +217,7 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
             for lane in (PLAIN, SPECULATIVE):
                 assert replayed(page, lane) == tokens_of(entries, lane)
         assert "tokens per target pass" in told(page)
-        assert page.locator(f"{REPLAY} .sd-speed").inner_text().endswith("speed-up, recorded")
+        assert page.locator(f"{REPLAY} .sd-speed").inner_text().endswith("speed-up, recorded\nat K 4, temperature 0")
         assert script.loads == []
         script.loading.set()
         page.close()  # before its server, which it would miss
@@ -233,6 +233,28 @@ def test_the_figures_of_a_paused_replay_are_those_of_its_text(visit: Visit, scri
         count = sum(code not in "xu" for _, code in replayed(page, lane))
         assert 0 < count < 24
         expect(page.locator(f"{REPLAY} [data-lane={lane}] .sd-tokens")).to_have_text(f"{count} of 24 tokens")
+
+
+def test_space_plays_wherever_it_does_nothing_else(visit: Visit, script: Script) -> None:
+    page = open_replay(visit(), traced(max_new_tokens=400)[0])
+    play = page.locator(".sd-play")
+    page.get_by_role("tab", name="Replay").focus()  # where a click on it leaves the keyboard
+    for click in (None, f"{REPLAY} [data-lane=plain] .sd-text", ".sd-scrub"):
+        if click:
+            page.click(click)
+        page.keyboard.press(" ")
+        expect(play).to_have_text("Pause")
+        page.keyboard.press(" ")
+        expect(play).to_have_text("Play")
+    page.locator(f"{REPLAY} .sd-hide input").focus()
+    page.keyboard.press(" ")
+    assert page.locator(f"{REPLAY} .sd-hide input").is_checked()
+    page.locator(".sd-through").focus()
+    page.keyboard.press(" ")
+    expect(page.locator(".sd-step")).to_be_visible()
+    page.get_by_role("tab", name="Race").focus()
+    page.keyboard.press(" ")
+    expect(page.locator("#run")).to_be_visible()
 
 
 def replayed(page: Page, lane: str) -> list[list[str]]:
@@ -383,7 +405,15 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(visit: Visi
     page.keyboard.press("End")
     upload(page, "<img src=x onerror=window.pwned=1>")
     page.locator(f"{REPLAY} [data-state=failed]").wait_for()
-    assert told(page).startswith("Line 1 of the trace cannot be read")
+    assert told(page) == "This is not a trace of specdemo."
+    page.select_option(".sd-which", SHIPPED[0])
+    expect(page.locator(".sd-facts-of")).to_contain_text("A recording that ships")
+    upload(page, "nothing")
+    page.locator(f"{REPLAY} [data-state=failed]").wait_for()
+    expect(page.locator(".sd-which")).to_have_value(SHIPPED[0])  # which is what would be played
+    upload(page, text)
+    expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
+    page.keyboard.press("End")
     upload(page, "x" * (MAX_TRACE + 1))
     expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 8 MB.")
     upload(page, b"not packed", "trace.jsonl.gz")
@@ -415,6 +445,7 @@ def test_the_race_just_run_is_replayed(visit: Visit, script: Script) -> None:
     page = open_replay(visit())
     page.select_option(".sd-which", ":race")
     expect(page.locator(f"{REPLAY} .sd-sentence")).to_contain_text("No race has been run on this page yet.")
+    expect(page.locator(".sd-which")).to_have_value(SHIPPED[0])
     page.get_by_role("tab", name="Race").click()
     page.fill("#prompt textarea", "one two three four")
     page.click("#run")

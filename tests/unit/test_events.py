@@ -276,10 +276,35 @@ def test_a_missing_field_is_named() -> None:
         read_trace([*TRACE[:2], json.dumps({k: v for k, v in ROUND.items() if k != "seconds"})])
 
 
-@pytest.mark.parametrize("first", [json.dumps(FINISHED), '{"type": "header", "version": 99}', '{"type": "header"}'])
+@pytest.mark.parametrize(
+    "first",
+    [
+        json.dumps(FINISHED),
+        '{"type": "header", "version": 99}',
+        '{"type": "header"}',
+        "id,text",
+        "[1]",
+        '"a"',
+        "7",
+        "{}",
+    ],
+)
 def test_a_trace_begins_with_a_header_of_a_known_version(first: str) -> None:
-    with pytest.raises(BadInput, match="Line 1 of the trace"):
+    with pytest.raises(BadInput, match=r"^This is not a trace of specdemo(\.|: it has no header of version 1\.)$"):
         read_trace([first, *TRACE[1:]])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (json.dumps(ROUND)[:40], "it is cut off, or is no JSON"),
+        ("[1]", "a value is of the wrong kind"),
+        (json.dumps({**ROUND, "emitted": 3}), "a value is of the wrong kind"),
+    ],
+)
+def test_a_line_that_is_none_of_a_trace_is_told_in_words(line: str, reason: str) -> None:
+    with pytest.raises(BadInput, match=rf"^Line 3 of the trace cannot be read: {reason}\.$"):
+        read_trace([*TRACE[:2], line])
 
 
 @pytest.mark.parametrize("lines", [[], ["", "\n"]])

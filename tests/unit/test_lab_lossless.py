@@ -260,6 +260,7 @@ def test_greedy_texts_are_the_targets_and_transformers_own(loaded: Loaded) -> No
     assert {check.text for check in checks} == {"ngram", "layer-skip", "transformers"}
     assert all(check.identical for check in checks)
     assert greedy_lab.in_words(checks)[0] == "ngram: 2 of 2 texts are the target's own, token for token."
+    assert greedy_lab.in_words(checks[:1])[0] == "ngram: 1 of 1 text is the target's own, token for token."
     alone = list(greedy(loaded, PROMPTS, ["ngram"], 3, 24, transformers=False))
     assert alone == checks[::3]
     assert greedy_lab.steps(PROMPTS, ["ngram"], transformers=False) == 2

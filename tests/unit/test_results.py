@@ -32,7 +32,7 @@ RESULTS: dict[str, Any] = {
 
 def test_the_best_k_is_told_for_each_temperature() -> None:
     words = (
-        "Measured: 1.25x at temperature 0 (K = 4), 0.90x at temperature 1 (K = 2), "
+        "Measured: 1.25x with K = 4 at temperature 0, 0.90x with K = 2 at temperature 1, "
         "on a processor, 2 cores, bfloat16, 9 prompts."
     )
     assert in_words(RESULTS, "ngram") == words
@@ -41,10 +41,17 @@ def test_the_best_k_is_told_for_each_temperature() -> None:
     assert "2 cores, float32 with float16 weights, 9" in in_words({**RESULTS, "environment": halves}, "ngram")
 
 
-def test_auto_is_told_of_a_drafter_only_where_nothing_else_was_measured() -> None:
+def test_auto_is_told_first_and_the_best_fixed_k_beside_it() -> None:
     auto = {**row("eagle", 0, 0.0, 1.5), "k": "auto"}
-    assert "1.00x at temperature 0 (K = 2)" in in_words({**RESULTS, "rows": [*RESULTS["rows"], auto]}, "eagle")
-    assert "1.50x at temperature 0 (K = auto)" in in_words({**RESULTS, "rows": [auto]}, "eagle")
+    assert "1.50x with K = auto at temperature 0 (1.00x with K = 2)," in in_words(
+        {**RESULTS, "rows": [*RESULTS["rows"], auto]}, "eagle"
+    )
+    assert "1.50x with K = auto at temperature 0, on" in in_words({**RESULTS, "rows": [auto]}, "eagle")
+
+
+def test_of_a_cpu_whose_generations_share_a_name_the_family_is_told() -> None:
+    there = {**RESULTS["environment"], "cpu_model": "cpu family 26, model 2, stepping 1"}
+    assert "on a processor (cpu family 26), 2 cores" in in_words({**RESULTS, "environment": there}, "ngram")
 
 
 def test_results_lie_beside_their_preset(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specdemo.events import Event, Finished, Prefilled, Round
 from specdemo.stats import Stats, counts_by_place, in_words, speed_up
@@ -75,7 +78,11 @@ def test_lanes_that_end_at_different_places_are_compared_at_equal_length(plain: 
     longest = max(lane.tokens for lane in lanes)
     ratio = (2.5 + 0.1 * (longest - 1)) / (3.5 + 0.05 * (longest - 1))
     assert speed_up(*lanes) == pytest.approx(ratio)
-    assert in_words(*lanes).startswith(f"{ratio:.2f}x faster at equal length: 2.0 tokens per target pass")
+    words = in_words(*lanes)
+    assert words.startswith(f"{ratio:.2f}x faster at equal length: 2.0 tokens per target pass; a draft costs under 1%")
+    assert ". Reading the prompt took " in words
+    assert "% of the time: 2.00x without it." in words
+    assert words.endswith("So short a text tells little.") == (plain < 15)
 
 
 def test_a_single_token_says_nothing_of_the_pace() -> None:
@@ -83,8 +90,8 @@ def test_a_single_token_says_nothing_of_the_pace() -> None:
     short = Stats.of([PREFILLED, ended])
     long = Stats.of([PREFILLED, round_([A, A], 3, 0.02, 0.1, 0.13), ended])
     assert speed_up(short, long) is None
-    assert in_words(short, long) == "One lane wrote a single token: too little to compare."
-    assert speed_up(short, short) == 1
+    assert in_words(short, long) == in_words(short, short) == "A lane wrote a single token: too little to compare."
+    assert speed_up(short, short) is None
 
 
 def test_acceptance_is_of_the_tested_and_efficiency_of_the_drafted() -> None:
@@ -119,15 +126,15 @@ def test_a_lane_whose_clock_never_moved_divides_by_nothing() -> None:
     assert stopped.draft_cost is None
     assert in_words(stopped, stopped) == "Nothing to compare yet."
     assert "tokens per target pass" in in_words(
-        lane(2, 1, 0.1, [], verify=0.0), lane(2, 2, 0.1, [A], draft=0.01, verify=0.0)
+        lane(9, 1, 0.1, [], verify=0.0), lane(9, 2, 0.1, [A], draft=0.01, verify=0.0)
     )
 
 
 def test_rounds_that_auto_left_without_a_draft_do_not_make_drafts_look_cheap() -> None:
     rounds = [round_([], 1, 1e-6, 0.1, 0.1)] * 9 + [round_([R, U], 1, 0.3, 0.12, 0.42)]
-    stats = Stats.of([PREFILLED, *rounds])
+    stats = Stats.of([PREFILLED, *rounds * 5])
     assert stats.draft_cost == pytest.approx(0.3 / 0.12)
-    plain = Stats.of([PREFILLED, *[round_([], 1, 0.0, 0.1, 0.1)] * 10])
+    plain = Stats.of([PREFILLED, *[round_([], 1, 0.0, 0.1, 0.1)] * 50])
     assert "a draft costs 250% of a pass, and checking it makes a pass 20% longer" in in_words(plain, stats)
 
 
@@ -157,34 +164,90 @@ def test_speed_up_is_the_ratio_of_tokens_a_second() -> None:
     assert speed_up(lane(3, 1, 0.1, []), Stats()) is None
 
 
-ALONE = lane(9, 1, 0.1, [])  # 10 tokens in 0.9 s
+ALONE = lane(30, 1, 0.1, [])  # 31 tokens in 3 s
 
 
 @pytest.mark.parametrize(
     ("speculative", "sentence"),
     [
         (
-            lane(3, 3, 0.15, [A, A], draft=0.006),
+            lane(10, 3, 0.15, [A, A], draft=0.006),
             "2.00x faster: 3.0 tokens per target pass; a draft costs 6% of a pass.",
         ),
         (
-            lane(3, 3, 0.15, [A, A], draft=0.0001, verify=0.13),
+            lane(10, 3, 0.15, [A, A], draft=0.0001, verify=0.13),
             "2.00x faster: 3.0 tokens per target pass; a draft costs under 1% of a pass, "
             "and checking it makes a pass 30% longer.",
         ),
         (
-            lane(9, 1, 0.2, [R], draft=0.1),
-            "Slower, 0.50x the speed of the target alone: 1.0 tokens per target pass; a draft costs 100% of a pass, "
+            lane(30, 1, 0.2, [R], draft=0.1),
+            "Slower, 0.50x the speed of the target alone: 1.00 tokens per target pass; a draft costs 100% of a pass, "
             "so a round takes as long as 2.0 tokens of the target alone.",
         ),
         (
-            lane(9, 1, 0.101, [R], draft=0.01),
-            "No faster and no slower: 1.0 tokens per target pass; a draft costs 10% of a pass.",
+            lane(30, 1, 0.101, [R], draft=0.01),
+            "No faster and no slower: 1.00 tokens per target pass; a draft costs 10% of a pass.",
         ),
-        (lane(9, 1, 0.1, []), "No faster and no slower: nothing was drafted, so both lanes did the same work."),
+        (
+            lane(30, 1, 0.08, [R], draft=0.01),
+            "1.25x faster: 1.00 tokens per target pass; a draft costs 10% of a pass; what is beyond 1.00x is chance.",
+        ),
+        (lane(30, 1, 0.1, []), "Nothing was drafted, so both lanes did the same work."),
+        (
+            lane(30, 1, 0.08, []),
+            "Nothing was drafted, so both lanes did the same work; the 25% between them is chance.",
+        ),
         (Stats(), "Nothing to compare yet."),
     ],
-    ids=["faster", "faster but a longer pass", "slower", "equal", "nothing drafted", "nothing yet"],
+    ids=[
+        *("faster", "faster but a longer pass", "slower", "equal", "beyond what drafts explain"),
+        *("nothing drafted", "chance", "nothing yet"),
+    ],
 )
 def test_the_sentence(speculative: Stats, sentence: str) -> None:
     assert in_words(ALONE, speculative) == sentence
+
+
+def test_what_is_chance_is_no_speed_up() -> None:
+    assert speed_up(ALONE, lane(30, 1, 0.08, [])) is None
+    assert speed_up(ALONE, lane(30, 1, 0.08, [R])) == pytest.approx(1.25)
+
+
+def test_a_few_passes_say_nothing_of_what_checking_costs() -> None:
+    def ended(rows: list[Round]) -> Stats:
+        return Stats.of([Prefilled(5, PREFILLED.token, 0.0), *rows, Finished(FinishReason.EOS)])
+
+    checks = [round_([A, R], 2, 0.001, 0.5, 0.501)] * 4
+    dear = ended([round_([], 1, 0.0, 0.1, 0.1)] * 12 + checks)
+    assert "checking" not in in_words(ended([round_([], 1, 0.0, 0.1, 0.1)] * 20), dear)
+    dear = ended([round_([], 1, 0.0, 0.1, 0.1)] * 12 + checks * 2)
+    assert "checking it makes a pass 400% longer" in in_words(ended([round_([], 1, 0.0, 0.1, 0.1)] * 28), dear)
+
+
+@given(
+    tokens=st.integers(1, 6),
+    rounds=st.integers(1, 60),
+    passes=st.floats(0.5, 8),
+    prompts=st.tuples(st.floats(0, 9), st.floats(0, 9)),
+)
+def test_the_reasons_never_say_the_opposite_of_the_verdict(
+    tokens: int, rounds: int, passes: float, prompts: tuple[float, float]
+) -> None:
+    """`passes` is how many plain passes a round of the drafting lane takes."""
+    ended, count = Finished(FinishReason.LENGTH), rounds * tokens
+    plain = [round_([], 1, 0.0, 0.1, 0.1)] * count
+    drafting = [round_([A] * (tokens - 1) + [R], tokens, 0.0, 0.1, 0.1 * passes)] * rounds
+    lanes = [
+        Stats.of([Prefilled(5, PREFILLED.token, prompt), *rows, ended])
+        for prompt, rows in zip(prompts, (plain, drafting), strict=True)
+    ]
+    words, ratio, without = in_words(*lanes), speed_up(*lanes), tokens / passes
+    assert ratio is not None
+    if ratio > 1.02:
+        assert without > 0.98 or "without it" in words
+        assert without < 1.02 * tokens or "is chance" in words
+    if ratio < 0.98:
+        assert without < 1.02 or "without it" in words
+    if found := re.search(r": ([\d.]+) tokens per target pass.* as long as ([\d.]+) tokens of", words):
+        produced, cost = map(float, found.groups())
+        assert produced < cost

@@ -6,6 +6,8 @@
   // --- the line at the top
 
   sd.mountTop = (element, props, watch, trigger) => {
+    const shade = chosenShade();
+    if (shade) document.body.classList.toggle("dark", shade === "dark");
     const top = sd.clone("sd-top").firstElementChild;
     element.replaceChildren(top);
     top.querySelector(".sd-dark").addEventListener("click", sd.toggleDark);
@@ -30,7 +32,26 @@
   };
 
   sd.sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
-  sd.toggleDark = () => document.body.classList.toggle("dark");
+
+  // --- dark or light: as the address says, else as it was chosen here, else as Gradio found it
+
+  const SHADE = "specdemo-shade";
+
+  sd.toggleDark = () => {
+    const dark = document.body.classList.toggle("dark");
+    try {
+      localStorage.setItem(SHADE, dark ? "dark" : "light");
+    } catch {} // a browser that keeps nothing
+  };
+
+  const chosenShade = () => {
+    if (new URLSearchParams(window.location.search).has("__theme")) return null;
+    try {
+      return localStorage.getItem(SHADE);
+    } catch {
+      return null;
+    }
+  };
 
   // --- the examples
 
@@ -162,13 +183,20 @@
       }
       document.querySelector(".gradio-container").append(dialog);
     }
-    if (!dialog.open) dialog.showModal();
+    if (dialog.open) return;
+    dialog.showModal();
+    dialog.querySelector("h2").focus(); // the browser chooses the only button, at its end
+    dialog.scrollTop = 0;
   };
 
   const KEYS = { d: sd.toggleDark, "?": sd.showHelp };
   const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => sd.race.hide.click() };
   const raceShows = () => Boolean(sd.race?.root.offsetParent); // and not another tab
   document.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && event.target.closest?.("#prompt")) {
+      event.preventDefault();
+      return press("run");
+    }
     const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable], dialog[open]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
     const key = event.key.toLowerCase();

@@ -120,16 +120,17 @@
       this.parts.files.hidden = true;
       this.parts.bar.removeAttribute("value");
       this.job = this.latest = null;
+      this.stopping = false;
       this.says("Waiting for the model. If it is busy, this starts afterwards.", "running");
     }
 
     apply(message) {
       if (message.status) sd.showStatus(message.status);
-      if (message.status?.stage === "loading") this.says(`The model is not ready yet: ${message.status.words}.`, "running");
+      if (message.status?.stage === "loading" && !this.stopping) this.says(`The model is not ready yet: ${message.status.words}.`, "running");
       if (message.progress) {
         const { done, of, words } = message.progress;
         if (done) this.parts.bar.value = done / of;
-        this.says(words, "running");
+        if (!this.stopping) this.says(words, "running");
       }
       this.latest = message.picture || this.latest;
       const read = this.parts.show.querySelector(":focus-visible"); // with the keyboard: it stays until that goes on
@@ -302,10 +303,11 @@
       if (!view || (!run && !error)) return;
       if (error) return this.finish(error, "failed");
       view.job = run;
-      this.source = sd.listen(run, (message) => {
+      const take = (message) => {
         view.apply(message);
         if (message.end || message.error) this.finish();
-      });
+      };
+      this.source = sd.listen(run, take, () => this.finish(sd.UNREACHABLE, "failed"));
     }
 
     finish(words, state) {
@@ -320,6 +322,7 @@
       if (!view) return;
       view.parts.stop.disabled = true;
       if (view.job) {
+        view.stopping = true;
         view.says("Stopping after this step.", "running");
         this.server.halt(view.job);
       } else {

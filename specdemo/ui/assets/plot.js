@@ -191,9 +191,10 @@
     return list;
   };
 
-  const barKey = ({ mark, whisker }) => {
+  const barKey = ({ mark, whisker, rows }) => {
     const key = sd.make("ul", "sd-plot-key");
-    for (const [className, words] of [["sd-reach", whisker], ["sd-mark", mark]]) {
+    const reaches = rows.some(({ high }) => high !== undefined && high !== null);
+    for (const [className, words] of [["sd-reach", reaches && whisker], ["sd-mark", mark]]) {
       if (!words) continue;
       const item = sd.make("li", "", words);
       const swatch = sd.make("span", "sd-key-track");

@@ -41,12 +41,27 @@
   sd.number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
   sd.percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`);
 
+  sd.LOST_MS = 10_000;
+
   /** The messages of a run come as server-sent events, see stream.py. What a lost connection misses, the browser asks
-   *  for by itself. */
-  sd.listen = (run, take) => {
+   *  for by itself; `lost` is called when it gives up, or when there is no connection for too long. */
+  sd.listen = (run, take, lost) => {
     const root = new URL(window.gradio_config.root || "/", window.location.href).pathname.replace(/\/$/, "");
     const source = new EventSource(`${root}/races/${run}`);
+    let waiting = null;
     source.onmessage = (event) => take(JSON.parse(event.data));
+    source.onopen = () => {
+      clearTimeout(waiting);
+      waiting = null;
+    };
+    source.onerror = () => {
+      if (source.readyState === EventSource.CLOSED) return lost();
+      waiting ??= setTimeout(() => {
+        if (source.readyState === EventSource.CLOSED) return; // by the page, which wants no more of it
+        source.close();
+        lost();
+      }, sd.LOST_MS);
+    };
     return source;
   };
   sd.save = (text, name, type) => {
@@ -59,6 +74,8 @@
 
   /** How many times as fast the speculative lane is by the figures so far, see stats.speed_up. */
   const speedUp = (plain, speculative) => {
+    const drafted = speculative.draft_efficiency !== null;
+    if (!drafted || Math.min(plain.tokens, speculative.tokens) < 2) return null;
     const longest = Math.max(plain.tokens, speculative.tokens);
     const secondsFor = ({ tokens, seconds, prompt_seconds: once }) => {
       if (tokens === longest) return seconds;
@@ -189,6 +206,7 @@
       const find = (selector) => element.querySelector(selector);
       this.parts = { ratio: find(".sd-ratio"), sentence: find(".sd-sentence"), badge: find(".sd-badge") };
       this.parts.why = find(".sd-why-exact");
+      this.parts.how = find(".sd-how");
       this.parts.spoken = find(".sd-spoken");
       this.parts.trace = find(".sd-trace");
       this.parts.again = find(".sd-again");
@@ -219,6 +237,7 @@
     say(state) {
       this.state = state;
       this.root.dataset.state = state;
+      this.root.closest("#stage")?.toggleAttribute("data-busy", this.busy); // how Stop looks; it can always be pressed
     }
 
     get busy() {
@@ -260,7 +279,7 @@
     follow(run) {
       this.run = run;
       this.source?.close();
-      this.source = sd.listen(run, (message) => this.apply(message));
+      this.source = sd.listen(run, (message) => this.apply(message), () => this.fail(sd.UNREACHABLE));
     }
 
     apply(message) {
@@ -285,10 +304,12 @@
       this.say("running");
       const max = request.settings.max_new_tokens;
       for (const lane of Object.values(this.lanes)) lane.clear(max);
-      this.lanes.speculative.title(request.drafter === "none" ? "With no drafter" : `With ${request.drafter}`);
       this.due = { figures: 0, charts: 0 };
-      const k = request.settings.k === "auto" ? 4 : request.settings.k;
-      this.charts.clear(request.drafter === "none" ? 0 : k);
+      const { k, temperature } = request.settings;
+      const drafts = request.drafter !== "none";
+      this.lanes.speculative.title(drafts ? `With ${request.drafter}` : "With no drafter");
+      this.parts.how.textContent = `at ${drafts ? `K ${k}, ` : ""}temperature ${temperature}`;
+      this.charts.clear(drafts ? (k === "auto" ? 4 : k) : 0);
       this.parts.trace.disabled = this.parts.again.disabled = true;
       this.speed(null);
       this.parts.spoken.textContent = "";
@@ -311,6 +332,7 @@
 
     fail(sentence) {
       this.say("failed");
+      this.speed(null); // it is of the race before
       this.words(sentence);
       this.parts.spoken.textContent = sentence;
     }

@@ -2,6 +2,10 @@
 (() => {
   const sd = window.specdemo;
   const SPEEDS = [0.25, 0.5, 1, 2, 4];
+  // Space plays wherever it does nothing else: also on the scrubber, on the tab that is open and in a lane's text.
+  const SPACE_IS_TAKEN = "button:not([aria-selected=true]), input:not([type=range]), select, textarea, dialog[open]";
+  const KEYS_ARE_TAKEN = "input, select, textarea, dialog[open]";
+  const PANE_KEYS = ["ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "Home", "End"]; // they move in the text
   const RACE = ":race"; // chosen instead of a recording
   const FILE = ":file";
   const WHOSE = {
@@ -40,6 +44,7 @@
       this.find(".sd-lanes").after(this.step.node);
       this.which = this.find(".sd-which");
       this.scrub = this.find(".sd-scrub");
+      this.chosen = ""; // what is shown, by its name in the list
       this.fill(props.recordings);
       this.buttons();
       this.speed(1);
@@ -128,8 +133,10 @@
       this.load(this.server.uploaded(text));
     }
 
+    /** What was there stays, in the list too. */
     refuse(sentence) {
       this.loading = null;
+      this.which.value = this.chosen;
       this.pause();
       this.race.fail(sentence);
     }
@@ -147,6 +154,7 @@
       if (data.error) return this.refuse(data.error);
       this.step.close();
       this.data = data;
+      this.chosen = this.which.value;
       this.events = Object.entries(data.lanes).flatMap(([lane, { events }]) => events.map((event) => ({ ...event, lane })));
       this.events.sort((one, other) => one.at - other.at);
       this.end = this.events.at(-1).at;
@@ -256,8 +264,8 @@
     key(event) {
       const { target, key } = event;
       if (!this.root.offsetParent || !this.data || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (target.closest?.("input, select, textarea, dialog[open], .sd-pane")) return;
-      if (key === " " && target.closest?.("button")) return;
+      if (target.closest?.(key === " " ? SPACE_IS_TAKEN : KEYS_ARE_TAKEN)) return;
+      if (PANE_KEYS.includes(key) && target.closest?.(".sd-pane")) return;
       const at = SPEEDS.indexOf(this.pace);
       const keys = {
         " ": () => this.toggle(),
