@@ -65,11 +65,18 @@ def in_words(results: Mapping[str, Any], drafter: str) -> str:
     numbers = dtype if weights == dtype else f"{dtype} with {weights} weights"
     family = f" ({there['cpu_model'].split(',')[0]})" if there["cpu_model"] else ""  # of generations of one name
     where = f"{there['cpu']}{family}, {there['cores']} cores, {numbers}, {results['prompts']} prompts"
-    reached = []
-    for temperature in sorted({row["temperature"] for row in rows}):
-        here = [row for row in rows if row["temperature"] == temperature]
-        kinds = ([row for row in here if (row["k"] == AUTO) == auto] for auto in (True, False))
-        found = [max(kind, key=lambda row: row["speed_up"]) for kind in kinds if kind]
-        first, *other = (f"{row['speed_up']:.2f}x with K = {row['k']}" for row in found)
-        reached.append(f"{first} at temperature {temperature:g}{f' ({other[0]})' if other else ''}")
-    return f"Measured: {', '.join(reached)}, on {where}." if reached else ""
+    temperatures = sorted({row["temperature"] for row in rows})
+    told = []
+    for auto in (True, False):
+        kind = [row for row in rows if (row["k"] == AUTO) == auto]
+        best = [_best(kind, temperature) for temperature in temperatures]
+        speeds = ", ".join(f"{row['speed_up']:.2f}x" if row else "–" for row in best)
+        ks = AUTO if auto else f"K = {', '.join(str(row['k']) if row else '–' for row in best)}"
+        told += [f"{speeds} with {ks}"] if kind else []
+    when = ", ".join(f"{temperature:g}" for temperature in temperatures)
+    return f"Measured at temperature {when}: {'; '.join(told)}. On {where}." if told else ""
+
+
+def _best(rows: list[Mapping[str, Any]], temperature: float) -> Mapping[str, Any] | None:
+    here = [row for row in rows if row["temperature"] == temperature]
+    return max(here, key=lambda row: row["speed_up"]) if here else None

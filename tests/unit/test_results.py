@@ -31,10 +31,7 @@ RESULTS: dict[str, Any] = {
 
 
 def test_the_best_k_is_told_for_each_temperature() -> None:
-    words = (
-        "Measured: 1.25x with K = 4 at temperature 0, 0.90x with K = 2 at temperature 1, "
-        "on a processor, 2 cores, bfloat16, 9 prompts."
-    )
+    words = "Measured at temperature 0, 1: 1.25x, 0.90x with K = 4, 2. On a processor, 2 cores, bfloat16, 9 prompts."
     assert in_words(RESULTS, "ngram") == words
     assert in_words(RESULTS, "prompt-lookup") == ""
     halves = {**RESULTS["environment"], "dtype": "float32", "weights_dtype": "float16"}
@@ -43,15 +40,15 @@ def test_the_best_k_is_told_for_each_temperature() -> None:
 
 def test_auto_is_told_first_and_the_best_fixed_k_beside_it() -> None:
     auto = {**row("eagle", 0, 0.0, 1.5), "k": "auto"}
-    assert "1.50x with K = auto at temperature 0 (1.00x with K = 2)," in in_words(
-        {**RESULTS, "rows": [*RESULTS["rows"], auto]}, "eagle"
-    )
-    assert "1.50x with K = auto at temperature 0, on" in in_words({**RESULTS, "rows": [auto]}, "eagle")
+    late = row("eagle", 3, 1.0, 1.125)
+    words = in_words({**RESULTS, "rows": [*RESULTS["rows"], auto, late]}, "eagle")
+    assert words.startswith("Measured at temperature 0, 1: 1.50x, – with auto; 1.00x, 1.12x with K = 2, 3. On ")
+    assert in_words({**RESULTS, "rows": [auto]}, "eagle").startswith("Measured at temperature 0: 1.50x with auto. On ")
 
 
 def test_of_a_cpu_whose_generations_share_a_name_the_family_is_told() -> None:
     there = {**RESULTS["environment"], "cpu_model": "cpu family 26, model 2, stepping 1"}
-    assert "on a processor (cpu family 26), 2 cores" in in_words({**RESULTS, "environment": there}, "ngram")
+    assert "On a processor (cpu family 26), 2 cores" in in_words({**RESULTS, "environment": there}, "ngram")
 
 
 def test_results_lie_beside_their_preset(tmp_path: Path) -> None:
@@ -103,4 +100,4 @@ def test_shipped_results_are_told_for_every_drafter_that_was_measured() -> None:
     for results in filter(None, (preset.results for preset in presets.values())):
         for name in {row["drafter"] for row in results["rows"]}:
             assert name in DRAFTERS
-            assert in_words(results, name).startswith("Measured: ")
+            assert in_words(results, name).startswith("Measured at temperature ")
