@@ -13,11 +13,13 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from .types import MAX_K, BadInput, DraftedToken, Fate, FinishReason, Token, TokenKind
 
+W = TypeVar("W", bound=Enum)
 TRACE_VERSION = 1
 PLAIN, SPECULATIVE = "plain", "speculative"
 MAX_EVENTS = 20_000
@@ -158,7 +160,7 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
+            fields = _fields(line)
             kind = fields.pop("type")
             if header is None:
                 if kind != "header" or fields.pop("version") != TRACE_VERSION:
@@ -180,10 +182,15 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
     return header, entries
 
 
+def _fields(line: str) -> Any:
+    try:
+        return json.loads(line.removeprefix("\ufeff"))  # with which some programs begin a file
+    except (ValueError, RecursionError) as error:  # no JSON, a number without end, brackets without end
+        raise ValueError("it is cut off, or is no JSON") from error
+
+
 def _reason(error: Exception) -> str:
-    """In words, as far as they are not Python's."""
-    if isinstance(error, json.JSONDecodeError):
-        return "it is cut off, or is no JSON"
+    """In words that are not Python's."""
     if isinstance(error, KeyError):
         return f"it has no field {error}"
     return f"{error!s:.{MAX_REASON}}" if isinstance(error, ValueError) else "a value is of the wrong kind"
@@ -217,7 +224,7 @@ def _event(kind: Any, fields: dict[str, Any]) -> Event:
         k = None if fields.get("k") is None else _whole(fields, "k", MAX_K)
         return Round(_whole(fields, "index"), drafted, emitted, drafting, checking, whole, k)
     if kind == "finished":
-        return Finished(FinishReason(fields["reason"]))
+        return Finished(_one_of(FinishReason, fields, "reason"))
     raise ValueError(f"unknown event {_brief(kind)}")
 
 
@@ -264,11 +271,19 @@ def _drafted(fields: dict[str, Any]) -> DraftedToken:
     p, q, draw = (_number(fields, name) for name in ("p", "q", "draw"))
     if q == 0:
         raise ValueError("a drafted token has a q above 0, or it could not have been drawn")
-    return DraftedToken(_whole(fields, "id"), Fate(fields["fate"]), p, q, draw)
+    return DraftedToken(_whole(fields, "id"), _one_of(Fate, fields, "fate"), p, q, draw)
 
 
 def _token(fields: dict[str, Any]) -> Token:
-    return Token(_whole(fields, "id"), TokenKind(fields["kind"]), _number(fields, "p"))
+    return Token(_whole(fields, "id"), _one_of(TokenKind, fields, "kind"), _number(fields, "p"))
+
+
+def _one_of(words: type[W], fields: dict[str, Any], name: str) -> W:
+    value = fields[name]
+    try:
+        return words(value)
+    except ValueError as error:
+        raise ValueError(f"unknown {name} {_brief(value)}") from error
 
 
 def _whole(fields: dict[str, Any], name: str, most: float = MOST) -> int:
@@ -292,4 +307,4 @@ def _text(value: Any) -> str:
 
 
 def _brief(value: Any) -> str:
-    return f"{value!r:.60}"
+    return f"{json.dumps(value):.60}"  # as it stands in the trace

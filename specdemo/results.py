@@ -63,7 +63,7 @@ def in_words(results: Mapping[str, Any], drafter: str) -> str:
     there = _environment(results)
     dtype, weights = there["dtype"], there["weights_dtype"]
     numbers = dtype if weights == dtype else f"{dtype} with {weights} weights"
-    family = f" ({there['cpu_model'].split(',')[0]})" if there["cpu_model"] else ""  # of generations of one name
+    family = f" ({str(there['cpu_model']).split(',')[0]})" if there["cpu_model"] else ""  # of generations of one name
     where = f"{there['cpu']}{family}, {there['cores']} cores, {numbers}, {results['prompts']} prompts"
     temperatures = sorted({row["temperature"] for row in rows})
     told = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from .types import Fate, FinishReason
 EVEN = 0.98, 1.02  # times as fast is neither faster nor slower
 FEW_TOKENS = 16  # with fewer a text tells little
 ENOUGH = 5  # passes for a typical one
-SMALL = 0.03  # a difference that needs no explanation
+CONSIDERABLE = 0.1  # a share of a lane's time, and how far two ratios of one verdict may lie apart
+MOST_ROUNDS = 0.9  # with a draft: that the others had none need not be told
 
 
 @dataclass(slots=True)
@@ -178,6 +179,10 @@ class Pace(NamedTuple):
         own, others = self.seconds_for(tokens), other.seconds_for(tokens)
         return others / own if own and others else None
 
+    def without_prompt(self) -> Pace:
+        """That of the same text as if its prompt had been read already."""
+        return Pace(self.tokens, self.seconds - self.prompt_seconds, 0.0)
+
 
 def speed_up(plain: Stats, speculative: Stats) -> float | None:
     """How many times as fast as the plain lane the speculative one is, see `Pace.to`.
@@ -186,55 +191,103 @@ def speed_up(plain: Stats, speculative: Stats) -> float | None:
     then lies between two lanes that did the same is chance.
     """
     told = speculative.drafted and min(plain.tokens, speculative.tokens) > 1
-    return _ratio(plain, speculative) if told else None
-
-
-def _ratio(plain: Stats, speculative: Stats) -> float | None:
-    alone, drafting = (Pace(lane.tokens, lane.seconds, lane.prompt_seconds) for lane in (plain, speculative))
-    return drafting.to(alone)
+    return _pace(speculative).to(_pace(plain)) if told else None
 
 
 def in_words(plain: Stats, speculative: Stats) -> str:
-    """One plain sentence on what the race showed, and why. What it rests on fewer than `ENOUGH` passes is left out."""
-    ratio = _ratio(plain, speculative)
-    ended, shorter = plain.finish_reason and speculative.finish_reason, min(plain.tokens, speculative.tokens)
-    if ended and shorter < 2:
+    """What the race showed and why, in a sentence or two.
+
+    The reasons give the ratio that it begins with, or it says what else is in that: the prompt, chance, or both lanes
+    being short. What rests on fewer than `ENOUGH` passes is left out.
+    """
+    alone, drafting = _pace(plain), _pace(speculative)
+    ratio, shorter = drafting.to(alone), min(plain.tokens, speculative.tokens)
+    ended = plain.finish_reason and speculative.finish_reason
+    if shorter < 2 and ended:
         return "A lane wrote a single token: too little to compare."
-    if ratio is None:
+    if shorter < 2 or ratio is None:
         return "Nothing to compare yet."
     if not speculative.drafted:
         chance = f"{abs(ratio - 1):.0%}"
         words = "Nothing was drafted, so both lanes did the same work"
         return f"{words}." if chance == "0%" else f"{words}; the {chance} between them is chance."
-    if EVEN[0] <= ratio <= EVEN[1]:
-        verdict = "No faster and no slower"
-    else:
-        verdict = f"{ratio:.2f}x faster" if ratio > 1 else f"Slower, {ratio:.2f}x the speed of the target alone"
+    verdict = {
+        -1: f"Slower, {ratio:.2f}x the speed of the target alone",
+        0: "No faster and no slower",
+        1: f"{ratio:.2f}x faster",
+    }[_side(ratio)]
     if ended and plain.tokens != speculative.tokens:
         verdict += " at equal length"
-    sentence = f"{verdict}: {_reasons(plain, speculative, ratio)}."
-    return sentence if shorter >= FEW_TOKENS else f"{sentence} So short a text tells little."
+    rest = drafting.without_prompt().to(alone.without_prompt())
+    reading = "" if rest is None else _reading(alone, drafting, ratio, rest)
+    if shorter < FEW_TOKENS:
+        return f"{verdict}: {_per_pass(speculative)}.{reading} So short a text tells little."
+    return f"{verdict}: {_reasons(plain, speculative, rest, bool(reading))}.{reading}"
 
 
-def _reasons(plain: Stats, speculative: Stats, ratio: float) -> str:
-    """What the ratio comes from; all figures but the prompt's share are of the rounds alone."""
-    tokens = speculative.tokens_per_round or 0.0
-    reasons = [f"a draft costs {_share(speculative)} of a pass"]
-    dearer = _verification_cost(plain, speculative)
-    if dearer is not None and dearer > EVEN[1]:
-        reasons.append(f"checking it makes a pass {dearer - 1:.0%} longer")
-    words = f"{_tokens(tokens)} tokens per target pass; {', and '.join(reasons)}"
-    rounds = _ratio(*(_without_prompt(lane) for lane in (plain, speculative)))
-    if rounds is None:
+def _pace(lane: Stats) -> Pace:
+    return Pace(lane.tokens, lane.seconds, lane.prompt_seconds)
+
+
+def _reasons(plain: Stats, speculative: Stats, rest: float | None, rest_is_told: bool) -> str:
+    """Why drafting is faster or slower once the prompt has been read, `rest` times as fast.
+
+    What typical drafts and checks cost need not add up to that: some rounds take longer than typical ones, and sampling
+    takes time as well. Then it is what a round takes on average that is told.
+    """
+    tokens, drafts = speculative.tokens_per_round or 0.0, len(speculative.checks)
+    often, made = drafts / speculative.rounds, f"made in {drafts} of {speculative.rounds} rounds"
+    if often >= MOST_ROUNDS:
+        often, made = 1.0, ""
+    costs, told = "", tokens  # told: the ratio that the words give
+    longer = _verification_cost(plain, speculative)
+    if longer is not None:
+        costs = f"; a draft{f', {made},' if made else ''} costs {_share(speculative)} of a pass"
+        if longer > EVEN[1]:
+            costs += f", and checking it makes a pass {longer - 1:.0%} longer"
+        told /= often * max(longer, 1.0) * (1 + (speculative.draft_cost or 0.0)) + 1 - often
+    elif made:
+        costs = f"; a draft was {made}"
+    words = f"{_per_pass(speculative)}{costs}"
+    if rest is None:
         return words
-    if rounds < EVEN[0]:
-        words += f", so a round takes as long as {_tokens(tokens / rounds)} tokens of the target alone"
-    elif rounds > tokens * EVEN[1]:
-        words += f"; what is beyond {_tokens(tokens)}x is chance"
-    if abs(rounds / ratio - 1) > SMALL:  # drafting does not shorten it
-        prompt = max(lane.prompt_seconds / lane.seconds for lane in (plain, speculative))
-        words += f". Reading the prompt took {prompt:.0%} of the time: {rounds:.2f}x without it"
-    return words
+    if rest > tokens * EVEN[1]:
+        return f"{words}; what is beyond {_tokens(tokens)}x is chance"
+    exact = f"{tokens:.2f} tokens per target pass"  # with fewer digits the two could look the same
+    average = f"a round takes as long as {tokens / rest:.2f} tokens of the target alone"
+    if not _agree(told, rest):
+        return f"{exact}; on average {average}"
+    return f"{exact}{costs}, so {average}" if rest < EVEN[0] and not rest_is_told else words
+
+
+def _reading(alone: Pace, drafting: Pace, ratio: float, rest: float) -> str:
+    """What reading the prompt did to the ratio, which is `rest` without it; empty if that is little."""
+    longest = max(alone.tokens, drafting.tokens)
+    shares = sorted(lane.prompt_seconds / (lane.seconds_for(longest) or 1.0) for lane in (alone, drafting))
+    if shares[-1] < CONSIDERABLE and _agree(ratio, rest):
+        return ""
+    least, most = (f"{share:.0%}" for share in shares)
+    share = most if least == most else f"{least} to {most}"
+    words = f", which drafting does not shorten, took {share} of the time"
+    low, high = sorted((rest, 1.0))  # where it would be, had both lanes read the prompt as fast
+    if not low * EVEN[0] <= ratio <= high * EVEN[1]:
+        words = f" took {'longer' if ratio < rest else 'less time'} with the drafter, {share} of the time"
+    return f" Reading the prompt{words}: {rest:.2f}x without it."
+
+
+def _side(ratio: float) -> int:
+    """1 is faster, -1 slower, 0 neither."""
+    return (ratio > EVEN[1]) - (ratio < EVEN[0])
+
+
+def _agree(one: float, other: float) -> bool:
+    """Whether two ratios say the same: of one verdict and not far apart, or else hardly apart."""
+    apart = abs(one / other - 1)
+    return apart <= (CONSIDERABLE if _side(one) == _side(other) else EVEN[1] - 1)
+
+
+def _per_pass(stats: Stats) -> str:
+    return f"{_tokens(stats.tokens_per_round or 0.0)} tokens per target pass"
 
 
 def _tokens(count: float) -> str:
@@ -244,11 +297,6 @@ def _tokens(count: float) -> str:
 def _share(stats: Stats) -> str:
     cost = stats.draft_cost or 0.0
     return "under 1%" if cost < 0.01 else f"{cost:.0%}"
-
-
-def _without_prompt(stats: Stats) -> Stats:
-    """The same lane as if its prompt had been read already."""
-    return replace(stats, seconds=stats.seconds - stats.prompt_seconds, ttft_seconds=0.0, first_draft_seconds=0.0)
 
 
 def _verification_cost(plain: Stats, speculative: Stats) -> float | None:

@@ -163,4 +163,4 @@ def _number(name: str, value: object, low: float, high: float) -> None:
 
 
 def _instead(value: object) -> str:
-    return ", and it is empty" if value is None else f", not {value!r}"
+    return ", but it is empty" if value is None else f", not {value!r}"

@@ -11,7 +11,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -57,20 +57,30 @@ def read_prompts(path: Path) -> list[Prompt]:
     """Prompts from JSON lines of `id`, `category` and `prompt`.
 
     Raises:
-        BadInput: the file cannot be read, or a line is not such an object.
+        BadInput: the file cannot be read, a line is not such an object, or two have the same id.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of a line
-        prompts = [Prompt(**json.loads(line)) for line in lines if line.strip()]
     except OSError as error:
         raise BadInput(f"The prompts cannot be read: {error}.") from error
-    except (ValueError, TypeError) as error:
-        raise BadInput(f"{path.name}: every line must be an object of id, category and prompt: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path.name} is no text in UTF-8.") from error
+    prompts = [_prompt(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
         raise BadInput(f"{path.name} holds no prompts.")
     if twice := [name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1]:
         raise BadInput(f"{path.name} has two prompts with the id {twice[0]!r}.")
     return prompts
+
+
+def _prompt(path: Path, number: int, line: str) -> Prompt:
+    try:
+        prompt = Prompt(**json.loads(line))
+        if all(isinstance(text, str) for text in astuple(prompt)):
+            return prompt
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise BadInput(f"{path.name}, line {number}: every line must be an object of id, category and prompt, all texts.")
 
 
 def readable(loaded: Loaded, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:

@@ -64,7 +64,7 @@ class Field:
         sound = isinstance(given, (int, float)) and not isinstance(given, bool) and math.isfinite(given)
         if not sound or not self.low <= given <= self.high or (whole and given != int(given)):
             kind = "a whole number" if whole else "a number"
-            instead = ", and it is empty" if given is None else f", not {str(given)[:40]}"
+            instead = ", but it is empty" if given is None else f", not {str(given)[:40]}"
             raise BadInput(f'"{self.label}" must be {kind} from {self.low:g} to {self.high:g}{instead}.')
         return int(given) if whole else float(given)
 

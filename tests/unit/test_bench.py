@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -187,6 +188,9 @@ def test_auto_is_held_against_the_fixed_k_that_was_the_fastest_in_its_row() -> N
     assert all(row["ratio_to_best_k"] is None for row in alone)
 
 
+PROMPT = {"id": "a", "category": "b", "prompt": "c"}
+
+
 def test_a_prompt_file_as_other_programs_write_it(tmp_path: Path) -> None:
     line = json.dumps({"id": "a", "category": "b", "prompt": "one\u2028two\x85three"}, ensure_ascii=False)
     (tmp_path / "some.jsonl").write_bytes(("\ufeff" + line + "\r\n\r\n").encode())
@@ -194,6 +198,19 @@ def test_a_prompt_file_as_other_programs_write_it(tmp_path: Path) -> None:
     (tmp_path / "twice.jsonl").write_text(f"{line}\n{line}\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"twice\.jsonl has two prompts with the id 'a'\."):
         read_prompts(tmp_path / "twice.jsonl")
+
+
+@pytest.mark.parametrize(
+    "line", ["no json", "[]", '"abc"', '{"id": "a"}', "[" * 100_000, json.dumps({**PROMPT, "id": []})]
+)
+def test_a_line_that_is_no_prompt_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
+    (tmp_path / "some.jsonl").write_text(f"{json.dumps(PROMPT)}\n\n{line}\n", encoding="utf-8")
+    words = "some.jsonl, line 3: every line must be an object of id, category and prompt, all texts."
+    with pytest.raises(BadInput, match=f"^{re.escape(words)}$"):
+        read_prompts(tmp_path / "some.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes(b"\xff")
+    with pytest.raises(BadInput, match=r"^latin\.jsonl is no text in UTF-8\.$"):
+        read_prompts(tmp_path / "latin.jsonl")
 
 
 def test_a_few_prompts_of_each_category_can_be_chosen() -> None:

@@ -157,6 +157,10 @@ def changed(line: dict[str, Any], **fields: Any) -> str:
     return json.dumps({**line, **fields})
 
 
+def test_a_mark_at_the_beginning_of_the_file_is_passed_over() -> None:
+    assert read_trace(["\ufeff" + TRACE[0], *TRACE[1:]]) == read_trace(TRACE)
+
+
 def test_blank_lines_are_passed_over() -> None:
     assert read_trace(["\n", *TRACE[:2], "  ", *TRACE[2:], ""]) == read_trace(TRACE)
 
@@ -300,6 +304,12 @@ def test_a_trace_begins_with_a_header_of_a_known_version(first: str) -> None:
         (json.dumps(ROUND)[:40], "it is cut off, or is no JSON"),
         ("[1]", "a value is of the wrong kind"),
         (json.dumps({**ROUND, "emitted": 3}), "a value is of the wrong kind"),
+        ("[" * 100_000, "it is cut off, or is no JSON"),
+        ("9" * 5_000, "it is cut off, or is no JSON"),  # more digits than Python reads
+        (changed(ROUND, emitted=[ROUND["emitted"][0], {"id": 3, "kind": "lucky", "p": 0.5}]), 'unknown kind "lucky"'),
+        (changed(ROUND, drafted=[GUESS, {**WRONG, "fate": "unlucky"}, LATE]), 'unknown fate "unlucky"'),
+        (changed(FINISHED, reason="because"), 'unknown reason "because"'),
+        (changed(ROUND, verify_seconds=None), r"verify_seconds is a number from 0 to 1e\+09, not null"),
     ],
 )
 def test_a_line_that_is_none_of_a_trace_is_told_in_words(line: str, reason: str) -> None:

@@ -49,6 +49,7 @@ def test_auto_is_told_first_and_the_best_fixed_k_beside_it() -> None:
 def test_of_a_cpu_whose_generations_share_a_name_the_family_is_told() -> None:
     there = {**RESULTS["environment"], "cpu_model": "cpu family 26, model 2, stepping 1"}
     assert "On a processor (cpu family 26), 2 cores" in in_words({**RESULTS, "environment": there}, "ngram")
+    assert "(26)" in in_words({**RESULTS, "environment": {**there, "cpu_model": 26}}, "ngram")  # of someone's file
 
 
 def test_results_lie_beside_their_preset(tmp_path: Path) -> None:
