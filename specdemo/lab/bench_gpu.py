@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import takewhile
 from statistics import median
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,16 +32,18 @@ from ..drafters.none import NoDrafter
 from ..events import Round
 from ..hardware import device_name, seconds_of, wait
 from ..runners import Runner, ops
+from ..runners.choose import ops_for
 from ..runners.eager import EagerRunner
 from ..runners.fused import FusedRunner
 from ..runners.graph import GraphRunner, Graphs
+from ..runners.layout import FusedModel
 from ..sampling import one_hot
 from ..stats import Stats
 from ..types import AUTO, MAX_K, Draft, Settings, Verdict
 from ..verify import verify
 from .bench import Case
 from .bench_hf import ASSISTED, HF, TUNED, generate
-from .gpu_checks import Pair, graphs_of, text_of
+from .gpu_checks import Pair, captured, first_layers, text_of, told
 from .gpu_parts import parts
 from .roofline import SHAPES, bytes_read, random_model
 from .tables import text_table
@@ -49,7 +51,6 @@ from .tables import text_table
 Row = dict[str, Any]
 log = logging.getLogger(__name__)
 FAILED = "failed"  # the part of a row that says what could not be measured
-LONGEST_ERROR = 300  # characters of what it says
 WARM_UPS = 2
 IN_A_ROW = 10  # passes
 ROOM = 2.0**40  # bytes; more than any of the shapes takes
@@ -100,33 +101,61 @@ def tried(what: str, measure: Callable[[], Iterable[Row]]) -> Iterator[Row]:
     try:
         yield from measure()
     except Exception as error:
-        log.exception("%s could not be measured", what)
-        words = " ".join(f"{type(error).__name__}: {error}".split())
-        yield {"part": FAILED, "what": what, "error": words[:LONGEST_ERROR]}
+        yield failed(what, error)
+
+
+def failed(what: str, error: Exception) -> Row:
+    """The row of what could not be measured."""
+    log.error("%s could not be measured", what, exc_info=error)
+    return {"part": FAILED, "what": what, "error": told(error)}
 
 
 def random_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes, rate: float) -> Iterator[Row]:
     """What capturing takes, and passes and rounds of two models that know nothing of each other."""
     target = random_model(sizes.target, dtype, device, ROOM)
-    graphs, took = clocked(device, lambda: graphs_of(target))
-    of = f"made of {graphs.ops.__name__.rpartition('.')[2]}"  # kernels, or ops if these cannot be had
-    yield {"part": "capture", "what": f"a slot of the target, {of}, what is new compiled", "ms": 1000 * took}
-    yield from tried("parts of a pass", partial(passes_apart, device, graphs, sizes, rate))
-    yield from passes(device, target, graphs, sizes, rate)
-    yield from tried("forced rounds", partial(random_rounds, device, dtype, target, graphs, sizes))
+    fused = FusedModel.of(target)
+    graphs = yield from slots(device, fused, "the target")
+    if graphs:
+        yield from tried("another slot", partial(another_slot, device, graphs))
+        yield from tried("parts of a pass", partial(passes_apart, device, graphs, sizes, rate))
+    yield from passes(device, target, fused, graphs, sizes, rate)
+    if graphs:
+        yield from tried("forced rounds", partial(random_rounds, device, dtype, target, graphs, sizes))
+
+
+def slots(device: torch.device, model: FusedModel, whose: str) -> Generator[Row, None, Graphs | None]:
+    """A model's captured passes, and what they take: of torch's own functions if the fastest fail, None if those do."""
+    for functions in (None, ops):
+        try:
+            graphs, took = clocked(device, partial(captured, model, functions))
+        except Exception as error:
+            yield failed(f"a slot of {whose}, {'made of ops' if functions else 'as fast as can be'}", error)
+        else:
+            what = f"a slot of {whose}, made of {name_of(graphs.ops)}, what is new compiled"
+            yield {"part": "capture", "what": what, "ms": 1000 * took}
+            return graphs
+    return None
+
+
+def another_slot(device: torch.device, graphs: Graphs) -> Iterator[Row]:
+    _, took = clocked(device, lambda: Graphs(graphs.model, graphs.ops, graphs.capture, 1))
+    yield {"part": "capture", "what": "another, nothing to compile", "ms": 1000 * took}
+
+
+def name_of(functions: ModuleType) -> str:
+    """`kernels` are Triton's, `ops` torch's own."""
+    return functions.__name__.rpartition(".")[2]
 
 
 def random_rounds(
     device: torch.device, dtype: torch.dtype, target: PreTrainedModel, graphs: Graphs, sizes: Sizes
 ) -> Iterator[Row]:
-    _, took = clocked(device, lambda: Graphs(graphs.model, graphs.ops, graphs.capture, 1))
-    yield {"part": "capture", "what": "another, nothing to compile", "ms": 1000 * took}
     draft = random_model(sizes.draft, dtype, device, ROOM)
-    draft_graphs, took = clocked(device, lambda: graphs_of(draft))
-    yield {"part": "capture", "what": "a slot of the draft model", "ms": 1000 * took}
-    pair = Pair(target, draft, graphs, draft_graphs)
-    for k in sizes.ks:
-        yield from tried(f"forced rounds, K = {k}", partial(forced_rounds, pair, k, sizes))
+    draft_graphs = yield from slots(device, FusedModel.of(draft), "the draft model")
+    if draft_graphs:
+        pair = Pair(target, draft, graphs, draft_graphs)
+        for k in sizes.ks:
+            yield from tried(f"forced rounds, K = {k}", partial(forced_rounds, pair, k, sizes))
 
 
 def seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
@@ -151,24 +180,38 @@ def copying(device: torch.device, size: int) -> Callable[[], Tensor]:
 
 
 def passes_apart(device: torch.device, graphs: Graphs, sizes: Sizes, rate: float) -> Iterator[Row]:
-    """What a pass is made of, each operation by itself in all layers: where the time goes."""
-    for functions in (graphs.ops, ops) if graphs.ops is not ops else (ops,):
-        name = functions.__name__.rpartition(".")[2]
+    """What a pass is made of, each operation by itself in all layers: where the time goes, and what fails."""
+    for functions in dict.fromkeys((ops_for(graphs.model), ops)):
         for count in (1, 6, MAX_K + 1):
-            for what, work, size in parts(graphs, functions, count, sizes.context):
-                took = seconds(device, work, sizes.repeats)
-                yield {"part": f"part of a pass, {name}", "what": f"{what}, T = {count}"} | against(took, size, rate)
+            what = f"parts of a pass, {name_of(functions)}, T = {count}"
+            yield from tried(what, partial(parts_of, device, graphs, functions, count, sizes, rate))
 
 
-def passes(device: torch.device, model: PreTrainedModel, graphs: Graphs, sizes: Sizes, rate: float) -> Iterator[Row]:
-    """Passes of every length against the floor, and plain decoding, by each engine."""
+def parts_of(
+    device: torch.device, graphs: Graphs, functions: ModuleType, count: int, sizes: Sizes, rate: float
+) -> Iterator[Row]:
+    name = name_of(functions)
+    for what, work, size in parts(graphs, functions, count, sizes.context):
+        try:
+            took = seconds(device, work, sizes.repeats)
+        except Exception as error:
+            yield failed(f"{what}, {name}, T = {count}", error)
+        else:
+            yield {"part": f"part of a pass, {name}", "what": f"{what}, T = {count}"} | against(took, size, rate)
+
+
+def passes(
+    device: torch.device, model: PreTrainedModel, fused: FusedModel, graphs: Graphs | None, sizes: Sizes, rate: float
+) -> Iterator[Row]:
+    """Passes of every length against the floor, and plain decoding, by each engine, which is made in its turn."""
     capacity = sizes.context + sizes.new_tokens + MAX_K + 1
     engines: list[tuple[str, Callable[[], Runner], Sequence[int]]] = [
-        ("graph", lambda: GraphRunner(graphs, capacity), range(1, MAX_K + 2)),
         ("eager: transformers", lambda: EagerRunner(model, capacity), (1, 6)),
-        ("fused, not captured", lambda: FusedRunner(graphs.model, capacity), (1, 6)),
-        ("graph of ops", lambda: GraphRunner(Graphs(graphs.model, ops, graphs.capture, 1), capacity), (1, 6)),
+        ("fused, not captured", lambda: FusedRunner(fused, capacity), (1, 6)),
+        ("graph of ops", lambda: GraphRunner(captured(fused, ops), capacity), (1, 6)),
     ]
+    if graphs:
+        engines.insert(0, ("graph", lambda: GraphRunner(graphs, capacity), range(1, MAX_K + 2)))
     for name, make, lengths in engines:
         yield from tried(f"pass, {name}", partial(passes_by, device, name, make, lengths, model, sizes, rate))
 
@@ -272,22 +315,29 @@ def made_target(config: PreTrainedConfig, kept: int, dtype: torch.dtype, device:
 def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Row]:
     """Whole texts of a made pair, by transformers and by ours, alone and assisted; all greedy, of the same weights."""
     target = made_target(sizes.target, sizes.kept, dtype, device)
-    pair = Pair.of(target, sizes.kept)
+    draft = first_layers(target, sizes.kept)
     prompt = random_prompt(target, sizes.context)
     settings = Settings(k=0, max_new_tokens=sizes.new_tokens)
-    loaded: Any = SimpleNamespace(model=target, draft_model=pair.draft, eos_ids=frozenset())
+    loaded: Any = SimpleNamespace(model=target, draft_model=draft, eos_ids=frozenset())
     theirs = [Case(HF), Case(ASSISTED, "draft-model"), *(Case(TUNED, "draft-model", k) for k in sizes.ks if k < MAX_K)]
     texts: dict[str, list[int]] = {}  # by who wrote them, transformers or ours alone
     best = 0.0
     for case in theirs:
         name = case.method + (f", K = {case.k}" if case.k else "")
-        for row in tried(
-            f"transformers, {name}", partial(by_transformers, loaded, case, name, prompt, settings, texts)
-        ):
+        text = partial(by_transformers, loaded, case, name, prompt, settings, texts)
+        for row in tried(f"transformers, {name}", text):
             best = max(best, row.get("tokens_per_second", 0.0)) if case.method != HF else best
             yield row
-    costs = Costs.measured(GraphRunner(pair.graphs, MAX_K + 2), settings)
-    ks: list[int | str] = [0, *sizes.ks, AUTO]
+    graphs = yield from slots(device, FusedModel.of(target), "the made target")
+    draft_graphs = yield from slots(device, FusedModel.of(draft), "its draft model")
+    if not graphs or not draft_graphs:
+        return
+    pair, costs = Pair(target, draft, graphs, draft_graphs), None
+    try:
+        costs = Costs.measured(GraphRunner(graphs, MAX_K + 2), settings)
+    except Exception as error:
+        yield failed("what K = auto goes by", error)
+    ks: list[int | str] = [0, *sizes.ks, *([AUTO] if costs else [])]
     for k in ks:
         chosen = replace(settings, k=k)
         yield from tried(f"ours, K = {k}", partial(by_ours, pair, prompt, chosen, costs, best, texts))
@@ -303,7 +353,7 @@ def by_transformers(
 
 
 def by_ours(
-    pair: Pair, prompt: list[int], settings: Settings, costs: Costs, best: float, texts: dict[str, list[int]]
+    pair: Pair, prompt: list[int], settings: Settings, costs: Costs | None, best: float, texts: dict[str, list[int]]
 ) -> Iterator[Row]:
     drafter = None if settings.k else NoDrafter()
     ours = [list(pair.events(prompt, settings, drafter, costs)) for _ in range(4)][1:]

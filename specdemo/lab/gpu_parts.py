@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from ..runners import graph
-from ..runners.fused import Cache
+from ..runners import graph, ops
+from ..runners.fused import Cache as Buffers
 from ..runners.graph import Graphs, Outcome
 from ..runners.layout import Layer, swiglu
 
@@ -22,28 +23,28 @@ def parts(
     """Each operation of a pass over `count` tokens behind `live` others: its name, what does it, and its bytes.
 
     It is done in all layers, one after another and captured, with each layer's own weights, keys and values, so that
-    no cache holds them already. Its bytes are those of the weights or of the keys and values, None where there are
-    neither: what it must read.
+    no cache holds them already. It is captured when it is first done, of inputs that torch's own operations make, so
+    that one which fails costs no other. Its bytes are those of the weights or of the keys and values, None where there
+    are neither: what it must read.
     """
     model = graphs.model
-    cache = Cache(model, max(live + count, graph.ROOM))
+    buffers = Buffers(model, max(live + count, graph.ROOM))
     start = torch.tensor([live], device=model.embedding.device)
-    first, keys, values, rotation = model.layers[0], cache.keys, cache.values, cache.rotation
+    first, keys, values, rotation = model.layers[0], buffers.keys, buffers.values, buffers.rotation
     x = torch.randn(count, model.embedding.shape[1]).to(start.device, model.dtype)
 
-    def place(layer: Layer, keys: Tensor, values: Tensor) -> Tensor:
-        turned = rotation if layer.rotated else None
-        return functions.place(qkv, layer.head_norms, turned, keys, values, start)
+    def place(layer: Layer, keys: Tensor, values: Tensor, by: ModuleType = functions) -> Tensor:
+        return by.place(qkv, layer.head_norms, rotation if layer.rotated else None, keys, values, start)
 
     def activate(layer: Layer, *_: Tensor) -> Tensor:
         return functions.swiglu(up) if layer.activate is swiglu else layer.activate(up)
 
     with torch.inference_mode():  # what each of them reads
-        qkv = functions.product(first.qkv, x, norm=first.attention_norm)
-        q = place(first, keys[0], values[0])
-        attended = functions.attend(q, keys[0], values[0], start)
-        up = functions.product(first.up, x, norm=first.mlp_norm)
-        inner = activate(first)
+        qkv = ops.product(first.qkv, x, norm=first.attention_norm)
+        q = place(first, keys[0], values[0], ops)
+        attended = ops.attend(q, keys[0], values[0], start)
+        up = ops.product(first.up, x, norm=first.mlp_norm)
+        inner = first.activate(up)
     read = [x, start, qkv, q, attended, up, inner, keys, values]  # has to live as long as what is captured
 
     def in_all(part: Part) -> Callable[[], Tensor]:
@@ -85,5 +86,9 @@ def parts(
         def work(run: Callable[[], Tensor] = run) -> Outcome:
             return run(), read
 
+        @cache
+        def captured(work: Callable[[], Outcome] = work) -> Callable[[], Outcome]:
+            return graphs.capture(work)
+
         layers = 1 if name == "head" else len(model.layers)
-        yield name, graphs.capture(work), None if size is None else layers * size
+        yield name, lambda captured=captured: captured()(), None if size is None else layers * size  # type: ignore[misc]

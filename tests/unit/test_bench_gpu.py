@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from specdemo.cli import app
 from specdemo.lab import bench_gpu, gpu_checks
 from specdemo.lab.gpu_parts import parts
 from specdemo.runners import graph, ops
+from specdemo.runners.graph import Graphs
+from specdemo.runners.layout import FusedModel
 from specdemo.types import BadInput
 
 pytestmark = pytest.mark.usefixtures("one_thread", "little_room")
@@ -74,6 +78,59 @@ def test_what_is_checked_of_the_kernels_only_runs() -> None:
     assert gpu_checks.logits_agree("llama", CPU, ops).passed
 
 
+def test_a_failure_before_the_first_check_does_not_end_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_checks, "ops_for", broken)
+    monkeypatch.setattr(gpu_checks.log, "exception", lambda *_: None)
+    for name in ("logits_agree", "bfloat16_is_no_worse", "texts_are_equal", "law_is_the_targets"):
+        monkeypatch.setattr(gpu_checks, name, lambda *_: gpu_checks.Check("another", True, ""))
+    first, *others = gpu_checks.checks(CPU)
+    assert (first.name, first.passed) == ("ops_for", False)
+    assert first.found.startswith("RuntimeError: not here..")
+    assert [check.passed for check in others] == [True] * 6
+
+
+@pytest.fixture
+def counted_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU waits for nothing: here it counts that numbers are read off the device."""
+    read = torch.Tensor.tolist
+
+    @contextmanager
+    def waits() -> Iterator[list[Any]]:
+        seen: list[Any] = []
+
+        def counted(tensor: torch.Tensor) -> Any:
+            seen.append(SimpleNamespace(message="called a synchronizing CUDA operation"))
+            return read(tensor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "tolist", counted)
+            yield seen
+
+    monkeypatch.setattr(gpu_checks, "_waits", waits)
+    monkeypatch.setattr(gpu_checks, "REAL_VOCAB", 300)
+
+
+@pytest.mark.usefixtures("counted_waits")
+def test_every_drafter_is_asked_how_often_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpu_checks.waits_once(CPU)
+    assert found.passed
+    names = [f"1 of {name}" for name in ("draft-model", "prompt-lookup", "eagle", "block")]
+    assert found.found.split(", ") == [f"{name} at T = {temperature}" for temperature in (0, 1) for name in names]
+
+    propose = gpu_checks.Block.propose
+    monkeypatch.setattr(gpu_checks.Block, "propose", lambda *asked: (torch.ones(1).tolist(), propose(*asked))[1])
+    found = gpu_checks.waits_once(CPU)
+    assert not found.passed
+    assert "1 of eagle at T = 0, 2 of block at T = 0" in found.found
+
+
+@pytest.mark.usefixtures("counted_waits")
+def test_a_round_without_a_draft_says_nothing_of_its_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_checks.Copying, "match", lambda *_: None)
+    with pytest.raises(AssertionError, match="nothing was drafted"):
+        gpu_checks.waits_once(CPU)
+
+
 def test_every_measurement_gives_its_rows() -> None:
     rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
     measured = {row["part"] for row in rows}
@@ -102,10 +159,77 @@ def test_where_weights_are_in_float16_everything_can_be_measured_too() -> None:
     assert {row["part"] for row in rows} >= {"part of a pass, ops", "round, forced"}
 
 
-def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> object:
-        raise RuntimeError("not\nhere" + 500 * ".")
+def broken(*_: object, **__: object) -> Any:
+    raise RuntimeError("not\nhere" + 500 * ".")
 
+
+def failures(rows: list[bench_gpu.Row]) -> list[str]:
+    return [row["what"] for row in rows if row["part"] == bench_gpu.FAILED]
+
+
+def whats(rows: list[bench_gpu.Row], part: str) -> list[str]:
+    return [row["what"] for row in rows if row["part"] == part]
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_gpu.log, "error", lambda *_, **__: None)
+    monkeypatch.setattr(bench_gpu, "TINY", replace(bench_gpu.TINY, ks=(1,), repeats=1))
+
+
+@pytest.mark.usefixtures("quiet")
+def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured_and_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels = ModuleType("specdemo.runners.kernels")
+    vars(kernels).update({name: getattr(ops, name) for name in ops.__all__}, attend=broken)
+    whole = bench_gpu.captured
+
+    def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:
+        made = whole(model, functions or kernels)
+        made._free[0].run(1)  # as a capture does
+        return made
+
+    monkeypatch.setattr(bench_gpu, "captured", captured)
+    monkeypatch.setattr(bench_gpu, "ops_for", lambda model: kernels)
+    rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
+    models = "the target", "the draft model", "the made target", "its draft model"
+    assert failures(rows) == [
+        "a slot of the target, as fast as can be",
+        *(f"attend, kernels, T = {count}" for count in (1, 6, 17)),
+        *(f"a slot of {model}, as fast as can be" for model in models[1:]),
+    ]
+    captures = [what for what in whats(rows, "capture") if "nothing to compile" not in what]
+    assert captures == [f"a slot of {model}, made of ops, what is new compiled" for model in models]
+    assert {row["part"] for row in rows} >= {"part of a pass, ops", "pass, graph", "round, forced", "made pair, ours"}
+    assert len(whats(rows, "plain decoding")) == 4
+
+
+@pytest.mark.usefixtures("quiet")
+def test_where_nothing_can_be_captured_the_other_engines_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_gpu, "captured", broken)
+    rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
+    assert whats(rows, "plain decoding") == ["eager: transformers", "fused, not captured"]
+    assert len(whats(rows, "made pair, transformers")) == 3
+    assert "pass, graph of ops" in failures(rows)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_slot_a_part_or_a_calibration_that_fails_costs_its_own_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def some(graphs: Graphs, functions: ModuleType, count: int, live: int) -> Iterator[Any]:
+        yield from (broken() if count == 6 else parts(graphs, functions, count, live))
+
+    monkeypatch.setattr(bench_gpu, "another_slot", broken)
+    monkeypatch.setattr(bench_gpu, "parts", some)
+    monkeypatch.setattr(bench_gpu.Costs, "measured", broken)
+    rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
+    assert failures(rows) == ["another slot", "parts of a pass, ops, T = 6", "what K = auto goes by"]
+    assert len(whats(rows, "part of a pass, ops")) == 2 * 8
+    assert whats(rows, "round, forced") == ["K = 1, 0 pass", "K = 1, 1 pass"]
+    assert whats(rows, "made pair, ours") == ["alone", "draft model, K = 1"]
+
+
+def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_in(owner: Any, name: str, when: Callable[..., bool]) -> None:
         whole = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *asked: broken() if when(*asked) else whole(*asked))
@@ -114,7 +238,7 @@ def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: p
     monkeypatch.setattr(bench_gpu, "generate", broken)
     broken_in(bench_gpu, "forced", lambda passing: passing == 3)
     broken_in(bench_gpu.Pair, "events", lambda pair, prompt, settings, *_: settings.k == 1)
-    monkeypatch.setattr(bench_gpu.log, "exception", lambda *_: None)
+    monkeypatch.setattr(bench_gpu.log, "error", lambda *_, **__: None)
     rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
     failed = {row["what"]: row["error"] for row in rows if row["part"] == bench_gpu.FAILED}
     assert set(failed) == {
@@ -160,6 +284,23 @@ def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: py
     assert kept["checks"] == [{"name": "a check", "passed": False, "found": "nothing"}]
     assert kept["measurements"][-1]["part"] == "made pair, ours"
     assert kept["environment"]["torch"]
+
+
+def test_a_run_that_is_cut_off_leaves_every_row_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, seen = tmp_path / "gpu.json", []
+
+    def cut_off(*_: object) -> Iterator[bench_gpu.Row]:
+        for what in ("one", "two", "three"):
+            yield {"part": "pass", "what": what, "ms": 1.5, "achieved": 0.5}
+            with path.open() as file:
+                seen.append([row["what"] for row in json.load(file)["measurements"]])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_gpu, "measurements", cut_off)
+    done = CliRunner().invoke(app, ["bench", "gpu", "--tiny", "--device", "cpu", "--no-checks", "--json", str(path)])
+    assert seen == [["one"], ["one", "two"], ["one", "two", "three"]]
+    assert [row["what"] for row in json.loads(path.read_text())["measurements"]] == seen[-1]
+    assert "pass, two, ms 1.500, achieved 50%" in done.output
 
 
 def test_it_measures_without_checks_too(monkeypatch: pytest.MonkeyPatch) -> None:
