@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..types import Draft
-from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, attend, rotate
+from ..runners.graph import Capture, Replayed
+from ..types import MAX_K, Draft
+from .head import Head, HeadDrafter, HeadPasses, ReadyHead, Shape
+from .head_cache import WINDOW, HeadCache, Rotation, rotate
 
 RANK = 64  # of the bigram term
 
@@ -75,37 +77,66 @@ class BlockHead(Head):
         return self.after(self.before(previous))
 
 
+class BlockPasses(HeadPasses):
+    """The passes of a run: over what the target has read since, and over a block behind that."""
+
+    def __init__(self, ready: ReadyHead, cache: HeadCache) -> None:
+        super().__init__(ready, cache)
+        self.last = cache.entries.new_zeros(ready.head.shape.hidden)  # the fused state of the last token read
+        self.read: Callable[[Tensor], None] = self._read
+        self.block: Callable[[Tensor, int], Tensor] = self._block
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture) -> None:
+        both = self.states_and_tokens()
+        token = both[-1][1]
+        self.read = Replayed(self._read, capture, [(states,) for states, _ in both])
+        self.block = Replayed(self._block, capture, [(token, k) for k in range(MAX_K, 0, -1)])
+
+    def _read(self, states: Tensor) -> None:
+        """Keep entries, in each layer, of T states of the target, [T, layers * hidden]."""
+        head, cache, count = self.ready.head, self.cache, len(states)
+        assert isinstance(head, BlockHead)
+        g, by = head.fused(states), cache.rotation(count)
+        for place, layer in enumerate(head.layers):
+            assert isinstance(layer, BlockLayer)
+            cache.put(place, *layer.keys_values(g, by))
+        cache.advance(count)
+        self.last.copy_(g[-1])
+
+    def _block(self, pending: Tensor, k: int) -> Tensor:
+        """The logits of k places behind the pending token [1]: [k, draft_vocab]."""
+        head, cache = self.ready.head, self.cache
+        assert isinstance(head, BlockHead)
+        x = head.block(self.ready.embed(pending)[0], self.last, k)  # [k + 1, hidden]
+        by = cache.rotation(k + 1)
+        for place, layer in enumerate(head.layers):
+            assert isinstance(layer, BlockLayer)
+            cache.put(place, *layer.keys_values(x, by))
+            x = layer.finish(x, cache.attend(place, layer.query(x, by), WINDOW, k + 1))
+        return self.ready.logits(x[1:])
+
+
 class Block(HeadDrafter):
     """Draws K tokens from one pass of the head.
 
-    Each layer's cache holds a key and a value for each token the target has read, made of the target's states.
+    Each layer's cache holds a key and a value for each token the target has read, made of the target's states. Those
+    of a block lie behind them and are overwritten by the next.
     """
 
     description = "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less apt."
     kind = BlockHead
+    passes_kind = BlockPasses
     at_once = True
 
-    def new_cache(self, states: Tensor, capacity: int) -> Tensor:
-        shape = self.ready.head.shape
-        return states.new_empty(shape.depth, 2, shape.kv_heads, capacity, shape.width)
-
-    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
-        head, end = self.ready.head, start + len(states)
-        assert isinstance(head, BlockHead)
-        first = max(0, end - WINDOW)
-        g = head.fused(states)
-        x = head.block(self.ready.embed(tokens[-1:])[0], g[-1], k)  # [k + 1, hidden]
-        of_text, of_block = self.rotation_of(start, end), self.rotation_of(end, end + k + 1)
-        for layer, (keys, values) in zip(head.layers, self._cache, strict=True):
-            assert isinstance(layer, BlockLayer)
-            keys[:, start:end], values[:, start:end] = layer.keys_values(g, of_text)
-            own_k, own_v = layer.keys_values(x, of_block)
-            k_all, v_all = torch.cat([keys[:, first:end], own_k], 1), torch.cat([values[:, first:end], own_v], 1)
-            x = layer.finish(x, attend(layer.query(x, of_block), k_all, v_all))
-        logits = self.ready.logits(x[1:])  # [k, draft_vocab]
+    def chain(self, passes: HeadPasses, states: Tensor, tokens: Tensor, k: int) -> Draft:
+        assert isinstance(passes, BlockPasses)
+        pending = tokens[-1:]
+        passes.read(states)
+        logits = passes.block(pending, k)
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            place = len(drawn)
-            return logits[place : place + 1] + head.follow(self.ready.embed(drawn[-1] if drawn else tokens[-1:]))
+            place, before = len(drawn), self.ready.embed(drawn[-1] if drawn else pending)
+            return logits[place : place + 1] + self.ready.head.follow(before)
 
         return self.draw(next_logits, k)

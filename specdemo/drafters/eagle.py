@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..runners.graph import Capture, Replayed
 from ..types import Draft
-from .head import WINDOW, Head, HeadDrafter, Rotation, Shape, attend, rotate
+from .head import Head, HeadDrafter, HeadPasses, ReadyHead, Shape
+from .head_cache import WINDOW, HeadCache, Rotation, rotate
 
 
 class EagleHead(Head):
@@ -48,6 +50,41 @@ class EagleHead(Head):
         return x + self.down(F.silu(gate) * up)
 
 
+class EaglePasses(HeadPasses):
+    """The passes of a run: over what the target has read since, and over the head's own last output."""
+
+    def __init__(self, ready: ReadyHead, cache: HeadCache) -> None:
+        super().__init__(ready, cache)
+        self.output = cache.entries.new_zeros(1, ready.head.shape.hidden)
+        self.first: Callable[[Tensor, Tensor], Tensor] = self._first
+        self.next: Callable[[Tensor], Tensor] = self._next
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture) -> None:
+        both = self.states_and_tokens()
+        self.first = Replayed(self._first, capture, both)
+        self.next = Replayed(self._next, capture, [both[-1][1:]])
+
+    def _first(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Read T states of the target [T, layers * hidden] with the tokens that follow them [T]."""
+        return self._read(self.ready.head.fused(states), tokens)
+
+    def _next(self, token: Tensor) -> Tensor:
+        """Read the output of the pass before with the token that was drawn from its logits, [1]."""
+        return self._read(self.output, token)
+
+    def _read(self, g: Tensor, tokens: Tensor) -> Tensor:
+        """The logits after the last of T pairs, [1, draft_vocab]; entries of all are kept."""
+        head, cache, count = self.ready.head, self.cache, len(tokens)
+        assert isinstance(head, EagleHead)
+        q, k, v = head.attention_inputs(g, self.ready.embed(tokens), cache.rotation(count))
+        cache.put(0, k, v)
+        x = head.finish(g[-1:], cache.attend(0, q[:, -1:], WINDOW - count, count))
+        cache.advance(count)
+        self.output.copy_(x)
+        return self.ready.logits(x)
+
+
 class Eagle(HeadDrafter):
     """Draws K tokens one after another from the head.
 
@@ -57,29 +94,12 @@ class Eagle(HeadDrafter):
 
     description = "A trained head that reads the target's hidden states. Good guesses; each costs a thin layer."
     kind = EagleHead
+    passes_kind = EaglePasses
 
-    def new_cache(self, states: Tensor, capacity: int) -> Tensor:
-        shape = self.ready.head.shape
-        return states.new_empty(2, shape.kv_heads, capacity, shape.width)
-
-    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
-        x = self._read(self.ready.head.fused(states), tokens, start)
-        last = start + len(tokens) - 1
+    def chain(self, passes: HeadPasses, states: Tensor, tokens: Tensor, k: int) -> Draft:
+        assert isinstance(passes, EaglePasses)
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            nonlocal x
-            if drawn:
-                x = self._read(x, drawn[-1], last + len(drawn))
-            return self.ready.logits(x)
+            return passes.next(drawn[-1]) if drawn else passes.first(states, tokens)
 
         return self.draw(next_logits, k)
-
-    def _read(self, g: Tensor, tokens: Sequence[int] | Tensor, start: int) -> Tensor:
-        """The head's output for the last of T pairs, [1, hidden]; entries of all are kept, from place `start` on."""
-        head, end = self.ready.head, start + len(tokens)
-        assert isinstance(head, EagleHead)
-        q, k, v = head.attention_inputs(g, self.ready.embed(tokens), self.rotation_of(start, end))
-        keys, values = self._cache
-        keys[:, start:end], values[:, start:end] = k, v
-        first = max(0, end - WINDOW)
-        return head.finish(g[-1:], attend(q[:, -1:], keys[:, first:end], values[:, first:end]))

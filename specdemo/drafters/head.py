@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,16 +15,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..hardware import arithmetic, sent
-from ..runners import Runner, ops
+from ..runners import Runner
+from ..runners.graph import LENGTHS, LONGEST, Capture, CudaCapture, Slots, Work
 from ..runners.layout import Norm, Product, Step
 from ..types import MAX_K, BadInput, Draft, Settings, Verdict
 from .base import Drafter, draw
+from .head_cache import WINDOW, DeviceCache, HeadCache
 
 if TYPE_CHECKING:
     from ..models import Loaded
 
-ROPE_THETA = 10_000.0
-WINDOW = 512  # tokens behind the newest one that a head looks at; it was trained on texts no longer
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +73,6 @@ class Head(nn.Module):
         return 0.0
 
 
-Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] each
-
-
-def rotation(places: Tensor, width: int) -> Rotation:
-    """Of the rotary embedding (Su et al., arXiv 2104.09864), for places [..., T]."""
-    half = torch.arange(width // 2, device=places.device) / (width // 2)
-    angles = places[..., None].float() * ROPE_THETA**-half
-    return torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
-
-
-def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Rotate queries or keys [..., heads, T, width]."""
-    cos, sin = (part.to(x.dtype).unsqueeze(-3) for part in by)
-    return ops.rotate(x, cos, sin)
-
-
-def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of queries [heads, T, width] to all of the keys [kv_heads, S, width]: [heads, T, width].
-
-    The query heads that share a key head become queries of that one: no key or value is copied for them.
-    """
-    kv_heads, _, width = keys.shape
-    grouped = q.reshape(1, kv_heads, -1, width)
-    attended = nn.functional.scaled_dot_product_attention(grouped, keys[None], values[None])
-    return attended.reshape(q.shape)  # on a GPU the heads may come out as the inner dimension: no view
-
-
 class Packed(nn.Module):
     """A linear layer or a norm, laid out for passes of a few rows."""
 
@@ -128,8 +103,11 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
 class ReadyHead:
     """A head beside its target: in the target's number types, packed, with the target's rows it is tied to.
 
-    These are of its `embedding` and of the weights of its `output` layer, [V, hidden] each.
+    These are of its `embedding` and of the weights of its `output` layer, [V, hidden] each. Where passes are captured,
+    `slots` has those of the head.
     """
+
+    slots: Slots[HeadPasses] | None = None
 
     def __init__(self, head: Head, embedding: Tensor, output: Tensor) -> None:
         self.embedding = embedding
@@ -146,6 +124,44 @@ class ReadyHead:
     def logits(self, x: Tensor) -> Tensor:
         """Of the draft vocabulary, [T, hidden] -> [T, draft_vocab]."""
         return self._output(self.head.norm(x))
+
+    def capture(self, passes: type[HeadPasses], capture: Capture) -> None:
+        """Have the passes of a run captured now, and of others when they begin."""
+
+        def new(capacity: int) -> HeadPasses:
+            like = torch.empty(0, dtype=self.dtype, device=self.embedding.device)
+            made = passes(self, DeviceCache(self.head.shape, capacity, like))
+
+            def from_the_start(work: Work) -> Work:  # each call of what is captured takes places of the cache
+                made.cache.go_to(0)
+                return capture(work)
+
+            made.capture(from_the_start)
+            return made
+
+        self.slots = Slots(new, 1)
+
+
+class HeadPasses:
+    """What a head computes in a run, and its cache. Nothing but the cache and tensors goes in."""
+
+    def __init__(self, ready: ReadyHead, cache: HeadCache) -> None:
+        self.ready, self.cache, self.capacity = ready, cache, cache.capacity
+
+    def capture(self, capture: Capture) -> None:
+        """Have what a draft needs captured; the cache must be a `DeviceCache`."""
+        raise NotImplementedError
+
+    def states_and_tokens(self) -> list[tuple[Tensor, Tensor]]:
+        """Buffers for the states and the next token of as many tokens as a round can leave unread."""
+        shape, entries = self.ready.head.shape, self.cache.entries
+        states = entries.new_zeros(LONGEST, len(shape.state_layers) * shape.hidden)
+        tokens = torch.zeros(LONGEST, dtype=torch.long, device=entries.device)
+        return [(states[:count], tokens[:count]) for count in LENGTHS]
+
+    def clear(self) -> None:
+        """The run is over."""
+        self.cache.clear()
 
 
 def ready_head(kind: type[Head], loaded: Loaded) -> ReadyHead:
@@ -186,10 +202,15 @@ class HeadDrafter(Drafter):
     """
 
     kind: ClassVar[type[Head]]
+    passes_kind: ClassVar[type[HeadPasses]]
 
     def __init__(self, ready: ReadyHead, runner: Runner, settings: Settings, noise: torch.Generator) -> None:
         self.ready, self.runner, self.settings, self.noise = ready, runner, settings, noise
+        self.context = runner.context + MAX_K + 1  # entries of its cache, with those of a draft
         self._unread: list[Tensor] = []  # [T, layers * hidden] each
+        self._passes: HeadPasses | None = None
+        if ready.slots:
+            ready.slots.make_room(self)
         runner.keep_states(ready.head.shape.state_layers)
 
     @classmethod
@@ -198,14 +219,24 @@ class HeadDrafter(Drafter):
 
     @classmethod
     def build(cls, loaded: Loaded, runner: Runner, settings: Settings, noise: torch.Generator) -> HeadDrafter:
-        return cls(ready_head(cls.kind, loaded), runner, settings, noise)
+        new = cls.kind.kind not in loaded.heads
+        ready = ready_head(cls.kind, loaded)
+        if new and loaded.engine == "graph":
+            cls.capture(ready, CudaCapture(ready.embedding.device))
+        return cls(ready, runner, settings, noise)
 
-    def new_cache(self, states: Tensor, capacity: int) -> Tensor:
-        """An empty cache of `capacity` entries, of the type and on the device of `states`."""
-        raise NotImplementedError
+    @classmethod
+    def capture(cls, ready: ReadyHead, capture: Capture) -> None:
+        """Have a head's passes captured, or run as they come where that cannot be done."""
+        try:
+            ready.capture(cls.passes_kind, capture)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            log.warning("The passes of the head cannot be captured: they run as they come.", exc_info=True)
 
-    def chain(self, states: Tensor, start: int, tokens: Sequence[int], k: int) -> Draft:
-        """Read T unread states from place `start` on, each with the token that follows it, and draft k tokens."""
+    def chain(self, passes: HeadPasses, states: Tensor, tokens: Tensor, k: int) -> Draft:
+        """Read T unread states, each with the token that follows it [T], and draft k tokens."""
         raise NotImplementedError
 
     def draw(self, next_logits: Callable[[Sequence[Tensor]], Tensor], k: int) -> Draft:
@@ -215,22 +246,27 @@ class HeadDrafter(Drafter):
     def reset(self, prompt_ids: Sequence[int]) -> None:
         states = self.runner.states
         assert states is not None, "the prompt has been read"
-        self._skipped, self._entries = max(0, len(states) - WINDOW), 0
-        self._unread = [states[self._skipped :]]
-        capacity = self.runner.context - self._skipped + MAX_K + 1
-        self._cache = self.new_cache(states, capacity)
-        cos, sin = rotation(torch.arange(capacity, device=states.device), self.ready.head.shape.width)
-        self._rotation = cos.to(states), sin.to(states)
+        skipped, self._entries = max(0, len(states) - WINDOW), 0
+        self._unread = [states[skipped:]]
+        self._passes = self._new_passes(self.context - skipped, states)
 
-    def rotation_of(self, start: int, end: int) -> Rotation:
-        """For the places from `start` to before `end`, in the type of the states."""
-        cos, sin = self._rotation
-        return cos[start:end], sin[start:end]
+    def _new_passes(self, capacity: int, like: Tensor) -> HeadPasses:
+        self._give_back()
+        if self.ready.slots:
+            return self.ready.slots.take(self)
+        return self.passes_kind(self.ready, HeadCache(self.ready.head.shape, capacity, like))
+
+    def _give_back(self) -> None:
+        if self._passes and self.ready.slots:
+            self.ready.slots.give(self._passes)
+        self._passes = None
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], k: int) -> Draft:
+        assert self._passes is not None, "reset comes first"
         states, self._unread = torch.cat(self._unread), []
-        draft = self.chain(states, self._entries, context[-len(states) :], k)
+        self._passes.cache.go_to(self._entries)
+        draft = self.chain(self._passes, states, sent(context[-len(states) :], states.device), k)
         self._entries += len(states)
         return draft
 
@@ -240,7 +276,8 @@ class HeadDrafter(Drafter):
         self._unread.append(states[: verdict.accepted + 1])
 
     def release(self) -> None:
-        self._unread, self._cache, self._rotation = [], torch.empty(0), (torch.empty(0), torch.empty(0))
+        self._unread = []
+        self._give_back()
 
 
 def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:

@@ -7,10 +7,11 @@ its operations and their shapes are the same at every length of the text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -19,15 +20,17 @@ from torch.nn import functional as F
 
 from ..hardware import sent
 from ..types import MAX_K
-from . import Runner, check_fits
+from . import check_fits
 from .fused import Cache, FusedRunner, round_up
 from .layout import FusedModel, swiglu
 
 LONGEST = MAX_K + 1  # tokens in a pass of a round; what is longer is run as it comes
+LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: the shorter then find room in the memory the longest took
 ROOM = 1024  # the least capacity of a slot, in tokens
 
 Outcome = tuple[Tensor, list[Tensor]]  # logits [T, V], and the states behind each layer, [T, hidden] each
-Capture = Callable[[Callable[[], Outcome]], Callable[[], Outcome]]
+Work = Callable[[], Any]  # on a GPU; gives tensors
+Capture = Callable[[Work], Work]
 
 
 class CudaCapture:
@@ -37,7 +40,7 @@ class CudaCapture:
         self.device, self.stream = device, torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, work: Callable[[], Outcome]) -> Callable[[], Outcome]:
+    def __call__(self, work: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # while it captures, torch cannot give back what it only keeps
@@ -54,11 +57,34 @@ class CudaCapture:
             graph.capture_end()
         torch.cuda.synchronize(self.device)
 
-        def replay() -> Outcome:
+        def replay() -> Any:
             graph.replay()
             return outcome
 
         return replay
+
+
+class Replayed:
+    """A function of tensors whose calls are captured: the next call overwrites what the last one returned."""
+
+    def __init__(self, function: Callable[..., Any], capture: Capture, buffers: Iterable[tuple[Any, ...]]) -> None:
+        """`buffers` are the arguments to capture calls of; what calls give for tensors is copied to those."""
+        self.function = function
+        self._calls = {_shapes(own): (own, capture(partial(function, *own))) for own in buffers}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What no call was captured for is run as it comes."""
+        own, replay = self._calls.get(_shapes(arguments), (None, None))
+        if own is None or replay is None:
+            return self.function(*arguments)
+        for buffer, argument in zip(own, arguments, strict=True):
+            if isinstance(buffer, Tensor):
+                buffer.copy_(argument)
+        return replay()
+
+
+def _shapes(arguments: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(part.shape) if isinstance(part, Tensor) else part for part in arguments)
 
 
 class Slot:
@@ -69,14 +95,16 @@ class Slot:
         self.cache = Cache(model, capacity)
         self.ids = torch.zeros(LONGEST, dtype=torch.long, device=model.embedding.device)
         self.start = torch.zeros(1, dtype=torch.long, device=model.embedding.device)
-        # The longest first: the others then find room in the memory it took.
-        self._passes = {count: capture(partial(self.run, count)) for count in range(LONGEST, 0, -1)}
+        self._passes = {count: capture(partial(self.run, count)) for count in LENGTHS}
 
     def read(self, ids: Sequence[int] | Tensor) -> Outcome:
         """Run the pass over T tokens behind the live ones. The next pass overwrites what this returns."""
         self.start.fill_(self.cache.length)
         self.ids[: len(ids)].copy_(sent(ids, self.ids.device))
         return self._passes[len(ids)]()
+
+    def clear(self) -> None:
+        self.cache.clear()
 
     @torch.inference_mode()
     def run(self, count: int) -> Outcome:
@@ -97,43 +125,67 @@ class Slot:
         return ops.product(model.head, x, norm=model.norm), outputs
 
 
-class Graphs:
-    """A model with slots for its runs, which are captured at once and used again and again.
+class Run(Protocol):
+    """What needs a slot: for at most `context` tokens."""
+
+    context: int
+
+
+class Room(Protocol):
+    """Room for one run at a time, of up to `capacity` tokens."""
+
+    capacity: int
+
+    def clear(self) -> None:
+        """Forget the run."""
+        ...
+
+
+S = TypeVar("S", bound=Room)
+
+
+class Slots(Generic[S]):
+    """Slots for runs, which are captured at once and used again and again.
 
     Runs of the same context have slots of the same capacity, and so the same order of sums.
     """
 
-    def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
-        """`slots` runs of up to `ROOM` tokens can go on at a time before another slot has to be captured."""
-        self.model, self.ops, self.capture = model, ops, capture
-        self._free = [self._slot(ROOM) for _ in range(slots)]
-        self._waiting: WeakSet[Runner] = WeakSet()
+    def __init__(self, new: Callable[[int], S], count: int) -> None:
+        """`new` makes a slot of a capacity; `count` runs of up to `ROOM` tokens can go on before it is called again."""
+        self._new = new
+        self._free = [new(ROOM) for _ in range(count)]
+        self._waiting: WeakSet[Run] = WeakSet()
 
-    def make_room(self, runner: Runner) -> None:
-        """Have a slot for a runner when it asks for one. To capture one takes seconds: this is before a clock runs."""
-        capacity = capacity_for(runner.context)
-        others = sum(capacity_for(other.context) == capacity for other in self._waiting if other is not runner)
+    def make_room(self, run: Run) -> None:
+        """Have a slot for a run when it asks for one. To capture one takes seconds: this is before a clock runs."""
+        capacity = capacity_for(run.context)
+        others = sum(capacity_for(other.context) == capacity for other in self._waiting if other is not run)
         if others >= sum(slot.capacity == capacity for slot in self._free):
             # Large slots of another size make place. Those from the beginning stay: without a graph the pool would go.
             self._free = [slot for slot in self._free if slot.capacity in (ROOM, capacity)]
-            self._free.append(self._slot(capacity))
-        self._waiting.add(runner)
+            self._free.append(self._new(capacity))
+        self._waiting.add(run)
 
-    def take(self, runner: Runner) -> Slot:
-        """A slot for a runner."""
-        self.make_room(runner)
-        self._waiting.discard(runner)
-        slot = next(slot for slot in self._free if slot.capacity == capacity_for(runner.context))
+    def take(self, run: Run) -> S:
+        """A slot for a run."""
+        self.make_room(run)
+        self._waiting.discard(run)
+        slot = next(slot for slot in self._free if slot.capacity == capacity_for(run.context))
         self._free.remove(slot)
         return slot
 
-    def give(self, slot: Slot) -> None:
+    def give(self, slot: S) -> None:
         """The run is over."""
-        slot.cache.clear()
+        slot.clear()
         self._free.append(slot)
 
-    def _slot(self, capacity: int) -> Slot:
-        return Slot(self.model, self.ops, self.capture, capacity)
+
+class Graphs(Slots[Slot]):
+    """A model with slots for its runs."""
+
+    def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
+        self.model, self.ops, self.capture = model, ops, capture
+        super().__init__(lambda capacity: Slot(self.model, self.ops, self.capture, capacity), slots)
 
 
 def capacity_for(context: int) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.block import BlockHead, BlockLayer
-from ..drafters.head import rotation
+from ..drafters.head_cache import rotation
 from .states import Text
 
 ANCHORS = 96  # blocks in a row of text

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.eagle import EagleHead
-from ..drafters.head import rotation
+from ..drafters.head_cache import rotation
 from .states import Text, same_conversation
 
 

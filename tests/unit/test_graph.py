@@ -18,11 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdemo import runners
 from specdemo.decode import decode
 from specdemo.drafters import DRAFTERS
+from specdemo.drafters.block import Block, BlockPasses
+from specdemo.drafters.eagle import Eagle, EaglePasses
+from specdemo.drafters.head import HeadDrafter, HeadPasses
+from specdemo.drafters.head_cache import DeviceCache
 from specdemo.events import Event, Round
 from specdemo.runners import Runner, choose, graph, ops
 from specdemo.runners.choose import ops_for, runner_maker
 from specdemo.runners.eager import EagerRunner
-from specdemo.runners.graph import LONGEST, CudaCapture, GraphRunner, Graphs, Outcome, Slot
+from specdemo.runners.graph import LONGEST, CudaCapture, GraphRunner, Graphs, Outcome, Slot, Work
 from specdemo.runners.layout import FusedModel
 from specdemo.types import Settings
 
@@ -39,14 +43,14 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "ROOM", 128)
 
 
-def recorded(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
+def recorded(work: Work) -> Work:
     """In place of a capture: every replay leaves its outcome where the first one lay."""
     kept = work()
 
-    def replay() -> Outcome:
-        fresh = work()
-        for old, new in zip([kept[0], *kept[1]], [fresh[0], *fresh[1]], strict=True):
-            old.copy_(new)
+    def replay() -> Any:
+        for old, new in zip(*map(torch.utils._pytree.tree_leaves, (kept, work())), strict=True):
+            if old is not None:
+                old.copy_(new)
         return kept
 
     return replay
@@ -185,6 +189,8 @@ class GraphToy(ModelToy):
 def graph_toy() -> GraphToy:
     toy = GraphToy(model=tiny_model("llama"), draft_model=tiny_model("llama", 1))
     toy.graphs, toy.draft_graphs = graphs_of("llama"), graphs_of("llama", seed=1)
+    Eagle.capture(toy.heads["eagle"], recorded)
+    Block.capture(toy.heads["block"], recorded)
     return toy
 
 
@@ -198,6 +204,89 @@ def test_every_drafter_writes_what_it_does_on_the_eager_runner(name: str) -> Non
     for settings in (Settings(k=4, max_new_tokens=50), Settings(k=4, temperature=1.0, max_new_tokens=50, seed=3)):
         eager = ModelToy(model=tiny_model("llama"), draft_model=tiny_model("llama", 1))
         assert ids_of(list(run(graph_toy(), name, settings))) == ids_of(list(run(eager, name, settings)))
+
+
+HEADS: list[type[HeadDrafter]] = [Eagle, Block]
+SAMPLED = Settings(k=4, temperature=1.0, max_new_tokens=90, seed=3)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("prompt", [PROMPT, list(range(60))], ids=["short", "beyond what is captured"])
+def test_captured_heads_draft_what_they_draft_uncaptured(
+    kind: type[HeadDrafter], prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("eagle", "block", "head"):
+        monkeypatch.setattr(f"specdemo.drafters.{name}.WINDOW", 40)  # the text grows longer
+    drafted = []
+    for captured in (False, True):
+        toy = ModelToy(model=tiny_model("llama"))
+        if captured:
+            kind.capture(toy.heads[kind.kind.kind], recorded)
+        runner = toy.target_runner(len(prompt) + SAMPLED.max_new_tokens)
+        events = list(decode(runner, toy.drafter(kind.kind.kind, runner, SAMPLED), prompt, SAMPLED))
+        tests = [token for event in events if isinstance(event, Round) for token in event.drafted]
+        drafted.append(([token.id for token in tests], [token.q for token in tests]))
+    (ids, q), (other_ids, other_q) = drafted
+    assert len(ids) > 90
+    assert ids == other_ids
+    assert q == pytest.approx(other_q, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_heads_slot_goes_from_run_to_run_and_nothing_of_a_run_stays(kind: type[HeadDrafter]) -> None:
+    toy = graph_toy()
+    slots = toy.heads[kind.kind.kind].slots
+    assert slots is not None
+    (slot,) = slots._free
+    texts = []
+    for _ in range(2):
+        events = run(toy, kind.kind.kind, SAMPLED)
+        texts.append([next(events) for _ in range(6)])
+        assert slots._free == []
+        assert slot.cache.entries.abs().max() > 0
+        slot.cache.entries[:, :, :, 100:] = torch.nan
+        events.close()  # type: ignore[attr-defined]
+        assert slots._free == [slot]
+        assert slot.cache.entries.abs().max() == 0
+    assert ids_of(texts[0]) == ids_of(texts[1])
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_every_length(
+    kind: type[HeadDrafter],
+) -> None:
+    ready = ModelToy(model=tiny_model("llama")).heads[kind.kind.kind]
+    passes: HeadPasses = kind.passes_kind(ready, DeviceCache(ready.head.shape, 128, torch.empty(0)))
+    states, tokens = passes.states_and_tokens()[-3]
+    calls: list[Callable[[], Any]] = []
+    if isinstance(passes, EaglePasses):
+        calls += [partial(passes.first, states, tokens), partial(passes.next, tokens[:1])]
+    else:
+        assert isinstance(passes, BlockPasses)
+        calls += [partial(passes.read, states), partial(passes.block, tokens[:1], 4)]
+    watched = []
+    for length in (0, 3, 110):
+        passes.cache.go_to(length)
+        with torch.inference_mode(), Watch() as watch:
+            for call in calls:
+                call()
+        watched.append((watch.seen, watch.outside))
+    assert watched[0] == watched[1] == watched[2]
+    assert {_memory(states), _memory(tokens), _memory(passes.cache.entries)} <= watched[0][1]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_that_cannot_be_captured_drafts_all_the_same(
+    kind: type[HeadDrafter], caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(work: Work) -> Work:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    toy = ModelToy(model=tiny_model("llama"))
+    kind.capture(toy.heads[kind.kind.kind], broken)
+    assert "not permitted" in caplog.text
+    events = list(run(toy, kind.kind.kind, SAMPLED))
+    assert any(event.drafted for event in events if isinstance(event, Round))
 
 
 def test_runs_that_take_turns_keep_to_their_own_slots() -> None:

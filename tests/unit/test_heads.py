@@ -16,7 +16,8 @@ from torch import Tensor
 
 from specdemo.drafters.block import BlockHead
 from specdemo.drafters.eagle import EagleHead
-from specdemo.drafters.head import WINDOW, Head, HeadDrafter, ReadyHead, load_head, ready_head, save_head
+from specdemo.drafters.head import Head, HeadDrafter, ReadyHead, load_head, ready_head, save_head
+from specdemo.drafters.head_cache import WINDOW
 from specdemo.train.block import block_outputs
 from specdemo.train.data import ASSISTANT
 from specdemo.train.eagle import eagle_outputs
