@@ -23,13 +23,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from ..costs import Costs
-from ..decode import Rule, decode
-from ..drafters import Drafter
 from ..drafters.none import NoDrafter
-from ..events import Round
 from ..hardware import device_name, seconds_of, wait
 from ..runners import Runner, ops
 from ..runners.choose import ops_for
@@ -37,18 +34,16 @@ from ..runners.eager import EagerRunner
 from ..runners.fused import FusedRunner
 from ..runners.graph import GraphRunner, Graphs
 from ..runners.layout import FusedModel
-from ..sampling import one_hot
 from ..stats import Stats
-from ..types import AUTO, MAX_K, Draft, Settings, Verdict
-from ..verify import verify
+from ..types import AUTO, MAX_K, Settings
 from .bench import Case
 from .bench_hf import ASSISTED, HF, TUNED, generate
 from .gpu_checks import Pair, captured, first_layers, text_of, told
 from .gpu_parts import parts
+from .gpu_rounds import Row, forced_rounds, head_drafters, head_rounds, random_prompt, rounds
 from .roofline import SHAPES, bytes_read, random_model
 from .tables import text_table
 
-Row = dict[str, Any]
 log = logging.getLogger(__name__)
 FAILED = "failed"  # the part of a row that says what could not be measured
 WARM_UPS = 2
@@ -70,15 +65,25 @@ class Sizes:
     buffer: int  # bytes
     ks: tuple[int, ...]
     name: str
+    with_head: PreTrainedConfig
 
 
-FULL = Sizes(SHAPES["Qwen3-4B"], SHAPES["Qwen3-0.6B"], 4, 512, 128, 15, 2**32, (1, 3, 5, 8, 16), "Qwen3-4B")
+SMOLLM2_135M = LlamaConfig(
+    **{"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3},
+    **{"intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True},
+)
+FULL = Sizes(
+    *(SHAPES["Qwen3-4B"], SHAPES["Qwen3-0.6B"], 4, 512, 128, 15, 2**32, (1, 3, 5, 8, 16)),
+    name="Qwen3-4B",
+    with_head=SMOLLM2_135M,
+)
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97, "head_dim": 16}
 TINY = Sizes(
     Qwen3Config(**SMALL, intermediate_size=96, num_hidden_layers=4),
     Qwen3Config(**SMALL, intermediate_size=48, num_hidden_layers=2),
     *(2, 24, 12, 2, 2**16, (1, 3)),
     name="tiny",
+    with_head=Qwen3Config(**SMALL, intermediate_size=96, num_hidden_layers=4),
 )
 
 
@@ -93,6 +98,7 @@ def measurements(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iter
     rate = 2 * sizes.buffer / seconds(device, copying(device, sizes.buffer), sizes.repeats)
     yield {"part": "memory", "what": "copying, read and written", "gb_per_second": rate / 1e9}
     yield from tried("random pair", partial(random_pair, device, dtype, sizes, rate))
+    yield from tried("heads", partial(heads, device, dtype, sizes))
     yield from tried("made pair", partial(made_pair, device, dtype, sizes))
 
 
@@ -155,7 +161,19 @@ def random_rounds(
     if draft_graphs:
         pair = Pair(target, draft, graphs, draft_graphs)
         for k in sizes.ks:
-            yield from tried(f"forced rounds, K = {k}", partial(forced_rounds, pair, k, sizes))
+            yield from tried(
+                f"forced rounds, K = {k}", partial(forced_rounds, pair, k, sizes.context, sizes.new_tokens)
+            )
+
+
+def heads(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Row]:
+    """Rounds of a small target with heads, where to ask for what is not captured takes longer than to do it."""
+    target = random_model(sizes.with_head, dtype, device, ROOM)
+    graphs = yield from slots(device, FusedModel.of(target), "a small target")
+    if graphs:
+        prompt = random_prompt(target, sizes.context)
+        for what, make in head_drafters(target).items():
+            yield from tried(what, partial(head_rounds, what, make, graphs, prompt, sizes.new_tokens))
 
 
 def seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
@@ -251,48 +269,6 @@ def against(took: float, size: int | None, rate: float) -> Row:
     """A time beside the least that reading so many bytes could take, if they can be counted."""
     floor = {} if size is None else {"floor_ms": 1000 * size / rate, "achieved": size / rate / took}
     return {"ms": 1000 * took, **floor}
-
-
-def random_prompt(model: PreTrainedModel, length: int) -> list[int]:
-    return torch.randint(model.config.get_text_config().vocab_size, (length,)).tolist()
-
-
-def rounds(
-    runner: Runner, drafter: Drafter, prompt: Sequence[int], k: int, new_tokens: int, rule: Rule | None = None
-) -> list[Round]:
-    """The rounds of a greedy run, but for the first, in which a draft model reads the prompt."""
-    settings = Settings(k=k, max_new_tokens=new_tokens)
-    events = list(decode(runner, drafter, prompt, settings, rule=rule))
-    return [event for event in events if isinstance(event, Round)][1:]
-
-
-def forced_rounds(pair: Pair, k: int, sizes: Sizes) -> Iterator[Row]:
-    """What a round costs with the draft model, and what comes of it where none, half or all of its guesses pass."""
-    prompt = random_prompt(pair.target, sizes.context)
-    capacity = sizes.context + sizes.new_tokens
-    for passing in sorted({0, k // 2, k}):
-        drafter, runner = pair.drafter(capacity, Settings()), GraphRunner(pair.graphs, capacity)
-        run = rounds(runner, drafter, prompt, k, sizes.new_tokens, forced(passing))
-        full = [event for event in run if len(event.drafted) == k]  # those at the end of the text are cut
-        took = median(event.seconds for event in full)
-        yield {
-            "part": "round, forced",
-            "what": f"K = {k}, {passing} pass",
-            "ms": 1000 * took,
-            "draft_ms": 1000 * median(event.draft_seconds for event in full),
-            "tokens_per_second": median(len(event.emitted) for event in full) / took,
-        }
-
-
-def forced(passing: int) -> Rule:
-    """A rule that lets the first `passing` guesses of a greedy draft pass; the others have to be right."""
-
-    def rule(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
-        ids = torch.as_tensor(draft.token_ids, dtype=torch.long)[:passing]
-        certain = one_hot(ids, target_probs.shape[-1], target_probs.dtype)
-        return verify(torch.cat([certain.to(target_probs), target_probs[len(certain) :]]), draft, draws)
-
-    return rule
 
 
 def made_target(config: PreTrainedConfig, kept: int, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
@@ -398,6 +374,8 @@ def table(rows: Sequence[Row], sizes: Sizes) -> str:
             "copy's speed.",
             "Forced: the rule was told how many guesses pass. Made pair: the later layers of the target do little, and "
             "its first layers draft.",
+            f"Round with a head: of a target of hidden size {sizes.with_head.hidden_size}, forced too: half of the "
+            "guesses pass.",
             f"same_tokens: how many of {sizes.new_tokens} greedy tokens come before the first that differs from the "
             "target alone (its own: from transformers' text). Random weights leave many near-ties to rounding.",
         ]

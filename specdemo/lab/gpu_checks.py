@@ -24,20 +24,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from ..costs import Costs
 from ..decode import decode
 from ..drafters import Drafter
-from ..drafters.block import Block
 from ..drafters.draft_model import DraftModel
-from ..drafters.eagle import Eagle
-from ..drafters.head import HeadDrafter, ReadyHead, Shape
+from ..drafters.head import HeadDrafter
 from ..drafters.none import NoDrafter
 from ..drafters.prompt_lookup import PromptLookup
 from ..events import Event, Round, emitted_tokens
 from ..runners import Runner, ops
 from ..runners.choose import OLDEST, ops_for
 from ..runners.eager import EagerRunner
-from ..runners.graph import CudaCapture, GraphRunner, Graphs
+from ..runners.graph import Capture, CudaCapture, GraphRunner, Graphs
 from ..runners.layout import FusedModel, Norm, Product
 from ..sampling import probabilities
 from ..types import MAX_K, MAX_SEED, Settings
+from .gpu_heads import WITH_HEADS, logits_of_captured, random_head
 from .law import chi_square
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ def checks(device: torch.device, runs: int = 1500) -> Iterator[Check]:
         every += [partial(attention_keeps_its_order, functions, device), partial(logits_agree, "qwen3", device, ops)]
         every += [partial(drafts_change_no_bit, device, torch.bfloat16)]
     every += [partial(logits_agree, family, device) for family in FAMILIES]
-    every += [partial(check, device) for check in (bfloat16_is_no_worse, texts_are_equal)]
+    every += [partial(check, device) for check in (bfloat16_is_no_worse, texts_are_equal, heads_agree)]
     every += [partial(law_is_the_targets, device, runs)]
     if device.type == "cuda":
         every += [partial(kernels_are_used, functions, device), partial(waits_once, device)]
@@ -114,8 +113,12 @@ def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:
     Where these fail it fails, unlike `choose.captured`: that is to be known here.
     """
     device = model.embedding.device
-    capture = CudaCapture(device) if device.type == "cuda" else lambda work: work
-    return Graphs(model, functions or ops_for(model), capture, 1)
+    return Graphs(model, functions or ops_for(model), capture_for(device), 1)
+
+
+def capture_for(device: torch.device) -> Capture:
+    """What captures on a GPU; a CPU runs what it would capture."""
+    return CudaCapture(device) if device.type == "cuda" else lambda work: work
 
 
 def relative_error(ours: Tensor, truth: Tensor) -> float:
@@ -345,12 +348,13 @@ class Copying(PromptLookup):
         return super().match(context) or 0
 
 
-def random_head(drafter: type[HeadDrafter], target: PreTrainedModel) -> ReadyHead:
-    """A head for a tiny target: untrained, so that hardly anything it drafts passes."""
-    hidden, vocab = target.config.hidden_size, target.config.vocab_size
-    shape = Shape(vocab, hidden, (0, 2, 3), vocab, depth=2, heads=8, kv_heads=2, width=16, mlp=192, eps=1e-5)
-    embedding, output = (layer.weight.detach() for layer in (target.get_input_embeddings(), target.lm_head))
-    return ReadyHead(drafter.kind(shape), embedding, output)
+def heads_agree(device: torch.device) -> Check:
+    """Drafts of captured heads against those that run as they come, in float32."""
+    target = tiny("qwen3", device)
+    heads = [(kind, random_head(kind, target, capture_for(device))) for kind in WITH_HEADS.values()]
+    errors = [relative_error(*both) for kind, ready in heads for both in logits_of_captured(kind, ready)]
+    found = f"relative error {max(errors):.0e} between captured and not, {len(errors)} drafts"
+    return Check("drafts of heads, float32", max(errors) < EXACT, found)
 
 
 def waits_once(device: torch.device) -> Check:
@@ -372,9 +376,14 @@ def _drafters(pair: Pair, settings: Settings) -> dict[str, Callable[[Runner], Dr
     return {
         "draft-model": lambda runner: pair.drafter(runner.context, settings),
         "prompt-lookup": lambda _: Copying(),
-        "eagle": lambda runner: Eagle(random_head(Eagle, pair.target), runner, settings, noise),
-        "block": lambda runner: Block(random_head(Block, pair.target), runner, settings, noise),
+        **{name: partial(_head_drafter, kind, pair, settings, noise) for name, kind in WITH_HEADS.items()},
     }
+
+
+def _head_drafter(
+    kind: type[HeadDrafter], pair: Pair, settings: Settings, noise: torch.Generator, runner: Runner
+) -> Drafter:
+    return kind(random_head(kind, pair.target, capture_for(runner.device)), runner, settings, noise)
 
 
 def _waits_of_a_round(events: Iterator[Event]) -> int:

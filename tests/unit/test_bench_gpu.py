@@ -15,7 +15,9 @@ import torch
 from typer.testing import CliRunner
 
 from specdemo.cli import app
-from specdemo.lab import bench_gpu, gpu_checks
+from specdemo.drafters.block import Block
+from specdemo.drafters.head_cache import DeviceCache
+from specdemo.lab import bench_gpu, gpu_checks, gpu_rounds
 from specdemo.lab.gpu_parts import parts
 from specdemo.runners import graph, ops
 from specdemo.runners.graph import Graphs
@@ -37,7 +39,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_engine_passes_its_checks() -> None:
     found = list(gpu_checks.checks(CPU, runs=200))
     assert [check for check in found if not check.passed] == []
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +74,12 @@ def test_a_wrong_pass_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gpu_checks.law_is_the_targets(CPU, 300).passed
 
 
+def test_a_wrong_draft_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = DeviceCache.put
+    monkeypatch.setattr(DeviceCache, "put", lambda cache, layer, keys, values: right(cache, layer, values, keys))
+    assert not gpu_checks.heads_agree(CPU).passed
+
+
 def test_what_is_checked_of_the_kernels_only_runs() -> None:
     assert "of 20 passes" in gpu_checks.attention_keeps_its_order(ops, CPU).found
     assert gpu_checks.drafts_change_no_bit(CPU, torch.float32).passed
@@ -86,7 +94,7 @@ def test_a_failure_before_the_first_check_does_not_end_them(monkeypatch: pytest.
     first, *others = gpu_checks.checks(CPU)
     assert (first.name, first.passed) == ("ops_for", False)
     assert first.found.startswith("RuntimeError: not here..")
-    assert [check.passed for check in others] == [True] * 6
+    assert [check.passed for check in others] == [True] * 7
 
 
 @pytest.fixture
@@ -117,8 +125,8 @@ def test_every_drafter_is_asked_how_often_it_waits(monkeypatch: pytest.MonkeyPat
     names = [f"1 of {name}" for name in ("draft-model", "prompt-lookup", "eagle", "block")]
     assert found.found.split(", ") == [f"{name} at T = {temperature}" for temperature in (0, 1) for name in names]
 
-    propose = gpu_checks.Block.propose
-    monkeypatch.setattr(gpu_checks.Block, "propose", lambda *asked: (torch.ones(1).tolist(), propose(*asked))[1])
+    propose = Block.propose
+    monkeypatch.setattr(Block, "propose", lambda *asked: (torch.ones(1).tolist(), propose(*asked))[1])
     found = gpu_checks.waits_once(CPU)
     assert not found.passed
     assert "1 of eagle at T = 0, 2 of block at T = 0" in found.found
@@ -144,6 +152,10 @@ def test_every_measurement_gives_its_rows() -> None:
     assert set(forced) == {"K = 1, 0 pass", "K = 1, 1 pass", "K = 3, 0 pass", "K = 3, 1 pass", "K = 3, 3 pass"}
     every = forced["K = 3, 3 pass"]
     assert every["tokens_per_second"] == pytest.approx(4 * 1000 / every["ms"])
+    heads = [row for row in rows if row["part"] == "round with a head"]
+    ways = [f"{kind}, {way}" for kind in ("eagle", "block") for way in ("captured", "as it comes")]
+    assert [row["what"] for row in heads] == ["alone", *ways]
+    assert all(0 < row["draft_ms"] < row["ms"] for row in heads[1:])
     ours = [row for row in rows if row["part"] == "made pair, ours"]
     assert [row["same_tokens"] for row in ours] == [bench_gpu.TINY.new_tokens] * 4  # in float32
     assert ours[-1]["what"] == "draft model, K = auto"
@@ -193,7 +205,7 @@ def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured
     monkeypatch.setattr(bench_gpu, "captured", captured)
     monkeypatch.setattr(bench_gpu, "ops_for", lambda model: kernels)
     rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
-    models = "the target", "the draft model", "the made target", "its draft model"
+    models = "the target", "the draft model", "a small target", "the made target", "its draft model"
     assert failures(rows) == [
         "a slot of the target, as fast as can be",
         *(f"attend, kernels, T = {count}" for count in (1, 6, 17)),
@@ -236,7 +248,7 @@ def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: p
 
     monkeypatch.setattr(bench_gpu, "EagerRunner", broken)
     monkeypatch.setattr(bench_gpu, "generate", broken)
-    broken_in(bench_gpu, "forced", lambda passing: passing == 3)
+    broken_in(gpu_rounds, "forced", lambda passing: passing == 3)
     broken_in(bench_gpu.Pair, "events", lambda pair, prompt, settings, *_: settings.k == 1)
     monkeypatch.setattr(bench_gpu.log, "error", lambda *_, **__: None)
     rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
