@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..decode import check_room
 from ..events import Event, emitted_tokens
 from ..race import PLAIN, SPECULATIVE, report, start, take_turns
 from ..stats import Pace, counts_by_place
@@ -57,7 +58,8 @@ def read_prompts(path: Path) -> list[Prompt]:
     """Prompts from JSON lines of `id`, `category` and `prompt`.
 
     Raises:
-        BadInput: the file cannot be read, a line is not such an object, or two have the same id.
+        BadInput: the file cannot be read, a line is not such an object, two have the same id, or a category has the
+            name of all.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of a line
@@ -70,6 +72,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         raise BadInput(f"{path.name} holds no prompts.")
     if twice := [name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1]:
         raise BadInput(f"{path.name} has two prompts with the id {twice[0]!r}.")
+    if any(prompt.category == ALL for prompt in prompts):
+        raise BadInput(f"{path.name} has a category called {ALL!r}, which stands for all of them.")
     return prompts
 
 
@@ -77,6 +81,7 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
         prompt = Prompt(**json.loads(line))
         if all(isinstance(text, str) for text in astuple(prompt)):
+            "".join(astuple(prompt)).encode()  # half a character cannot be written to a file
             return prompt
     except (ValueError, TypeError, RecursionError):
         pass
@@ -132,18 +137,47 @@ def bench(
     Args:
         in_turn: our cases write a text together, a round each in turn.
         tick: is told of how many more runs are done.
+
+    When it is interrupted, the texts that every case has written are what it returns, if there are any.
+
+    Raises:
+        BadInput: a prompt that the model cannot read, or without room.
     """
+    prompt_ids = {prompt.id: _read(loaded, prompt, max_new_tokens) for prompt in prompts}
     runs: list[Run] = []
-    for repeat in range(-1, repeats):  # the first time round only warms up
-        turn = max(repeat, 0) % len(cases)
-        for prompt in prompts if repeat >= 0 else prompts[:1]:
-            for temperature in temperatures:
-                settings = Settings(temperature=temperature, max_new_tokens=max_new_tokens, seed=max(repeat, 0))
-                for group in _groups([*cases[turn:], *cases[:turn]], in_turn):
-                    done = list(_run(loaded, prompt, group, settings, repeat))
+
+    def write(prompt: Prompt, settings: Settings, repeat: int) -> list[Run]:
+        """A text by every case: they are compared."""
+        turn, done = max(repeat, 0) % len(cases), list[Run]()
+        for group in _groups([*cases[turn:], *cases[:turn]], in_turn):
+            measured = _measured(loaded, prompt_ids[prompt.id], group, settings)
+            done += [_run(case, settings, prompt, repeat) | outcome for case, outcome in measured.items()]
+            tick(len(measured))
+        return done
+
+    interrupted = False
+    try:
+        for repeat in range(-1, repeats):  # the first time round only warms up
+            for prompt in prompts if repeat >= 0 else prompts[:1]:
+                for temperature in temperatures:
+                    settings = Settings(temperature=temperature, max_new_tokens=max_new_tokens, seed=max(repeat, 0))
+                    done = write(prompt, settings, repeat)
                     runs += done if repeat >= 0 else []
-                    tick(len(done))
-    return {"in_turn": in_turn, "runs": runs, "summary": list(summarise(prompts, runs))}
+    except KeyboardInterrupt:
+        if not runs:
+            raise
+        interrupted = True
+    return {"in_turn": in_turn, "interrupted": interrupted, "runs": runs, "summary": list(summarise(prompts, runs))}
+
+
+def _read(loaded: Loaded, prompt: Prompt, max_new_tokens: int) -> list[int]:
+    """The ids of a prompt, with room for the new tokens."""
+    try:
+        ids = loaded.encode(prompt.prompt)
+        check_room(len(ids), Settings(max_new_tokens=max_new_tokens), loaded.context)
+    except BadInput as error:
+        raise BadInput(f"Prompt {prompt.id!r}: {error}") from error
+    return ids
 
 
 def _groups(cases: Sequence[Case], together: bool) -> list[list[Case]]:
@@ -154,23 +188,22 @@ def _groups(cases: Sequence[Case], together: bool) -> list[list[Case]]:
     return [ours if case == ours[0] else [case] for case in cases if case not in ours[1:]]
 
 
-def _run(loaded: Loaded, prompt: Prompt, cases: Sequence[Case], settings: Settings, repeat: int) -> Iterator[Run]:
-    prompt_ids = loaded.encode(prompt.prompt)
+def _measured(loaded: Loaded, prompt_ids: Sequence[int], cases: Sequence[Case], settings: Settings) -> dict[Case, Run]:
     if cases[0].method in OURS:
         texts = _write(loaded, cases, prompt_ids, settings)
-        measured = {case: _outcome(loaded, prompt_ids, events) for case, events in texts.items()}
-    else:
-        measured = {case: generate(loaded, case, prompt_ids, settings) for case in cases}
-    for case, outcome in measured.items():
-        yield {
-            "method": case.method,
-            "drafter": case.drafter,
-            "k": case.k,
-            "temperature": settings.temperature,
-            "prompt_id": prompt.id,
-            "repeat": repeat,
-            **outcome,
-        }
+        return {case: _outcome(loaded, prompt_ids, events) for case, events in texts.items()}
+    return {case: generate(loaded, case, prompt_ids, settings) for case in cases}
+
+
+def _run(case: Case, settings: Settings, prompt: Prompt, repeat: int) -> Run:
+    return {
+        "method": case.method,
+        "drafter": case.drafter,
+        "k": case.k,
+        "temperature": settings.temperature,
+        "prompt_id": prompt.id,
+        "repeat": repeat,
+    }
 
 
 def _write(

@@ -78,15 +78,23 @@ def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Se
 
 @contextmanager
 def _assisting(loaded: Loaded, case: Case) -> Iterator[PreTrainedModel | None]:
-    """The draft model, set up for the method; `generate` reads that from the assistant's own configuration."""
+    """The draft model, set up for the method; `generate` reads that from the assistant's own configuration.
+
+    `ASSISTED` takes it as it comes; tuned, K guesses are made in every round, however sure the assistant is.
+    """
     if case.method not in (ASSISTED, TUNED):
         yield None
         return
     assert loaded.draft_model is not None
     config: Any = loaded.draft_model.generation_config
-    tuned = {"num_assistant_tokens": case.k, "assistant_confidence_threshold": 0.0}
+    tuned = {
+        "num_assistant_tokens": case.k,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
     before = {name: getattr(config, name) for name in tuned}
-    config.update(**(tuned if case.method == TUNED else dict.fromkeys(tuned)))
+    if case.method == TUNED:
+        config.update(**tuned)
     try:
         yield loaded.draft_model
     finally:

@@ -57,7 +57,7 @@ Against = Annotated[
         "hf-assisted-tuned, hf-prompt-lookup; separated by commas.",
     ),
 ]
-Each = Annotated[int, typer.Option("--each", help="At most so many prompts of a category; 0 takes all.")]
+Each = Annotated[int, typer.Option("--each", min=0, help="At most so many prompts of a category; 0 takes all.")]
 InTurn = Annotated[
     bool,
     typer.Option(
@@ -65,6 +65,7 @@ InTurn = Annotated[
         help="Ours write a text together, a round each in turn, so that a busy machine slows all of them alike.",
     ),
 ]
+INTERRUPTED = 130  # what shells answer for a program that was interrupted
 Ks = Annotated[str, typer.Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
 
 
@@ -105,6 +106,7 @@ def bench(
             json_,
         )
         typer.echo(table(outcome["summary"]))
+        keep(outcome, json_)
 
 
 @app.command()
@@ -134,6 +136,7 @@ def drafters(
     typer.echo(
         text_table([{**row, "by place": percentages(row["acceptance_by_place"])} for row in rows], DRAFTER_SHAPES)
     )
+    keep(outcome, json_)
     if save:
         told = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}
         asked = {
@@ -148,6 +151,17 @@ def drafters(
         kept = {row["drafter"] for row in now["rows"]}
         if lost := sorted({row["drafter"] for row in former["rows"]} - kept if former else ()):
             typer.echo(f"Measured otherwise or elsewhere, so no longer kept: {', '.join(lost)}.", err=True)
+
+
+def keep(outcome: dict[str, Any], out: Path | None) -> None:
+    """Write everything to `out`; a bench that was interrupted ends here, when what it has is kept."""
+    from .tables import write_json
+
+    if out:
+        write_json(out, outcome)
+    if outcome["interrupted"]:
+        typer.echo("Interrupted: these are the texts that were finished.", err=True)
+        raise typer.Exit(INTERRUPTED)
 
 
 def percentages(shares: list[float]) -> str:
@@ -169,17 +183,17 @@ def run(
     device: str,
     out: Path | None,
 ) -> dict[str, Any]:
-    """Measure, and write everything to `out`."""
+    """Measure; everything can then be written to `out`."""
     from tqdm import tqdm
 
     from ..models import load
     from .bench import ALONE, bench, provenance, read_prompts, some
-    from .tables import write_json
 
     check_writable(out)
     chosen, asked = find_preset(preset), some(read_prompts(prompts), each)
     try:
-        k_values, t_values = [read_k(k.strip()) for k in ks.split(",")], [float(t) for t in temperatures.split(",")]
+        k_values = [read_k(k.strip()) for k in ks.split(",")]
+        t_values = list(dict.fromkeys(float(t) for t in temperatures.split(",")))
     except ValueError as error:
         raise BadInput("K and temperature are numbers, separated by commas; K may be auto.") from error
     for k, temperature in [(k, t) for k in k_values for t in t_values]:
@@ -196,8 +210,6 @@ def run(
             "prompts_sha256": hashlib.sha256(texts.encode()).hexdigest(),
             **bench(loaded, asked, cases, t_values, max_new_tokens, repeats, in_turn, bar.update),
         }
-    if out:
-        write_json(out, outcome)
     return outcome
 
 
@@ -293,11 +305,15 @@ def roofline(
 
     check_writable(json_)
     Settings(k=k)
+    if context_ < 1:
+        raise BadInput("The context must be at least 1 token.")
     asked = list(lab.SHAPES) if shapes is None else [shape for shape in shapes.split(",") if shape]
     for shape in asked:
         if shape not in lab.SHAPES:
             raise BadInput(f"There is no shape called {shape!r}. Choose from: {', '.join(lab.SHAPES)}.")
     loaded = load(find_preset(preset), dtype, device)
+    if context_ + k + 1 > loaded.context:
+        raise BadInput(f"{preset} holds {loaded.context} tokens: {context_} and a pass over {k + 1} are too many.")
     rates = lab.bandwidth(loaded.device)
     lengths, rate = [1, k + 1], rates["median"]
     makers, stored = lab.engines(loaded), loaded.weights_dtype

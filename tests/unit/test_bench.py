@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 from specdemo.events import Event, emitted_tokens
 from specdemo.lab import bench_hf, roofline
@@ -27,7 +28,7 @@ from specdemo.lab.bench import (
     summarise,
     table,
 )
-from specdemo.lab.cli import LOOKUP_K, TUNED_K, cases_of_hf, cases_of_ours, theirs
+from specdemo.lab.cli import LOOKUP_K, TUNED_K, cases_of_hf, cases_of_ours, keep, theirs
 from specdemo.models import Loaded
 from specdemo.race import start
 from specdemo.results import in_words
@@ -213,6 +214,59 @@ def test_a_line_that_is_no_prompt_is_refused_with_its_number(tmp_path: Path, lin
         read_prompts(tmp_path / "latin.jsonl")
 
 
+def test_a_category_cannot_have_the_name_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "category": "all", "prompt": "b"}')
+    with pytest.raises(BadInput, match="a category called 'all'"):
+        read_prompts(path)
+
+
+def test_a_prompt_that_cannot_be_run_is_refused_before_anything_is_measured(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> Any:
+        raise AssertionError("it began")
+
+    monkeypatch.setattr("specdemo.lab.bench.start", never)
+    for text, reason in ((" ", "empty|blank"), ("the cat " * 1000, "the context holds")):
+        with pytest.raises(BadInput, match=f"Prompt 'b': .*({reason})"):
+            bench(loaded, [PROMPTS[0], Prompt("b", "hard", text)], [ALONE], [0.0], 12, 1)
+
+
+def test_what_was_measured_before_an_interruption_is_kept(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = 0
+
+    def cut_off(*asked: Any) -> Iterator[Event]:
+        nonlocal begun
+        begun += 1
+        if begun == last:
+            raise KeyboardInterrupt
+        return start(*asked)
+
+    monkeypatch.setattr("specdemo.lab.bench.start", cut_off)
+    cases = [ALONE, *cases_of_ours(loaded, "ngram", [3])]
+    last = 6  # two warm up, two write the first text
+    stopped = bench(loaded, PROMPTS, cases, [0.0], 4, 1)
+    assert stopped["interrupted"]
+    assert [(run["method"], run["prompt_id"]) for run in stopped["runs"]] == [("plain", "a"), ("speculative", "a")]
+    assert {row["category"] for row in stopped["summary"]} == {"all", "easy"}
+    begun, last = 0, 3
+    with pytest.raises(KeyboardInterrupt):
+        bench(loaded, PROMPTS, cases, [0.0], 4, 1)
+
+
+def test_an_interrupted_bench_keeps_its_file_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    outcome = {"interrupted": True, "runs": [1]}
+    with pytest.raises(typer.Exit) as ended:
+        keep(outcome, tmp_path / "a.json")
+    assert ended.value.exit_code == 130
+    assert json.loads((tmp_path / "a.json").read_text()) == outcome
+    assert "Interrupted" in capsys.readouterr().err
+    keep({"interrupted": False}, None)
+
+
 def test_a_few_prompts_of_each_category_can_be_chosen() -> None:
     prompts = [Prompt(str(place), category, "") for place, category in enumerate("aabab")]
     assert [prompt.id for prompt in some(prompts, 2)] == ["0", "1", "2", "4"]
@@ -245,6 +299,9 @@ def test_the_assistant_is_set_up_for_a_run_and_then_as_before(loaded: Loaded) ->
         with bench_hf._assisting(loaded, Case(bench_hf.TUNED, "draft-model", 2)) as assistant:
             assert assistant is loaded.draft_model
             assert (config.num_assistant_tokens, config.assistant_confidence_threshold) == (2, 0.0)
+            assert config.num_assistant_tokens_schedule == "constant"
+        with bench_hf._assisting(loaded, Case(bench_hf.ASSISTED, "draft-model")):
+            assert config.num_assistant_tokens == 7  # as it comes
         bench_hf.generate(loaded, Case(bench_hf.ASSISTED, "draft-model"), loaded.encode("the cat"), settings)
         assert config.num_assistant_tokens == 7
     finally:
