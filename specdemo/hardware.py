@@ -177,6 +177,11 @@ def cpu_model() -> str | None:
     return ", ".join(numbers) or None
 
 
+def cpu_flags() -> frozenset[str]:
+    """What the CPU can do, in the words of the Linux kernel; nothing where that cannot be read."""
+    return frozenset(_cpu_info(CPU_INFO).get("flags", "").split())
+
+
 @cache
 def _cpu_info(file: Path) -> Mapping[str, str]:
     """What the system tells of the CPU; of its last core, if they differ. Where there are many, it takes a while."""

@@ -114,7 +114,7 @@ def costs_of(loaded: Loaded, settings: Settings) -> Costs | None:
     """What rounds cost here with this kind of sampling; measured the first time that K = auto is to go by it."""
     kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1)
     if settings.k == AUTO and kind not in loaded.costs:
-        most_k = MOST_ROWS - 1 if loaded.engine == "fused" else MAX_K  # bit-exact, see `fused`
+        most_k = MOST_ROWS - 1 if loaded.engine == "fused" else MAX_K  # no further is that one bit-exact, see `fused`
         loaded.costs[kind] = Costs.measured(loaded.target_runner(MAX_K + 2), settings, most_k)
     return loaded.costs.get(kind)
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from .folders import cache_folder
 from .imports import import_quickly
 from .presets import Wheel
 
@@ -49,13 +50,6 @@ class Sdist:
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"
-
-
-def cache_folder() -> Path:
-    """Where converted weights live: `SPECDEMO_CACHE`, else `specdemo` in the user's cache folder."""
-    if chosen := os.environ.get("SPECDEMO_CACHE"):
-        return Path(os.path.expanduser(chosen)).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "specdemo"
 
 
 def from_wheel(wheel: Wheel, dtype: torch.dtype, progress: Progress) -> tuple[Path, str | None]:

@@ -108,7 +108,8 @@ def bytes_read(model: PreTrainedModel, context: int, tokens: int, stored: torch.
 
 
 def engines(loaded: Loaded) -> dict[str, MakeRunner]:
-    """What runs a preset's passes here, transformers' own forward, and the layout that is not bit-exact, if any."""
+    """What runs a preset's passes here, transformers' own forward, and a layout that is not bit-exact, where torch's
+    operations run and to be so has a price."""
     makers = {loaded.engine: loaded.target_runner}
     if loaded.engine == "fused":
         runner: Any = loaded.target_runner(1)

@@ -17,6 +17,7 @@ from . import Runner, ops
 from .fused import FusedRunner
 from .graph import Capture, CudaCapture, GraphRunner, Graphs
 from .layout import FusedModel, Rope, Weights, knows
+from .native import NativeRunner, native_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -30,7 +31,7 @@ OLDEST = (8, 0)  # compute capability that Triton's kernels are made for
 def runner_maker(
     model: PreTrainedModel, slots: int = 1, eager: bool = False, dtype: torch.dtype | None = None
 ) -> tuple[str, MakeRunner]:
-    """The fastest way to run a model here: its name, `graph`, `fused` or `eager`, and what makes its runners.
+    """The fastest way to run a model here: its name, `graph`, `native`, `fused` or `eager`, and what makes its runners.
 
     The models it knows run fused, on a CPU if there is memory for its own copy of the weights. On a GPU their passes
     are captured now, for `slots` runs at a time.
@@ -48,7 +49,7 @@ def runner_maker(
             reader.release()
             return "graph", make
         if has_room_for(sum(weight.numel() for weight in weights) * (dtype or model.dtype).itemsize):
-            return "fused", partial(FusedRunner, FusedModel.of(model, dtype))
+            return _on_cpu(FusedModel.of(model, dtype))
     from .eager import EagerRunner  # late: it brings in transformers' models
 
     return "eager", partial(EagerRunner, model)
@@ -70,7 +71,13 @@ def captured(model: FusedModel, capture: Capture, slots: int) -> Graphs:
 
 def runner_of_weights(config: PreTrainedConfig, weights: Weights) -> tuple[str, MakeRunner]:
     """The same for weights in main memory, of a model that is plain (`layout.is_plain`)."""
-    return "fused", partial(FusedRunner, FusedModel.of_weights(config, weights, Rope.plain(config)))
+    return _on_cpu(FusedModel.of_weights(config, weights, Rope.plain(config)))
+
+
+def _on_cpu(model: FusedModel) -> tuple[str, MakeRunner]:
+    """By one call for each pass where `native.c` can be compiled, else by torch's operations."""
+    native = native_model(model)
+    return ("native", partial(NativeRunner, native)) if native else ("fused", partial(FusedRunner, model))
 
 
 def ops_for(model: FusedModel) -> ModuleType:

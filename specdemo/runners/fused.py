@@ -13,6 +13,7 @@ while K < `MOST_ROWS`. In float32 the last bits differ, which decides nothing bu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +30,12 @@ QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
 KEYS_AT_ONCE, LONGEST_SUM, KEY_STEP = 512, 192, 32  # see `padded`
 
 
+class Entries(Protocol):
+    """What a runner keeps of a text: the first `length` tokens are live."""
+
+    length: int
+
+
 class FusedRunner:
     """A `Runner` over a `FusedModel`, with a cache of `capacity` tokens, taken at the prefill."""
 
@@ -40,7 +47,7 @@ class FusedRunner:
         self.states: Tensor | None = None
         self._kept: tuple[int, ...] = ()
         self._ahead = Ahead()
-        self._cache: Cache | None = None
+        self._cache: Entries | None = None
 
     @property
     def length(self) -> int:
@@ -76,7 +83,7 @@ class FusedRunner:
         self._ahead.clear()
         self._cache = self.states = None
 
-    def _new_cache(self) -> Cache:
+    def _new_cache(self) -> Entries:
         return Cache(self.model, self.context)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -120,7 +127,7 @@ class FusedRunner:
         What rows beyond T leave in the cache is overwritten before anything looks at it.
         """
         model, cache, count = self.model, self._cache, len(x)
-        assert cache is not None, "prefill comes first"
+        assert isinstance(cache, Cache), "prefill comes first"
         x = self._filled(x)
         end = start + len(x)
         mask = self._mask(start, end, x.dtype) if start or end <= MOST_ROWS else None

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..hardware import arithmetic, cpu_reads_float16
+from .library import Multiply, library_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -80,6 +81,9 @@ class Product:
     def of(cls, weight: Tensor, bias: Tensor | None) -> Product:
         """Laid out as is fastest."""
         (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"
+        library = library_for(weight.dtype) if on_cpu else None
+        if library and inner % library.step == 0:
+            return cls(None, bias, Multiply(library, weight.detach(), bias))
         large = on_cpu and weight.numel() >= LEAST_PACKED.get(weight.dtype, math.inf)
         if large and weight.dtype == torch.float16 and cpu_reads_float16():
             halves = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)

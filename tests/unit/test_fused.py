@@ -21,6 +21,13 @@ from .toys import MODEL_VOCAB, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+
+@pytest.fixture(autouse=True)
+def without_library(monkeypatch):
+    """As on a machine without a C compiler."""
+    monkeypatch.setattr(layout, "library_for", lambda dtype: None)
+
+
 PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
 KNOWN = ("llama", "qwen3", "smollm3", "gpt2")
 

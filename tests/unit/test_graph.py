@@ -30,7 +30,7 @@ from specdemo.runners.graph import LONGEST, CudaCapture, GraphRunner, Graphs, Ou
 from specdemo.runners.layout import FusedModel
 from specdemo.types import Settings
 
-from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, ids_of, tiny_model
+from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, ids_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread", "little_room")
 
@@ -416,7 +416,7 @@ def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatc
 
 def test_only_a_gpu_captures() -> None:
     model = tiny_model("llama")
-    assert runner_maker(model)[0] == "fused"
+    assert runner_maker(model)[0] == cpu_engine(model.dtype)
     assert runner_maker(model, eager=True)[0] == "eager"
     assert ops_for(FusedModel.of(model)) is ops
 

@@ -21,8 +21,9 @@ from specdemo.runners.cache import PreallocatedLayer
 from specdemo.runners.eager import EagerRunner
 from specdemo.runners.fused import FusedRunner
 from specdemo.runners.layout import FusedModel, knows
+from specdemo.runners.native import NativeRunner
 from specdemo.types import Fate, Settings
-from tests.unit.toys import ARCHITECTURES, MODEL_VOCAB, ids_of, noise_for, tiny_model
+from tests.unit.toys import ARCHITECTURES, MODEL_VOCAB, ids_of, native_runner, noise_for, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,6 +35,7 @@ Make = Callable[[PreTrainedModel, int], Runner]
 MAKERS: dict[str, Make] = {
     "eager": EagerRunner,
     "fused": lambda model, capacity: FusedRunner(FusedModel.of(model), capacity),
+    "native": native_runner,
 }
 
 
@@ -158,19 +160,23 @@ def test_the_parts_of_a_split_model_share_its_weights_and_leave_it_whole(model: 
 def reads(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Counter[int]]:
     """How often each layer has read each position, counted where its keys and values are made."""
     counted: dict[Any, Counter[int]] = defaultdict(Counter)
-    update, through = PreallocatedLayer.update, FusedRunner._through
+    update = PreallocatedLayer.update
 
     def counting_update(layer: PreallocatedLayer, keys: Tensor, *rest: Any, **options: Any) -> Any:
         counted[id(layer)].update(range(layer.length, layer.length + keys.shape[-2]))
         return update(layer, keys, *rest, **options)
 
-    def counting_through(runner: FusedRunner, x: Tensor, start: int, layers: range, *rest: Any) -> Tensor:
-        for layer in layers:
-            counted[layer].update(range(start, start + len(x)))
-        return through(runner, x, start, layers, *rest)
+    def counting(through: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def counting_through(runner: FusedRunner, x: Tensor, start: int, layers: range, *rest: Any) -> Tensor:
+            for layer in layers:
+                counted[layer].update(range(start, start + len(x)))
+            return through(runner, x, start, layers, *rest)
+
+        return counting_through
 
     monkeypatch.setattr(PreallocatedLayer, "update", counting_update)
-    monkeypatch.setattr(FusedRunner, "_through", counting_through)
+    for runner in (FusedRunner, NativeRunner):
+        monkeypatch.setattr(runner, "_through", counting(runner._through))
     return counted
 
 

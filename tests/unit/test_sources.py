@@ -24,14 +24,14 @@ from filelock import FileLock
 from transformers import PreTrainedModel
 
 from specdemo import opening, sources
+from specdemo.folders import cache_folder
 from specdemo.models import load
 from specdemo.presets import Wheel, find_preset
 from specdemo.runners import choose
-from specdemo.runners.fused import FusedRunner
-from specdemo.runners.layout import FusedModel
-from specdemo.sources import LoadError, Sdist, cache_folder, from_sdist, from_wheel
+from specdemo.sources import LoadError, Sdist, from_sdist, from_wheel
 
 from .checkpoints import make_tokenizer, preset_of, sha256, write_gguf, write_wheel
+from .toys import cpu_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 Stages = list[tuple[float | None, str]]
@@ -150,7 +150,7 @@ def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_wi
         logits = [runner.prefill(ids), runner.forward([5, 6, 7])]
     model = loaded.model
     assert loaded.model is model
-    by_transformers = FusedRunner(FusedModel.of(model, loaded.weights_dtype), 32)
+    by_transformers = choose.runner_maker(model, dtype=loaded.weights_dtype)[1](32)
     assert torch.equal(by_transformers.prefill(ids), logits[0])
     assert torch.equal(by_transformers.forward([5, 6, 7]), logits[1])
     assert loaded.embeddings is not None
@@ -167,7 +167,7 @@ def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_wi
     )
     wider = loaded.dtype.itemsize // loaded.weights_dtype.itemsize
     assert eager.placement == {"cpu": wider * loaded.placement["cpu"]}
-    assert (loaded.engine, eager.engine) == ("fused", "eager")
+    assert (loaded.engine, eager.engine) == (cpu_engine(loaded.weights_dtype), "eager")
     assert type(eager.tokenizer) is type(loaded.tokenizer)
     assert eager.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
     assert eager.encode("a b") == loaded.encode("a b")
@@ -197,8 +197,8 @@ def test_a_second_start_and_a_race_leave_transformers_models_out(index: SimpleNa
 @pytest.mark.parametrize(
     ("change", "engine"),
     [
-        (lambda patch: patch.setattr(opening, "is_plain", lambda config: False), "fused"),
-        (lambda patch: patch.setattr(opening, "knows", lambda config: False), "fused"),
+        (lambda patch: patch.setattr(opening, "is_plain", lambda config: False), cpu_engine(torch.float32)),
+        (lambda patch: patch.setattr(opening, "knows", lambda config: False), cpu_engine(torch.float32)),
         (
             lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (opening, choose)],
             "eager",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -38,6 +39,9 @@ from specdemo.drafters.head import Head, ReadyHead, Shape
 from specdemo.events import Event, emitted_tokens
 from specdemo.race import PROPOSING
 from specdemo.runners.eager import EagerRunner
+from specdemo.runners.layout import FusedModel
+from specdemo.runners.library import library_for
+from specdemo.runners.native import NativeRunner, native_model
 from specdemo.train.data import ASSISTANT
 from specdemo.train.ngram import build_table
 from specdemo.types import Draft, Settings, Verdict
@@ -365,6 +369,19 @@ def tiny_model(architecture: str, seed: int = 0, layers: int = 3) -> PreTrainedM
             heads = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 256, "initializer_range": 0.25}
             model = GPT2LMHeadModel(GPT2Config(**shape, **heads))
     return model.eval()
+
+
+def cpu_engine(dtype: torch.dtype) -> str:
+    """What runs a known model with weights of this type on this machine's CPU."""
+    return "native" if library_for(dtype) else "fused"
+
+
+def native_runner(model: PreTrainedModel, capacity: int, dtype: torch.dtype | None = None) -> NativeRunner:
+    """A runner by the library of `native.c`; skips the test where that cannot be had."""
+    native = native_model(FusedModel.of(model, dtype))
+    if native is None:
+        pytest.skip("no C compiler, or a CPU that the library is not for")
+    return NativeRunner(native, capacity)
 
 
 def ngram_file(folder: Path, vocab: int, seed: int = 5) -> Path:

@@ -1,0 +1,335 @@
+/* The passes of `native.py`: a model's layers over a few tokens, in one parallel region.
+
+   Compiled for one type of weights at a time: -DBFLOAT16, -DFLOAT16 or -DFLOAT32. With bfloat16 the inputs of products,
+   keys and values are bfloat16 too; with float16 only the weights are, and all else is float32. Sums and the residual
+   stream are float32 always.
+
+   Every product here, attention's too, is made by `sum_up`. It adds up the numbers of a row in their own order, whatever
+   is computed beside it, so a token's logits are the same bits however many tokens are read with it. */
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+#ifdef __AVX512F__
+#define LANES 16 /* floats of a vector */
+#define ROWS 9   /* of a product that are made at once, at most: as many sums as there are registers for */
+#else
+#define LANES 8
+#define ROWS 5
+#endif
+#define VECTORS 2
+#define COLUMNS (VECTORS * LANES) /* of a product that are made together */
+
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#ifdef BFLOAT16
+#define STEP 2 /* numbers of a row that one instruction adds up */
+typedef uint16_t number, weight;
+#else
+#define STEP 1
+typedef float number;
+#ifdef FLOAT16
+typedef uint16_t weight;
+#else
+typedef float weight;
+#endif
+#endif
+
+const int columns = COLUMNS, step = STEP; /* a weight is laid out as [outer / columns, inner / step, columns, step] */
+
+typedef struct { const float *weight, *bias; float eps; } Norm; /* layer norm, or RMS norm where there is no bias */
+typedef struct { const weight *weight; const float *bias; long outer, inner; } Product;
+typedef struct {
+    Norm attention_norm, q_norm, k_norm, mlp_norm; /* those of queries and keys have no weight where there are none */
+    Product qkv, out, up, down;
+    int rotated;
+} Layer;
+typedef struct { const Layer *layers; long hidden, heads, kv_heads, width; int gated; } Model;
+/* keys [layers, kv_heads, capacity / columns, width / step, columns, step],
+   values [layers, kv_heads, wide / columns, capacity / step, columns, step] for wide = width filled up to whole columns;
+   cosines and sines [capacity, width / 2]. The capacity is a multiple of the columns. */
+typedef struct { number *keys, *values; const float *cosines, *sines; long capacity; } Cache;
+
+INLINE number narrowed(float x) {
+#ifdef BFLOAT16
+    union { float number; uint32_t bits; } it = {x};
+    return (it.bits + 0x7fff + (it.bits >> 16 & 1)) >> 16; /* to nearest, ties to even */
+#else
+    return x;
+#endif
+}
+
+INLINE long least(long a, long b) { return a < b ? a : b; }
+INLINE long up_to(long size, long part) { return (size + part - 1) / part * part; }
+
+/* Where number i of column c lies in a block [., COLUMNS, STEP]. */
+INLINE long at(long i, long c) { return (i / STEP * COLUMNS + c) * STEP + i % STEP; }
+
+/* e to the x, for x <= 0, within two units in the last place (Cephes' polynomial). */
+INLINE float exponential(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float n = __builtin_rintf(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    union { int32_t bits; float number; } power = {((int32_t)n + 127) << 23};
+    return (p * r * r + r + 1.0f) * power.number;
+}
+
+INLINE float sigmoid(float x) {
+    float small = exponential(-__builtin_fabsf(x));
+    return (x < 0 ? small : 1.0f) / (1.0f + small);
+}
+
+/* The numbers of LANES columns in a block, from `place` vectors on; `half` says that they are float16. */
+INLINE vector load(const void *block, long place, const int half) {
+#ifdef __AVX512F__
+    if (half) return (vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)block + place));
+#else
+    if (half) return (vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)block + place));
+#endif
+    return ((const vector *)block)[place];
+}
+
+/* sum + the product of the next STEP numbers of a row with those of LANES columns. */
+INLINE vector add(vector sum, const number *x, vector weights) {
+#ifdef BFLOAT16
+    int pair;
+    memcpy(&pair, x, sizeof pair);
+    return (vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
+#else
+    return sum + *x * weights;
+#endif
+}
+
+/* sums [rows, COLUMNS] = x [rows, inner], whose rows lie `stride` apart, times a block [inner / STEP, COLUMNS, STEP]. */
+INLINE void sum_rows(const int rows, const int half, const void *block, const number *x, long stride, long inner,
+                     float *sums) {
+    vector sum[ROWS][VECTORS], some[VECTORS];
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < VECTORS; v++) sum[row][v] = (vector){0};
+    for (long i = 0; i < inner; i += STEP) {
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; v++) some[v] = load(block, i / STEP * VECTORS + v, half);
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < VECTORS; v++) sum[row][v] = add(sum[row][v], x + row * stride + i, some[v]);
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < VECTORS; v++) memcpy(sums + row * COLUMNS + v * LANES, &sum[row][v], sizeof(vector));
+}
+
+INLINE void sum_up(int rows, const int half, const void *block, const number *x, long stride, long inner, float *sums) {
+    switch (rows) {
+#define CASE(n) case n: sum_rows(n, half, block, x, stride, inner, sums); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#if ROWS > 5
+        CASE(6) CASE(7) CASE(8) CASE(9)
+#endif
+    }
+}
+
+enum { WRITTEN, ADDED, NARROWED }; /* what becomes of a product */
+
+/* out [count, outer] = x [count, inner] @ weight.T + bias, in one of these ways. */
+INLINE void multiply(const Product *p, const number *x, long count, void *out, const int how) {
+    const long turns = (count + ROWS - 1) / ROWS, each = (count + turns - 1) / turns; /* six rows are better 3 + 3 */
+#pragma omp for schedule(static)
+    for (long column = 0; column < p->outer; column += COLUMNS)
+        for (long row = 0; row < count; row += each) {
+            float sums[ROWS * COLUMNS];
+            const long rows = least(each, count - row), there = least(COLUMNS, p->outer - column);
+            sum_up(rows, sizeof(weight) < sizeof(number), p->weight + column * p->inner, x + row * p->inner, p->inner,
+                   p->inner, sums);
+            for (long r = 0; r < rows; r++)
+                for (long c = 0; c < there; c++) {
+                    long place = (row + r) * p->outer + column + c;
+                    float sum = sums[r * COLUMNS + c] + (p->bias ? p->bias[column + c] : 0.0f);
+                    if (how == NARROWED) ((number *)out)[place] = narrowed(sum);
+                    else if (how == ADDED) ((float *)out)[place] += sum;
+                    else ((float *)out)[place] = sum;
+                }
+        }
+}
+
+/* out = the rows of x, normed: layer norm, or RMS norm where there is no bias. */
+INLINE void norm_row(const Norm *n, const float *x, long size, void *out, const int how) {
+    float mean = 0, square = 0;
+    if (n->bias) {
+#pragma omp simd reduction(+ : mean)
+        for (long i = 0; i < size; i++) mean += x[i];
+        mean /= size;
+    }
+#pragma omp simd reduction(+ : square)
+    for (long i = 0; i < size; i++) square += (x[i] - mean) * (x[i] - mean);
+    float scale = 1.0f / sqrtf(square / size + n->eps);
+#pragma omp simd
+    for (long i = 0; i < size; i++) {
+        float normed = (x[i] - mean) * scale * n->weight[i] + (n->bias ? n->bias[i] : 0.0f);
+        if (how == NARROWED) ((number *)out)[i] = narrowed(normed);
+        else ((float *)out)[i] = normed;
+    }
+}
+
+static void norm_rows(const Norm *n, const float *x, long count, long size, number *out) {
+#pragma omp for schedule(static)
+    for (long row = 0; row < count; row++) norm_row(n, x + row * size, size, out + row * size, NARROWED);
+}
+
+/* Norm and rotate the queries and keys of `count` tokens by head, and put keys and values at `start` in the cache.
+   qkv [count, heads + 2 kv_heads, width]; q [count, heads, width]. */
+static void place(const Model *m, const Layer *layer, int index, const Cache *cache, long start, float *qkv, long count,
+                  number *q) {
+    const long width = m->width, half = width / 2, wide = up_to(width, COLUMNS), all = m->heads + 2 * m->kv_heads;
+#pragma omp for schedule(static) collapse(2)
+    for (long t = 0; t < count; t++)
+        for (long head = 0; head < all; head++) {
+            float *x = qkv + (t * all + head) * width;
+            const long key = head - m->heads, value = key - m->kv_heads, position = start + t;
+            if (value < 0) {
+                const Norm *n = key < 0 ? &layer->q_norm : &layer->k_norm;
+                if (n->weight) norm_row(n, x, width, x, WRITTEN);
+                if (layer->rotated) {
+                    const float *cosine = cache->cosines + position * half, *sine = cache->sines + position * half;
+                    for (long i = 0; i < half; i++) {
+                        const float a = x[i], b = x[half + i];
+                        x[i] = a * cosine[i] - b * sine[i];
+                        x[half + i] = b * cosine[i] + a * sine[i];
+                    }
+                }
+            }
+            if (key < 0)
+                for (long i = 0; i < width; i++) q[(t * m->heads + head) * width + i] = narrowed(x[i]);
+            else if (value < 0) {
+                number *block = cache->keys + ((index * m->kv_heads + key) * cache->capacity +
+                                               position / COLUMNS * COLUMNS) * width;
+                for (long i = 0; i < width; i++) block[at(i, position % COLUMNS)] = narrowed(x[i]);
+            } else {
+                number *block = cache->values + (index * m->kv_heads + value) * cache->capacity * wide;
+                for (long i = 0; i < width; i++)
+                    block[i / COLUMNS * COLUMNS * cache->capacity + at(position, i % COLUMNS)] = narrowed(x[i]);
+            }
+        }
+}
+
+/* out [count, heads * width] = attention of the queries of tokens at `start` to all up to themselves.
+   `scores` and `shares` [ROWS, capacity] are this thread's own. */
+static void attend(const Model *m, int index, const Cache *cache, long start, const number *q, long count,
+                   float *scores, number *shares, number *out) {
+    const long width = m->width, wide = up_to(width, COLUMNS), group = m->heads / m->kv_heads, stride = cache->capacity;
+    const float scale = 1.0f / sqrtf(width);
+#pragma omp for schedule(static) collapse(2)
+    for (long kv_head = 0; kv_head < m->kv_heads; kv_head++)
+        for (long t = 0; t < count; t++)
+            for (long some = 0; some < group; some += ROWS) {
+                const long rows = least(ROWS, group - some), end = start + t + 1, even = up_to(end, STEP);
+                const number *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
+                const number *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
+                const long first = (t * m->heads + kv_head * group + some) * width;
+                float sums[ROWS * COLUMNS], total[ROWS];
+                for (long key = 0; key < end; key += COLUMNS) {
+                    sum_up(rows, 0, keys + key * width, q + first, width, width, sums);
+                    for (long r = 0; r < rows; r++)
+                        memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
+                }
+                for (long r = 0; r < rows; r++) {
+                    const float *score = scores + r * stride;
+                    number *share = shares + r * stride;
+                    float most = score[0], sum = 0;
+#pragma omp simd reduction(max : most)
+                    for (long key = 0; key < end; key++) most = score[key] > most ? score[key] : most;
+#pragma omp simd reduction(+ : sum)
+                    for (long key = 0; key < end; key++) {
+                        const float part = exponential((score[key] - most) * scale);
+                        sum += part;
+                        share[key] = narrowed(part);
+                    }
+                    for (long key = end; key < even; key++) share[key] = 0;
+                    total[r] = sum;
+                }
+                for (long column = 0; column < width; column += COLUMNS) {
+                    sum_up(rows, 0, values + column * cache->capacity, shares, stride, even, sums);
+                    for (long r = 0; r < rows; r++)
+                        for (long c = 0; c < least(COLUMNS, width - column); c++)
+                            out[first + r * width + column + c] = narrowed(sums[r * COLUMNS + c] / total[r]);
+                }
+            }
+}
+
+/* out [count, inner] = silu(gate) * up of x [count, 2 inner], or the tanh approximation of gelu(x), x [count, inner]. */
+static void activate(const float *x, long count, long inner, int gated, number *out) {
+    const long part = 256;
+#pragma omp for schedule(static) collapse(2)
+    for (long row = 0; row < count; row++)
+        for (long begin = 0; begin < inner; begin += part) {
+            const float *from = x + row * (gated ? 2 * inner : inner);
+#pragma omp simd
+            for (long i = begin; i < least(begin + part, inner); i++) {
+                const float a = from[i], slope = gated ? a : 1.5957691216f * (a + 0.044715f * a * a * a);
+                out[row * inner + i] = narrowed(a * sigmoid(slope) * (gated ? from[inner + i] : 1.0f));
+            }
+        }
+}
+
+/* Take `count` tokens x [count, hidden] that stand at `start` through the layers from `first` to before `last`.
+   Returns whether there was memory for it. */
+int run_layers(const Model *m, int first, int last, float *x, long count, const Cache *cache, long start, int threads) {
+    const long heads = m->heads * m->width, hidden = m->hidden;
+    const long qkv = heads + 2 * m->kv_heads * m->width, up = m->layers[0].up.outer, inner = m->layers[0].down.inner;
+    const long most = up > qkv ? up : qkv, input = inner > hidden ? inner : hidden;
+    const long each = ROWS * cache->capacity * (sizeof(float) + sizeof(number));
+    float *wide = malloc(count * (most * sizeof(float) + (input + 2 * heads) * sizeof(number)) + threads * each);
+    if (!wide) return 0;
+    number *normed = (number *)(wide + count * most), *q = normed + count * input, *attended = q + count * heads;
+    char *own = (char *)(attended + count * heads);
+#pragma omp parallel num_threads(threads)
+    {
+        extern int omp_get_thread_num(void);
+        float *scores = (float *)(own + omp_get_thread_num() * each);
+        number *shares = (number *)(scores + ROWS * cache->capacity);
+        for (int index = first; index < last; index++) {
+            const Layer *layer = m->layers + index;
+            norm_rows(&layer->attention_norm, x, count, hidden, normed);
+            multiply(&layer->qkv, normed, count, wide, WRITTEN);
+            place(m, layer, index, cache, start, wide, count, q);
+            attend(m, index, cache, start, q, count, scores, shares, attended);
+            multiply(&layer->out, attended, count, x, ADDED);
+            norm_rows(&layer->mlp_norm, x, count, hidden, normed);
+            multiply(&layer->up, normed, count, wide, WRITTEN);
+            activate(wide, count, inner, m->gated, normed);
+            multiply(&layer->down, normed, count, x, ADDED);
+        }
+    }
+    free(wide);
+    return 1;
+}
+
+/* out [count, outer] = the product of x [count, inner], which is normed first. */
+int run_head(const Norm *n, const Product *p, const float *x, long count, float *out, int threads) {
+    number *normed = malloc(count * p->inner * sizeof(number));
+    if (!normed) return 0;
+#pragma omp parallel num_threads(threads)
+    {
+        norm_rows(n, x, count, p->inner, normed);
+        multiply(p, normed, count, out, WRITTEN);
+    }
+    free(normed);
+    return 1;
+}
+
+/* out [count, outer] = the product of x [count, inner]. */
+void run_product(const Product *p, const number *x, long count, number *out, int threads) {
+#pragma omp parallel num_threads(threads)
+    multiply(p, x, count, out, NARROWED);
+}

@@ -1,0 +1,331 @@
+"""The passes of `native.c`: against transformers' forward, bit for bit with each other, and how they are built."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specdemo.runners import Runner, choose, layout, library, native
+from specdemo.runners.eager import EagerRunner
+from specdemo.runners.fused import FusedRunner
+from specdemo.runners.layout import FusedModel
+from specdemo.runners.library import Multiply, library_for
+
+from .toys import MODEL_VOCAB, native_runner, tiny_model
+
+PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
+KNOWN = ("llama", "qwen3", "smollm3", "gpt2")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+NEAR: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
+PASSES = ([4], [7, 7, 1], [0], list(range(17)))
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def stored(model, dtype):
+    """A copy with weights that were rounded to a type, and computes in float32."""
+    rounded = copy.deepcopy(model)
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.to(dtype).float()
+    return rounded
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("architecture", KNOWN)
+def test_logits_and_states_of_every_pass_are_those_of_transformers(architecture, dtype):
+    model = tiny_model(architecture)
+    runner, eager = native_runner(model, 64, dtype), EagerRunner(stored(model, dtype), 64)
+    for each in (runner, eager):
+        each.keep_states([2, 0])
+    torch.testing.assert_close(runner.prefill(PROMPT), eager.prefill(PROMPT), **NEAR)
+    for ids in PASSES:
+        torch.testing.assert_close(runner.states, eager.states, **NEAR)
+        torch.testing.assert_close(runner.forward(ids), eager.forward(ids), **NEAR)
+        assert runner.length == eager.length
+    torch.testing.assert_close(runner.states, eager.states, **NEAR)
+
+
+@pytest.mark.parametrize("architecture", KNOWN)
+def test_bfloat16_strays_no_further_from_float32_than_transformers_does(architecture):
+    exact = tiny_model(architecture)
+    rough = copy.deepcopy(exact).bfloat16()
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(MODEL_VOCAB, (200,), generator=generator).tolist()
+    runners: list[Runner] = [EagerRunner(exact, 200), native_runner(rough, 200), EagerRunner(rough, 200)]
+    logits = []
+    for runner in runners:
+        runner.keep_states([1])
+        runner.prefill(ids[:1])
+        logits.append(torch.cat([runner.forward(ids[i : i + 5]) for i in range(1, 200, 5)]).float())
+    ours, theirs = ((rows - logits[0]).square().mean().sqrt() for rows in logits[1:])
+    assert ours < theirs
+    assert runners[1].states is not None
+    assert runners[1].states.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("architecture", KNOWN)
+def test_rolled_back_entries_leave_no_trace(architecture):
+    runner, eager = native_runner(tiny_model(architecture), 64), EagerRunner(tiny_model(architecture), 64)
+    runner.prefill(PROMPT)
+    runner.forward([1, 2, 3, 4, 5])
+    runner.rollback(len(PROMPT) + 1)
+    eager.prefill([*PROMPT, 1])
+    torch.testing.assert_close(runner.forward([50, 51]), eager.forward([50, 51]))
+    runner.release()
+    assert (runner.length, runner.states) == (0, None)
+    torch.testing.assert_close(runner.prefill(PROMPT), eager.prefill(PROMPT))
+
+
+def random_model(architecture: str, heads: int, kv_heads: int, width: int):
+    """Of a shape that fills no vector, block or thread evenly, and whose laws are peaked."""
+    sizes = {"num_hidden_layers": 3, "hidden_size": heads * width, "vocab_size": MODEL_VOCAB}
+    config = AutoConfig.for_model(
+        architecture, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=70, **sizes
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("architecture", "heads", "kv_heads", "width"),
+    [("llama", 6, 2, 20), ("llama", 11, 1, 4), ("llama", 3, 3, 48), ("gpt2", 4, 4, 32), ("qwen3", 4, 2, 128)],
+)
+def test_logits_are_the_same_bits_however_many_tokens_are_read_together(architecture, heads, kv_heads, width, dtype):
+    model = random_model(architecture, heads, kv_heads, width)
+    ids = torch.randint(MODEL_VOCAB, (120,), generator=torch.Generator().manual_seed(0)).tolist()
+    runner = native_runner(model.to(dtype), len(ids))
+    passes = {}
+    for rows in (1, 2, 4, 9, 17, 118):
+        runner.prefill(ids[:1])
+        passes[rows] = torch.cat([runner.forward(ids[i : i + rows]) for i in range(1, len(ids), rows)])
+    for rows, logits in passes.items():
+        assert torch.equal(logits, passes[1]), rows
+    assert torch.equal(runner.prefill(ids), passes[1][-1:])
+    runner.prefill(ids[:1])
+    for i in range(1, len(ids) - 3, 3):  # layer-skip reads some tokens one by one through the first layers
+        for token in ids[i : i + 2]:
+            runner.read_ahead([token], 2)
+        assert torch.equal(runner.forward(ids[i : i + 3]), passes[1][i - 1 : i + 2]), i
+    exact = EagerRunner(stored(model.float(), dtype), len(ids))
+    exact.prefill(ids[:1])
+    near: dict[str, Any] = {"atol": 0.3, "rtol": 0.1} if dtype == torch.bfloat16 else {"atol": 1e-3, "rtol": 1e-3}
+    torch.testing.assert_close(passes[1], exact.forward(ids[1:]), **near)
+
+
+def test_a_prompt_that_is_read_in_parts_gives_the_same_bits(monkeypatch):
+    runner = native_runner(tiny_model("llama"), 64)
+    runner.keep_states([0, 2])
+    logits, states = runner.prefill(PROMPT), runner.states
+    monkeypatch.setattr(native, "MOST_AT_ONCE", 3)
+    assert torch.equal(runner.prefill(PROMPT), logits)
+    assert runner.states is not None
+    assert states is not None
+    assert torch.equal(runner.states, states)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_biases_and_norms_are_kept(architecture):
+    config = copy.deepcopy(tiny_model(architecture).config)
+    config.attention_bias = config.mlp_bias = True  # Llama has none by default
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                torch.nn.init.normal_(parameter)
+    runner, eager = native_runner(model, 16), EagerRunner(model, 16)
+    torch.testing.assert_close(runner.prefill(PROMPT), eager.prefill(PROMPT))
+    torch.testing.assert_close(runner.forward([1, 2]), eager.forward([1, 2]))
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_float32_strays_hardly_further_from_float64_than_transformers_does(architecture, scale):
+    """Scores far apart, and activations too, are where an approximate exponential would show."""
+    model = copy.deepcopy(tiny_model(architecture))
+    for name, parameter in model.named_parameters():
+        if "q_proj" in name or "c_attn" in name or "up_proj" in name or "c_fc" in name:
+            parameter.data *= scale
+    ids = torch.randint(MODEL_VOCAB, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    runners: list[Runner] = [EagerRunner(copy.deepcopy(model).double(), 200)]
+    runners += [native_runner(model, 200), EagerRunner(model, 200)]
+    logits = []
+    for runner in runners:
+        runner.prefill(ids[:1])
+        logits.append(torch.cat([runner.forward(ids[i : i + 5]) for i in range(1, 200, 5)]).double())
+    ours, theirs = ((rows - logits[0]).abs().median() for rows in logits[1:])
+    assert ours < 2 * theirs
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("shape", [(1, 2), (31, 64), (33, 46), (100, 576)])
+def test_products_of_every_length(shape, biased, dtype):
+    functions = library_for(dtype)
+    if functions is None:
+        pytest.skip("no C compiler, or a CPU that the library is not for")
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(*shape, generator=generator).to(dtype), torch.randn(shape[0], generator=generator)
+    computed = torch.float32 if dtype == torch.float16 else dtype
+    multiply = Multiply(functions, weight, bias.to(computed) if biased else None)
+    for rows in (*range(1, 21), 40):
+        x = torch.randn(rows, shape[1], generator=generator).to(computed)
+        wanted = x.double() @ weight.double().T + (bias.to(computed).double() if biased else 0)
+        near: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-4}
+        torch.testing.assert_close(multiply(x).double(), wanted, **near)
+        assert multiply(x).dtype == computed
+        assert torch.equal(multiply(x[-1:]), multiply(x)[-1:])
+    assert torch.equal(multiply(x.view(2, 20, -1)), multiply(x).view(2, 20, -1))
+    assert torch.equal(multiply(x.T.contiguous().T), multiply(x))
+
+
+def test_half_precision_rounds_to_the_nearest_even_number():
+    functions = library_for(torch.bfloat16)
+    if functions is None:
+        pytest.skip("no C compiler, or a CPU that the library is not for")
+    generator = torch.Generator().manual_seed(0)
+    multiply = Multiply(functions, torch.eye(64).bfloat16(), torch.randn(64, generator=generator))
+    x = torch.randn(9, 64, generator=generator).bfloat16()
+    bias = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(multiply(x), (x.float() + bias).bfloat16())
+
+
+def test_nothing_finite_becomes_none_in_a_pass():
+    """Real models have a channel of tens of thousands behind some layers."""
+    model = copy.deepcopy(tiny_model("llama")).bfloat16()
+    model.model.embed_tokens.weight.data[:, 7] = 30_000
+    runner = native_runner(model, 16)
+    assert runner.prefill(PROMPT).isfinite().all()
+
+
+# How it is built ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """As in a new process with an empty cache."""
+    if library_for(torch.float32) is None:
+        pytest.skip("no C compiler, or a CPU that the library is not for")
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
+    library_for.cache_clear()
+    yield tmp_path / "cache"
+    library_for.cache_clear()
+
+
+def names(folder: Path) -> set[str]:
+    return {file.name for file in folder.iterdir()}
+
+
+def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_path):
+    assert library_for(torch.float32) is not None
+    (first,) = names(fresh)
+    written = (fresh / first).stat().st_mtime_ns
+    library_for.cache_clear()
+    assert library_for(torch.float32) is not None
+    assert (fresh / first).stat().st_mtime_ns == written
+    assert library_for(torch.float16) is not None
+    assert len(names(fresh)) == 2
+    other = tmp_path / "native.c"
+    other.write_text(library.SOURCE.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    monkeypatch.setattr(library, "SOURCE", other)
+    library_for.cache_clear()
+    assert library_for(torch.float32) is not None
+    assert len(names(fresh)) == 3
+
+
+def runs_without(caplog) -> str:
+    """That a model runs all the same; what was said about it."""
+    model = tiny_model("llama")
+    with caplog.at_level(logging.WARNING):
+        engine, make = choose.runner_maker(model)
+    assert engine == "fused"
+    torch.testing.assert_close(make(16).prefill(PROMPT), EagerRunner(model, 16).prefill(PROMPT))
+    return caplog.text
+
+
+def test_without_a_compiler_torchs_operations_run(fresh, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(fresh))
+    assert "There is no C compiler" in runs_without(caplog)
+
+
+@pytest.mark.parametrize("script", ["exit 1", "echo 'no AVX512 here' >&2; exit 1", "echo 13; exit 0"])
+def test_with_a_compiler_that_fails_torchs_operations_run(fresh, monkeypatch, caplog, tmp_path, script):
+    compiler = tmp_path / "bin" / "gcc"
+    compiler.parent.mkdir()
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo 13 && exit 0\n{script}\n', encoding="utf-8")
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{compiler.parent}{os.pathsep}{os.environ['PATH']}")
+    said = runs_without(caplog)
+    assert "cannot be built" in said
+    assert ("no AVX512 here" in said) == ("AVX512" in script)
+    assert names(fresh) == set()
+
+
+def test_a_cache_that_cannot_be_written_leaves_torchs_operations(fresh, caplog):
+    fresh.parent.joinpath("cache").write_text("a file", encoding="utf-8")
+    assert "cannot be built" in runs_without(caplog)
+
+
+@pytest.mark.parametrize("change", ["platform", "flags"])
+def test_other_machines_run_torchs_operations_without_a_word(fresh, monkeypatch, caplog, change):
+    if change == "platform":
+        monkeypatch.setattr(library.platform, "system", lambda: "Darwin")
+    else:
+        monkeypatch.setattr(library, "cpu_flags", lambda: frozenset({"sse2"}))
+    assert runs_without(caplog) == ""
+
+
+def test_its_threads_are_torchs_own(fresh):
+    """With two sets of threads the one would wait for cores that the other keeps busy waiting."""
+    assert library_for(torch.float32) is not None
+    torch.ones(1000, 1000).sum()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    assert len({line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line or "/libomp" in line}) == 1
+
+
+def test_a_shape_that_it_does_not_know_runs_by_torch():
+    if library_for(torch.bfloat16) is None:
+        pytest.skip("no C compiler, or a CPU that the library is not for")
+    config = AutoConfig.for_model(
+        "llama", hidden_size=33, num_attention_heads=1, num_key_value_heads=1, head_dim=8, intermediate_size=7
+    )
+    config.vocab_size, config.num_hidden_layers = MODEL_VOCAB, 1
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    engine, make = choose.runner_maker(model)
+    assert engine == "fused"
+    assert isinstance(make(16), FusedRunner)
+    assert make(16).prefill(PROMPT).isfinite().all()
+
+
+def test_a_product_multiplies_by_the_library_where_it_can(monkeypatch):
+    weight, x = torch.randn(40, 24), torch.randn(3, 24)
+    by_library = layout.Product.of(weight, None)
+    monkeypatch.setattr(layout, "library_for", lambda dtype: None)
+    by_torch = layout.Product.of(weight, None)
+    assert isinstance(by_library.multiply, Multiply) == (library_for(torch.float32) is not None)
+    assert not isinstance(by_torch.multiply, Multiply)
+    torch.testing.assert_close(by_library(x), by_torch(x))
+    torch.testing.assert_close(by_library(x), F.linear(x, weight))
+    assert math.isclose(float(by_library(x)[0, 0]), float(x[0] @ weight[0]), abs_tol=1e-4)
+    assert native.native_model(FusedModel.of(tiny_model("llama"))) is None
