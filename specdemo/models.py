@@ -40,7 +40,7 @@ class Loaded:
 
     `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens a run
     may hold, `eos_ids` the tokens that end a text, `weights` says which weights these are, for the header of a trace,
-    and `engine` what runs the target: graph, fused or eager. `embeddings` are its input's and its output's,
+    and `engine` what runs the target: graph, native, fused or eager. `embeddings` are its input's and its output's,
     [V, hidden] each.
     """
 

@@ -1,7 +1,7 @@
 """A source of weights to a model and its tokenizer.
 
 transformers opens every source, but to import its models takes longer than everything else of a start. So weights that
-`sources` stored are read as they are, if the fused runner knows such a model.
+`sources` stored are read as they are, if the fused runners know such a model.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def open_source(
 
 
 def _stored(dtype: torch.dtype, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
-    """What weights are stored in if `dtype` is asked for: only the fused runner stores less than it computes in."""
+    """What weights are stored in if `dtype` is asked for: only the fused runners store less than they compute in."""
     return dtype if knows(config) else arithmetic(dtype, device)
 
 

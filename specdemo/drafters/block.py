@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from ..runners.graph import Capture, Replayed
 from ..types import MAX_K, Draft
-from .head import Head, HeadDrafter, HeadPasses, ReadyHead, Shape
-from .head_cache import WINDOW, HeadCache, Rotation, rotate
+from .head import Head, HeadDrafter, HeadPasses, Parts, ReadyHead, Shape
+from .head_cache import WINDOW, HeadCache, NativeHeadCache, Rotation, rotate
 
 RANK = 64  # of the bigram term
 
@@ -29,6 +29,11 @@ class BlockLayer(nn.Module):
         self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
         self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
+
+    def parts(self) -> Parts:
+        """The layer taken apart."""
+        qkv = torch.cat([self.q.weight, self.kv.weight])
+        return Parts(self.attention_norm, qkv, self.out.weight, self.mlp_norm, self.gate_up.weight, self.down.weight)
 
     def query(self, x: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
@@ -56,6 +61,7 @@ class BlockHead(Head):
     """
 
     kind = "block"
+    mutual = True
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
@@ -63,6 +69,9 @@ class BlockHead(Head):
         self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(shape.depth))
         self.before = nn.Linear(shape.hidden, RANK, bias=False)
         self.after = nn.Linear(RANK, shape.draft_vocab, bias=False)
+
+    def parts(self) -> list[Parts]:
+        return [layer.parts() for layer in self.layers if isinstance(layer, BlockLayer)]
 
     def block(self, pending: Tensor, last: Tensor, k: int) -> Tensor:
         """The embedded pending token and k places, [..., hidden] twice -> [..., k + 1, hidden].
@@ -80,9 +89,10 @@ class BlockHead(Head):
 class BlockPasses(HeadPasses):
     """The passes of a run: over what the target has read since, and over a block behind that."""
 
-    def __init__(self, ready: ReadyHead, cache: HeadCache) -> None:
+    def __init__(self, ready: ReadyHead, cache: HeadCache | NativeHeadCache) -> None:
         super().__init__(ready, cache)
-        self.last = cache.entries.new_zeros(ready.head.shape.hidden)  # the fused state of the last token read
+        # The fused state of the last token read.
+        self.last = torch.zeros(ready.head.shape.hidden, dtype=ready.dtype, device=ready.embedding.device)
         self.read: Callable[[Tensor], None] = self._read
         self.block: Callable[[Tensor, int], Tensor] = self._block
 
@@ -97,6 +107,7 @@ class BlockPasses(HeadPasses):
         """Keep entries, in each layer, of T states of the target, [T, layers * hidden]."""
         head, cache, count = self.ready.head, self.cache, len(states)
         assert isinstance(head, BlockHead)
+        assert isinstance(cache, HeadCache)
         g, by = head.fused(states), cache.rotation(count)
         for place, layer in enumerate(head.layers):
             assert isinstance(layer, BlockLayer)
@@ -108,6 +119,7 @@ class BlockPasses(HeadPasses):
         """The logits of k places behind the pending token [1]: [k, draft_vocab]."""
         head, cache = self.ready.head, self.cache
         assert isinstance(head, BlockHead)
+        assert isinstance(cache, HeadCache)
         x = head.block(self.ready.embed(pending)[0], self.last, k)  # [k + 1, hidden]
         by = cache.rotation(k + 1)
         for place, layer in enumerate(head.layers):
@@ -115,6 +127,28 @@ class BlockPasses(HeadPasses):
             cache.put(place, *layer.keys_values(x, by))
             x = layer.finish(x, cache.attend(place, layer.query(x, by), WINDOW, k + 1))
         return self.ready.logits(x[1:])
+
+
+class NativeBlockPasses(BlockPasses):
+    """The same by the library for CPUs."""
+
+    def _read(self, states: Tensor) -> None:
+        cache, g = self.cache, self.ready.head.fused(states)
+        assert isinstance(cache, NativeHeadCache)
+        assert self.ready.native is not None
+        self.ready.native[0].run(g.float(), cache, cache.length, entries=True)
+        cache.advance(len(states))
+        self.last.copy_(g[-1])
+
+    def _block(self, pending: Tensor, k: int) -> Tensor:
+        head, cache = self.ready.head, self.cache
+        assert isinstance(head, BlockHead)
+        assert isinstance(cache, NativeHeadCache)
+        assert self.ready.native is not None
+        layers, logits = self.ready.native
+        x = head.block(self.ready.embed(pending)[0], self.last, k).to(torch.float32, copy=True)  # [k + 1, hidden]
+        layers.run(x, cache, cache.length)
+        return logits(x[1:])
 
 
 class Block(HeadDrafter):
@@ -127,6 +161,7 @@ class Block(HeadDrafter):
     description = "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less apt."
     kind = BlockHead
     passes_kind = BlockPasses
+    native_kind = NativeBlockPasses
     at_once = True
 
     def chain(self, passes: HeadPasses, states: Tensor, tokens: Tensor, k: int) -> Draft:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from ..runners.graph import Capture, Replayed
 from ..types import Draft
-from .head import Head, HeadDrafter, HeadPasses, ReadyHead, Shape
-from .head_cache import WINDOW, HeadCache, Rotation, rotate
+from .head import Head, HeadDrafter, HeadPasses, Parts, ReadyHead, Shape
+from .head_cache import WINDOW, HeadCache, NativeHeadCache, Rotation, rotate
 
 
 class EagleHead(Head):
@@ -34,6 +34,13 @@ class EagleHead(Head):
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
         self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
 
+    def parts(self) -> list[Parts]:
+        behind = self.out.weight, self.mlp_norm, self.gate_up.weight, self.down.weight
+        return [Parts(self.hidden_norm, self.qkv.weight, *behind)]
+
+    def beside_norm(self) -> nn.RMSNorm:
+        return self.token_norm
+
     def attention_inputs(self, g: Tensor, tokens: Tensor, by: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries, keys, and values of T pairs, [..., T, hidden] twice -> [..., heads, T, width] each."""
         shape = self.shape
@@ -53,9 +60,9 @@ class EagleHead(Head):
 class EaglePasses(HeadPasses):
     """The passes of a run: over what the target has read since, and over the head's own last output."""
 
-    def __init__(self, ready: ReadyHead, cache: HeadCache) -> None:
+    def __init__(self, ready: ReadyHead, cache: HeadCache | NativeHeadCache) -> None:
         super().__init__(ready, cache)
-        self.output = cache.entries.new_zeros(1, ready.head.shape.hidden)
+        self.output = torch.zeros(1, ready.head.shape.hidden, dtype=ready.dtype, device=ready.embedding.device)
         self.first: Callable[[Tensor, Tensor], Tensor] = self._first
         self.next: Callable[[Tensor], Tensor] = self._next
 
@@ -77,12 +84,32 @@ class EaglePasses(HeadPasses):
         """The logits after the last of T pairs, [1, draft_vocab]; entries of all are kept."""
         head, cache, count = self.ready.head, self.cache, len(tokens)
         assert isinstance(head, EagleHead)
+        assert isinstance(cache, HeadCache)
         q, k, v = head.attention_inputs(g, self.ready.embed(tokens), cache.rotation(count))
         cache.put(0, k, v)
         x = head.finish(g[-1:], cache.attend(0, q[:, -1:], WINDOW - count, count))
         cache.advance(count)
         self.output.copy_(x)
         return self.ready.logits(x)
+
+
+class NativeEaglePasses(EaglePasses):
+    """The same by the library for CPUs. The head's own output is float32."""
+
+    def __init__(self, ready: ReadyHead, cache: HeadCache | NativeHeadCache) -> None:
+        super().__init__(ready, cache)
+        self.output = self.output.float()
+
+    def _read(self, g: Tensor, tokens: Tensor) -> Tensor:
+        cache = self.cache
+        assert isinstance(cache, NativeHeadCache)
+        assert self.ready.native is not None
+        layers, logits = self.ready.native
+        x = g.to(torch.float32, copy=True)
+        layers.run(x, cache, cache.length, beside=self.ready.embed(tokens).float())
+        cache.advance(len(tokens))
+        self.output.copy_(x[-1:])
+        return logits(self.output)
 
 
 class Eagle(HeadDrafter):
@@ -95,6 +122,7 @@ class Eagle(HeadDrafter):
     description = "A trained head that reads the target's hidden states. Good guesses; each costs a thin layer."
     kind = EagleHead
     passes_kind = EaglePasses
+    native_kind = NativeEaglePasses
 
     def chain(self, passes: HeadPasses, states: Tensor, tokens: Tensor, k: int) -> Draft:
         assert isinstance(passes, EaglePasses)

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from ..hardware import arithmetic, sent
 from ..runners import Runner
 from ..runners.graph import LENGTHS, LONGEST, Capture, CudaCapture, Slots, Work
-from ..runners.layout import Norm, Product, Step
+from ..runners.layout import Layer, Norm, Product, Rope, Step, swiglu
+from ..runners.native import NativeHead, NativeLayers, can_run
 from ..types import MAX_K, BadInput, Draft, Settings, Verdict
 from .base import Drafter, draw
-from .head_cache import WINDOW, DeviceCache, HeadCache
+from .head_cache import WINDOW, DeviceCache, HeadCache, NativeHeadCache, frequencies
 
 if TYPE_CHECKING:
     from ..models import Loaded
@@ -44,6 +45,17 @@ class Shape:
     eps: float
 
 
+class Parts(NamedTuple):
+    """The norms of a decoder layer, and the weights of its products, [outer, inner] each."""
+
+    attention_norm: nn.RMSNorm
+    qkv: Tensor
+    out: Tensor
+    mlp_norm: nn.RMSNorm
+    gate_up: Tensor
+    down: Tensor
+
+
 class Head(nn.Module):
     """A small network that drafts from the target's own hidden states.
 
@@ -52,6 +64,7 @@ class Head(nn.Module):
     """
 
     kind: ClassVar[str]
+    mutual: ClassVar[bool] = False  # whether the tokens of a pass see those behind them
     token_ids: Tensor
 
     def __init__(self, shape: Shape) -> None:
@@ -71,6 +84,14 @@ class Head(nn.Module):
     def follow(self, previous: Tensor) -> Tensor | float:
         """What the token before adds to the logits, from its embedding; nothing, unless the kind of head says so."""
         return 0.0
+
+    def parts(self) -> list[Parts]:
+        """The decoder layers, taken apart."""
+        raise NotImplementedError
+
+    def beside_norm(self) -> nn.RMSNorm | None:
+        """The norm of what a layer reads beside its input, if it reads anything."""
+        return None
 
 
 class Packed(nn.Module):
@@ -104,7 +125,7 @@ class ReadyHead:
     """A head beside its target: in the target's number types, packed, with the target's rows it is tied to.
 
     These are of its `embedding` and of the weights of its `output` layer, [V, hidden] each. Where passes are captured,
-    `slots` has those of the head.
+    `slots` has those of the head. Where the library for CPUs runs it, `native` has its layers and its output.
     """
 
     slots: Slots[HeadPasses] | None = None
@@ -114,8 +135,41 @@ class ReadyHead:
         self.dtype = arithmetic(embedding.dtype, embedding.device)
         self.head = head.to(embedding.dtype).to(embedding.device, self.dtype).eval()
         self.token_ids = head.token_ids.to(self.embedding.device)  # [draft_vocab]
-        pack(self.head, embedding.dtype)
         self._output = Product.of(output[self.token_ids], None)
+        self.native = self._native()
+        pack(self.head, embedding.dtype)
+
+    def _native(self) -> tuple[NativeLayers, NativeHead] | None:
+        if self.embedding.device.type != "cpu":
+            return None
+        head, shape = self.head, self.head.shape
+
+        def product(weight: Tensor) -> Product:
+            return Product.of(weight.detach().to(self.embedding.dtype), None)
+
+        def norm(norm: nn.RMSNorm) -> Norm:
+            return Norm.of(norm.weight.detach(), None, shape.eps)
+
+        layers = [
+            Layer(
+                attention_norm=norm(layer.attention_norm),
+                qkv=product(layer.qkv),
+                head_norms=None,
+                rotated=True,
+                out=product(layer.out),
+                mlp_norm=norm(layer.mlp_norm),
+                up=product(layer.gate_up),
+                activate=swiglu,
+                down=product(layer.down),
+            )
+            for layer in head.parts()
+        ]
+        if not can_run(layers, self._output, shape.width):
+            return None
+        beside = head.beside_norm()
+        sizes = shape.heads, shape.kv_heads, shape.width
+        native = NativeLayers(layers, *sizes, norm(beside) if beside else None, WINDOW, head.mutual)
+        return native, NativeHead(native, norm(head.norm), self._output)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The target's embeddings, [T, hidden]."""
@@ -145,7 +199,7 @@ class ReadyHead:
 class HeadPasses:
     """What a head computes in a run, and its cache. Nothing but the cache and tensors goes in."""
 
-    def __init__(self, ready: ReadyHead, cache: HeadCache) -> None:
+    def __init__(self, ready: ReadyHead, cache: HeadCache | NativeHeadCache) -> None:
         self.ready, self.cache, self.capacity = ready, cache, cache.capacity
 
     def capture(self, capture: Capture) -> None:
@@ -154,13 +208,15 @@ class HeadPasses:
 
     def states_and_tokens(self) -> list[tuple[Tensor, Tensor]]:
         """Buffers for the states and the next token of as many tokens as a round can leave unread."""
-        shape, entries = self.ready.head.shape, self.cache.entries
-        states = entries.new_zeros(LONGEST, len(shape.state_layers) * shape.hidden)
-        tokens = torch.zeros(LONGEST, dtype=torch.long, device=entries.device)
+        ready, shape = self.ready, self.ready.head.shape
+        device = ready.embedding.device
+        states = torch.zeros(LONGEST, len(shape.state_layers) * shape.hidden, dtype=ready.dtype, device=device)
+        tokens = torch.zeros(LONGEST, dtype=torch.long, device=device)
         return [(states[:count], tokens[:count]) for count in LENGTHS]
 
     def clear(self) -> None:
         """The run is over."""
+        assert isinstance(self.cache, HeadCache), "only slots are used again"
         self.cache.clear()
 
 
@@ -202,7 +258,8 @@ class HeadDrafter(Drafter):
     """
 
     kind: ClassVar[type[Head]]
-    passes_kind: ClassVar[type[HeadPasses]]
+    passes_kind: ClassVar[type[HeadPasses]]  # by torch's operations, or by the library for CPUs:
+    native_kind: ClassVar[type[HeadPasses]]
 
     def __init__(self, ready: ReadyHead, runner: Runner, settings: Settings, noise: torch.Generator) -> None:
         self.ready, self.runner, self.settings, self.noise = ready, runner, settings, noise
@@ -254,6 +311,10 @@ class HeadDrafter(Drafter):
         self._give_back()
         if self.ready.slots:
             return self.ready.slots.take(self)
+        if self.ready.native:
+            layers, width = self.ready.native[0], self.ready.head.shape.width
+            cache = NativeHeadCache(layers, capacity, self.ready.dtype, Rope(frequencies(width)))
+            return self.native_kind(self.ready, cache)
         return self.passes_kind(self.ready, HeadCache(self.ready.head.shape, capacity, like))
 
     def _give_back(self) -> None:

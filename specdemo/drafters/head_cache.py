@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..runners import ops
+from ..runners.native import NativeCache
 
 if TYPE_CHECKING:
     from .head import Shape
@@ -19,10 +20,14 @@ WINDOW = 512  # tokens behind the newest one that a head looks at; it was traine
 Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] each
 
 
+def frequencies(width: int, device: torch.device | None = None) -> Tensor:
+    """Of the rotary embedding (Su et al., arXiv 2104.09864), in radians a place, [width / 2]."""
+    return ROPE_THETA ** -(torch.arange(width // 2, device=device) / (width // 2))
+
+
 def rotation(places: Tensor, width: int) -> Rotation:
-    """Of the rotary embedding (Su et al., arXiv 2104.09864), for places [..., T]."""
-    half = torch.arange(width // 2, device=places.device) / (width // 2)
-    angles = places[..., None].float() * ROPE_THETA**-half
+    """Of the rotary embedding, for places [..., T]."""
+    angles = places[..., None].float() * frequencies(width, places.device)
     return torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
 
 
@@ -107,6 +112,18 @@ class DeviceCache(HeadCache):
 
     def _next(self, count: int) -> Tensor:
         return self._start + self._places[:count]
+
+
+class NativeHeadCache(NativeCache):
+    """A cache for the library, which puts entries in it and looks at them."""
+
+    def go_to(self, live: int) -> None:
+        """Have so many live entries."""
+        self.length = live
+
+    def advance(self, count: int) -> None:
+        """Have so many more."""
+        self.length += count
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:

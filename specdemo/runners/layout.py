@@ -139,6 +139,11 @@ class Rope:
     frequencies: Tensor
     scale: float = 1.0
 
+    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the first `length` positions, float32 [length, width / 2] each."""
+        angles = torch.arange(length, device=self.frequencies.device)[:, None] * self.frequencies
+        return angles.cos() * self.scale, angles.sin() * self.scale
+
     @classmethod
     def plain(cls, config: PreTrainedConfig) -> Rope:
         """theta ** -(2 i / width), for the kind of rotation that is called default."""
@@ -204,9 +209,7 @@ class FusedModel:
         With them `x * cos + swap_halves(x) * sin` is the rotary embedding.
         """
         assert self.rope is not None
-        places = torch.arange(length, device=self.embedding.device)[:, None, None]
-        angles = places * self.rope.frequencies  # [length, 1, width / 2]
-        cos, sin = ((part * self.rope.scale).to(self.dtype) for part in (angles.cos(), angles.sin()))
+        cos, sin = (part[:, None].to(self.dtype) for part in self.rope.rotation(length))  # [length, 1, width / 2]
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 

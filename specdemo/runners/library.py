@@ -27,13 +27,15 @@ from ..hardware import cpu_flags, cpu_model
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("native.c")
-OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-Wno-psabi", "-fopenmp", "-fPIC", "-shared")
+OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-Wno-psabi", "-fopenmp", "-fPIC", "-shared")
 KINDS = {  # what the source calls a type of weights, and what it needs of the CPU
     torch.bfloat16: ("BFLOAT16", {"avx512f", "avx512_bf16"}),
     torch.float16: ("FLOAT16", {"avx2", "fma", "f16c"}),
     torch.float32: ("FLOAT32", {"avx2", "fma"}),
 }
 PATIENCE = 120  # seconds for the compiler, which takes about one
+
+# The structures of `native.c`, which says what they are.
 
 
 class Norm(Structure):
@@ -46,7 +48,7 @@ class Product(Structure):
 
 class Layer(Structure):
     _fields_ = [
-        *((f"{name}_norm", Norm) for name in ("attention", "q", "k", "mlp")),
+        *((f"{name}_norm", Norm) for name in ("beside", "attention", "q", "k", "mlp")),
         *((name, Product) for name in ("qkv", "out", "up", "down")),
         ("rotated", c_int),
     ]
@@ -55,8 +57,8 @@ class Layer(Structure):
 class Model(Structure):
     _fields_ = [
         ("layers", POINTER(Layer)),
-        *((name, c_long) for name in ("hidden", "heads", "kv_heads", "width")),
-        ("gated", c_int),
+        *((name, c_long) for name in ("hidden", "heads", "kv_heads", "width", "window")),
+        *((name, c_int) for name in ("gated", "mutual")),
     ]
 
 
@@ -77,8 +79,8 @@ class Library:
         """Loaded from a file."""
         functions = CDLL(str(file))
         functions.run_layers.argtypes = [
-            *(POINTER(Model), c_int, c_int, c_void_p, c_long),
-            *(POINTER(Cache), c_long, c_int),
+            *(POINTER(Model), c_int, c_int, c_void_p, c_void_p, c_long),
+            *(POINTER(Cache), c_long, c_int, c_int),
         ]
         functions.run_head.argtypes = [POINTER(Norm), POINTER(Product), c_void_p, c_long, c_void_p, c_int]
         functions.run_product.argtypes = [POINTER(Product), c_void_p, c_long, c_void_p, c_int]
@@ -147,7 +149,7 @@ def built(compiler: str, kind: str) -> Path:
         with TemporaryDirectory(dir=file.parent) as folder:
             partial = Path(folder) / file.name
             command += ["-o", str(partial), *openmp()]
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+            subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=PATIENCE)
             partial.replace(file)  # as a whole: another process may be waiting for it, or be making it too
     return file
 

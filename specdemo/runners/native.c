@@ -9,6 +9,7 @@
 
 #include <immintrin.h>
 #include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,11 +46,13 @@ const int columns = COLUMNS, step = STEP; /* a weight is laid out as [outer / co
 typedef struct { const float *weight, *bias; float eps; } Norm; /* layer norm, or RMS norm where there is no bias */
 typedef struct { const weight *weight; const float *bias; long outer, inner; } Product;
 typedef struct {
-    Norm attention_norm, q_norm, k_norm, mlp_norm; /* those of queries and keys have no weight where there are none */
+    Norm beside_norm, attention_norm, q_norm, k_norm, mlp_norm; /* without a weight where there is no such norm */
     Product qkv, out, up, down;
     int rotated;
 } Layer;
-typedef struct { const Layer *layers; long hidden, heads, kv_heads, width; int gated; } Model;
+/* `window` is how many tokens are looked at, 0 for all. Those of a pass are `mutual` if each sees also the later ones;
+   then the window is behind them. */
+typedef struct { const Layer *layers; long hidden, heads, kv_heads, width, window; int gated, mutual; } Model;
 /* keys [layers, kv_heads, capacity / columns, width / step, columns, step],
    values [layers, kv_heads, wide / columns, capacity / step, columns, step] for wide = width filled up to whole columns;
    cosines and sines [capacity, width / 2]. The capacity is a multiple of the columns. */
@@ -182,9 +185,10 @@ INLINE void norm_row(const Norm *n, const float *x, long size, void *out, const 
     }
 }
 
-static void norm_rows(const Norm *n, const float *x, long count, long size, number *out) {
+/* Of x [count, size]; what comes out lies `stride` apart. */
+static void norm_rows(const Norm *n, const float *x, long count, long size, number *out, long stride) {
 #pragma omp for schedule(static)
-    for (long row = 0; row < count; row++) norm_row(n, x + row * size, size, out + row * size, NARROWED);
+    for (long row = 0; row < count; row++) norm_row(n, x + row * size, size, out + row * stride, NARROWED);
 }
 
 /* Norm and rotate the queries and keys of `count` tokens by head, and put keys and values at `start` in the cache.
@@ -223,7 +227,7 @@ static void place(const Model *m, const Layer *layer, int index, const Cache *ca
         }
 }
 
-/* out [count, heads * width] = attention of the queries of tokens at `start` to all up to themselves.
+/* out [count, heads * width] = attention of the queries of tokens at `start` to all that they see.
    `scores` and `shares` [ROWS, capacity] are this thread's own. */
 static void attend(const Model *m, int index, const Cache *cache, long start, const number *q, long count,
                    float *scores, number *shares, number *out) {
@@ -233,12 +237,14 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
     for (long kv_head = 0; kv_head < m->kv_heads; kv_head++)
         for (long t = 0; t < count; t++)
             for (long some = 0; some < group; some += ROWS) {
-                const long rows = least(ROWS, group - some), end = start + t + 1, even = up_to(end, STEP);
+                const long rows = least(ROWS, group - some), end = start + (m->mutual ? count : t + 1);
+                const long behind = (m->mutual ? start : end) - m->window, from = m->window && behind > 0 ? behind : 0;
+                const long even_from = from / STEP * STEP, even_end = up_to(end, STEP);
                 const number *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
                 const number *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
                 const long first = (t * m->heads + kv_head * group + some) * width;
                 float sums[ROWS * COLUMNS], total[ROWS];
-                for (long key = 0; key < end; key += COLUMNS) {
+                for (long key = from / COLUMNS * COLUMNS; key < end; key += COLUMNS) {
                     sum_up(rows, 0, keys + key * width, q + first, width, width, sums);
                     for (long r = 0; r < rows; r++)
                         memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
@@ -246,20 +252,22 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
                 for (long r = 0; r < rows; r++) {
                     const float *score = scores + r * stride;
                     number *share = shares + r * stride;
-                    float most = score[0], sum = 0;
+                    float most = score[from], sum = 0;
 #pragma omp simd reduction(max : most)
-                    for (long key = 0; key < end; key++) most = score[key] > most ? score[key] : most;
+                    for (long key = from; key < end; key++) most = score[key] > most ? score[key] : most;
 #pragma omp simd reduction(+ : sum)
-                    for (long key = 0; key < end; key++) {
+                    for (long key = from; key < end; key++) {
                         const float part = exponential((score[key] - most) * scale);
                         sum += part;
                         share[key] = narrowed(part);
                     }
-                    for (long key = end; key < even; key++) share[key] = 0;
+                    for (long key = even_from; key < from; key++) share[key] = 0;
+                    for (long key = end; key < even_end; key++) share[key] = 0;
                     total[r] = sum;
                 }
                 for (long column = 0; column < width; column += COLUMNS) {
-                    sum_up(rows, 0, values + column * cache->capacity, shares, stride, even, sums);
+                    sum_up(rows, 0, values + column * cache->capacity + at(even_from, 0), shares + even_from, stride,
+                           even_end - even_from, sums);
                     for (long r = 0; r < rows; r++)
                         for (long c = 0; c < least(COLUMNS, width - column); c++)
                             out[first + r * width + column + c] = narrowed(sums[r * COLUMNS + c] / total[r]);
@@ -282,12 +290,20 @@ static void activate(const float *x, long count, long inner, int gated, number *
         }
 }
 
-/* Take `count` tokens x [count, hidden] that stand at `start` through the layers from `first` to before `last`.
+/* The inputs of a layer's queries, keys and values: what lies beside x, if anything, and x, normed. */
+static void norm_inputs(const Layer *layer, const float *beside, const float *x, long count, long hidden, number *out) {
+    if (beside) norm_rows(&layer->beside_norm, beside, count, hidden, out, layer->qkv.inner);
+    norm_rows(&layer->attention_norm, x, count, hidden, out + (beside ? hidden : 0), layer->qkv.inner);
+}
+
+/* Take `count` tokens x [count, hidden] that stand at `start` through the layers from `first` to before `last`, in
+   place. With `entries` x enters each of them as it is, and only its keys and values are put in the cache.
    Returns whether there was memory for it. */
-int run_layers(const Model *m, int first, int last, float *x, long count, const Cache *cache, long start, int threads) {
+int run_layers(const Model *m, int first, int last, float *x, const float *beside, long count, const Cache *cache,
+               long start, int entries, int threads) {
     const long heads = m->heads * m->width, hidden = m->hidden;
     const long qkv = heads + 2 * m->kv_heads * m->width, up = m->layers[0].up.outer, inner = m->layers[0].down.inner;
-    const long most = up > qkv ? up : qkv, input = inner > hidden ? inner : hidden;
+    const long most = up > qkv ? up : qkv, read = m->layers[0].qkv.inner, input = inner > read ? inner : read;
     const long each = ROWS * cache->capacity * (sizeof(float) + sizeof(number));
     float *wide = malloc(count * (most * sizeof(float) + (input + 2 * heads) * sizeof(number)) + threads * each);
     if (!wide) return 0;
@@ -295,17 +311,17 @@ int run_layers(const Model *m, int first, int last, float *x, long count, const 
     char *own = (char *)(attended + count * heads);
 #pragma omp parallel num_threads(threads)
     {
-        extern int omp_get_thread_num(void);
         float *scores = (float *)(own + omp_get_thread_num() * each);
         number *shares = (number *)(scores + ROWS * cache->capacity);
         for (int index = first; index < last; index++) {
             const Layer *layer = m->layers + index;
-            norm_rows(&layer->attention_norm, x, count, hidden, normed);
+            norm_inputs(layer, beside, x, count, hidden, normed);
             multiply(&layer->qkv, normed, count, wide, WRITTEN);
             place(m, layer, index, cache, start, wide, count, q);
+            if (entries) continue;
             attend(m, index, cache, start, q, count, scores, shares, attended);
             multiply(&layer->out, attended, count, x, ADDED);
-            norm_rows(&layer->mlp_norm, x, count, hidden, normed);
+            norm_rows(&layer->mlp_norm, x, count, hidden, normed, hidden);
             multiply(&layer->up, normed, count, wide, WRITTEN);
             activate(wide, count, inner, m->gated, normed);
             multiply(&layer->down, normed, count, x, ADDED);
@@ -321,7 +337,7 @@ int run_head(const Norm *n, const Product *p, const float *x, long count, float 
     if (!normed) return 0;
 #pragma omp parallel num_threads(threads)
     {
-        norm_rows(n, x, count, p->inner, normed);
+        norm_rows(n, x, count, p->inner, normed, p->inner);
         multiply(p, normed, count, out, WRITTEN);
     }
     free(normed);

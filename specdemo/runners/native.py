@@ -1,5 +1,5 @@
-"""The fused decode path on a CPU with every pass in one call: what `native.c` does, a dozen operations a layer, cost
-as much to ask torch for as a small model's products take.
+"""The fused decode path on a CPU with every pass in one call, of `native.c`: to ask torch for each of its small
+operations takes as long as the products of a small model.
 
 A token's logits are the same bits however many tokens are read with it, whatever the weights are stored in: so greedy
 text is the same with and without a draft to the last bit.
@@ -16,120 +16,169 @@ from torch import Tensor
 
 from . import layout, library
 from .fused import FusedRunner, round_up
-from .layout import FusedModel, swiglu
-from .library import Library, Multiply, address, library_for
+from .layout import FusedModel, Norm, Product, Rope, swiglu
+from .library import Multiply, address
 
 MOST_AT_ONCE = 256  # tokens of a prompt: what lies between the layers takes memory
 
 
-class NativeModel:
-    """A `FusedModel` as the library sees it."""
+class NativeLayers:
+    """Decoder layers as the library sees them."""
 
-    def __init__(self, model: FusedModel, functions: Library) -> None:
-        self.model, self.library = model, functions
-        self._held: list[Tensor] = []  # the addresses below are theirs
-        self._layers = (library.Layer * len(model.layers))(*map(self._layer, model.layers))
-        self.norm, self.head = self._norm(model.norm), _product(model.head)
-        self.described = library.Model(
-            self._layers,
-            model.embedding.shape[1],
-            *(model.heads, model.kv_heads, model.width),
-            model.layers[0].activate is swiglu,
-        )
+    def __init__(
+        self,
+        layers: Sequence[layout.Layer],
+        heads: int,
+        kv_heads: int,
+        width: int,
+        beside_norm: Norm | None = None,
+        window: int = 0,
+        mutual: bool = False,
+    ) -> None:
+        """All products must be the library's, see `can_run`.
 
-    def _layer(self, layer: layout.Layer) -> library.Layer:
-        q_norm, k_norm = map(self._norm, layer.head_norms or (None, None))
-        norms = self._norm(layer.attention_norm), q_norm, k_norm, self._norm(layer.mlp_norm)
-        return library.Layer(*norms, *map(_product, (layer.qkv, layer.out, layer.up, layer.down)), layer.rotated)
+        Args:
+            beside_norm: of what is read beside the input, which makes the layers' queries, keys and values with it.
+            window: how many tokens are looked at; 0 stands for all.
+            mutual: the tokens of a pass see those behind them too, and the window is what lies before the pass.
+        """
+        products = [_multiply(layer.out) for layer in layers]
+        self.library, self.depth, self.kv_heads, self.width = products[0].library, len(layers), kv_heads, width
+        self._held: list[Tensor | Multiply] = []  # the addresses below are theirs
+        self._layers = (library.Layer * self.depth)(*(self._layer(layer, beside_norm) for layer in layers))
+        shape = products[0].outer, heads, kv_heads, width, window
+        self._described = library.Model(self._layers, *shape, layers[0].activate is swiglu, mutual)
 
-    def _norm(self, norm: layout.Norm | None) -> library.Norm:
+    def _layer(self, layer: layout.Layer, beside_norm: Norm | None) -> library.Layer:
+        norms = beside_norm, layer.attention_norm, *(layer.head_norms or (None, None)), layer.mlp_norm
+        products = map(self.product, (layer.qkv, layer.out, layer.up, layer.down))
+        return library.Layer(*map(self.norm, norms), *products, layer.rotated)
+
+    def norm(self, norm: Norm | None) -> library.Norm:
+        """As the library sees it."""
         if norm is None:
             return library.Norm(None, None, 0.0)
         weight, bias = norm.weight.float(), None if norm.bias is None else norm.bias.float()
         self._held += [weight] if bias is None else [weight, bias]
         return library.Norm(address(weight), address(bias), norm.eps)
 
+    def product(self, product: Product) -> library.Product:
+        """As the library sees it."""
+        multiply = _multiply(product)
+        self._held.append(multiply)
+        return multiply.described
 
-def native_model(model: FusedModel) -> NativeModel | None:
-    """The same if the library multiplies all of a model's weights, which `Product.of` sees to, else None."""
-    products = [model.head, *(p for layer in model.layers for p in (layer.qkv, layer.out, layer.up, layer.down))]
-    functions = library_for(model.embedding.dtype)
-    if functions is None or not all(isinstance(product.multiply, Multiply) for product in products):
-        return None
-    return NativeModel(model, functions) if model.width % (2 * functions.step) == 0 else None
+    def run(
+        self,
+        x: Tensor,
+        cache: NativeCache,
+        start: int,
+        layers: tuple[int, int] | None = None,
+        beside: Tensor | None = None,
+        entries: bool = False,
+    ) -> None:
+        """Take T tokens [T, hidden] float32 that stand at `start` from the first to before the last of these layers.
+
+        In place. With `entries` every layer gets x itself, and only puts keys and values into the cache.
+        """
+        done = self.library.functions.run_layers(
+            *(byref(self._described), *(layers or (0, self.depth))),
+            *(x.data_ptr(), address(beside), len(x), byref(cache.described), start, entries, torch.get_num_threads()),
+        )
+        _check(done)
 
 
-def _product(product: layout.Product) -> library.Product:
+def can_run(layers: Sequence[layout.Layer], head: Product, width: int) -> bool:
+    """Whether the library multiplies all of these, which `Product.of` sees to, and knows heads of this width."""
+    products = [head, *(product for layer in layers for product in (layer.qkv, layer.out, layer.up, layer.down))]
+    multiplies = [product.multiply for product in products]
+    return all(isinstance(multiply, Multiply) and width % (2 * multiply.library.step) == 0 for multiply in multiplies)
+
+
+def _multiply(product: Product) -> Multiply:
     assert isinstance(product.multiply, Multiply)
-    return product.multiply.described
+    return product.multiply
+
+
+class NativeHead:
+    """A norm and a product behind it, as the library sees them."""
+
+    def __init__(self, layers: NativeLayers, norm: Norm, product: Product) -> None:
+        self._library, self._outer = layers.library, _multiply(product).outer
+        self._norm, self._product = layers.norm(norm), layers.product(product)
+        self._layers = layers  # which holds the weights
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits of T tokens [T, hidden] float32, [T, V] float32."""
+        logits = x.new_empty(len(x), self._outer)
+        done = self._library.functions.run_head(
+            *(byref(self._norm), byref(self._product), x.data_ptr(), len(x), logits.data_ptr()),
+            torch.get_num_threads(),
+        )
+        _check(done)
+        return logits
+
+
+def _check(done: int) -> None:
+    if not done:
+        raise MemoryError("There is no memory left for what lies between the layers.")
 
 
 class NativeCache:
     """Keys and values of a run as `native.c` lays them out, the first `length` tokens of them live."""
 
-    def __init__(self, model: FusedModel, functions: Library, capacity: int) -> None:
-        capacity = round_up(capacity, functions.columns)
-        sizes = len(model.layers), model.kv_heads, capacity
-        self._keys = torch.zeros(*sizes, model.width, dtype=model.dtype)
-        self._values = torch.zeros(*sizes, round_up(model.width, functions.columns), dtype=model.dtype)
-        self._angles = _cosines_and_sines(model, capacity)
-        self.described = library.Cache(*map(address, (self._keys, self._values, *self._angles)), capacity)
-        self.length = 0
+    def __init__(self, layers: NativeLayers, capacity: int, dtype: torch.dtype, rope: Rope | None) -> None:
+        columns = layers.library.columns
+        capacity = round_up(capacity, columns)
+        sizes = layers.depth, layers.kv_heads, capacity
+        self._keys = torch.zeros(*sizes, layers.width, dtype=dtype)
+        self._values = torch.zeros(*sizes, round_up(layers.width, columns), dtype=dtype)
+        self._rotation = rope.rotation(capacity) if rope else ()
+        addresses = [*map(address, (self._keys, self._values, *(self._rotation or (None, None))))]
+        self.described = library.Cache(*addresses, capacity)
+        self.capacity, self.length = capacity, 0
 
 
-def _cosines_and_sines(model: FusedModel, length: int) -> list[Tensor]:
-    """Of the rotary embedding, float32 [length, width / 2] each; none where places are added to the embedding."""
-    if model.rope is None:
-        return [torch.empty(0)] * 2
-    angles = torch.arange(length)[:, None] * model.rope.frequencies
-    return [part * model.rope.scale for part in (angles.cos(), angles.sin())]
+class NativeModel:
+    """A `FusedModel` as the library sees it."""
+
+    def __init__(self, model: FusedModel) -> None:
+        self.fused = model
+        self.layers = NativeLayers(model.layers, model.heads, model.kv_heads, model.width)
+        self.head = NativeHead(self.layers, model.norm, model.head)
+
+
+def native_model(model: FusedModel) -> NativeModel | None:
+    """The model for the library, None where that cannot run it."""
+    return NativeModel(model) if can_run(model.layers, model.head, model.width) else None
 
 
 class NativeRunner(FusedRunner):
     """A `FusedRunner` that calls the library. What lies between the layers is float32."""
 
     def __init__(self, model: NativeModel, capacity: int) -> None:
-        super().__init__(model.model, capacity)
+        super().__init__(model.fused, capacity)
         self._native = model
 
     def _new_cache(self) -> NativeCache:
-        return NativeCache(self.model, self._native.library, self.context)
+        return NativeCache(self._native.layers, self.context, self.model.dtype, self.model.rope)
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int) -> Tensor:
         return super()._embed(ids, start).float()
 
     def _logits(self, x: Tensor) -> Tensor:
-        native, logits = self._native, x.new_empty(len(x), self.vocab_size)
-        done = native.library.functions.run_head(
-            *(byref(native.norm), byref(native.head), x.data_ptr(), len(x), logits.data_ptr()),
-            torch.get_num_threads(),
-        )
-        _check(done)
-        return logits
+        return self._native.head(x)
 
     def _through(self, x: Tensor, start: int, layers: range, kept: Sequence[int] = ()) -> Tensor:
         """See `FusedRunner`; x is changed in place. Stops behind each of the `kept` layers to keep what comes out."""
-        stops = sorted({layers.start, *(place + 1 for place in kept), layers.stop})
+        cache = self._cache
+        assert isinstance(cache, NativeCache), "prefill comes first"
         outputs: dict[int, Tensor] = {}
-        for first, last in pairwise(stops):
+        for part in pairwise(sorted({layers.start, *(place + 1 for place in kept), layers.stop})):
             for begin in range(0, len(x), MOST_AT_ONCE):
-                self._run(x[begin : begin + MOST_AT_ONCE], start + begin, first, last)
-            if last - 1 in kept:
-                outputs[last - 1] = x.to(self.model.dtype, copy=True)
+                self._native.layers.run(x[begin : begin + MOST_AT_ONCE], cache, start + begin, part)
+            if (last := part[1] - 1) in kept:
+                outputs[last] = x.to(self.model.dtype, copy=True)
         if kept:
             self.states = torch.cat([outputs[place] for place in kept], -1)
         return x
-
-    def _run(self, x: Tensor, start: int, first: int, last: int) -> None:
-        native, cache = self._native, self._cache
-        assert isinstance(cache, NativeCache), "prefill comes first"
-        done = native.library.functions.run_layers(
-            *(byref(native.described), first, last, x.data_ptr(), len(x)),
-            *(byref(cache.described), start, torch.get_num_threads()),
-        )
-        _check(done)
-
-
-def _check(done: int) -> None:
-    if not done:
-        raise MemoryError("There is no memory left for what lies between the layers.")

@@ -238,6 +238,7 @@ def test_a_heads_slot_goes_from_run_to_run_and_nothing_of_a_run_stays(kind: type
     slots = toy.heads[kind.kind.kind].slots
     assert slots is not None
     (slot,) = slots._free
+    assert isinstance(slot.cache, DeviceCache)
     texts = []
     for _ in range(2):
         events = run(toy, kind.kind.kind, SAMPLED)
@@ -256,7 +257,8 @@ def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_e
     kind: type[HeadDrafter],
 ) -> None:
     ready = ModelToy(model=tiny_model("llama")).heads[kind.kind.kind]
-    passes: HeadPasses = kind.passes_kind(ready, DeviceCache(ready.head.shape, 128, torch.empty(0)))
+    cache = DeviceCache(ready.head.shape, 128, torch.empty(0))
+    passes: HeadPasses = kind.passes_kind(ready, cache)
     states, tokens = passes.states_and_tokens()[-3]
     calls: list[Callable[[], Any]] = []
     if isinstance(passes, EaglePasses):
@@ -266,13 +268,13 @@ def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_e
         calls += [partial(passes.read, states), partial(passes.block, tokens[:1], 4)]
     watched = []
     for length in (0, 3, 110):
-        passes.cache.go_to(length)
+        cache.go_to(length)
         with torch.inference_mode(), Watch() as watch:
             for call in calls:
                 call()
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
-    assert {_memory(states), _memory(tokens), _memory(passes.cache.entries)} <= watched[0][1]
+    assert {_memory(states), _memory(tokens), _memory(cache.entries)} <= watched[0][1]
 
 
 @pytest.mark.parametrize("kind", HEADS)

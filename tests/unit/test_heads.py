@@ -18,6 +18,7 @@ from specdemo.drafters.block import BlockHead
 from specdemo.drafters.eagle import EagleHead
 from specdemo.drafters.head import Head, HeadDrafter, ReadyHead, load_head, ready_head, save_head
 from specdemo.drafters.head_cache import WINDOW
+from specdemo.runners.library import library_for
 from specdemo.train.block import block_outputs
 from specdemo.train.data import ASSISTANT
 from specdemo.train.eagle import eagle_outputs
@@ -99,13 +100,13 @@ def test_drafting_gives_what_training_compared_with_the_target(kind: type[Head])
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_prompt_is_read_as_far_back_as_the_window_reaches(kind: type[Head]) -> None:
-    toy = ModelToy(model=tiny_model("llama"))
     ids = torch.randint(0, MODEL_VOCAB, (WINDOW // 4 + 40,), generator=torch.Generator().manual_seed(3)).tolist()
     seen = []
     for cut in (0, 20):  # the head's places are relative, so dropping what it cannot reach changes nothing
         with pytest.MonkeyPatch.context() as patch:
             for name in ("eagle", "block", "head"):
                 patch.setattr(f"specdemo.drafters.{name}.WINDOW", WINDOW // 4)
+            toy = ModelToy(model=tiny_model("llama"))
             runner = toy.target_runner(256)
             drafter = toy.drafter(kind.kind, runner, SETTINGS)
             assert isinstance(drafter, HeadDrafter)
@@ -116,6 +117,35 @@ def test_a_long_prompt_is_read_as_far_back_as_the_window_reaches(kind: type[Head
             seen.append(logits_of(drafter, [*ids, 1], [2, 3, 4]))
     for whole, cut_off in zip(*seen, strict=True):
         torch.testing.assert_close(whole, cut_off, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(library_for(torch.float32) is None, reason="no C compiler, or a CPU that the library is not for")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_library_drafts_what_torchs_operations_do(kind: type[Head], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over a text that is longer than the window, in rounds in which all, some or none were accepted."""
+    for name in ("eagle", "block", "head"):
+        monkeypatch.setattr(f"specdemo.drafters.{name}.WINDOW", 24)
+    ids = torch.randint(0, MODEL_VOCAB, (120,), generator=torch.Generator().manual_seed(3)).tolist()
+    seen: list[list[Tensor]] = []
+    for by_library in (True, False):
+        if not by_library:
+            monkeypatch.setattr("specdemo.runners.layout.library_for", lambda dtype: None)
+        toy = ModelToy(model=tiny_model("llama"))
+        drafter, length = toy.drafter(kind.kind, toy.target_runner(256), SETTINGS), 20
+        assert isinstance(drafter, HeadDrafter)
+        runner = toy.runners[-1]
+        runner.prefill(ids[:length])
+        drafter.reset(ids[:length])
+        assert isinstance(drafter._passes, drafter.native_kind) == by_library
+        seen.append([])
+        for accepted in (2, 0, 4, 1) * 8:
+            forced = ids[length + 1 : length + 5]
+            seen[-1] += logits_of(drafter, ids[: length + 1], forced)
+            runner.forward([ids[length], *forced])
+            length += accepted + 1
+            runner.rollback(length)
+            drafter.observe(Verdict(accepted, 0, TokenKind.RESAMPLED, 1.0))
+    torch.testing.assert_close(torch.stack(seen[0]), torch.stack(seen[1]), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
