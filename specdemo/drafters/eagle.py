@@ -105,10 +105,12 @@ class NativeEaglePasses(EaglePasses):
         assert isinstance(cache, NativeHeadCache)
         assert self.ready.native is not None
         layers, logits = self.ready.native
-        x = g.to(torch.float32, copy=True)
-        layers.run(x, cache, cache.length, beside=self.ready.embed(tokens).float())
+        x, beside, before = g.to(torch.float32, copy=True), self.ready.embed(tokens).float(), len(tokens) - 1
+        if before:  # of all but the last token only the entries are of use
+            layers.run(x[:before], cache, cache.length, beside=beside[:before], entries=True)
+        layers.run(x[before:], cache, cache.length + before, beside=beside[before:])
         cache.advance(len(tokens))
-        self.output.copy_(x[-1:])
+        self.output.copy_(x[before:])
         return logits(self.output)
 
 

@@ -258,8 +258,8 @@ class HeadDrafter(Drafter):
     """
 
     kind: ClassVar[type[Head]]
-    passes_kind: ClassVar[type[HeadPasses]]  # by torch's operations, or by the library for CPUs:
-    native_kind: ClassVar[type[HeadPasses]]
+    passes_kind: ClassVar[type[HeadPasses]]  # by torch's operations
+    native_kind: ClassVar[type[HeadPasses]]  # by the library for CPUs
 
     def __init__(self, ready: ReadyHead, runner: Runner, settings: Settings, noise: torch.Generator) -> None:
         self.ready, self.runner, self.settings, self.noise = ready, runner, settings, noise

@@ -1,8 +1,8 @@
 """The weights of a known model, rearranged so that a pass needs few operations.
 
-Query, key and value come from one product, and gate and up from another. On a CPU the weights are packed once, for
-oneDNN, or float16 for FBGEMM: unpacked, they are rearranged on every call, which costs as much again as the product
-itself. Small ones of float32 are laid out by columns instead.
+Query, key and value come from one product, and gate and up from another. On a CPU the weights are laid out once, for
+`native.c`. Where that cannot be had they are packed for oneDNN, or float16 for FBGEMM: unpacked, they are rearranged on
+every call, which costs as much again as the product itself; and small ones of float32 are laid out by columns.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
             out=product(f"{layer}.attn.c_proj"),
             mlp_norm=norm(f"{layer}.ln_2"),
             up=product(f"{layer}.mlp.c_fc"),
-            activate=partial(F.gelu, approximate="tanh"),
+            activate=gelu,
             down=product(f"{layer}.mlp.c_proj"),
         )
 
@@ -320,7 +320,7 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
 
 def _laid_out(layer: Callable[[int], Layer], count: int, output: Tensor) -> tuple[tuple[Layer, ...], Product]:
     """The layers and the head, several at a time where FBGEMM packs them: it takes one core for a weight."""
-    if output.device.type != "cpu" or output.dtype != torch.float16:
+    if output.device.type != "cpu" or output.dtype != torch.float16 or library_for(output.dtype):
         return tuple(map(layer, range(count))), Product.of(output, None)
     with ThreadPoolExecutor(min(MOST_AT_ONCE, torch.get_num_threads())) as threads:
         head = threads.submit(Product.of, output, None)  # takes the longest
@@ -382,6 +382,9 @@ def stored_as(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def widened(weight: Tensor) -> Tensor:
     """A weight as it is computed with, where nothing multiplies it as it is stored."""
     return weight.detach().to(arithmetic(weight.dtype, weight.device))
+
+
+gelu = partial(F.gelu, approximate="tanh")
 
 
 def swiglu(x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The library of `native.c`: compiled on this machine when it is first called for, once for each type of weights.
 
-A C compiler is all it takes; where there is none, or the CPU is of another kind, torch's own operations run instead.
+gcc is all it takes; where there is none, or the CPU is of another kind, torch's own operations run instead.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import platform
 import shutil
 import subprocess
+import zlib
 from collections.abc import Sequence
 from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..folders import cache_folder
-from ..hardware import cpu_flags, cpu_model
+from ..hardware import arithmetic, cpu_flags, cpu_model
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ class Library:
     def laid_out(self, weight: Tensor) -> Tensor:
         """[outer, inner] -> [outer / columns, inner / step, columns, step], filled up with zeros."""
         outer, inner = weight.shape
-        filled = F.pad(weight, (0, 0, 0, -outer % self.columns))
+        missing = -outer % self.columns
+        filled = F.pad(weight, (0, 0, 0, missing)) if missing else weight
         return filled.view(-1, self.columns, inner // self.step, self.step).transpose(1, 2).contiguous()
 
 
@@ -98,22 +100,40 @@ class Multiply:
 
     def __init__(self, library: Library, weight: Tensor, bias: Tensor | None) -> None:
         """`weight` [outer, inner], whose inner size the library's `step` divides."""
-        self.library, self.outer = library, len(weight)
-        self._weight, self._bias = library.laid_out(weight), None if bias is None else bias.float()
+        self.library, self.shape, self.dtype = library, weight.shape, arithmetic(weight.dtype, weight.device)
+        self._weight, self._bias = library.laid_out(weight), None if bias is None else as_floats(bias)
         self.described = Product(self._weight.data_ptr(), address(self._bias), *weight.shape)
 
     def __call__(self, x: Tensor) -> Tensor:
+        outer, inner = self.shape
         rows = x.reshape(-1, x.shape[-1]).contiguous()
-        out = rows.new_empty(len(rows), self.outer)
+        out = rows.new_empty(len(rows), outer)
         self.library.functions.run_product(
-            byref(self.described), rows.data_ptr(), len(rows), out.data_ptr(), torch.get_num_threads()
+            *(byref(self.described), address_of_rows(rows, self.dtype, inner), len(rows), out.data_ptr()),
+            torch.get_num_threads(),
         )
-        return out.view(*x.shape[:-1], self.outer)
+        return out.view(*x.shape[:-1], outer)
+
+
+def as_floats(tensor: Tensor) -> Tensor:
+    """In float32, and in one piece."""
+    return tensor.detach().float().contiguous()
 
 
 def address(tensor: Tensor | None) -> int | None:
     """Where a tensor's numbers lie. Whoever passes it on keeps the tensor."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def address_of_rows(x: Tensor, dtype: torch.dtype, size: int) -> int:
+    """Where rows [T, size] lie, which C takes on trust.
+
+    Raises:
+        ValueError: they are of another type or size, or not in one piece.
+    """
+    if x.dtype != dtype or x.shape != (len(x), size) or not x.is_contiguous():
+        raise ValueError(f"Rows of {size} numbers of {dtype} are wanted, these are {tuple(x.shape)} of {x.dtype}.")
+    return x.data_ptr()
 
 
 @cache
@@ -122,9 +142,9 @@ def library_for(dtype: torch.dtype) -> Library | None:
     kind, needed = KINDS.get(dtype, ("", {"a type that it knows"}))
     if platform.system() != "Linux" or not needed <= cpu_flags():
         return None
-    compiler = shutil.which("gcc") or shutil.which("cc")
+    compiler = shutil.which("gcc")  # others have an OpenMP of their own
     if compiler is None:
-        log.warning("There is no C compiler (gcc): torch's own operations run instead, about half as fast.")
+        log.warning("There is no gcc here: torch's own operations run instead, about half as fast.")
         return None
     try:
         return Library.at(built(compiler, kind))
@@ -137,24 +157,33 @@ def library_for(dtype: torch.dtype) -> Library | None:
 def built(compiler: str, kind: str) -> Path:
     """The compiled library, from the cache if this compiler made it of this source on such a CPU.
 
+    Its name ends in its checksum: loading a damaged one would end the process.
+
     Raises:
         OSError, SubprocessError: it cannot be compiled, or the cache cannot be written.
     """
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=PATIENCE).stdout
-    command = [compiler, *OPTIONS, f"-D{kind}", str(SOURCE)]
-    made_of = [version, SOURCE.read_bytes(), *map(str.encode, [*command, str(cpu_model()), *sorted(cpu_flags())])]
-    file = cache_folder() / f"native-{kind.lower()}-{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}.so"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=file.parent) as folder:
-            partial = Path(folder) / file.name
-            command += ["-o", str(partial), *openmp()]
-            subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=PATIENCE)
-            partial.replace(file)  # as a whole: another process may be waiting for it, or be making it too
-    return file
+    options = [*OPTIONS, f"-D{kind}", *openmp()]
+    made_of = [version, SOURCE.read_bytes(), *map(str.encode, [*options, str(cpu_model()), *sorted(cpu_flags())])]
+    name = f"native-{kind.lower()}-{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}"
+    folder = cache_folder()
+    for file in folder.glob(f"{name}-*.so"):
+        if file.name == _named(name, file).name:
+            return file
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as scratch:
+        partial = Path(scratch) / "native.so"
+        command = [compiler, *OPTIONS, f"-D{kind}", str(SOURCE), "-o", str(partial), *openmp()]
+        subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=PATIENCE)
+        return partial.replace(folder / _named(name, partial))  # as a whole: other processes may be at it too
+
+
+def _named(name: str, file: Path) -> Path:
+    return Path(f"{name}-{zlib.crc32(file.read_bytes()):08x}.so")
 
 
 def openmp() -> Sequence[str]:
     """The OpenMP that torch has loaded, so that the threads are the same: two sets would fight for the cores."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    return sorted({line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line})[:1]
+    files = {line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line}
+    return sorted(files, key=lambda file: ("torch" not in file, file))[:1]

@@ -5,7 +5,8 @@
    stream are float32 always.
 
    Every product here, attention's too, is made by `sum_up`. It adds up the numbers of a row in their own order, whatever
-   is computed beside it, so a token's logits are the same bits however many tokens are read with it. */
+   is computed beside it, so a token's logits are the same bits however many tokens are read with it, if all numbers are
+   finite: an attention over an odd number of tokens multiplies the next one by zero. */
 
 #include <immintrin.h>
 #include <math.h>
@@ -61,7 +62,7 @@ typedef struct { number *keys, *values; const float *cosines, *sines; long capac
 INLINE number narrowed(float x) {
 #ifdef BFLOAT16
     union { float number; uint32_t bits; } it = {x};
-    return (it.bits + 0x7fff + (it.bits >> 16 & 1)) >> 16; /* to nearest, ties to even */
+    return x != x ? 0x7fc0 : (it.bits + 0x7fff + (it.bits >> 16 & 1)) >> 16; /* to nearest, ties to even */
 #else
     return x;
 #endif
@@ -74,8 +75,8 @@ INLINE long up_to(long size, long part) { return (size + part - 1) / part * part
 INLINE long at(long i, long c) { return (i / STEP * COLUMNS + c) * STEP + i % STEP; }
 
 /* e to the x, for x <= 0, within two units in the last place (Cephes' polynomial). */
-INLINE float exponential(float x) {
-    x = x < -87.0f ? -87.0f : x;
+INLINE float exponential(float exponent) {
+    float x = exponent < -87.0f ? -87.0f : exponent;
     float n = __builtin_rintf(x * 1.44269504f);
     float r = x - n * 0.693359375f + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -85,7 +86,7 @@ INLINE float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     union { int32_t bits; float number; } power = {((int32_t)n + 127) << 23};
-    return (p * r * r + r + 1.0f) * power.number;
+    return exponent < -87.0f ? 0.0f : (p * r * r + r + 1.0f) * power.number;
 }
 
 INLINE float sigmoid(float x) {
@@ -147,7 +148,8 @@ enum { WRITTEN, ADDED, NARROWED }; /* what becomes of a product */
 
 /* out [count, outer] = x [count, inner] @ weight.T + bias, in one of these ways. */
 INLINE void multiply(const Product *p, const number *x, long count, void *out, const int how) {
-    const long turns = (count + ROWS - 1) / ROWS, each = (count + turns - 1) / turns; /* six rows are better 3 + 3 */
+    if (count < 1) return;
+    const long turns = (count + ROWS - 1) / ROWS, each = (count + turns - 1) / turns; /* of 5 at most, 6 are 3 + 3 */
 #pragma omp for schedule(static)
     for (long column = 0; column < p->outer; column += COLUMNS)
         for (long row = 0; row < count; row += each) {
@@ -157,11 +159,11 @@ INLINE void multiply(const Product *p, const number *x, long count, void *out, c
                    p->inner, sums);
             for (long r = 0; r < rows; r++)
                 for (long c = 0; c < there; c++) {
-                    long place = (row + r) * p->outer + column + c;
+                    long to = (row + r) * p->outer + column + c;
                     float sum = sums[r * COLUMNS + c] + (p->bias ? p->bias[column + c] : 0.0f);
-                    if (how == NARROWED) ((number *)out)[place] = narrowed(sum);
-                    else if (how == ADDED) ((float *)out)[place] += sum;
-                    else ((float *)out)[place] = sum;
+                    if (how == NARROWED) ((number *)out)[to] = narrowed(sum);
+                    else if (how == ADDED) ((float *)out)[to] += sum;
+                    else ((float *)out)[to] = sum;
                 }
         }
 }
@@ -301,39 +303,40 @@ static void norm_inputs(const Layer *layer, const float *beside, const float *x,
    Returns whether there was memory for it. */
 int run_layers(const Model *m, int first, int last, float *x, const float *beside, long count, const Cache *cache,
                long start, int entries, int threads) {
-    const long heads = m->heads * m->width, hidden = m->hidden;
-    const long qkv = heads + 2 * m->kv_heads * m->width, up = m->layers[0].up.outer, inner = m->layers[0].down.inner;
-    const long most = up > qkv ? up : qkv, read = m->layers[0].qkv.inner, input = inner > read ? inner : read;
-    const long each = ROWS * cache->capacity * (sizeof(float) + sizeof(number));
-    float *wide = malloc(count * (most * sizeof(float) + (input + 2 * heads) * sizeof(number)) + threads * each);
-    if (!wide) return 0;
-    number *normed = (number *)(wide + count * most), *q = normed + count * input, *attended = q + count * heads;
-    char *own = (char *)(attended + count * heads);
+    const Layer *one = m->layers; /* all have the same shapes */
+    const long hidden = m->hidden, inner = one->down.inner, queries = m->heads * m->width;
+    const long input = inner > one->qkv.inner ? inner : one->qkv.inner;
+    const long output = one->up.outer > one->qkv.outer ? one->up.outer : one->qkv.outer;
+    const long each = ROWS * cache->capacity * (sizeof(float) + sizeof(number)); /* of a thread */
+    float *outputs = malloc(count * (output * sizeof(float) + (input + 2 * queries) * sizeof(number)) + threads * each);
+    if (!outputs) return 0;
+    number *inputs = (number *)(outputs + count * output), *q = inputs + count * input, *seen = q + count * queries;
+    char *own = (char *)(seen + count * queries);
 #pragma omp parallel num_threads(threads)
     {
         float *scores = (float *)(own + omp_get_thread_num() * each);
         number *shares = (number *)(scores + ROWS * cache->capacity);
         for (int index = first; index < last; index++) {
             const Layer *layer = m->layers + index;
-            norm_inputs(layer, beside, x, count, hidden, normed);
-            multiply(&layer->qkv, normed, count, wide, WRITTEN);
-            place(m, layer, index, cache, start, wide, count, q);
+            norm_inputs(layer, beside, x, count, hidden, inputs);
+            multiply(&layer->qkv, inputs, count, outputs, WRITTEN);
+            place(m, layer, index, cache, start, outputs, count, q);
             if (entries) continue;
-            attend(m, index, cache, start, q, count, scores, shares, attended);
-            multiply(&layer->out, attended, count, x, ADDED);
-            norm_rows(&layer->mlp_norm, x, count, hidden, normed, hidden);
-            multiply(&layer->up, normed, count, wide, WRITTEN);
-            activate(wide, count, inner, m->gated, normed);
-            multiply(&layer->down, normed, count, x, ADDED);
+            attend(m, index, cache, start, q, count, scores, shares, seen);
+            multiply(&layer->out, seen, count, x, ADDED);
+            norm_rows(&layer->mlp_norm, x, count, hidden, inputs, hidden);
+            multiply(&layer->up, inputs, count, outputs, WRITTEN);
+            activate(outputs, count, inner, m->gated, inputs);
+            multiply(&layer->down, inputs, count, x, ADDED);
         }
     }
-    free(wide);
+    free(outputs);
     return 1;
 }
 
 /* out [count, outer] = the product of x [count, inner], which is normed first. */
 int run_head(const Norm *n, const Product *p, const float *x, long count, float *out, int threads) {
-    number *normed = malloc(count * p->inner * sizeof(number));
+    number *normed = malloc(count * p->inner * sizeof(number) + 1); /* none would be no memory */
     if (!normed) return 0;
 #pragma omp parallel num_threads(threads)
     {

@@ -1,23 +1,23 @@
 """The fused decode path on a CPU with every pass in one call, of `native.c`: to ask torch for each of its small
 operations takes as long as the products of a small model.
 
-A token's logits are the same bits however many tokens are read with it, whatever the weights are stored in: so greedy
-text is the same with and without a draft to the last bit.
+A token's logits are the same bits however many tokens are read with it, whatever type the weights have: so greedy text
+is the same with and without a draft to the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import byref
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
 
 from . import layout, library
 from .fused import FusedRunner, round_up
-from .layout import FusedModel, Norm, Product, Rope, swiglu
-from .library import Multiply, address
+from .layout import FusedModel, Norm, Product, Rope, gelu, swiglu
+from .library import Multiply, address, address_of_rows, as_floats
 
 MOST_AT_ONCE = 256  # tokens of a prompt: what lies between the layers takes memory
 
@@ -44,9 +44,11 @@ class NativeLayers:
         """
         products = [_multiply(layer.out) for layer in layers]
         self.library, self.depth, self.kv_heads, self.width = products[0].library, len(layers), kv_heads, width
+        self.hidden = products[0].shape[0]
+        self._reads_beside = beside_norm is not None
         self._held: list[Tensor | Multiply] = []  # the addresses below are theirs
         self._layers = (library.Layer * self.depth)(*(self._layer(layer, beside_norm) for layer in layers))
-        shape = products[0].outer, heads, kv_heads, width, window
+        shape = self.hidden, heads, kv_heads, width, window
         self._described = library.Model(self._layers, *shape, layers[0].activate is swiglu, mutual)
 
     def _layer(self, layer: layout.Layer, beside_norm: Norm | None) -> library.Layer:
@@ -58,7 +60,7 @@ class NativeLayers:
         """As the library sees it."""
         if norm is None:
             return library.Norm(None, None, 0.0)
-        weight, bias = norm.weight.float(), None if norm.bias is None else norm.bias.float()
+        weight, bias = as_floats(norm.weight), None if norm.bias is None else as_floats(norm.bias)
         self._held += [weight] if bias is None else [weight, bias]
         return library.Norm(address(weight), address(bias), norm.eps)
 
@@ -80,19 +82,36 @@ class NativeLayers:
         """Take T tokens [T, hidden] float32 that stand at `start` from the first to before the last of these layers.
 
         In place. With `entries` every layer gets x itself, and only puts keys and values into the cache.
+
+        Raises:
+            ValueError: the cache has no room for them, or they are other tensors.
         """
+        rows, others = (
+            None if given is None else address_of_rows(given, torch.float32, self.hidden) for given in (x, beside)
+        )
+        if (0 if beside is None else len(beside)) != (len(x) if self._reads_beside else 0):
+            raise ValueError("Beside every token lies another row, if these layers read any.")
+        if start + len(x) > cache.capacity:
+            raise ValueError(f"The cache has {cache.capacity} places; {len(x)} tokens do not fit behind {start}.")
         done = self.library.functions.run_layers(
             *(byref(self._described), *(layers or (0, self.depth))),
-            *(x.data_ptr(), address(beside), len(x), byref(cache.described), start, entries, torch.get_num_threads()),
+            *(rows, others, len(x), byref(cache.described), start, entries, torch.get_num_threads()),
         )
         _check(done)
 
 
 def can_run(layers: Sequence[layout.Layer], head: Product, width: int) -> bool:
-    """Whether the library multiplies all of these, which `Product.of` sees to, and knows heads of this width."""
-    products = [head, *(product for layer in layers for product in (layer.qkv, layer.out, layer.up, layer.down))]
-    multiplies = [product.multiply for product in products]
-    return all(isinstance(multiply, Multiply) and width % (2 * multiply.library.step) == 0 for multiply in multiplies)
+    """Whether the library knows layers like these, which must be alike, and multiplies by all of their weights.
+
+    `Product.of` sees to the latter where it can.
+    """
+    products = [(layer.qkv, layer.out, layer.up, layer.down) for layer in layers]
+    if not all(isinstance(product.multiply, Multiply) for product in [head, *chain(*products)]):
+        return False
+    shapes = {tuple(_multiply(product).shape for product in of_layer) for of_layer in products}
+    activations = {layer.activate for layer in layers}
+    known = len(shapes) == 1 and activations in ({swiglu}, {gelu})
+    return known and width % (2 * _multiply(head).library.step) == 0
 
 
 def _multiply(product: Product) -> Multiply:
@@ -104,7 +123,7 @@ class NativeHead:
     """A norm and a product behind it, as the library sees them."""
 
     def __init__(self, layers: NativeLayers, norm: Norm, product: Product) -> None:
-        self._library, self._outer = layers.library, _multiply(product).outer
+        self._library, (self._outer, self._inner) = layers.library, _multiply(product).shape
         self._norm, self._product = layers.norm(norm), layers.product(product)
         self._layers = layers  # which holds the weights
 
@@ -112,7 +131,13 @@ class NativeHead:
         """Logits of T tokens [T, hidden] float32, [T, V] float32."""
         logits = x.new_empty(len(x), self._outer)
         done = self._library.functions.run_head(
-            *(byref(self._norm), byref(self._product), x.data_ptr(), len(x), logits.data_ptr()),
+            *(
+                byref(self._norm),
+                byref(self._product),
+                address_of_rows(x, torch.float32, self._inner),
+                len(x),
+                logits.data_ptr(),
+            ),
             torch.get_num_threads(),
         )
         _check(done)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(autouse=True)
 def without_library(monkeypatch):
-    """As on a machine without a C compiler."""
+    """As on a machine without gcc."""
     monkeypatch.setattr(layout, "library_for", lambda dtype: None)
 
 

@@ -119,7 +119,7 @@ def test_a_long_prompt_is_read_as_far_back_as_the_window_reaches(kind: type[Head
         torch.testing.assert_close(whole, cut_off, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(library_for(torch.float32) is None, reason="no C compiler, or a CPU that the library is not for")
+@pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU that the library is not for")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_library_drafts_what_torchs_operations_do(kind: type[Head], monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a text that is longer than the window, in rounds in which all, some or none were accepted."""

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def test_float32_strays_hardly_further_from_float64_than_transformers_does(archi
 def test_products_of_every_length(shape, biased, dtype):
     functions = library_for(dtype)
     if functions is None:
-        pytest.skip("no C compiler, or a CPU that the library is not for")
+        pytest.skip("no gcc, or a CPU that the library is not for")
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(*shape, generator=generator).to(dtype), torch.randn(shape[0], generator=generator)
     computed = torch.float32 if dtype == torch.float16 else dtype
@@ -203,7 +204,7 @@ def test_products_of_every_length(shape, biased, dtype):
 def test_half_precision_rounds_to_the_nearest_even_number():
     functions = library_for(torch.bfloat16)
     if functions is None:
-        pytest.skip("no C compiler, or a CPU that the library is not for")
+        pytest.skip("no gcc, or a CPU that the library is not for")
     generator = torch.Generator().manual_seed(0)
     multiply = Multiply(functions, torch.eye(64).bfloat16(), torch.randn(64, generator=generator))
     x = torch.randn(9, 64, generator=generator).bfloat16()
@@ -219,6 +220,50 @@ def test_nothing_finite_becomes_none_in_a_pass():
     assert runner.prefill(PROMPT).isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_no_row_of_the_weights_size_and_type_is_refused(dtype):
+    functions = library_for(dtype)
+    if functions is None:
+        pytest.skip("no gcc, or a CPU that the library is not for")
+    multiply = Multiply(functions, torch.randn(40, 24).to(dtype), None)
+    assert multiply(torch.empty(0, 24, dtype=multiply.dtype)).shape == (0, 40)
+    for wrong in (torch.ones(2, 12, dtype=multiply.dtype), torch.ones(2, 24, dtype=torch.float64)):
+        with pytest.raises(ValueError, match="Rows of 24 numbers"):
+            multiply(wrong)
+
+
+def test_a_pass_beyond_the_cache_is_refused():
+    runner = native_runner(tiny_model("llama"), 60)
+    runner.prefill(PROMPT)
+    layers, cache = runner._native.layers, runner._cache
+    assert isinstance(cache, native.NativeCache)
+    layers.run(torch.ones(1, 32), cache, cache.capacity - 1)
+    with pytest.raises(ValueError, match="do not fit"):
+        layers.run(torch.ones(2, 32), cache, cache.capacity - 1)
+    with pytest.raises(ValueError, match="Rows of 32 numbers"):
+        layers.run(torch.ones(2, 16), cache, 0)
+    with pytest.raises(ValueError, match="Beside every token"):
+        layers.run(torch.ones(2, 32), cache, 0, beside=torch.ones(2, 32))
+    with pytest.raises(ValueError, match="room for 60 tokens"):
+        runner.forward([1] * 53)
+
+
+def test_layers_that_it_does_not_know_run_by_torch():
+    model = FusedModel.of(tiny_model("llama"))
+    first, *others = model.layers
+    for odd in (replace(first, activate=torch.relu), replace(first, up=first.down), replace(first, qkv=others[0].out)):
+        assert native.native_model(replace(model, layers=(odd, *others))) is None
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFF800001])
+def test_what_is_no_number_stays_none(bits):
+    functions = library_for(torch.bfloat16)
+    if functions is None:
+        pytest.skip("no gcc, or a CPU that the library is not for")
+    bias = torch.tensor([bits - (1 << 32) if bits >> 31 else bits], dtype=torch.int32).view(torch.float32)
+    assert Multiply(functions, torch.zeros(1, 2).bfloat16(), bias)(torch.ones(1, 2).bfloat16()).isnan().all()
+
+
 # How it is built ---------------------------------------------------------------------------------------------
 
 
@@ -226,7 +271,7 @@ def test_nothing_finite_becomes_none_in_a_pass():
 def fresh(monkeypatch, tmp_path):
     """As in a new process with an empty cache."""
     if library_for(torch.float32) is None:
-        pytest.skip("no C compiler, or a CPU that the library is not for")
+        pytest.skip("no gcc, or a CPU that the library is not for")
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
     library_for.cache_clear()
     yield tmp_path / "cache"
@@ -254,6 +299,19 @@ def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_
     assert len(names(fresh)) == 3
 
 
+@pytest.mark.parametrize("keep", [0, 100, 2000, 36_000])
+def test_a_damaged_library_is_built_again(fresh, keep):
+    """Loading one that was cut off would end the process."""
+    assert library_for(torch.float32) is not None
+    (file,) = fresh.iterdir()
+    whole = file.read_bytes()
+    file.unlink()  # this process has it mapped
+    file.write_bytes(whole[:keep])
+    library_for.cache_clear()
+    assert library_for(torch.float32) is not None
+    assert file.read_bytes() == whole
+
+
 def runs_without(caplog) -> str:
     """That a model runs all the same; what was said about it."""
     model = tiny_model("llama")
@@ -266,7 +324,7 @@ def runs_without(caplog) -> str:
 
 def test_without_a_compiler_torchs_operations_run(fresh, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(fresh))
-    assert "There is no C compiler" in runs_without(caplog)
+    assert "There is no gcc here" in runs_without(caplog)
 
 
 @pytest.mark.parametrize("script", ["exit 1", "echo 'no AVX512 here' >&2; exit 1", "echo 13; exit 0"])
@@ -306,7 +364,7 @@ def test_its_threads_are_torchs_own(fresh):
 
 def test_a_shape_that_it_does_not_know_runs_by_torch():
     if library_for(torch.bfloat16) is None:
-        pytest.skip("no C compiler, or a CPU that the library is not for")
+        pytest.skip("no gcc, or a CPU that the library is not for")
     config = AutoConfig.for_model(
         "llama", hidden_size=33, num_attention_heads=1, num_key_value_heads=1, head_dim=8, intermediate_size=7
     )

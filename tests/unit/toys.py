@@ -380,7 +380,7 @@ def native_runner(model: PreTrainedModel, capacity: int, dtype: torch.dtype | No
     """A runner by the library of `native.c`; skips the test where that cannot be had."""
     native = native_model(FusedModel.of(model, dtype))
     if native is None:
-        pytest.skip("no C compiler, or a CPU that the library is not for")
+        pytest.skip("no gcc, or a CPU that the library is not for")
     return NativeRunner(native, capacity)
 
 
