@@ -54,7 +54,7 @@ class NgramTable:
 
     def law(self, context: Sequence[int]) -> np.ndarray:
         """The distribution of the token after `context`, [V] float32, summing to 1."""
-        probs = self.unigram.copy()
+        found: list[tuple[np.ndarray, np.ndarray]] = []
         for n, order in enumerate(self.orders, start=1):
             if n > len(context):
                 break
@@ -63,9 +63,16 @@ class NgramTable:
             if place == len(order.keys) or order.keys[place] != key:
                 break  # a longer context that ends in an unknown one is unknown too
             row = slice(order.offsets[place], order.offsets[place + 1])
-            probs *= 1 - order.probs[row].sum()
-            probs[order.tokens[row]] += order.probs[row]
-        return probs
+            found.append((order.tokens[row], order.probs[row]))
+        left = np.float32(1)  # what the longer contexts leave to the others
+        parts = []
+        for tokens, probs in reversed(found):
+            parts.append((tokens, left * probs))
+            left *= 1 - probs.sum()
+        law: np.ndarray = self.unigram * left  # the only operation on the whole vocabulary
+        for tokens, part in parts:
+            law[tokens] += part
+        return law
 
 
 def key_of(context: Sequence[int], vocab_size: int) -> int:
@@ -138,7 +145,8 @@ class Ngram(Drafter):
         text = list(context[-len(self.table.orders) :])
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            return torch.from_numpy(self.table.law([*text, *map(int, drawn)])).log()[None]
+            law = torch.from_numpy(self.table.law([*text, *map(int, drawn)]))[None]
+            return law if self.settings.temperature == 0 else law.log()  # the largest is the same
 
         draft = draw(next_logits, k, self.settings, self.noise)
         return draft if draft.probs is None else replace(draft, probs=sent(draft.probs, self.device))

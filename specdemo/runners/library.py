@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -34,6 +35,7 @@ KINDS = {  # what the source calls a type of weights, and what it needs of the C
     torch.float16: ("FLOAT16", {"avx2", "fma", "f16c"}),
     torch.float32: ("FLOAT32", {"avx2", "fma"}),
 }
+SWITCH = "SPECDEMO_NATIVE"  # of the environment: 0 has torch's operations run instead
 PATIENCE = 120  # seconds for the compiler, which takes about one
 
 # The structures of `native.c`, which says what they are.
@@ -140,7 +142,7 @@ def address_of_rows(x: Tensor, dtype: torch.dtype, size: int) -> int:
 def library_for(dtype: torch.dtype) -> Library | None:
     """The library for weights of this type, None where it cannot be had."""
     kind, needed = KINDS.get(dtype, ("", {"a type that it knows"}))
-    if platform.system() != "Linux" or not needed <= cpu_flags():
+    if os.environ.get(SWITCH) == "0" or platform.system() != "Linux" or not needed <= cpu_flags():
         return None
     compiler = shutil.which("gcc")  # others have an OpenMP of their own
     if compiler is None:

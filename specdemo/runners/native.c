@@ -134,6 +134,7 @@ INLINE void sum_rows(const int rows, const int half, const void *block, const nu
         for (int v = 0; v < VECTORS; v++) memcpy(sums + row * COLUMNS + v * LANES, &sum[row][v], sizeof(vector));
 }
 
+/* The same for a number of rows that is not known before: for each there is code that keeps all sums in registers. */
 INLINE void sum_up(int rows, const int half, const void *block, const number *x, long stride, long inner, float *sums) {
     switch (rows) {
 #define CASE(n) case n: sum_rows(n, half, block, x, stride, inner, sums); break;

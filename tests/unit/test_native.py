@@ -345,9 +345,11 @@ def test_a_cache_that_cannot_be_written_leaves_torchs_operations(fresh, caplog):
     assert "cannot be built" in runs_without(caplog)
 
 
-@pytest.mark.parametrize("change", ["platform", "flags"])
+@pytest.mark.parametrize("change", ["switch", "platform", "flags"])
 def test_other_machines_run_torchs_operations_without_a_word(fresh, monkeypatch, caplog, change):
-    if change == "platform":
+    if change == "switch":
+        monkeypatch.setenv(library.SWITCH, "0")
+    elif change == "platform":
         monkeypatch.setattr(library.platform, "system", lambda: "Darwin")
     else:
         monkeypatch.setattr(library, "cpu_flags", lambda: frozenset({"sse2"}))
