@@ -134,6 +134,15 @@ def test_logits_are_the_same_bits_however_many_tokens_are_read_together(architec
     torch.testing.assert_close(passes[1], exact.forward(ids[1:]), **near)
 
 
+def test_logits_are_the_same_bits_whatever_the_number_of_threads(threads):
+    """More of them than cores and than parts of the work, too."""
+    runner = native_runner(random_model("llama", 6, 2, 20), 64)
+    logits = [runner.prefill(PROMPT), *map(runner.forward, PASSES)]
+    torch.set_num_threads(threads + 4)
+    for ids, expected in zip((PROMPT, *PASSES), logits, strict=True):
+        assert torch.equal(runner.forward(ids) if ids != PROMPT else runner.prefill(ids), expected)
+
+
 def test_a_prompt_that_is_read_in_parts_gives_the_same_bits(monkeypatch):
     runner = native_runner(tiny_model("llama"), 64)
     runner.keep_states([0, 2])
