@@ -167,7 +167,7 @@ def test_a_recording_can_be_played(name: str) -> None:
     assert told["end"]["exactness"]["mark"] == ("same" if greedy else "chance")
     drafted = [entry for entry in entries if entry.lane == SPECULATIVE and isinstance(entry.event, Round)]
     assert all(bool(entry.places) != greedy for entry in drafted)
-    assert told["facts"].keys() == {"dtype", "device_name", "cores"}
+    assert told["facts"].keys() == {"dtype", "weights_dtype", "device_name", "cores"}
     assert header["environment"]["system"] == "Linux"  # and nothing more that tells one machine from another
 
 
