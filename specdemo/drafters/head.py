@@ -18,6 +18,7 @@ from ..hardware import arithmetic, sent
 from ..runners import Runner
 from ..runners.graph import LENGTHS, LONGEST, Capture, CudaCapture, Slots, Work
 from ..runners.layout import Layer, Norm, Product, Rope, Step, swiglu
+from ..runners.library import Multiply
 from ..runners.native import NativeHead, NativeLayers, can_run
 from ..types import MAX_K, BadInput, Draft, Settings, Verdict
 from .base import Drafter, draw
@@ -140,7 +141,8 @@ class ReadyHead:
         pack(self.head, embedding.dtype)
 
     def _native(self) -> tuple[NativeLayers, NativeHead] | None:
-        if self.embedding.device.type != "cpu":
+        """Layers and output for the library; None where it does not multiply by the output, so by no weight at all."""
+        if not isinstance(self._output.multiply, Multiply):
             return None
         head, shape = self.head, self.head.shape
 

@@ -165,8 +165,9 @@ def built(compiler: str, kind: str) -> Path:
         OSError, SubprocessError: it cannot be compiled, or the cache cannot be written.
     """
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=PATIENCE).stdout
-    options = [*OPTIONS, f"-D{kind}", *openmp()]
-    made_of = [version, SOURCE.read_bytes(), *map(str.encode, [*options, str(cpu_model()), *sorted(cpu_flags())])]
+    options, linked = [*OPTIONS, f"-D{kind}"], openmp()
+    facts = [*options, *linked, str(cpu_model()), *sorted(cpu_flags())]
+    made_of = [version, SOURCE.read_bytes(), *map(str.encode, facts)]
     name = f"native-{kind.lower()}-{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}"
     folder = cache_folder()
     for file in folder.glob(f"{name}-*.so"):
@@ -175,7 +176,7 @@ def built(compiler: str, kind: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as scratch:
         partial = Path(scratch) / "native.so"
-        command = [compiler, *OPTIONS, f"-D{kind}", str(SOURCE), "-o", str(partial), *openmp()]
+        command = [compiler, *options, str(SOURCE), "-o", str(partial), *linked]
         subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=PATIENCE)
         return partial.replace(folder / _named(name, partial))  # as a whole: other processes may be at it too
 

@@ -42,9 +42,9 @@ class NativeLayers:
             window: how many tokens are looked at; 0 stands for all.
             mutual: the tokens of a pass see those behind them too, and the window is what lies before the pass.
         """
-        products = [_multiply(layer.out) for layer in layers]
-        self.library, self.depth, self.kv_heads, self.width = products[0].library, len(layers), kv_heads, width
-        self.hidden = products[0].shape[0]
+        out = _multiply(layers[0].out)
+        self.library, self.hidden = out.library, out.shape[0]
+        self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
         self._reads_beside = beside_norm is not None
         self._held: list[Tensor | Multiply] = []  # the addresses below are theirs
         self._layers = (library.Layer * self.depth)(*(self._layer(layer, beside_norm) for layer in layers))

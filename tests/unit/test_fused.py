@@ -17,7 +17,7 @@ from specdemo.runners.eager import EagerRunner
 from specdemo.runners.fused import MOST_ROWS, FusedRunner
 from specdemo.runners.layout import FusedModel, Norm, Product, Rope, is_plain, knows
 
-from .toys import MODEL_VOCAB, tiny_model
+from .toys import MODEL_VOCAB, model_with_biases, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -266,15 +266,7 @@ def test_what_is_plain_can_be_made_of_its_stored_configuration(architecture, tmp
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_biases_and_norms_are_kept(architecture):
-    config = copy.deepcopy(tiny_model(architecture).config)
-    config.attention_bias = config.mlp_bias = True  # Llama has none by default
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).eval()
-        small = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-        assert len(small) > 4 * config.num_hidden_layers
-        for parameter in small:
-            torch.nn.init.normal_(parameter)
+    model = model_with_biases(architecture)
     fused, eager = FusedRunner(FusedModel.of(model), 16), EagerRunner(model, 16)
     torch.testing.assert_close(fused.prefill(PROMPT), eager.prefill(PROMPT))
     torch.testing.assert_close(fused.forward([1, 2]), eager.forward([1, 2]))

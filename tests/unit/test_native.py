@@ -22,7 +22,7 @@ from specdemo.runners.fused import FusedRunner
 from specdemo.runners.layout import FusedModel
 from specdemo.runners.library import Multiply, library_for
 
-from .toys import MODEL_VOCAB, native_runner, tiny_model
+from .toys import MODEL_VOCAB, model_with_biases, native_runner, tiny_model
 
 PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
 KNOWN = ("llama", "qwen3", "smollm3", "gpt2")
@@ -156,14 +156,7 @@ def test_a_prompt_that_is_read_in_parts_gives_the_same_bits(monkeypatch):
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_biases_and_norms_are_kept(architecture):
-    config = copy.deepcopy(tiny_model(architecture).config)
-    config.attention_bias = config.mlp_bias = True  # Llama has none by default
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).eval()
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                torch.nn.init.normal_(parameter)
+    model = model_with_biases(architecture)
     runner, eager = native_runner(model, 16), EagerRunner(model, 16)
     torch.testing.assert_close(runner.prefill(PROMPT), eager.prefill(PROMPT))
     torch.testing.assert_close(runner.forward([1, 2]), eager.forward([1, 2]))

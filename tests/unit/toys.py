@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
+    AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -369,6 +371,20 @@ def tiny_model(architecture: str, seed: int = 0, layers: int = 3) -> PreTrainedM
             heads = {"n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 256, "initializer_range": 0.25}
             model = GPT2LMHeadModel(GPT2Config(**shape, **heads))
     return model.eval()
+
+
+def model_with_biases(architecture: str) -> PreTrainedModel:
+    """A tiny transformer with biases wherever it can have some, and these and the weights of its norms at random."""
+    config = copy.deepcopy(tiny_model(architecture).config)
+    config.attention_bias = config.mlp_bias = True  # Llama has none by default
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+        small = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+        assert len(small) > 4 * config.num_hidden_layers
+        for parameter in small:
+            nn.init.normal_(parameter)
+    return model
 
 
 def cpu_engine(dtype: torch.dtype) -> str:
