@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from ..folders import cache_folder
 from ..hardware import arithmetic, cpu_flags, cpu_model
+from .huge_pages import WEIGHTS
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class Library:
         outer, inner = weight.shape
         missing = -outer % self.columns
         filled = F.pad(weight, (0, 0, 0, missing)) if missing else weight
-        return filled.view(-1, self.columns, inner // self.step, self.step).transpose(1, 2).contiguous()
+        return WEIGHTS.copy(filled.view(-1, self.columns, inner // self.step, self.step).transpose(1, 2))
 
 
 class Multiply:
