@@ -29,21 +29,18 @@ def verify(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
         target_probs: [k + 1, V], the target's distribution at each drafted place and after the last.
         draws: [k + 1], uniform in [0, 1).
     """
-    k, vocab = len(draft.token_ids), target_probs.shape[-1]
+    k = len(draft.token_ids)
     x = sent(draft.token_ids, target_probs.device)  # [k]
-    drawn_from = one_hot(x, vocab, target_probs.dtype) if draft.probs is None else draft.probs
-    draft_probs = drawn_from.to(target_probs)  # [k, V]
+    draft_probs = None if draft.probs is None else draft.probs.to(target_probs)  # [k, V]
 
     p = target_probs[:k].gather(1, x[:, None]).squeeze(1)  # [k]
-    q = draft_probs.gather(1, x[:, None]).squeeze(1)  # [k]
+    q = torch.ones_like(p) if draft_probs is None else draft_probs.gather(1, x[:, None]).squeeze(1)  # [k]
     passed = draws[:k] < acceptance_probability(p, q)
     accepted = passed.long().cumprod(0).sum(0, keepdim=True)  # [1], how many passed before the first failure
 
-    # The bonus is drawn from the residual against a draft that proposes nothing: with q = 0 it is p itself.
-    nothing = draft_probs.new_zeros(1, vocab)
     p_next = target_probs.index_select(0, accepted)  # [1, V]
-    q_next = torch.cat([draft_probs, nothing]).index_select(0, accepted)
-    token = sample(residual(p_next, q_next), draws[k:])  # [1]
+    left = residual(p_next, _law_at(accepted, x, draft_probs, p_next)) if k else p_next
+    token = sample(left, draws[k:])  # [1]
 
     # One transfer, and on a GPU the only wait, brings everything to the host.
     answer = torch.cat([accepted, token, p_next.gather(1, token[:, None])[0], p, q, draws[:k], x]).tolist()
@@ -52,6 +49,17 @@ def verify(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
     kind = after_draft if k else TokenKind.TARGET
     p_x, q_x, drawn, ids = (tests[i * k : (i + 1) * k] for i in range(4))
     return Verdict(n, token_id, kind, token_p, p_x, q_x, drawn, [int(id) for id in ids])
+
+
+def _law_at(place: Tensor, x: Tensor, draft_probs: Tensor | None, like: Tensor) -> Tensor:
+    """What the drafted token at a place [1] was drawn from, [1, V]. Zeros behind the draft: the bonus is drawn from the
+    residual against a draft that proposes nothing, which is p itself."""
+    inside = place.clamp(max=len(x) - 1)
+    if draft_probs is None:
+        law = one_hot(x.index_select(0, inside), like.shape[-1], like.dtype)
+    else:
+        law = draft_probs.index_select(0, inside)
+    return law * (place < len(x))
 
 
 def acceptance_probability(p: Tensor, q: Tensor) -> Tensor:
