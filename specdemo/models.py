@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from . import chat
+from . import chat, sampling
 from .costs import Costs
 from .drafters.head import ReadyHead
 from .hardware import arithmetic, choose_device, choose_dtype, cpu_model, cpu_name, device_name
@@ -163,6 +163,8 @@ def load(
     else:
         engine, make_target_runner = runner_maker(target.open_model(), LANES, eager, chosen_dtype)
     make_draft_runner = runner_maker(draft.open_model(), 1, eager, chosen_dtype)[1] if draft is not None else None
+    if where.type == "cpu":
+        sampling.library()  # compiled now if need be, and not while the first run is timed
     progress(1.0, "ready")
     return Loaded(
         preset=preset,

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from specdemo import compiled
 from specdemo.runners import Runner, choose, layout, library, native
 from specdemo.runners.eager import EagerRunner
 from specdemo.runners.fused import FusedRunner
@@ -350,9 +351,9 @@ def test_a_cache_that_cannot_be_written_leaves_torchs_operations(fresh, caplog):
 @pytest.mark.parametrize("change", ["switch", "platform", "flags"])
 def test_other_machines_run_torchs_operations_without_a_word(fresh, monkeypatch, caplog, change):
     if change == "switch":
-        monkeypatch.setenv(library.SWITCH, "0")
+        monkeypatch.setenv(compiled.SWITCH, "0")
     elif change == "platform":
-        monkeypatch.setattr(library.platform, "system", lambda: "Darwin")
+        monkeypatch.setattr(compiled.platform, "system", lambda: "Darwin")
     else:
         monkeypatch.setattr(library, "cpu_flags", lambda: frozenset({"sse2"}))
     assert runs_without(caplog) == ""

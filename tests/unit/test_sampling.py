@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +29,17 @@ all_settings = st.builds(
 )
 weights = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e6)), min_size=1, max_size=12)
 draws = st.one_of(st.sampled_from([0.0, JUST_BELOW_ONE]), st.floats(0, 1, exclude_max=True))
+
+
+@pytest.fixture(params=["by sampling.c", "by torch"], scope="module", autouse=True)
+def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """As on a machine where the library can be had, and as on any other."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "by torch":
+            patch.setattr(sampling, "library", lambda: None)
+        elif sampling.library() is None:
+            pytest.skip("no gcc")
+        yield
 
 
 def law(row: list[float], **settings: Any) -> torch.Tensor:
@@ -196,6 +208,20 @@ def test_a_rare_token_between_likely_ones_has_its_place() -> None:
     places = [0.5 - 1e-10, 0.5 + 1e-10, 0.5 + 1.1e-9]
     tokens = [sample(probs, torch.tensor(place / (1 + 1e-9), dtype=torch.float64)) for place in places]
     assert [int(token) for token in tokens] == [0, 1, 2]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 3000), st.floats(0, 1), st.lists(draws, min_size=3, max_size=3))
+def test_a_token_is_drawn_by_all_weights_before_it(seed: int, vocab: int, empty: float, drawn: list[float]) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    probs = torch.rand(3, vocab, generator=noise) * (torch.rand(3, vocab, generator=noise) >= empty)
+    probs[:, int(vocab * empty) // 2] = 1
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    draw = torch.tensor(drawn, dtype=torch.float64)
+    threshold = draw[:, None] * cumulative[:, -1:]
+    assume(bool(((cumulative - threshold).abs() > 1e-9).all()))  # at the very border either answer is right
+    assert sample(probs, draw).tolist() == (cumulative > threshold).int().argmax(-1).tolist()
+    assert [int(sample(row, u)) for row, u in zip(probs, draw, strict=True)] == sample(probs, draw).tolist()
+    assert torch.equal(sample(probs.T.contiguous().T, draw), sample(probs, draw))
 
 
 def test_a_large_vocabulary_with_many_zeros_at_both_ends_of_the_draw() -> None:

@@ -1,0 +1,79 @@
+"""C of ours: compiled on this machine when it is first called for, and kept for the next start.
+
+gcc is all it takes; where there is none, torch's own operations run instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import zlib
+from collections.abc import Sequence
+from ctypes import CDLL
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .folders import cache_folder
+from .hardware import cpu_flags, cpu_model
+
+log = logging.getLogger(__name__)
+
+OPTIONS = ("-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-Wno-psabi", "-fopenmp", "-fPIC", "-shared")
+SWITCH = "SPECDEMO_NATIVE"  # of the environment: 0 has torch's operations run instead
+PATIENCE = 120  # seconds for the compiler, which takes about one
+
+
+def compiled(source: Path, *options: str) -> CDLL | None:
+    """The functions of a file of C, None where they cannot be had."""
+    if os.environ.get(SWITCH) == "0" or platform.system() != "Linux":
+        return None
+    compiler = shutil.which("gcc")  # others have an OpenMP of their own
+    if compiler is None:
+        log.warning("There is no gcc here for %s: torch's own operations run instead, which are slower.", source.name)
+        return None
+    try:
+        return CDLL(str(_built(compiler, source, options)))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        log.warning("%s cannot be built: torch's own operations run instead. %s", source.name, reason)
+        return None
+
+
+def _built(compiler: str, source: Path, options: Sequence[str]) -> Path:
+    """The compiled library, from the cache if this compiler made it of this source on such a CPU.
+
+    Its name ends in its checksum: loading a damaged one would end the process.
+
+    Raises:
+        OSError, SubprocessError: it cannot be compiled, or the cache cannot be written.
+    """
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=PATIENCE).stdout
+    options, linked = [*OPTIONS, *options], _openmp()
+    facts = [*options, *linked, str(cpu_model()), *sorted(cpu_flags())]
+    made_of = [version, source.read_bytes(), *map(str.encode, facts)]
+    name = f"{source.stem}-{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}"
+    folder = cache_folder()
+    for file in folder.glob(f"{name}-*.so"):
+        if file.name == _named(name, file).name:
+            return file
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as scratch:
+        partial = Path(scratch) / "partial.so"
+        command = [compiler, *options, str(source), "-o", str(partial), *linked]
+        subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=PATIENCE)
+        return partial.replace(folder / _named(name, partial))  # as a whole: other processes may be at it too
+
+
+def _named(name: str, file: Path) -> Path:
+    return Path(f"{name}-{zlib.crc32(file.read_bytes()):08x}.so")
+
+
+def _openmp() -> Sequence[str]:
+    """The OpenMP that torch has loaded, so that the threads are the same: two sets would fight for the cores."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    files = {line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line}
+    return sorted(files, key=lambda file: ("torch" not in file, file))[:1]
