@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 EARLIER_TESTS = 4.0  # a run begins with those of earlier ones, as if so many at most had been its own
 ENOUGH_TESTS = 3.0  # with fewer, a drafter gets the benefit of the doubt
+LESS = 0.9  # of the best rate: where longer drafts yield no more than this, those longer still are not looked at
 PROBING = 0.0125  # share of the time that may be lost by drafting where it does not pay, to see whether it does by now
 
 
@@ -86,6 +87,7 @@ class Control:
         passes = costs.passes
         k, rate, cost, hope = 0, 0.0, 0.0, 0.0
         tokens = chance = 1.0
+        untested = history.tests.tested[0] < ENOUGH_TESTS
         for place, passing in enumerate(islice(history.chances(), min(most, costs.most_k))):
             chance *= passing
             tokens += chance
@@ -96,9 +98,10 @@ class Control:
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
             hope = max(hope, (place + 2) / length)  # the rate if all pass
+            if tokens / length < LESS * rate and not untested:
+                break  # longer ones yield less and less
         beginning = 0.0 if history.began else costs.of_beginning(author, self.prompt_tokens)
         alone = min(passes[1:])  # a pass over one token costs no more than others, and its own figure may be old
-        untested = history.tests.tested[0] < ENOUGH_TESTS
         pays = most * (alone - 1 / (hope if untested else rate)) > beginning  # if the rest of the text goes like this
         history.rest = (cost * (1 / alone - rate) + beginning / alone) / PROBING  # what the draft is likely to lose
         again = history.drafts == 1 and history.passed  # worth knowing what it costs: only a second draft is timed
