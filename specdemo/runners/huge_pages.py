@@ -47,7 +47,9 @@ class HugePages:
         self._newest: _Chunk | None = None
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """The tensor in one piece, on Linux."""
+        """The tensor in one piece; in usual pages where the system is not Linux."""
+        if not hasattr(mmap, "MADV_HUGEPAGE"):
+            return tensor.detach().clone(memory_format=torch.contiguous_format)
         with self._lock:
             copied = self._newest.copy(tensor) if self._newest else None
             if copied is None:

@@ -69,3 +69,11 @@ def test_no_memory_is_said_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "mmap", refuse)
     with pytest.raises(MemoryError, match="no memory left for the weights"):
         HugePages().copy(torch.ones(1))
+
+
+def test_a_system_without_them_has_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+    given = torch.randn(4, 5).T
+    copied = HugePages().copy(given)
+    assert torch.equal(copied, given)
+    assert copied.is_contiguous()
