@@ -28,9 +28,9 @@ PATIENCE = 120  # seconds for the compiler, which takes about one
 
 
 def compiled(source: Path, *options: str) -> CDLL | None:
-    """The functions of a file of C, None where they cannot be had."""
-    if os.environ.get(SWITCH) == "0" or platform.system() != "Linux":
-        return None
+    """The functions of a file of C, None where they cannot be had: they are for x86 and Linux."""
+    if os.environ.get(SWITCH) == "0" or platform.system() != "Linux" or not cpu_flags():
+        return None  # without flags it is no x86, and nothing would tell its generations apart
     compiler = shutil.which("gcc")  # others have an OpenMP of their own
     if compiler is None:
         log.warning("There is no gcc here for %s: torch's own operations run instead, which are slower.", source.name)
@@ -63,7 +63,7 @@ def _built(compiler: str, source: Path, options: Sequence[str]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder) as scratch:
         partial = Path(scratch) / "partial.so"
-        command = [compiler, *options, str(source), "-o", str(partial), *linked]
+        command = [compiler, *options, str(source), "-o", str(partial), *linked, "-lm"]
         subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=PATIENCE)
         return partial.replace(folder / _named(name, partial))  # as a whole: other processes may be at it too
 

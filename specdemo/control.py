@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 EARLIER_TESTS = 4.0  # a run begins with those of earlier ones, as if so many at most had been its own
 ENOUGH_TESTS = 3.0  # with fewer, a drafter gets the benefit of the doubt
-LESS = 0.9  # of the best rate: where longer drafts yield no more than this, those longer still are not looked at
 PROBING = 0.0125  # share of the time that may be lost by drafting where it does not pay, to see whether it does by now
 
 
@@ -88,7 +87,8 @@ class Control:
         k, rate, cost, hope = 0, 0.0, 0.0, 0.0
         tokens = chance = 1.0
         untested = history.tests.tested[0] < ENOUGH_TESTS
-        for place, passing in enumerate(islice(history.chances(), min(most, costs.most_k))):
+        longest = min(most, costs.most_k)
+        for place, passing in enumerate(islice(history.chances(), longest)):
             chance *= passing
             tokens += chance
             draft = costs.of_draft(author, place + 1)
@@ -98,8 +98,8 @@ class Control:
             if tokens / length > rate:
                 k, rate, cost = place + 1, tokens / length, length
             hope = max(hope, (place + 2) / length)  # the rate if all pass
-            if tokens / length < LESS * rate and not untested:
-                break  # longer ones yield less and less
+            if not untested and (tokens + (longest - place - 1) * chance) / length < rate:
+                break  # nor would longer ones yield as much if each of their guesses were as likely as this one
         beginning = 0.0 if history.began else costs.of_beginning(author, self.prompt_tokens)
         alone = min(passes[1:])  # a pass over one token costs no more than others, and its own figure may be old
         pays = most * (alone - 1 / (hope if untested else rate)) > beginning  # if the rest of the text goes like this

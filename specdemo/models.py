@@ -24,6 +24,7 @@ from .opening import Opened, open_source
 from .presets import Preset
 from .runners import Runner
 from .runners.choose import MakeRunner, runner_maker, runner_of_weights
+from .runners.huge_pages import WEIGHTS
 from .sources import Progress
 from .types import BadInput
 
@@ -228,6 +229,7 @@ def _eos_ids(target: Opened, preset: Preset) -> frozenset[int]:
 
 
 def _free_memory() -> None:
+    WEIGHTS.begin_anew()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -26,7 +26,8 @@ void largest(const float *numbers, long rows, long size, int64_t *places, int th
     }
 }
 
-/* places [rows] = the first place of each row where the sum of the weights up to it exceeds its draw of their total. */
+/* places [rows] = the first place of each row where the sum of the weights up to it exceeds its draw of their total;
+   `size` where nothing is possible, or the weights are no numbers. */
 void sample(const float *weights, long rows, long size, const double *draws, int64_t *places) {
     for (long row = 0; row < rows; row++) {
         const float *x = weights + row * size;
@@ -36,6 +37,10 @@ void sample(const float *weights, long rows, long size, const double *draws, int
 #pragma omp simd reduction(+ : some)
             for (long i = begin; i < least(begin + PART, size); i++) some += x[i];
             total += sums[begin / PART] = some;
+        }
+        if (!(total > 0)) {
+            places[row] = size;
+            continue;
         }
         /* Rounding may carry the product up to the total itself, which no sum exceeds. */
         const double threshold = fmin(draws[row] * total, nextafter(total, 0));

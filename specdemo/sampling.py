@@ -41,7 +41,7 @@ def probabilities(logits: Tensor, settings: Settings) -> Tensor:
 def largest(logits: Tensor) -> Tensor:
     """The place of the largest logit, the first one on a tie, [..., V] -> [...] int64."""
     functions = _library_for(logits)
-    if functions is None:  # `argmax` answers the same, and takes five times as long for bfloat16 on a CPU
+    if functions is None:  # `argmax` takes five times as long for bfloat16 on a CPU
         return logits.max(-1).indices
     places = torch.empty(logits.shape[:-1], dtype=torch.long)
     sizes = places.numel(), logits.shape[-1]
@@ -59,14 +59,12 @@ def sample(probs: Tensor, draw: Tensor) -> Tensor:
         probs: [..., V], non-negative, not all zero.
         draw: [...], uniform in [0, 1).
     Returns:
-        [...], int64.
+        [...], int64; V, which is no token, where all are zero or not numbers.
     """
     functions = _library_for(probs)
     if functions is not None:
-        places, draw = (
-            torch.empty(probs.shape[:-1], dtype=torch.long),
-            draw.double().expand(probs.shape[:-1]).contiguous(),
-        )
+        places = torch.empty(probs.shape[:-1], dtype=torch.long)
+        draw = draw.to(probs.device, torch.float64).expand(places.shape).contiguous()
         functions.sample(probs.data_ptr(), places.numel(), probs.shape[-1], draw.data_ptr(), places.data_ptr())
         return places
     cumulative = probs.cumsum(-1, dtype=torch.float64)

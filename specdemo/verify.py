@@ -39,7 +39,7 @@ def verify(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
     accepted = passed.long().cumprod(0).sum(0, keepdim=True)  # [1], how many passed before the first failure
 
     p_next = target_probs.index_select(0, accepted)  # [1, V]
-    left = residual(p_next, _law_at(accepted, x, draft_probs, p_next)) if k else p_next
+    left = residual(p_next, _law_at(accepted, x, draft_probs, p_next)) if k else p_next  # nothing was proposed
     token = sample(left, draws[k:])  # [1]
 
     # One transfer, and on a GPU the only wait, brings everything to the host.

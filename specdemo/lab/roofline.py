@@ -78,8 +78,8 @@ class Pass:
 def bandwidth(device: torch.device, size: int = BUFFER) -> dict[str, float]:
     """Bytes a second that this device streams: `best` and `median` of the fastest of three ways to touch a buffer."""
     buffer = torch.ones(size // 4, device=device)
-    if device.type == "cpu":  # which streams a fifth more from these
-        buffer = HugePages().copy(buffer)
+    if device.type == "cpu":
+        buffer = HugePages().copy(buffer)  # as the weights: a CPU streams a fifth more from there
     other = torch.empty_like(buffer)
     ways: list[tuple[Callable[[], Tensor], int]] = [
         (buffer.sum, size),

@@ -27,7 +27,8 @@ class _Chunk:
             raise MemoryError("There is no memory left for the weights.") from error
         with suppress(OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        with torch.inference_mode(False):  # or nobody could copy to it later, outside of that mode
+            self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._free = -self._bytes.data_ptr() % PAGE
 
     def copy(self, tensor: Tensor) -> Tensor | None:
@@ -40,7 +41,7 @@ class _Chunk:
 
 
 class HugePages:
-    """Copies tensors to such memory, of one chunk after the other."""
+    """Copies tensors to such memory, of one chunk after the other; what is larger than one has its own."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -50,13 +51,21 @@ class HugePages:
         """The tensor in one piece; in usual pages where the system is not Linux."""
         if not hasattr(mmap, "MADV_HUGEPAGE"):
             return tensor.detach().clone(memory_format=torch.contiguous_format)
-        with self._lock:
-            copied = self._newest.copy(tensor) if self._newest else None
-            if copied is None:
-                self._newest = _Chunk(max(CHUNK, tensor.numel() * tensor.element_size()))
-                copied = self._newest.copy(tensor)
+        if (size := tensor.numel() * tensor.element_size()) > CHUNK:
+            copied = _Chunk(size).copy(tensor)
+        else:
+            with self._lock:
+                copied = self._newest.copy(tensor) if self._newest else None
+                if copied is None:
+                    self._newest = _Chunk(CHUNK)
+                    copied = self._newest.copy(tensor)
         assert copied is not None
         return copied
+
+    def begin_anew(self) -> None:
+        """Put nothing beside what lies there: then its memory is given back with it."""
+        with self._lock:
+            self._newest = None
 
 
 WEIGHTS = HugePages()

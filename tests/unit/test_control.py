@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
+from operator import mul
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from specdemo import costs as costs_module
@@ -609,3 +612,27 @@ def test_auto_stays_below_its_limit() -> None:
     costs = Costs(FLAT, most_k=8)
     learn(costs, Drafter, 0.0)
     assert max(chosen_by(costs, [0.0] * 20)) == 8
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.01, 0.1, 1.0]), min_size=MAX_K, max_size=MAX_K),
+    st.lists(st.floats(0, 1), min_size=MAX_K, max_size=MAX_K),
+    st.floats(0, 0.3),
+)
+def test_no_longer_draft_than_the_chosen_one_would_have_yielded_more(
+    steps: list[float], chances: list[float], drafting: float
+) -> None:
+    """Not all are looked at."""
+    costs = Costs({tokens: 1 + sum(steps[: tokens - 1]) for tokens in range(1, MAX_K + 2)})
+    for tokens in (1, 2, 1, 2):
+        costs.learn_draft(Drafter, tokens, costs.pace * drafting * tokens)
+    control = Control(AUTO, costs)
+    tests = control._history(Drafter, costs).tests
+    tests.tested, tests.passed = [1e6] * MAX_K, [1e6 * chance for chance in chances]
+    passing = list(accumulate(control._history(Drafter, costs).chances(), mul))
+    rates = [
+        (1 + sum(passing[:k])) / (costs.passes[k + 1] + float(costs.of_draft(Drafter, k) or 0))
+        for k in range(1, MAX_K + 1)
+    ]
+    assume(max(rates) * min(costs.passes[1:]) > 1.001)  # else it may pay not to draft
+    assert rates[control.choose(100, None, Drafter) - 1] == pytest.approx(max(rates))

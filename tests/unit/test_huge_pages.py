@@ -32,6 +32,13 @@ def test_what_needs_a_gradient_leaves_none_to_its_neighbours() -> None:
     assert not pages.copy(torch.ones(4)).requires_grad
 
 
+def test_a_chunk_that_began_in_inference_mode_serves_outside_of_it() -> None:
+    pages = HugePages()
+    with torch.inference_mode():
+        pages.copy(torch.ones(4))
+    assert not pages.copy(torch.ones(4)).is_inference()
+
+
 def test_small_tensors_share_a_chunk_and_one_that_does_not_fit_has_its_own() -> None:
     pages = HugePages()
     first, second = pages.copy(torch.ones(100)), pages.copy(torch.ones(100))
@@ -56,9 +63,14 @@ def test_memory_is_given_back_with_the_last_tensor_in_it() -> None:
     before, pages = size(), HugePages()
     tensors = [pages.copy(torch.ones(CHUNK // 2, dtype=torch.uint8)) for _ in range(8)]
     assert size() - before >= 4 * CHUNK
-    del pages, tensors[1:]
+    pages.begin_anew()
+    del tensors[1:]
     assert size() - before >= CHUNK
     tensors.clear()
+    assert size() - before < CHUNK
+    large = pages.copy(torch.ones(2 * CHUNK, dtype=torch.uint8))
+    assert size() - before >= 2 * CHUNK
+    del large
     assert size() - before < CHUNK
 
 

@@ -218,9 +218,11 @@ def test_a_token_is_drawn_by_all_weights_before_it(seed: int, vocab: int, empty:
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     draw = torch.tensor(drawn, dtype=torch.float64)
     threshold = draw[:, None] * cumulative[:, -1:]
-    assume(bool(((cumulative - threshold).abs() > 1e-9).all()))  # at the very border either answer is right
-    assert sample(probs, draw).tolist() == (cumulative > threshold).int().argmax(-1).tolist()
-    assert [int(sample(row, u)) for row, u in zip(probs, draw, strict=True)] == sample(probs, draw).tolist()
+    tokens = sample(probs, draw)
+    assert bool((probs.gather(1, tokens[:, None]) > 0).all())
+    clear = ((cumulative - threshold).abs() > 1e-9).all(-1)  # at the very border either answer is right
+    assert torch.equal(tokens[clear], (cumulative > threshold).int().argmax(-1)[clear])
+    assert [int(sample(row, u)) for row, u in zip(probs, draw, strict=True)] == tokens.tolist()
     assert torch.equal(sample(probs.T.contiguous().T, draw), sample(probs, draw))
 
 
@@ -233,6 +235,14 @@ def test_a_large_vocabulary_with_many_zeros_at_both_ends_of_the_draw() -> None:
     for draw in (0.0, JUST_BELOW_ONE):
         tokens = sample(probs, torch.full((64,), draw, dtype=torch.float64))
         assert bool((probs.gather(1, tokens[:, None]) > 0).all())
+
+
+@pytest.mark.parametrize("weight", [0.0, math.nan])
+def test_where_nothing_is_possible_nothing_is_drawn(weight: float) -> None:
+    draw = torch.tensor(0.5, dtype=torch.float64)
+    assert int(sample(torch.full((700,), weight), draw)) == 700
+    if math.isnan(weight):
+        assert int(sample(torch.tensor([0.5, weight, 0.5]), draw)) == 3
 
 
 def test_rows_are_sampled_each_with_its_own_draw() -> None:

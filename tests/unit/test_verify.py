@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdemo import sampling
 from specdemo.types import Draft, TokenKind
 from specdemo.verify import acceptance_probability, residual, verify
 
@@ -184,3 +185,21 @@ def test_a_large_vocabulary_keeps_its_ids() -> None:
     p[0, vocab - 1] = p[1, vocab - 2] = 1
     verdict = verify(p, Draft([vocab - 1]), uniform(0.5, 0.5))
     assert (verdict.accepted, verdict.token_id) == (1, vocab - 2)
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("drawn", [True, False], ids=["drawn", "one-hot"])
+def test_the_library_for_cpus_changes_no_verdict(monkeypatch: pytest.MonkeyPatch, k: int, drawn: bool) -> None:
+    noise = torch.Generator().manual_seed(k)
+    kinds = set()
+    for _ in range(200):
+        p = (5 * torch.randn(k + 1, 700, generator=noise)).softmax(-1)
+        q = (p[:k].log() + torch.randn(k, 700, generator=noise)).softmax(-1)
+        draft = Draft(q.multinomial(1, generator=noise).squeeze(1), q if drawn else None) if k else Draft()
+        draws = torch.rand(k + 1, generator=noise, dtype=torch.float64)
+        verdict = verify(p, draft, draws)
+        with monkeypatch.context() as patch:
+            patch.setattr(sampling, "library", lambda: None)
+            assert verify(p, draft, draws) == verdict
+        kinds.add(verdict.kind)
+    assert kinds == ({TokenKind.BONUS, TokenKind.RESAMPLED} if k else {TokenKind.TARGET})
