@@ -31,13 +31,15 @@ class _Chunk:
             self._bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self._free = -self._bytes.data_ptr() % PAGE
 
-    def copy(self, tensor: Tensor) -> Tensor | None:
-        """The tensor in this memory; None if there is no room for it."""
-        begin, size = self._free, tensor.numel() * tensor.element_size()
-        if begin + size > len(self._bytes):
-            return None
+    def has(self, size: int) -> bool:
+        """Whether so many bytes are still free."""
+        return self._free + size <= len(self._bytes)
+
+    def take(self, size: int) -> Tensor:
+        """So many bytes that nobody has."""
+        begin = self._free
         self._free += size + -size % LINE
-        return self._bytes[begin : begin + size].view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+        return self._bytes[begin : begin + size]
 
 
 class HugePages:
@@ -51,16 +53,15 @@ class HugePages:
         """The tensor in one piece; in usual pages where the system is not Linux."""
         if not hasattr(mmap, "MADV_HUGEPAGE"):
             return tensor.detach().clone(memory_format=torch.contiguous_format)
-        if (size := tensor.numel() * tensor.element_size()) > CHUNK:
-            copied = _Chunk(size).copy(tensor)
-        else:
-            with self._lock:
-                copied = self._newest.copy(tensor) if self._newest else None
-                if copied is None:
-                    self._newest = _Chunk(CHUNK)
-                    copied = self._newest.copy(tensor)
-        assert copied is not None
-        return copied
+        return self._room(tensor.nbytes).view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
+
+    def _room(self, size: int) -> Tensor:
+        if size > CHUNK:
+            return _Chunk(size).take(size)
+        with self._lock:
+            if self._newest is None or not self._newest.has(size):
+                self._newest = _Chunk(CHUNK)
+            return self._newest.take(size)
 
     def begin_anew(self) -> None:
         """Put nothing beside what lies there: then its memory is given back with it."""
