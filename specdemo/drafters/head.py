@@ -146,8 +146,8 @@ class ReadyHead:
             return None
         head, shape = self.head, self.head.shape
 
-        def product(weight: Tensor) -> Product:
-            return Product.of(weight.detach().to(self.embedding.dtype), None)
+        def product(weight: Tensor, parts: int = 1) -> Product:
+            return Product.of(weight.detach().to(self.embedding.dtype), None, parts)
 
         def norm(norm: nn.RMSNorm) -> Norm:
             return Norm.of(norm.weight.detach(), None, shape.eps)
@@ -155,12 +155,12 @@ class ReadyHead:
         layers = [
             Layer(
                 attention_norm=norm(layer.attention_norm),
-                qkv=product(layer.qkv),
+                qkv=product(layer.qkv, len(layer.qkv) // shape.width),
                 head_norms=None,
                 rotated=True,
                 out=product(layer.out),
                 mlp_norm=norm(layer.mlp_norm),
-                up=product(layer.gate_up),
+                up=product(layer.gate_up, 2),
                 activate=swiglu,
                 down=product(layer.down),
             )

@@ -78,12 +78,12 @@ class Product:
         return self.multiply(x)
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None) -> Product:
-        """Laid out as is fastest."""
+    def of(cls, weight: Tensor, bias: Tensor | None, parts: int = 1) -> Product:
+        """Laid out as is fastest. The outputs are of so many `parts` alike, such as heads."""
         (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"
         library = library_for(weight.dtype) if on_cpu else None
         if library and inner % library.step == 0:
-            return cls(None, bias, Multiply(library, weight.detach(), bias))
+            return cls(None, bias, Multiply(library, weight.detach(), bias, parts))
         large = on_cpu and weight.numel() >= LEAST_PACKED.get(weight.dtype, math.inf)
         if large and weight.dtype == torch.float16 and cpu_reads_float16():
             halves = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
@@ -239,6 +239,7 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
     config = config.get_text_config()
     stated = config.no_rope_layers if config.model_type == "smollm3" else None  # true where there is a rotation
     rotated = stated or [True] * config.num_hidden_layers
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
 
     def norm(name: str) -> Norm:
         return Norm.of(widened(weights[f"{name}.weight"]), None, config.rms_norm_eps)
@@ -249,12 +250,12 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
         normed = f"{attention}.q_norm.weight" in weights
         return Layer(
             attention_norm=norm(f"{layer}.input_layernorm"),
-            qkv=_product(weights, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+            qkv=_product(weights, *(f"{attention}.{name}_proj" for name in "qkv"), parts=heads),
             head_norms=(norm(f"{attention}.q_norm"), norm(f"{attention}.k_norm")) if normed else None,
             rotated=bool(rotated[place]),
             out=_product(weights, f"{attention}.o_proj"),
             mlp_norm=norm(f"{layer}.post_attention_layernorm"),
-            up=_product(weights, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            up=_product(weights, f"{mlp}.gate_proj", f"{mlp}.up_proj", parts=2),
             activate=swiglu,
             down=_product(weights, f"{mlp}.down_proj"),
         )
@@ -285,14 +286,14 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
         weight, bias = (widened(weights[f"{name}.{part}"]) for part in ("weight", "bias"))
         return Norm.of(weight, bias, config.layer_norm_epsilon)
 
-    def product(name: str) -> Product:  # GPT-2 keeps its weights as [in, out]
-        return Product.of(weights[f"{name}.weight"].detach().T.contiguous(), widened(weights[f"{name}.bias"]))
+    def product(name: str, parts: int = 1) -> Product:  # GPT-2 keeps its weights as [in, out]
+        return Product.of(weights[f"{name}.weight"].detach().T.contiguous(), widened(weights[f"{name}.bias"]), parts)
 
     def rearranged(place: int) -> Layer:
         layer = f"transformer.h.{place}"
         return Layer(
             attention_norm=norm(f"{layer}.ln_1"),
-            qkv=product(f"{layer}.attn.c_attn"),
+            qkv=product(f"{layer}.attn.c_attn", 3 * config.n_head),
             head_norms=None,
             rotated=False,
             out=product(f"{layer}.attn.c_proj"),
@@ -334,18 +335,18 @@ def embeddings(weights: Weights) -> tuple[Tensor, Tensor]:
     return embedding.detach(), weights.get("lm_head.weight", embedding).detach()
 
 
-def _product(weights: Weights, *names: str) -> Product:
-    """One product for linear layers that read the same input; their outputs follow each other.
+def _product(weights: Weights, *names: str, parts: int = 1) -> Product:
+    """One product for linear layers that read the same input; their outputs follow each other, `parts` alike.
 
     On a GPU the layers' own weights become parts of the joint one, so that memory holds them once.
     """
-    parts = [weights[f"{name}.weight"] for name in names]
+    owns = [weights[f"{name}.weight"] for name in names]
     biases = [widened(weights[f"{name}.bias"]) for name in names if f"{name}.bias" in weights]
-    weight = torch.cat([part.detach() for part in parts]) if len(parts) > 1 else parts[0].detach()
+    weight = torch.cat([own.detach() for own in owns]) if len(owns) > 1 else owns[0].detach()
     if weight.device.type != "cpu":
-        for part, own in zip(parts, weight.split([len(part) for part in parts]), strict=True):
-            part.data = own
-    return Product.of(weight, torch.cat(biases) if biases else None)
+        for own, joint in zip(owns, weight.split([len(own) for own in owns]), strict=True):
+            own.data = joint
+    return Product.of(weight, torch.cat(biases) if biases else None, parts)
 
 
 class StoredAs(Mapping[str, Tensor]):

@@ -30,7 +30,7 @@ class Norm(Structure):
 
 
 class Product(Structure):
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("outer", c_long), ("inner", c_long)]
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), *((name, c_long) for name in ("parts", "outer", "inner"))]
 
 
 class Layer(Structure):
@@ -45,7 +45,7 @@ class Model(Structure):
     _fields_ = [
         ("layers", POINTER(Layer)),
         *((name, c_long) for name in ("hidden", "heads", "kv_heads", "width", "window")),
-        *((name, c_int) for name in ("gated", "mutual")),
+        ("mutual", c_int),
     ]
 
 
@@ -73,8 +73,11 @@ class Library:
         return cls(functions, *(c_int.in_dll(functions, name).value for name in ("columns", "step")))
 
     def laid_out(self, weight: Tensor) -> Tensor:
-        """[outer, inner] -> [outer / columns, inner / step, columns, step], filled up with zeros."""
-        outer, inner = weight.shape
+        """[parts, outer, inner] -> [parts * outer / columns, inner / step, columns, step].
+
+        Each part is filled up with zeros.
+        """
+        _, outer, inner = weight.shape
         missing = -outer % self.columns
         filled = F.pad(weight, (0, 0, 0, missing)) if missing else weight
         return WEIGHTS.copy(filled.view(-1, self.columns, inner // self.step, self.step).transpose(1, 2))
@@ -83,11 +86,13 @@ class Library:
 class Multiply:
     """x @ weight.T + bias by the library, x [..., inner]."""
 
-    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None) -> None:
-        """`weight` [outer, inner], whose inner size the library's `step` divides."""
+    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None, parts: int = 1) -> None:
+        """`weight` [outer, inner] consists of `parts` alike. The library's `step` divides its inner size."""
         self.library, self.shape, self.dtype = library, weight.shape, arithmetic(weight.dtype, weight.device)
-        self._weight, self._bias = library.laid_out(weight), None if bias is None else as_floats(bias)
-        self.described = Product(self._weight.data_ptr(), address(self._bias), *weight.shape)
+        divided = weight.unflatten(0, (parts, -1))
+        self.sizes: tuple[int, int, int] = (*divided.shape,)  # parts, outer, inner
+        self._weight, self._bias = library.laid_out(divided), None if bias is None else as_floats(bias)
+        self.described = Product(self._weight.data_ptr(), address(self._bias), *self.sizes)
 
     def __call__(self, x: Tensor) -> Tensor:
         outer, inner = self.shape

@@ -29,6 +29,9 @@
 #endif
 #define VECTORS 2
 #define COLUMNS (VECTORS * LANES) /* of a product that are made together */
+#define LINE 64                   /* bytes that memory sends at once */
+#define AHEAD 8192                /* bytes of weights that are fetched before they are wanted, */
+#define LEAST_AHEAD 6             /* if they are multiplied by so many rows: with fewer a CPU sees to that itself */
 #define SPINS 1000                /* looks at whether the others have come before a thread gives its core away */
 
 typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -46,18 +49,20 @@ typedef float weight;
 #endif
 #endif
 
-const int columns = COLUMNS, step = STEP; /* a weight is laid out as [outer / columns, inner / step, columns, step] */
+const int columns = COLUMNS, step = STEP;
 
 typedef struct { const float *weight, *bias; float eps; } Norm; /* layer norm, or RMS norm where there is no bias */
-typedef struct { const weight *weight; const float *bias; long outer, inner; } Product;
+/* `parts` products of the same input, `outer` wide each, whose outputs follow each other. The weight of each is filled
+   up to whole columns and laid out as [outer / columns, inner / step, columns, step]. */
+typedef struct { const weight *weight; const float *bias; long parts, outer, inner; } Product;
 typedef struct {
     Norm beside_norm, attention_norm, q_norm, k_norm, mlp_norm; /* without a weight where there is no such norm */
-    Product qkv, out, up, down;
+    Product qkv, out, up, down; /* a part of qkv is a head, and of up the gate, if there is one, and what it lets through */
     int rotated;
 } Layer;
 /* `window` is how many tokens are looked at, 0 for all. Those of a pass are `mutual` if each sees also the later ones;
    then the window is behind them. */
-typedef struct { const Layer *layers; long hidden, heads, kv_heads, width, window; int gated, mutual; } Model;
+typedef struct { const Layer *layers; long hidden, heads, kv_heads, width, window; int mutual; } Model;
 /* keys [layers, kv_heads, capacity / columns, width / step, columns, step],
    values [layers, kv_heads, wide / columns, capacity / step, columns, step] for wide = width filled up to whole columns;
    cosines and sines [capacity, width / 2]. The capacity is a multiple of the columns. */
@@ -133,19 +138,24 @@ INLINE vector add(vector sum, const number *x, vector weights) {
 #endif
 }
 
-/* sums [rows, COLUMNS] = x [rows, inner], whose rows lie `stride` apart, times a block [inner / STEP, COLUMNS, STEP]. */
-INLINE void sum_rows(const int rows, const int half, const void *block, const number *x, long stride, long inner,
-                     float *sums) {
+/* sums [rows, COLUMNS] = x [rows, inner], whose rows lie `stride` apart, times a block [inner / STEP, COLUMNS, STEP].
+   What lies `ahead` bytes behind is fetched meanwhile. */
+INLINE void sum_rows(const int rows, const int half, const int ahead, const void *block, const number *x, long stride,
+                     long inner, float *sums) {
     vector sum[ROWS][VECTORS], some[VECTORS];
 #pragma GCC unroll 16
     for (int row = 0; row < rows; row++)
         for (int v = 0; v < VECTORS; v++) sum[row][v] = (vector){0};
-    for (long i = 0; i < inner; i += STEP) {
+    const long size = sizeof(vector) / (half ? 2 : 1);
+    for (const number *end = x + inner; x < end; x += STEP, block = (const char *)block + VECTORS * size) {
 #pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; v++) some[v] = load(block, i / STEP * VECTORS + v, half);
+        for (int v = 0; v < VECTORS; v++) {
+            if (ahead && v * size % LINE == 0) _mm_prefetch((const char *)block + v * size + ahead, _MM_HINT_T1);
+            some[v] = load(block, v, half);
+        }
 #pragma GCC unroll 16
         for (int row = 0; row < rows; row++)
-            for (int v = 0; v < VECTORS; v++) sum[row][v] = add(sum[row][v], x + row * stride + i, some[v]);
+            for (int v = 0; v < VECTORS; v++) sum[row][v] = add(sum[row][v], x + row * stride, some[v]);
     }
 #pragma GCC unroll 16
     for (int row = 0; row < rows; row++)
@@ -153,9 +163,10 @@ INLINE void sum_rows(const int rows, const int half, const void *block, const nu
 }
 
 /* The same for a number of rows that is not known before: for each there is code that keeps all sums in registers. */
-INLINE void sum_up(int rows, const int half, const void *block, const number *x, long stride, long inner, float *sums) {
+INLINE void sum_up(int rows, const int half, const int ahead, const void *block, const number *x, long stride, long inner,
+                   float *sums) {
     switch (rows) {
-#define CASE(n) case n: sum_rows(n, half, block, x, stride, inner, sums); break;
+#define CASE(n) case n: sum_rows(n, half, n < LEAST_AHEAD ? 0 : ahead, block, x, stride, inner, sums); break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #if ROWS > 5
         CASE(6) CASE(7) CASE(8) CASE(9)
@@ -165,26 +176,45 @@ INLINE void sum_up(int rows, const int half, const void *block, const number *x,
 
 enum { WRITTEN, ADDED, NARROWED }; /* what becomes of a product */
 
-/* out [count, outer] = x [count, inner] @ weight.T + bias, in one of these ways. */
+/* out = the sums of a row + bias for `there` columns, in one of these ways. */
+INLINE void put_some(const float *sums, const float *bias, long there, void *out, const int how) {
+#pragma omp simd
+    for (long c = 0; c < there; c++) {
+        const float sum = sums[c] + (bias ? bias[c] : 0.0f);
+        if (how == NARROWED) ((number *)out)[c] = narrowed(sum);
+        else if (how == ADDED) ((float *)out)[c] += sum;
+        else ((float *)out)[c] = sum;
+    }
+}
+
+/* The same, with code for whole blocks. */
+INLINE void put(const float *sums, const float *bias, long there, void *out, const int how) {
+    there == COLUMNS ? put_some(sums, bias, COLUMNS, out, how) : put_some(sums, bias, there, out, how);
+}
+
+/* out = x [count, inner] times the columns of a part of the weight from `column` on, at most COLUMNS, in one of these
+   ways; the rows of `out` lie `stride` apart. */
+INLINE void multiply_block(const Product *p, long part, long column, const number *x, long count, void *out, long stride,
+                           const int how) {
+    const weight *block = p->weight + (part * up_to(p->outer, COLUMNS) + column) * p->inner;
+    const float *bias = p->bias ? p->bias + part * p->outer + column : NULL;
+    const long turns = (count + ROWS - 1) / ROWS, size = how == NARROWED ? sizeof(number) : sizeof(float);
+    for (long turn = 0; turn < turns; turn++) { /* of rows nearly alike: of 5 at most, 6 are 3 + 3 */
+        const long row = turn * count / turns, rows = (turn + 1) * count / turns - row;
+        float sums[ROWS * COLUMNS];
+        sum_up(rows, sizeof(weight) < sizeof(number), AHEAD, block, x + row * p->inner, p->inner, p->inner, sums);
+        for (long r = 0; r < rows; r++)
+            put(sums + r * COLUMNS, bias, least(COLUMNS, p->outer - column), (char *)out + (row + r) * stride * size, how);
+    }
+}
+
+/* out [count, parts * outer] = x [count, inner] @ weight.T + bias, in one of these ways. */
 INLINE void multiply(const Product *p, const number *x, long count, void *out, const int how) {
-    if (count < 1) return;
-    const long turns = (count + ROWS - 1) / ROWS, each = (count + turns - 1) / turns; /* of 5 at most, 6 are 3 + 3 */
-#pragma omp for schedule(static) nowait
-    for (long column = 0; column < p->outer; column += COLUMNS)
-        for (long row = 0; row < count; row += each) {
-            float sums[ROWS * COLUMNS];
-            const long rows = least(each, count - row), there = least(COLUMNS, p->outer - column);
-            sum_up(rows, sizeof(weight) < sizeof(number), p->weight + column * p->inner, x + row * p->inner, p->inner,
-                   p->inner, sums);
-            for (long r = 0; r < rows; r++)
-                for (long c = 0; c < there; c++) {
-                    long to = (row + r) * p->outer + column + c;
-                    float sum = sums[r * COLUMNS + c] + (p->bias ? p->bias[column + c] : 0.0f);
-                    if (how == NARROWED) ((number *)out)[to] = narrowed(sum);
-                    else if (how == ADDED) ((float *)out)[to] += sum;
-                    else ((float *)out)[to] = sum;
-                }
-        }
+    const long all = p->parts * p->outer, size = how == NARROWED ? sizeof(number) : sizeof(float);
+#pragma omp for schedule(static) collapse(2) nowait
+    for (long part = 0; part < p->parts; part++)
+        for (long column = 0; column < p->outer; column += COLUMNS)
+            multiply_block(p, part, column, x, count, (char *)out + (part * p->outer + column) * size, all, how);
 }
 
 /* out = the rows of x, normed: layer norm, or RMS norm where there is no bias. */
@@ -212,40 +242,49 @@ static void norm_rows(const Norm *n, const float *x, long count, long size, numb
     for (long row = 0; row < count; row++) norm_row(n, x + row * size, size, out + row * stride, NARROWED);
 }
 
-/* Norm and rotate the queries and keys of `count` tokens by head, and put keys and values at `start` in the cache.
-   qkv [count, heads + 2 kv_heads, width]; q [count, heads, width]. */
-static void place(const Model *m, const Layer *layer, int index, const Cache *cache, long start, float *qkv, long count,
+/* Norm and rotate a head x [width] of the token at `position`, and put it in q [width] or in the cache. */
+static void place(const Model *m, const Layer *layer, int index, const Cache *cache, long position, long head, float *x,
                   number *q) {
-    const long width = m->width, half = width / 2, wide = up_to(width, COLUMNS), all = m->heads + 2 * m->kv_heads;
-#pragma omp for schedule(static) collapse(2) nowait
-    for (long t = 0; t < count; t++)
-        for (long head = 0; head < all; head++) {
-            float *x = qkv + (t * all + head) * width;
-            const long key = head - m->heads, value = key - m->kv_heads, position = start + t;
-            if (value < 0) {
-                const Norm *n = key < 0 ? &layer->q_norm : &layer->k_norm;
-                if (n->weight) norm_row(n, x, width, x, WRITTEN);
-                if (layer->rotated) {
-                    const float *cosine = cache->cosines + position * half, *sine = cache->sines + position * half;
-                    for (long i = 0; i < half; i++) {
-                        const float a = x[i], b = x[half + i];
-                        x[i] = a * cosine[i] - b * sine[i];
-                        x[half + i] = b * cosine[i] + a * sine[i];
-                    }
-                }
-            }
-            if (key < 0)
-                for (long i = 0; i < width; i++) q[(t * m->heads + head) * width + i] = narrowed(x[i]);
-            else if (value < 0) {
-                number *block = cache->keys + ((index * m->kv_heads + key) * cache->capacity +
-                                               position / COLUMNS * COLUMNS) * width;
-                for (long i = 0; i < width; i++) block[at(i, position % COLUMNS)] = narrowed(x[i]);
-            } else {
-                number *block = cache->values + (index * m->kv_heads + value) * cache->capacity * wide;
-                for (long i = 0; i < width; i++)
-                    block[i / COLUMNS * COLUMNS * cache->capacity + at(position, i % COLUMNS)] = narrowed(x[i]);
+    const long width = m->width, half = width / 2, wide = up_to(width, COLUMNS);
+    const long key = head - m->heads, value = key - m->kv_heads;
+    if (value < 0) {
+        const Norm *n = key < 0 ? &layer->q_norm : &layer->k_norm;
+        if (n->weight) norm_row(n, x, width, x, WRITTEN);
+        if (layer->rotated) {
+            const float *cosine = cache->cosines + position * half, *sine = cache->sines + position * half;
+#pragma omp simd
+            for (long i = 0; i < half; i++) {
+                const float a = x[i], b = x[half + i];
+                x[i] = a * cosine[i] - b * sine[i];
+                x[half + i] = b * cosine[i] + a * sine[i];
             }
         }
+    }
+    if (key < 0)
+#pragma omp simd
+        for (long i = 0; i < width; i++) q[i] = narrowed(x[i]);
+    else if (value < 0) {
+        number *block = cache->keys + ((index * m->kv_heads + key) * cache->capacity + position / COLUMNS * COLUMNS) * width;
+        for (long i = 0; i < width; i++) block[at(i, position % COLUMNS)] = narrowed(x[i]);
+    } else {
+        number *block = cache->values + (index * m->kv_heads + value) * cache->capacity * wide;
+        for (long i = 0; i < width; i++)
+            block[i / COLUMNS * COLUMNS * cache->capacity + at(position, i % COLUMNS)] = narrowed(x[i]);
+    }
+}
+
+/* The queries q [count, heads, width] of the tokens at `start`; their keys and values are put in the cache.
+   `made` [count, width] is this thread's own: no other one waits for a head that it makes. */
+static void enter(const Model *m, const Layer *layer, int index, const Cache *cache, long start, const number *inputs,
+                  long count, float *made, number *q) {
+    const long width = m->width;
+#pragma omp for schedule(static) nowait
+    for (long head = 0; head < layer->qkv.parts; head++) {
+        for (long column = 0; column < width; column += COLUMNS)
+            multiply_block(&layer->qkv, head, column, inputs, count, made + column, width, WRITTEN);
+        for (long t = 0; t < count; t++)
+            place(m, layer, index, cache, start + t, head, made + t * width, q + (t * m->heads + head) * width);
+    }
 }
 
 /* out [count, heads * width] = attention of the queries of tokens at `start` to all that they see.
@@ -266,7 +305,7 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
                 const long first = (t * m->heads + kv_head * group + some) * width;
                 float sums[ROWS * COLUMNS], total[ROWS];
                 for (long key = from / COLUMNS * COLUMNS; key < end; key += COLUMNS) {
-                    sum_up(rows, 0, keys + key * width, q + first, width, width, sums);
+                    sum_up(rows, 0, 0, keys + key * width, q + first, width, width, sums);
                     for (long r = 0; r < rows; r++)
                         memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
                 }
@@ -287,7 +326,7 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
                     total[r] = sum;
                 }
                 for (long column = 0; column < width; column += COLUMNS) {
-                    sum_up(rows, 0, values + column * cache->capacity + at(even_from, 0), shares + even_from, stride,
+                    sum_up(rows, 0, 0, values + column * cache->capacity + at(even_from, 0), shares + even_from, stride,
                            even_end - even_from, sums);
                     for (long r = 0; r < rows; r++)
                         for (long c = 0; c < least(COLUMNS, width - column); c++)
@@ -296,19 +335,26 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
             }
 }
 
-/* out [count, inner] = silu(gate) * up of x [count, 2 inner], or the tanh approximation of gelu(x), x [count, inner]. */
-static void activate(const float *x, long count, long inner, int gated, number *out) {
-    const long part = 256;
-#pragma omp for schedule(static) collapse(2) nowait
-    for (long row = 0; row < count; row++)
-        for (long begin = 0; begin < inner; begin += part) {
-            const float *from = x + row * (gated ? 2 * inner : inner);
+/* out [count, outer] = silu(gate) * up of the two products of x, or the tanh approximation of gelu(up) of the only one.
+   gates [count, outer]; `made` [count, COLUMNS] is this thread's own. */
+static void activate(const Product *p, const number *x, long count, float *gates, float *made, number *out) {
+    const int gated = p->parts > 1;
+    if (gated) /* Of both loops a thread gets the same columns. In one loop it would read memory by turns here and there. */
+#pragma omp for schedule(static) nowait
+        for (long column = 0; column < p->outer; column += COLUMNS)
+            multiply_block(p, 0, column, x, count, gates + column, p->outer, WRITTEN);
+#pragma omp for schedule(static) nowait
+    for (long column = 0; column < p->outer; column += COLUMNS) {
+        multiply_block(p, gated, column, x, count, made, COLUMNS, WRITTEN);
+        for (long row = 0; row < count; row++) {
+            const float *up = made + row * COLUMNS, *gate = gates + row * p->outer + column;
 #pragma omp simd
-            for (long i = begin; i < least(begin + part, inner); i++) {
-                const float a = from[i], slope = gated ? a : 1.5957691216f * (a + 0.044715f * a * a * a);
-                out[row * inner + i] = narrowed(a * sigmoid(slope) * (gated ? from[inner + i] : 1.0f));
+            for (long c = 0; c < least(COLUMNS, p->outer - column); c++) {
+                const float a = gated ? gate[c] : up[c], slope = gated ? a : 1.5957691216f * (a + 0.044715f * a * a * a);
+                out[row * p->outer + column + c] = narrowed(a * sigmoid(slope) * (gated ? up[c] : 1.0f));
             }
         }
+    }
 }
 
 /* The inputs of a layer's queries, keys and values: what lies beside x, if anything, and x, normed. */
@@ -324,33 +370,32 @@ int run_layers(const Model *m, int first, int last, float *x, const float *besid
                long start, int entries, int threads) {
     const Layer *one = m->layers; /* all have the same shapes */
     const long hidden = m->hidden, inner = one->down.inner, queries = m->heads * m->width;
-    const long input = inner > one->qkv.inner ? inner : one->qkv.inner;
-    const long output = one->up.outer > one->qkv.outer ? one->up.outer : one->qkv.outer;
-    const long each = ROWS * cache->capacity * (sizeof(float) + sizeof(number)); /* of a thread */
-    float *outputs = malloc(count * (output * sizeof(float) + (input + 2 * queries) * sizeof(number)) + threads * each);
-    if (!outputs) return 0;
-    number *inputs = (number *)(outputs + count * output), *q = inputs + count * input, *seen = q + count * queries;
-    char *own = (char *)(seen + count * queries);
+    const long made = count * (m->width > COLUMNS ? m->width : COLUMNS);
+    const long each = made * sizeof(float) + ROWS * cache->capacity * (sizeof(float) + sizeof(number)); /* of a thread */
+    const long numbers = one->qkv.inner + 2 * queries + inner; /* of a token */
+    char *own = malloc(threads * each + count * (inner * sizeof(float) + numbers * sizeof(number)));
+    if (!own) return 0;
+    float *gates = (float *)(own + threads * each);
+    number *inputs = (number *)(gates + count * inner), *q = inputs + count * one->qkv.inner;
+    number *seen = q + count * queries, *active = seen + count * queries;
     Barrier b = {0};
 #pragma omp parallel num_threads(threads)
     {
-        float *scores = (float *)(own + omp_get_thread_num() * each);
+        float *sums = (float *)(own + omp_get_thread_num() * each), *scores = sums + made;
         number *shares = (number *)(scores + ROWS * cache->capacity);
         for (int index = first; index < last; index++) {
             const Layer *layer = m->layers + index;
             norm_inputs(layer, beside, x, count, hidden, inputs), meet(&b);
-            multiply(&layer->qkv, inputs, count, outputs, WRITTEN), meet(&b);
-            place(m, layer, index, cache, start, outputs, count, q), meet(&b);
+            enter(m, layer, index, cache, start, inputs, count, sums, q), meet(&b);
             if (entries) continue;
             attend(m, index, cache, start, q, count, scores, shares, seen), meet(&b);
             multiply(&layer->out, seen, count, x, ADDED), meet(&b);
             norm_rows(&layer->mlp_norm, x, count, hidden, inputs, hidden), meet(&b);
-            multiply(&layer->up, inputs, count, outputs, WRITTEN), meet(&b);
-            activate(outputs, count, inner, m->gated, inputs), meet(&b);
-            multiply(&layer->down, inputs, count, x, ADDED), meet(&b);
+            activate(&layer->up, inputs, count, gates, sums, active), meet(&b);
+            multiply(&layer->down, active, count, x, ADDED), meet(&b);
         }
     }
-    free(outputs);
+    free(own);
     return 1;
 }
 

@@ -48,8 +48,7 @@ class NativeLayers:
         self._reads_beside = beside_norm is not None
         self._held: list[Tensor | Multiply] = []  # the addresses below are theirs
         self._layers = (library.Layer * self.depth)(*(self._layer(layer, beside_norm) for layer in layers))
-        shape = self.hidden, heads, kv_heads, width, window
-        self._described = library.Model(self._layers, *shape, layers[0].activate is swiglu, mutual)
+        self._described = library.Model(self._layers, self.hidden, heads, kv_heads, width, window, mutual)
 
     def _layer(self, layer: layout.Layer, beside_norm: Norm | None) -> library.Layer:
         norms = beside_norm, layer.attention_norm, *(layer.head_norms or (None, None)), layer.mlp_norm
@@ -103,15 +102,18 @@ class NativeLayers:
 def can_run(layers: Sequence[layout.Layer], head: Product, width: int) -> bool:
     """Whether the library knows layers like these, which must be alike, and multiplies by all of their weights.
 
-    `Product.of` sees to the latter where it can.
+    `Product.of` sees to the latter where it can, and is told that queries, keys and values are heads, and of a gate.
     """
     products = [(layer.qkv, layer.out, layer.up, layer.down) for layer in layers]
     if not all(isinstance(product.multiply, Multiply) for product in [head, *chain(*products)]):
         return False
-    shapes = {tuple(_multiply(product).shape for product in of_layer) for of_layer in products}
+    sizes = {tuple(_multiply(product).sizes for product in of_layer) for of_layer in products}
     activations = {layer.activate for layer in layers}
-    known = len(shapes) == 1 and activations in ({swiglu}, {gelu})
-    return known and width % (2 * _multiply(head).library.step) == 0
+    if len(sizes) > 1 or activations not in ({swiglu}, {gelu}):
+        return False
+    (qkv, out, up, down), gated = sizes.pop(), activations == {swiglu}
+    divided = qkv[1] == width and up[0] == (2 if gated else 1) and out[0] == down[0] == 1
+    return divided and width % (2 * _multiply(head).library.step) == 0
 
 
 def _multiply(product: Product) -> Multiply:

@@ -184,15 +184,17 @@ def test_float32_strays_hardly_further_from_float64_than_transformers_does(archi
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("shape", [(1, 2), (31, 64), (33, 46), (100, 576)])
-def test_products_of_every_length(shape, biased, dtype):
+@pytest.mark.parametrize(
+    ("shape", "parts"), [((1, 2), 1), ((31, 64), 1), ((33, 46), 3), ((100, 576), 1), ((128, 64), 2)]
+)
+def test_products_of_every_length(shape, parts, biased, dtype):
     functions = library_for(dtype)
     if functions is None:
         pytest.skip("no gcc, or a CPU that the library is not for")
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(*shape, generator=generator).to(dtype), torch.randn(shape[0], generator=generator)
     computed = torch.float32 if dtype == torch.float16 else dtype
-    multiply = Multiply(functions, weight, bias.to(computed) if biased else None)
+    multiply = Multiply(functions, weight, bias.to(computed) if biased else None, parts)
     for rows in (*range(1, 21), 40):
         x = torch.randn(rows, shape[1], generator=generator).to(computed)
         wanted = x.double() @ weight.double().T + (bias.to(computed).double() if biased else 0)
@@ -252,10 +254,14 @@ def test_a_pass_beyond_the_cache_is_refused():
 
 
 def test_layers_that_it_does_not_know_run_by_torch():
-    model = FusedModel.of(tiny_model("llama"))
+    model = native_runner(tiny_model("llama"), 8).model
     first, *others = model.layers
     for odd in (replace(first, activate=torch.relu), replace(first, up=first.down), replace(first, qkv=others[0].out)):
         assert native.native_model(replace(model, layers=(odd, *others))) is None
+    undivided = layout.Product.of(torch.zeros(native._multiply(first.qkv).shape), None)
+    for odd in (replace(first, activate=layout.gelu), replace(first, qkv=undivided)):
+        assert native.native_model(replace(model, layers=(odd,))) is None
+    assert native.native_model(replace(model, layers=(first,))) is not None
 
 
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFF800001])
