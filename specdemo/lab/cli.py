@@ -314,16 +314,16 @@ def roofline(
     loaded = load(find_preset(preset), dtype, device)
     if context_ + k + 1 > loaded.context:
         raise BadInput(f"{preset} holds {loaded.context} tokens: {context_} and a pass over {k + 1} are too many.")
-    rates = lab.bandwidth(loaded.device)
-    lengths, rate = [1, k + 1], rates["median"]
+    stream, lengths = lab.Stream(loaded.device), [1, k + 1]
     makers, stored = lab.engines(loaded), loaded.weights_dtype
-    rows = list(lab.passes(preset, loaded.model, makers, lengths, context_, rate, stored=stored))
+    rows = list(lab.passes(preset, loaded.model, makers, lengths, context_, stream, stored=stored))
     for shape in asked:
         typer.echo(f"{shape}, random weights ...", err=True)
-        rows += lab.random_passes(shape, stored, loaded.device, lengths, context_, rate)
-    typer.echo(lab.table(rates, rows))
+        rows += lab.random_passes(shape, stored, loaded.device, lengths, context_, stream)
+    typer.echo(lab.table(stream.bandwidth, rows))
     if json_:
-        write_json(json_, {**provenance(loaded), "bandwidth": rates, "passes": [lab.as_dict(row) for row in rows]})
+        found = {"bandwidth": stream.bandwidth, "passes": [lab.as_dict(row) for row in rows]}
+        write_json(json_, {**provenance(loaded), **found})
 
 
 @app.command()

@@ -75,21 +75,40 @@ class Pass:
         return self.floor_ms / self.ms
 
 
-def bandwidth(device: torch.device, size: int = BUFFER) -> dict[str, float]:
-    """Bytes a second that this device streams: `best` and `median` of the fastest of three ways to touch a buffer."""
-    buffer = torch.ones(size // 4, device=device)
-    if device.type == "cpu":
-        buffer = HugePages().copy(buffer)  # as the weights: a CPU streams a fifth more from there
-    other = torch.empty_like(buffer)
-    ways: list[tuple[Callable[[], Tensor], int]] = [
-        (buffer.sum, size),
-        (buffer.amax, size),
-        (lambda: other.copy_(buffer), 2 * size),
-    ]
-    # By the device's own clock: to ask a GPU and to be told takes a tenth of the time that this takes it.
-    rates = [sorted(moved / seconds_of(device, way) for _ in range(REPEATS)) for way, moved in ways]
-    fastest = max(rates, key=median)
-    return {"best": fastest[-1], "median": median(fastest)}
+class Stream:
+    """A buffer far larger than any cache, touched in the fastest of three ways: what the memory delivers.
+
+    A virtual machine's memory may stream twice as much in one minute as in the next.
+    """
+
+    def __init__(self, device: torch.device, size: int = BUFFER) -> None:
+        """`size` in bytes."""
+        buffer = torch.ones(size // 4, device=device)
+        if device.type == "cpu":
+            buffer = HugePages().copy(buffer)  # as the weights: a CPU streams a fifth more from there
+        other = torch.empty_like(buffer)
+        ways: list[tuple[Callable[[], Tensor], int]] = [
+            (buffer.sum, size),
+            (buffer.amax, size),
+            (lambda: other.copy_(buffer), 2 * size),
+        ]
+        self._device = device
+        self._way, self._moved = max(ways, key=lambda way: median(self._rate(*way) for _ in range(REPEATS)))
+        self.rates: list[float] = []
+
+    def rate(self) -> float:
+        """Bytes a second that the device streams now."""
+        self.rates.append(self._rate(self._way, self._moved))
+        return self.rates[-1]
+
+    def _rate(self, way: Callable[[], Tensor], moved: int) -> float:
+        # By the device's own clock: to ask a GPU and to be told takes a tenth of the time that this takes it.
+        return moved / seconds_of(self._device, way)
+
+    @property
+    def bandwidth(self) -> dict[str, float]:
+        """Bytes a second of all times that were looked at: `least`, `median` and `best`."""
+        return {"least": min(self.rates), "median": median(self.rates), "best": max(self.rates)}
 
 
 def bytes_read(model: PreTrainedModel, context: int, tokens: int, stored: torch.dtype | None = None) -> int:
@@ -126,23 +145,24 @@ def passes(
     makers: Mapping[str, MakeRunner],
     lengths: Sequence[int],
     context: int,
-    rate: float,
+    stream: Stream,
     all_layers: int | None = None,
     stored: torch.dtype | None = None,
 ) -> Iterator[Pass]:
-    """Time a pass of each length behind `context` tokens by each engine, all of them in turn.
+    """Time a pass of each length behind `context` tokens by each engine, and the `stream`, all of them in turn.
 
-    `rate` is the bandwidth in bytes a second, `stored` what the weights are stored in by other engines than `eager`, if
-    not in the model's own type.
+    `stored` is what the weights are stored in by other engines than `eager`, if not in the model's own type.
     """
     layers = model.config.get_text_config().num_hidden_layers
     runners = {engine: make(context + max(lengths)) for engine, make in makers.items()}
     seconds: dict[tuple[int, str], list[float]] = {}
+    rates: dict[int, list[float]] = {}  # of each length
     try:
         for runner in runners.values():
             runner.prefill([1] * context)
         for repeat in range(-1, REPEATS):  # the first time round only warms up
             for length in lengths:
+                rates.setdefault(length, []).append(stream.rate())
                 for engine, runner in runners.items():
                     took = _seconds(partial(runner.forward, [1] * length))
                     runner.rollback(context)
@@ -152,18 +172,18 @@ def passes(
             runner.release()
     for (length, engine), times in seconds.items():
         size = bytes_read(model, context, length, None if engine == "eager" else stored)
-        ms, floor_ms = 1000 * median(times), 1000 * size / rate
+        ms, floor_ms = 1000 * median(times), 1000 * size / median(rates[length][1:])
         yield Pass(name, engine, layers, all_layers or layers, context, length, size, ms, floor_ms)
 
 
 def random_passes(
-    shape: str, dtype: torch.dtype, device: torch.device, lengths: Sequence[int], context: int, rate: float
+    shape: str, dtype: torch.dtype, device: torch.device, lengths: Sequence[int], context: int, stream: Stream
 ) -> Iterator[Pass]:
     """The same for random weights of a shape, with as many layers as the memory allows."""
     config = SHAPES[shape]
     every = config.num_hidden_layers
     model = random_model(config, dtype, device, SHARE * _free_memory(device))
-    yield from passes(f"{shape}, random", model, dict([runner_maker(model)]), lengths, context, rate, every)
+    yield from passes(f"{shape}, random", model, dict([runner_maker(model)]), lengths, context, stream, every)
 
 
 def random_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, room: float) -> PreTrainedModel:
@@ -201,10 +221,11 @@ def _seconds(work: Callable[[], Tensor]) -> float:
     return time.perf_counter() - began
 
 
-def table(rates: dict[str, float], rows: Sequence[Pass]) -> str:
+def table(bandwidth: dict[str, float], rows: Sequence[Pass]) -> str:
     """The rows for people."""
+    least, middle, best = (bandwidth[name] / 1e9 for name in ("least", "median", "best"))
     lines = [
-        f"This machine streams {rates['median'] / 1e9:.1f} GB/s (best {rates['best'] / 1e9:.1f}).",
+        f"This machine streamed {middle:.1f} GB/s ({least:.1f} to {best:.1f} while this ran; least times follow it).",
         "",
         f"{'weights':<22}{'engine':<15}{'layers':>8}{'tokens':>8}{'MB read':>9}{'least ms':>10}{'ms':>9}"
         f"{'achieved':>9}",
