@@ -300,29 +300,29 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
                 const long rows = least(ROWS, group - some), end = start + (m->mutual ? count : t + 1);
                 const long behind = (m->mutual ? start : end) - m->window, from = m->window && behind > 0 ? behind : 0;
                 const long even_from = from / STEP * STEP, even_end = up_to(end, STEP);
+                const long begin = from / COLUMNS * COLUMNS, blocks = (end - begin + COLUMNS - 1) / COLUMNS;
                 const number *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
                 const number *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
                 const long first = (t * m->heads + kv_head * group + some) * width;
                 float sums[ROWS * COLUMNS], total[ROWS];
-                for (long key = from / COLUMNS * COLUMNS; key < end; key += COLUMNS) {
+                for (long key = begin; key < end; key += COLUMNS) {
                     sum_up(rows, 0, 0, keys + key * width, q + first, width, width, sums);
                     for (long r = 0; r < rows; r++)
                         memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
                 }
                 for (long r = 0; r < rows; r++) {
-                    const float *score = scores + r * stride;
-                    number *share = shares + r * stride;
-                    float most = score[from], sum = 0;
+                    float *score = scores + r * stride + begin, most = score[from - begin], sum = 0;
+                    number *share = shares + r * stride + begin;
+                    for (long key = 0; key < from - begin; key++) score[key] = -INFINITY; /* their share is 0 */
+                    for (long key = end - begin; key < blocks * COLUMNS; key++) score[key] = -INFINITY;
 #pragma omp simd reduction(max : most)
-                    for (long key = from; key < end; key++) most = score[key] > most ? score[key] : most;
+                    for (long key = 0; key < blocks * COLUMNS; key++) most = score[key] > most ? score[key] : most;
 #pragma omp simd reduction(+ : sum)
-                    for (long key = from; key < end; key++) {
+                    for (long key = 0; key < blocks * COLUMNS; key++) {
                         const float part = exponential((score[key] - most) * scale);
                         sum += part;
                         share[key] = narrowed(part);
                     }
-                    for (long key = even_from; key < from; key++) share[key] = 0;
-                    for (long key = end; key < even_end; key++) share[key] = 0;
                     total[r] = sum;
                 }
                 for (long column = 0; column < width; column += COLUMNS) {
