@@ -46,7 +46,8 @@ def compiled(source: Path, *options: str) -> CDLL | None:
 def _built(compiler: str, source: Path, options: Sequence[str]) -> Path:
     """The compiled library, from the cache if this compiler made it of this source on such a CPU.
 
-    Its name ends in its checksum: loading a damaged one would end the process.
+    The headers beside a source are part of it. The library's name ends in its checksum: loading a damaged one would end
+    the process.
 
     Raises:
         OSError, SubprocessError: it cannot be compiled, or the cache cannot be written.
@@ -54,7 +55,8 @@ def _built(compiler: str, source: Path, options: Sequence[str]) -> Path:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=PATIENCE).stdout
     options, linked = [*OPTIONS, *options], _openmp()
     facts = [*options, *linked, str(cpu_model()), *sorted(cpu_flags())]
-    made_of = [version, source.read_bytes(), *map(str.encode, facts)]
+    sources = [source, *sorted(source.parent.glob("*.h"))]
+    made_of = [version, *(file.read_bytes() for file in sources), *map(str.encode, facts)]
     name = f"{source.stem}-{hashlib.sha256(bytes(1).join(made_of)).hexdigest()[:16]}"
     folder = cache_folder()
     for file in folder.glob(f"{name}-*.so"):

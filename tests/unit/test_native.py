@@ -300,12 +300,15 @@ def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_
     assert (fresh / first).stat().st_mtime_ns == written
     assert library_for(torch.float16) is not None
     assert len(names(fresh)) == 2
-    other = tmp_path / "native.c"
-    other.write_text(library.SOURCE.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-    monkeypatch.setattr(library, "SOURCE", other)
-    library_for.cache_clear()
-    assert library_for(torch.float32) is not None
-    assert len(names(fresh)) == 3
+    sources = [library.SOURCE, library.SOURCE.with_name("products.h")]
+    monkeypatch.setattr(library, "SOURCE", tmp_path / "native.c")
+    for changed, built in ([], 2), (sources[:1], 3), (sources, 4):
+        for source in sources:
+            text = source.read_text(encoding="utf-8") + ("\n" if source in changed else "")
+            (tmp_path / source.name).write_text(text, encoding="utf-8")
+        library_for.cache_clear()
+        assert library_for(torch.float32) is not None
+        assert len(names(fresh)) == built
 
 
 @pytest.mark.parametrize("keep", [0, 100, 2000, 36_000])
