@@ -93,7 +93,9 @@ class Stream:
             (lambda: other.copy_(buffer), 2 * size),
         ]
         self._device = device
-        self._way, self._moved = max(ways, key=lambda way: median(self._rate(*way) for _ in range(REPEATS)))
+        rates = [[self._rate(*way) for way in ways] for _ in range(REPEATS)]  # in turn
+        medians = [median(rates_of_way) for rates_of_way in zip(*rates, strict=True)]
+        self._way, self._moved = ways[medians.index(max(medians))]
         self.rates: list[float] = []
 
     def rate(self) -> float:
@@ -151,7 +153,8 @@ def passes(
 ) -> Iterator[Pass]:
     """Time a pass of each length behind `context` tokens by each engine, and the `stream`, all of them in turn.
 
-    `stored` is what the weights are stored in by other engines than `eager`, if not in the model's own type.
+    Each is timed behind another of its kind, as in a text: the caches then hold what such a pass leaves there. `stored`
+    is what the weights are stored in by other engines than `eager`, if not in the model's own type.
     """
     layers = model.config.get_text_config().num_hidden_layers
     runners = {engine: make(context + max(lengths)) for engine, make in makers.items()}
@@ -162,17 +165,19 @@ def passes(
             runner.prefill([1] * context)
         for repeat in range(-1, REPEATS):  # the first time round only warms up
             for length in lengths:
-                rates.setdefault(length, []).append(stream.rate())
+                if repeat >= 0:
+                    rates.setdefault(length, []).append(stream.rate())
                 for engine, runner in runners.items():
-                    took = _seconds(partial(runner.forward, [1] * length))
-                    runner.rollback(context)
+                    for _ in range(2):
+                        took = _seconds(partial(runner.forward, [1] * length))
+                        runner.rollback(context)
                     seconds.setdefault((length, engine), []).extend([took] if repeat >= 0 else [])
     finally:
         for runner in runners.values():
             runner.release()
     for (length, engine), times in seconds.items():
         size = bytes_read(model, context, length, None if engine == "eager" else stored)
-        ms, floor_ms = 1000 * median(times), 1000 * size / median(rates[length][1:])
+        ms, floor_ms = 1000 * median(times), 1000 * size / median(rates[length])
         yield Pass(name, engine, layers, all_layers or layers, context, length, size, ms, floor_ms)
 
 

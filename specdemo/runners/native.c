@@ -139,18 +139,20 @@ static void enter(const Model *m, const Layer *layer, int index, const Cache *ca
 }
 
 /* A row's shares of attention: e to the power of its scores less the largest, 0 for those that are not `from` to before
-   `end`, all of them [size] in whole blocks. Returns their sum. */
-static float weigh(float *score, long from, long end, long size, float scale, number *share) {
+   `end`, whose scores are lost. There are `blocks` of COLUMNS, so none is left over to be weighed by itself.
+   Returns the sum. */
+static float weigh(float *score, long from, long end, long blocks, float scale, number *share) {
+    const long size = blocks * COLUMNS;
     float most = score[from], sum = 0;
     for (long key = 0; key < from; key++) score[key] = -INFINITY;
     for (long key = end; key < size; key++) score[key] = -INFINITY;
 #pragma omp simd reduction(max : most)
-    for (long key = 0; key < size / COLUMNS * COLUMNS; key++) most = score[key] > most ? score[key] : most;
+    for (long key = 0; key < size; key++) most = score[key] > most ? score[key] : most;
 #pragma omp simd reduction(+ : sum)
-    for (long key = 0; key < size / COLUMNS * COLUMNS; key++) {
-        const float part = exponential((score[key] - most) * scale);
-        sum += part;
-        share[key] = narrowed(part);
+    for (long key = 0; key < size; key++) {
+        const float weighed = exponential((score[key] - most) * scale);
+        sum += weighed;
+        share[key] = narrowed(weighed);
     }
     return sum;
 }
@@ -168,7 +170,7 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
                 const long rows = least(ROWS, group - some), end = start + (m->mutual ? count : t + 1);
                 const long behind = (m->mutual ? start : end) - m->window, from = m->window && behind > 0 ? behind : 0;
                 const long even_from = from / STEP * STEP, even_end = up_to(end, STEP);
-                const long begin = from / COLUMNS * COLUMNS, size = up_to(end - begin, COLUMNS); /* whole blocks */
+                const long begin = from / COLUMNS * COLUMNS, blocks = up_to(end - begin, COLUMNS) / COLUMNS;
                 const number *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
                 const number *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
                 const long first = (t * m->heads + kv_head * group + some) * width;
@@ -179,7 +181,7 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
                         memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
                 }
                 for (long r = 0; r < rows; r++)
-                    total[r] = weigh(scores + r * stride + begin, from - begin, end - begin, size, scale,
+                    total[r] = weigh(scores + r * stride + begin, from - begin, end - begin, blocks, scale,
                                      shares + r * stride + begin);
                 for (long column = 0; column < width; column += COLUMNS) {
                     sum_up(rows, 0, 0, values + column * cache->capacity + at(even_from, 0), shares + even_from, stride,
@@ -201,7 +203,7 @@ static void activate(const Product *p, const number *x, long count, float *gates
             multiply_block(p, 0, column, x, count, gates + column, p->outer, WRITTEN);
 #pragma omp for schedule(static) nowait
     for (long column = 0; column < p->outer; column += COLUMNS) {
-        multiply_block(p, gated, column, x, count, made, COLUMNS, WRITTEN);
+        multiply_block(p, p->parts - 1, column, x, count, made, COLUMNS, WRITTEN);
         for (long row = 0; row < count; row++) {
             const float *up = made + row * COLUMNS, *gate = gates + row * p->outer + column;
 #pragma omp simd
@@ -226,8 +228,8 @@ int run_layers(const Model *m, int first, int last, float *x, const float *besid
                long start, int entries, int threads) {
     const Layer *one = m->layers; /* all have the same shapes */
     const long hidden = m->hidden, inner = one->down.inner, queries = m->heads * m->width;
-    const long made = count * (m->width > COLUMNS ? m->width : COLUMNS);
-    const long each = made * sizeof(float) + ROWS * cache->capacity * (sizeof(float) + sizeof(number)); /* of a thread */
+    const long most = count * (m->width > COLUMNS ? m->width : COLUMNS); /* that a thread makes by itself */
+    const long each = most * sizeof(float) + ROWS * cache->capacity * (sizeof(float) + sizeof(number)); /* of a thread */
     const long numbers = one->qkv.inner + 2 * queries + inner; /* of a token */
     char *own = malloc(threads * each + count * (inner * sizeof(float) + numbers * sizeof(number)));
     if (!own) return 0;
@@ -237,17 +239,17 @@ int run_layers(const Model *m, int first, int last, float *x, const float *besid
     Barrier b = {0};
 #pragma omp parallel num_threads(threads)
     {
-        float *sums = (float *)(own + omp_get_thread_num() * each), *scores = sums + made;
+        float *made = (float *)(own + omp_get_thread_num() * each), *scores = made + most;
         number *shares = (number *)(scores + ROWS * cache->capacity);
         for (int index = first; index < last; index++) {
             const Layer *layer = m->layers + index;
             norm_inputs(layer, beside, x, count, hidden, inputs), meet(&b);
-            enter(m, layer, index, cache, start, inputs, count, sums, q), meet(&b);
+            enter(m, layer, index, cache, start, inputs, count, made, q), meet(&b);
             if (entries) continue;
             attend(m, index, cache, start, q, count, scores, shares, seen), meet(&b);
             multiply(&layer->out, seen, count, x, ADDED), meet(&b);
             norm_rows(&layer->mlp_norm, x, count, hidden, inputs, hidden), meet(&b);
-            activate(&layer->up, inputs, count, gates, sums, active), meet(&b);
+            activate(&layer->up, inputs, count, gates, made, active), meet(&b);
             multiply(&layer->down, active, count, x, ADDED), meet(&b);
         }
     }

@@ -42,7 +42,8 @@ class NativeLayers:
             window: how many tokens are looked at; 0 stands for all.
             mutual: the tokens of a pass see those behind them too, and the window is what lies before the pass.
         """
-        out = _multiply(layers[0].out)
+        out, qkv = _multiply(layers[0].out), _multiply(layers[0].qkv)
+        assert qkv.sizes[0] == heads + 2 * kv_heads, "every head has its queries, or its keys, or its values"
         self.library, self.hidden = out.library, out.shape[0]
         self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
         self._reads_beside = beside_norm is not None
@@ -102,7 +103,7 @@ class NativeLayers:
 def can_run(layers: Sequence[layout.Layer], head: Product, width: int) -> bool:
     """Whether the library knows layers like these, which must be alike, and multiplies by all of their weights.
 
-    `Product.of` sees to the latter where it can, and is told that queries, keys and values are heads, and of a gate.
+    `Product.of` sees to the latter where it can, and is given the parts: heads, and gate and up.
     """
     products = [(layer.qkv, layer.out, layer.up, layer.down) for layer in layers]
     if not all(isinstance(product.multiply, Multiply) for product in [head, *chain(*products)]):
@@ -111,8 +112,8 @@ def can_run(layers: Sequence[layout.Layer], head: Product, width: int) -> bool:
     activations = {layer.activate for layer in layers}
     if len(sizes) > 1 or activations not in ({swiglu}, {gelu}):
         return False
-    (qkv, out, up, down), gated = sizes.pop(), activations == {swiglu}
-    divided = qkv[1] == width and up[0] == (2 if gated else 1) and out[0] == down[0] == 1
+    (qkv, _, up, down), gated = sizes.pop(), activations == {swiglu}
+    divided = qkv[1] == width and up[:2] == (2 if gated else 1, down[2])
     return divided and width % (2 * _multiply(head).library.step) == 0
 
 

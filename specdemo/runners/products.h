@@ -78,7 +78,7 @@ INLINE vector add(vector sum, const number *x, vector weights) {
 }
 
 /* sums [rows, COLUMNS] = x [rows, inner], whose rows lie `stride` apart, times a block [inner / STEP, COLUMNS, STEP].
-   What lies `ahead` bytes behind is fetched meanwhile. */
+   What lies `ahead` bytes further on is fetched meanwhile. */
 INLINE void sum_rows(const int rows, const int half, const int ahead, const void *block, const number *x, long stride,
                      long inner, float *sums) {
     vector sum[ROWS][VECTORS], some[VECTORS];
@@ -138,8 +138,8 @@ INLINE void multiply_block(const Product *p, long part, long column, const numbe
     const weight *block = p->weight + (part * up_to(p->outer, COLUMNS) + column) * p->inner;
     const float *bias = p->bias ? p->bias + part * p->outer + column : NULL;
     const long turns = (count + ROWS - 1) / ROWS, size = how == NARROWED ? sizeof(number) : sizeof(float);
-    for (long turn = 0; turn < turns; turn++) { /* of rows nearly alike: of 5 at most, 6 are 3 + 3 */
-        const long row = turn * count / turns, rows = (turn + 1) * count / turns - row;
+    for (long row = 0, rows, left = turns; left; row += rows, left--) {
+        rows = (count - row + left - 1) / left; /* nearly alike: of 5 at most, 6 are 3 + 3. The first read from memory */
         float sums[ROWS * COLUMNS];
         sum_up(rows, sizeof(weight) < sizeof(number), AHEAD, block, x + row * p->inner, p->inner, p->inner, sums);
         for (long r = 0; r < rows; r++)
