@@ -163,15 +163,14 @@ def passes(
     try:
         for runner in runners.values():
             runner.prefill([1] * context)
-        for repeat in range(-1, REPEATS):  # the first time round only warms up
+        for _ in range(REPEATS):
             for length in lengths:
-                if repeat >= 0:
-                    rates.setdefault(length, []).append(stream.rate())
+                rates.setdefault(length, []).append(stream.rate())
                 for engine, runner in runners.items():
-                    for _ in range(2):
+                    for _ in range(2):  # the first only warms up
                         took = _seconds(partial(runner.forward, [1] * length))
                         runner.rollback(context)
-                    seconds.setdefault((length, engine), []).extend([took] if repeat >= 0 else [])
+                    seconds.setdefault((length, engine), []).append(took)
     finally:
         for runner in runners.values():
             runner.release()

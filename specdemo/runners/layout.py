@@ -239,7 +239,7 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
     config = config.get_text_config()
     stated = config.no_rope_layers if config.model_type == "smollm3" else None  # true where there is a rotation
     rotated = stated or [True] * config.num_hidden_layers
-    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    qkv_parts = config.num_attention_heads + 2 * config.num_key_value_heads
 
     def norm(name: str) -> Norm:
         return Norm.of(widened(weights[f"{name}.weight"]), None, config.rms_norm_eps)
@@ -250,7 +250,7 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
         normed = f"{attention}.q_norm.weight" in weights
         return Layer(
             attention_norm=norm(f"{layer}.input_layernorm"),
-            qkv=_product(weights, *(f"{attention}.{name}_proj" for name in "qkv"), parts=heads),
+            qkv=_product(weights, *(f"{attention}.{name}_proj" for name in "qkv"), parts=qkv_parts),
             head_norms=(norm(f"{attention}.q_norm"), norm(f"{attention}.k_norm")) if normed else None,
             rotated=bool(rotated[place]),
             out=_product(weights, f"{attention}.o_proj"),
@@ -338,7 +338,7 @@ def embeddings(weights: Weights) -> tuple[Tensor, Tensor]:
 def _product(weights: Weights, *names: str, parts: int = 1) -> Product:
     """One product for linear layers that read the same input; their outputs follow each other, `parts` alike.
 
-    On a GPU the layers' own weights become parts of the joint one, so that memory holds them once.
+    On a GPU the layers' own weights become pieces of the joint one, so that memory holds them once.
     """
     owns = [weights[f"{name}.weight"] for name in names]
     biases = [widened(weights[f"{name}.bias"]) for name in names if f"{name}.bias" in weights]
