@@ -1,19 +1,26 @@
-"""The words of the decoder: what is drafted, what is tested, what is emitted, and the settings."""
+"""What is drafted, what is tested, what is emitted, and the settings, as plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_K = 16
-AUTO = "auto"  # K as `control` chooses it, round by round
+AUTO = "auto"  # K as `decoding.adaptive_k` chooses it, round by round
 MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would repeat the texts of smaller ones
 MAX_STOP_STRINGS = 8
+MATCH, REJECTION = RULES = "match", "rejection"  # the verification rules, see `decoding.rule`
+
+IntIfKnown: TypeAlias = Any
+"""An int, or None in the lane of a server that does not tell it. Our own lanes know it, so what reads them need not
+ask; a checked `int | None` would make all of them."""
+FloatIfKnown: TypeAlias = Any
+"""A float, or None: see `IntIfKnown`."""
 
 
 def read_k(text: str) -> int | str:
@@ -32,17 +39,22 @@ class BadInput(ValueError):
     """Something a person typed or passed that cannot be used; the message is shown to them as is."""
 
 
+class NotFinite(ArithmeticError):
+    """A model gave logits with NaN or infinity, of which no token can be drawn; the message is a sentence to show."""
+
+
 class TokenKind(str, Enum):
     """Where an emitted token came from."""
 
     ACCEPTED = "accepted"  # drafted, and passed its test
-    RESAMPLED = "resampled"  # drawn from the residual after a rejection
-    BONUS = "bonus"  # drawn from the target after a fully accepted draft
+    RESAMPLED = "resampled"  # emitted by the target where a drafted token failed its test
+    BONUS = "bonus"  # emitted by the target after a fully accepted draft
     TARGET = "target"  # from prefill, or from a round with an empty draft
+    UNKNOWN = "unknown"  # one of the above, but a server does not say which
 
 
-class Fate(str, Enum):
-    """What became of a drafted token."""
+class DraftOutcome(str, Enum):
+    """The outcome of a drafted token's test."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
@@ -59,23 +71,28 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain of proposed tokens.
+    """A chain of k proposed tokens. An empty draft is legal: the round is then plain decoding.
 
-    `probs` [k, V] is exactly the distribution each token was drawn from, after warping. `None` means
-    the proposals were deterministic (one-hot). An empty draft is legal: the round is then plain decoding.
-    `token_ids` is a tensor [k] int64 where tokens were drawn on a device: nobody need wait for them there.
+    Attributes:
+        token_ids: [k]; an int64 tensor where tokens were drawn on a device, so that the host need not wait for them.
+        probs: [k, V], the distribution that each token was drawn from, after warping. Only rejection sampling reads it.
+            None stands for one-hot.
+        q: [k], the drafter's probability of each token, NaN where its logits were not finite. None stands for 1: the
+            tokens were chosen and not drawn.
     """
 
     token_ids: Sequence[int] | Tensor = ()
     probs: Tensor | None = None
+    q: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The target's answer to a draft of k tokens: the first `accepted` of them, then `token_id`.
 
-    `p`, `q`, `draws` and `drafted` have one entry per drafted token: its probability under the target and under
-    the drafter, the uniform draw its test used, and its id. `token_p` is the target's probability of `token_id`.
+    `p`, `q` and `drafted` have one entry per drafted token: its probability under the target and under the drafter, and
+    its id. `draws` are the uniform numbers that rejection sampling tested with. `margins` are those of the emitted
+    tokens under the match rule, see `noise.draw`. `token_p` is the target's probability of `token_id`.
     """
 
     accepted: int
@@ -84,28 +101,40 @@ class Verdict:
     token_p: float
     p: Sequence[float] = ()
     q: Sequence[float] = ()
-    draws: Sequence[float] = ()
     drafted: Sequence[int] = ()
+    draws: Sequence[float] = ()
+    margins: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """An emitted token and the target's probability of it."""
+    """An emitted token. What is not known is None: a server may not tell probabilities, nor every id.
 
-    id: int
+    `p` is the target's probability of it. `margin` tells under the match rule how close the second candidate came, see
+    `noise.draw`.
+    """
+
+    id: IntIfKnown
     kind: TokenKind
-    p: float
+    p: float | None = None
+    margin: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedToken:
-    """A proposed token, its test and its fate. It passes iff `draw` < min(1, `p` / `q`)."""
+    """A proposed token and the outcome of its test. Under rejection sampling it passes iff `draw` < min(1, `p` / `q`).
 
-    id: int
-    fate: Fate
-    p: float
-    q: float
-    draw: float
+    `id`, `p` and `q` are None where they are not known, `draw` also under the match rule, which draws no such number.
+    `parent` is the index in the draft of the token that this one follows, -1 for the first of a path; None in a chain,
+    where each token follows the one before it.
+    """
+
+    id: IntIfKnown
+    outcome: DraftOutcome
+    p: float | None = None
+    q: float | None = None
+    draw: float | None = None
+    parent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +152,7 @@ class Settings:
     max_new_tokens: int = 128
     seed: int = 0
     stop: tuple[str, ...] = ()
+    rule: str = MATCH
 
     def __post_init__(self) -> None:
         if self.k != AUTO:
@@ -134,12 +164,23 @@ class Settings:
             raise BadInput("top-p must be above 0 (and at most 1, which turns it off).")
         _whole("max new tokens", self.max_new_tokens, 1, 1_000_000)
         _whole("seed", self.seed, 0, MAX_SEED)
+        if self.rule not in RULES:
+            raise BadInput(f"The rule must be {' or '.join(RULES)}{_instead(self.rule)}.")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise BadInput(f"At most {MAX_STOP_STRINGS} stop strings, please; there are {len(self.stop)}.")
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise BadInput("A stop string cannot be empty.")
         if not all(is_text(text) for text in self.stop):
             raise BadInput("A stop string holds half of a character (a lone surrogate), which is not text.")
+
+
+def brief(value: object, most: int = 60) -> str:
+    """A value as a sentence can quote it, whatever someone sent."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def is_text(words: str) -> bool:
@@ -163,4 +204,4 @@ def _number(name: str, value: object, low: float, high: float) -> None:
 
 
 def _instead(value: object) -> str:
-    return ", but it is empty" if value is None else f", not {value!r}"
+    return ", but it is empty" if value is None else f", not {brief(value)}"

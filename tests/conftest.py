@@ -2,15 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 
-import hypothesis
 import pytest
 import torch
 
-# A busy machine makes any single example slow now and then, and a failure must be found again the same way.
-hypothesis.settings.register_profile("specdemo", deadline=None, derandomize=True, max_examples=60, print_blob=True)
-hypothesis.settings.load_profile("specdemo")
+try:
+    from hypothesis import settings
+except ModuleNotFoundError:  # tests/gpu runs without it
+    pass
+else:
+    # A busy machine makes any single example slow now and then, and a failure must be found again the same way.
+    settings.register_profile("specdemo", deadline=None, derandomize=True, max_examples=60, print_blob=True)
+    settings.load_profile("specdemo")
+    # Chosen by `--hypothesis-profile slow`.
+    settings.register_profile("slow", settings.get_profile("specdemo"), max_examples=1000)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """The whole suite runs in two processes where pytest-xdist is installed, unless `-n` says otherwise."""
+    whole = config.args_source is not pytest.Config.ArgsSource.ARGS
+    a_worker = hasattr(config, "workerinput")
+    if whole and not a_worker and config.getoption("numprocesses", 0) is None and not config.getoption("usepdb"):
+        config.option.numprocesses, config.option.dist = 2, "worksteal"
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line in this process: exit status, stdout, stderr."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        from specdemo.cli.main import main
+
+        monkeypatch.setattr("sys.argv", ["specdemo", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +54,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays. Loads free memory by a collection, which need not look at all of that again."""
+    gc.collect()
+    gc.freeze()

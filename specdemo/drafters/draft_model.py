@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..runners import Runner
-from ..types import Draft, Settings, Verdict
-from .base import Drafter, draw
-
-if TYPE_CHECKING:
-    from ..models import Loaded
+from ..decoding.drafter import Drafter, DrafterParts
+from ..decoding.rule import Rule
+from ..engines.runner import Runner
+from ..types import Draft, Verdict
+from .chain import draw_chain
 
 
 class DraftModel(Drafter):
@@ -28,19 +26,24 @@ class DraftModel(Drafter):
     of one family pad their vocabularies differently, and a padding entry is never a token.
     """
 
-    description = "A smaller model with the same tokenizer drafts. Good guesses, but each costs a small pass."
+    name = "draft-model"
 
-    def __init__(self, runner: Runner, vocab_size: int, settings: Settings, noise: torch.Generator) -> None:
-        self.runner, self.vocab_size, self.settings, self.noise = runner, vocab_size, settings, noise
+    def __init__(self, runner: Runner, vocab_size: int, rule: Rule) -> None:
+        self.runner, self.vocab_size, self.rule = runner, vocab_size, rule
         self._context_length = 0
 
     @classmethod
-    def missing(cls, loaded: Loaded) -> str | None:
-        return None if loaded.draft_model is not None else "this preset has no draft model"
+    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
+        return None if parts.make_draft_runner is not None else "this preset has no draft model"
 
     @classmethod
-    def build(cls, loaded: Loaded, runner: Runner, settings: Settings, noise: torch.Generator) -> DraftModel:
-        return cls(loaded.draft_runner(runner.context), runner.vocab_size, settings, noise)
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> DraftModel:
+        assert parts.make_draft_runner is not None
+        return cls(parts.make_draft_runner(runner.context), runner.vocab_size, rule)
+
+    @property
+    def drafts_on(self) -> torch.device:
+        return self.runner.device
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         self._context_length = len(context)
@@ -54,7 +57,7 @@ class DraftModel(Drafter):
             padding = self.vocab_size - logits.shape[-1]  # negative where there is something to cut
             return F.pad(logits, (0, padding), value=-torch.inf)
 
-        return draw(next_logits, k, self.settings, self.noise)
+        return draw_chain(next_logits, k, self.rule, len(context))
 
     def observe(self, verdict: Verdict) -> None:
         self._context_length += verdict.accepted  # nothing was proposed where K was 0, and nothing changes then

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from ..runners import Runner
-from ..types import Draft, Settings
-from .base import Drafter, draw
-
-if TYPE_CHECKING:
-    from ..models import Loaded
+from ..decoding.drafter import Drafter, DrafterParts
+from ..decoding.rule import Rule
+from ..engines.runner import Runner
+from ..types import Draft
+from .chain import draw_chain
 
 
 class LayerSkip(Drafter):
@@ -24,26 +21,24 @@ class LayerSkip(Drafter):
     to prefill or to catch up. The verification goes on where they ended: no layer reads a token twice.
     """
 
-    description = (
-        "The target's own first layers draft for it. Needs no second model; helps only targets trained for it."
-    )
-    reads_ahead = True
+    name = "layer-skip"
+    uses_early_exit = True
 
-    def __init__(self, runner: Runner, layers: int, settings: Settings, noise: torch.Generator) -> None:
-        self.target, self.layers, self.settings, self.noise = runner, layers, settings, noise
+    def __init__(self, runner: Runner, layers: int, rule: Rule) -> None:
+        self.target, self.layers, self.rule = runner, layers, rule
 
     @classmethod
-    def missing(cls, loaded: Loaded) -> str | None:
-        return None if loaded.skip_layers else "this preset names no layer to stop at"
+    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
+        return None if parts.skip_layers else "this preset names no layer to stop at"
 
     @classmethod
-    def build(cls, loaded: Loaded, runner: Runner, settings: Settings, noise: torch.Generator) -> LayerSkip:
-        assert loaded.skip_layers is not None
-        return cls(runner, loaded.skip_layers, settings, noise)
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> LayerSkip:
+        assert parts.skip_layers is not None
+        return cls(runner, parts.skip_layers, rule)
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            return self.target.read_ahead(drawn[-1].tolist() if drawn else context[-1:], self.layers)
+            return self.target.early_exit_forward(drawn[-1].tolist() if drawn else context[-1:], self.layers)
 
-        draft = draw(next_logits, k, self.settings, self.noise)
+        draft = draw_chain(next_logits, k, self.rule, len(context))
         return replace(draft, token_ids=[int(id) for id in draft.token_ids])  # what was read ahead is known by them

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 
-from ..runners import Runner
-from ..types import Draft, Settings, Verdict
-from .base import Drafter
-from .block import Block
-from .eagle import Eagle
+from ..decoding.drafter import Drafter, DrafterParts
+from ..decoding.rule import Rule
+from ..engines.runner import Runner
+from ..types import Draft, Verdict
+from .heads.block import Block
+from .heads.eagle import Eagle
 from .ngram import Ngram
 from .prompt_lookup import PromptLookup
-
-if TYPE_CHECKING:
-    from ..models import Loaded
 
 
 class LookupFirst(Drafter):
@@ -28,12 +26,16 @@ class LookupFirst(Drafter):
         self.lookup, self.other = lookup, other
 
     @classmethod
-    def missing(cls, loaded: Loaded) -> str | None:
-        return cls.elsewhere.missing(loaded)
+    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
+        return cls.elsewhere.unavailable_reason(parts)
 
     @classmethod
-    def build(cls, loaded: Loaded, runner: Runner, settings: Settings, noise: torch.Generator) -> LookupFirst:
-        return cls(PromptLookup(), cls.elsewhere.build(loaded, runner, settings, noise))
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> LookupFirst:
+        return cls(PromptLookup(), cls.elsewhere.build(parts, runner, rule))
+
+    @property
+    def drafts_on(self) -> torch.device | None:
+        return self.other.drafts_on
 
     def reset(self, prompt_ids: Sequence[int]) -> None:
         self.lookup.reset(prompt_ids)
@@ -43,8 +45,8 @@ class LookupFirst(Drafter):
         copied = self.lookup.propose(context, k)
         return copied if copied.token_ids else self.other.propose(context, k)
 
-    def author(self, context: Sequence[int]) -> type[Drafter]:
-        return PromptLookup if self.lookup.match(context) is not None else self.other.author(context)
+    def draft_source(self, context: Sequence[int]) -> Drafter:
+        return self.lookup if self.lookup.match(context) is not None else self.other.draft_source(context)
 
     def observe(self, verdict: Verdict) -> None:
         self.other.observe(verdict)  # of every round: a head follows the states of all tokens
@@ -54,15 +56,16 @@ class LookupFirst(Drafter):
 
 
 class LookupNgram(LookupFirst):
-    description = "Prompt lookup where the text repeats itself, the n-gram table elsewhere. Nearly free."
+    name = "lookup-ngram"
     elsewhere = Ngram
 
 
 class LookupBlock(LookupFirst):
-    description = "Prompt lookup where the text repeats itself, the block head elsewhere."
+    name = "lookup-block"
     elsewhere = Block
+    parallel_drafting = True  # and a copy is nearly free
 
 
 class LookupEagle(LookupFirst):
-    description = "Prompt lookup where the text repeats itself, the eagle head elsewhere."
+    name = "lookup-eagle"
     elsewhere = Eagle

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..hardware import sent
-from ..runners import Runner
-from ..types import BadInput, Draft, Settings
-from .base import Drafter, draw
-
-if TYPE_CHECKING:
-    from ..models import Loaded
-
+from ..decoding.drafter import Drafter, DrafterParts
+from ..decoding.rule import Rule
+from ..engines.runner import Runner
+from ..types import BadInput, Draft
+from .chain import draw_chain
 
 PROB_SCALE = 255 * 256  # probabilities are stored as uint16 fractions of this; rows sum to less than 1
 
@@ -52,27 +49,27 @@ class NgramTable:
     def vocab_size(self) -> int:
         return len(self.unigram)
 
-    def law(self, context: Sequence[int]) -> np.ndarray:
+    def next_token_probs(self, context: Sequence[int]) -> np.ndarray:
         """The distribution of the token after `context`, [V] float32, summing to 1."""
         found: list[tuple[np.ndarray, np.ndarray]] = []
         for n, order in enumerate(self.orders, start=1):
             if n > len(context):
                 break
             key = key_of(context[-n:], self.vocab_size)
-            place = int(np.searchsorted(order.keys, key))
-            if place == len(order.keys) or order.keys[place] != key:
+            index = int(np.searchsorted(order.keys, key))
+            if index == len(order.keys) or order.keys[index] != key:
                 break  # a longer context that ends in an unknown one is unknown too
-            row = slice(order.offsets[place], order.offsets[place + 1])
+            row = slice(order.offsets[index], order.offsets[index + 1])
             found.append((order.tokens[row], order.probs[row]))
         left = np.float32(1)  # what the longer contexts leave to the others
         parts = []
         for tokens, probs in reversed(found):
             parts.append((tokens, left * probs))
             left *= 1 - probs.sum()
-        law: np.ndarray = self.unigram * left  # the only operation on the whole vocabulary
+        mixed: np.ndarray = self.unigram * left  # the only operation on the whole vocabulary
         for tokens, part in parts:
-            law[tokens] += part
-        return law
+            mixed[tokens] += part
+        return mixed
 
 
 def key_of(context: Sequence[int], vocab_size: int) -> int:
@@ -118,35 +115,31 @@ def load_table(path: Path) -> NgramTable:
 class Ngram(Drafter):
     """Draws each token from the table, given the few before it."""
 
-    description = (
-        "A table of which token follows which, counted in the target's own writing. Nearly free; knows phrases."
-    )
+    name = "ngram"
 
-    def __init__(self, table: NgramTable, settings: Settings, noise: torch.Generator) -> None:
-        self.table, self.settings, self.device = table, settings, noise.device
-        self.noise = torch.Generator().manual_seed(noise.initial_seed())  # the table and all drawing are on the CPU
+    def __init__(self, table: NgramTable, rule: Rule) -> None:
+        self.table, self.rule = table, rule
 
     @classmethod
-    def missing(cls, loaded: Loaded) -> str | None:
-        return None if loaded.ngram_table is not None else "this preset ships no n-gram table"
+    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
+        return None if parts.ngram_table is not None else "this preset ships no n-gram table"
 
     @classmethod
-    def build(cls, loaded: Loaded, runner: Runner, settings: Settings, noise: torch.Generator) -> Ngram:
-        assert loaded.ngram_table is not None
-        table = load_table(loaded.ngram_table)
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Ngram:
+        assert parts.ngram_table is not None
+        table = load_table(parts.ngram_table)
         if table.vocab_size != runner.vocab_size:
             raise BadInput(
                 f"The n-gram table knows {table.vocab_size} tokens but the target has {runner.vocab_size}: "
                 "it was built for another vocabulary."
             )
-        return cls(table, settings, noise)
+        return cls(table, rule)
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         text = list(context[-len(self.table.orders) :])
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            law = torch.from_numpy(self.table.law([*text, *map(int, drawn)]))[None]
-            return law if self.settings.temperature == 0 else law.log()  # the largest is the same
+            probs = torch.from_numpy(self.table.next_token_probs([*text, *map(int, drawn)]))[None]
+            return probs if self.rule.settings.temperature == 0 else probs.log()  # the largest is the same
 
-        draft = draw(next_logits, k, self.settings, self.noise)
-        return draft if draft.probs is None else replace(draft, probs=sent(draft.probs, self.device))
+        return draw_chain(next_logits, k, self.rule, len(context))

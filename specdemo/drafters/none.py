@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..decoding.drafter import Drafter
 from ..types import Draft
-from .base import Drafter
 
 
 class NoDrafter(Drafter):
     """Every draft is empty, so every round is plain decoding (K = 0)."""
 
-    description = "No speculation: the target alone."
+    name = "none"
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         return Draft()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..decoding.drafter import Drafter
 from ..types import Draft
-from .base import Drafter
 
 LONGEST, SHORTEST = 5, 2  # tokens that must match
 
@@ -22,36 +22,34 @@ class PromptLookup(Drafter):
     [7, 8, 7, 8, 7]
     """
 
-    description = (
-        "Copies what followed the last time the same words appeared in prompt or text. Free; shines on quoting."
-    )
+    name = "prompt-lookup"
 
     def __init__(self) -> None:
         self.reset(())
 
     def reset(self, prompt_ids: Sequence[int]) -> None:
-        # For each n-gram, where the token that followed its latest occurrence stands.
-        self._next_place: dict[tuple[int, ...], int] = {}
+        # For each n-gram, the position of the token that followed its latest occurrence.
+        self._next_position: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
-        place = self.match(context)
-        if place is None:
+        position = self.match(context)
+        if position is None:
             return Draft()
-        source = list(context[place:])
+        source = list(context[position:])
         while len(source) < k:
             source += source
         return Draft(source[:k])
 
     def match(self, context: Sequence[int]) -> int | None:
-        """Where what followed the last time stands; None if these words are new."""
+        """The position of what followed the last time; None if these words are new."""
         # The n-grams that end the context have no continuation yet and stay out of the index.
-        for place in range(max(self._indexed, 1), len(context)):
-            for n in range(SHORTEST, min(LONGEST, place) + 1):
-                self._next_place[tuple(context[place - n : place])] = place
+        for position in range(max(self._indexed, 1), len(context)):
+            for n in range(SHORTEST, min(LONGEST, position) + 1):
+                self._next_position[tuple(context[position - n : position])] = position
         self._indexed = len(context)
 
         for n in range(min(LONGEST, len(context)), SHORTEST - 1, -1):
-            if (found := self._next_place.get(tuple(context[-n:]))) is not None:
+            if (found := self._next_position.get(tuple(context[-n:]))) is not None:
                 return found
         return None

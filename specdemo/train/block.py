@@ -1,4 +1,4 @@
-"""How a block head learns: blocks are put at random places of the text, and all their outputs are compared at once."""
+"""The training of a block head: blocks are put at random positions of the text, and all their outputs are compared."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..drafters.block import BlockHead, BlockLayer
-from ..drafters.head_cache import rotation
+from ..drafters.heads.networks import BlockHead, rotation
 from .states import Text
 
 ANCHORS = 96  # blocks in a row of text
 
 
 def block_outputs(head: BlockHead, text: Text, steps: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each of `steps` places: outputs [N, hidden], and the row and column whose next token they stand for."""
+    """For each of `steps` positions: outputs [N, hidden], and row and column of the token before their prediction."""
     rows, columns = text.tokens.shape
     device = text.tokens.device
     anchor = torch.randint(1, columns, (rows, ANCHORS), device=device)  # columns of the pending tokens
@@ -35,8 +34,7 @@ def block_outputs(head: BlockHead, text: Text, steps: int) -> Iterator[tuple[Ten
     g = head.fused(text.states)
     x = head.block(text.embedded[row, anchor], g[row, anchor - 1], steps)  # [rows, ANCHORS, steps + 1, hidden]
     group, scale = head.shape.heads // head.shape.kv_heads, head.shape.width**-0.5
-    for layer in head.layers:
-        assert isinstance(layer, BlockLayer)
+    for layer in head.decoder_layers():
         q = layer.query(x, by_block) * scale  # [rows, ANCHORS, heads, steps + 1, width]
         k, v = (part.repeat_interleave(group, 2) for part in layer.keys_values(x, by_block))
         text_k, text_v = (part.repeat_interleave(group, 1) for part in layer.keys_values(g, by_text))

@@ -1,4 +1,4 @@
-"""Train a character-level GPT, in the manner of nanoGPT, and write it as a GPT-2 checkpoint that anyone can load."""
+"""Train a character-level GPT like nanoGPT's, and write it as a GPT-2 checkpoint."""
 
 from __future__ import annotations
 
@@ -19,19 +19,16 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from ..types import BadInput
 from .shakespeare import ALPHABET, character_tokenizer
 
-CHECKPOINT = "checkpoint.pt"
 CARD = "card.json"
-EVERY = 250  # steps between two looks at the held-out text, each with a checkpoint
-GLIMPSE = 32  # windows of held-out text in such a look; the finished model reads all of it
 WARM_UP, LAST_RATE = 0.05, 0.1  # share of the steps in which the rate rises, share of the rate that is left at the end
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides what comes out, besides text and machine. Sizes in tokens, that is, characters.
+    """Sizes of the model and of the training, in tokens, which are characters.
 
     Raises:
-        BadInput: a number that no model can be made with.
+        BadInput: a number is out of range.
     """
 
     layers: int = 4
@@ -58,32 +55,33 @@ def train(
     facts: dict[str, Any],
     device: torch.device,
     dtype: torch.dtype,
-    tick: Callable[[int, float], None] = lambda step, loss: None,
+    progress: Callable[[int, float], None] = lambda step, loss: None,
 ) -> dict[str, Any]:
-    """Train on `text` and write model, tokenizer and card into `folder`; an interrupted training goes on.
+    """Train on `text` and write model, tokenizer and card into `folder`.
 
     Args:
         text, held_out: token ids, int64; a step draws windows from anywhere in `text`.
-        facts: what else the card should say.
-        dtype: of the products; weights and sums stay float32. The checkpoint is written in bfloat16.
-        tick: told how many steps are done and the loss of the last one, in nats per character.
+        facts: more entries of the card.
+        dtype: of the products. Weights and sums are float32, the written checkpoint is bfloat16.
+        progress: called with the number of steps done and the last loss, in nats per character.
     Returns:
-        The card, with `held_out_loss` of the weights as they were written.
+        The card, with the `held_out_loss` of the written weights.
     Raises:
-        BadInput: too little text, or the folder holds something that another recipe made.
+        BadInput: there is too little text, or the folder holds a finished model.
     """
     if min(len(text), len(held_out)) <= recipe.context:
         raise BadInput(
             f"The text must be longer than a context of {recipe.context} characters, and so must the held-out."
         )
+    if (folder / CARD).exists():
+        raise BadInput(f"{folder} holds a finished model: remove it or choose another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
     model = GPT2LMHeadModel(_config(recipe)).to(device)
     optimizer = torch.optim.AdamW(_groups(model), lr=recipe.rate, betas=(0.9, 0.99))
-    done, seconds, curve = _resume(folder, recipe, model, optimizer)
     model.train()
-    for step in range(done, recipe.steps):
-        began = time.perf_counter()
+    began = time.perf_counter()
+    for step in range(recipe.steps):
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate * _share_of_rate(step, recipe.steps)
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -92,11 +90,8 @@ def train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        seconds += time.perf_counter() - began
-        tick(step + 1, loss.item())
-        if (step + 1) % EVERY == 0 and step + 1 < recipe.steps:
-            curve[str(step + 1)] = round(held_out_loss(model, held_out, GLIMPSE), 4)
-            _save(folder, recipe, model, optimizer, step + 1, seconds, curve)
+        progress(step + 1, loss.item())
+    seconds = time.perf_counter() - began
     model.config.activation_function = "gelu_new"  # GPT-2's own name of it
     model.to(torch.bfloat16).save_pretrained(folder)
     character_tokenizer().save_pretrained(folder)
@@ -106,19 +101,17 @@ def train(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "trained_tokens": recipe.steps * recipe.batch * recipe.context,
         "held_out_loss": round(held_out_loss(model.float(), held_out), 4),
-        "held_out_loss_at_step": curve,  # of the first windows only
         "seconds": round(seconds),
     }
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
-    (folder / CHECKPOINT).unlink(missing_ok=True)
     return card
 
 
 @torch.inference_mode()
-def held_out_loss(model: PreTrainedModel, held_out: np.ndarray, most: int | None = None) -> float:
-    """Nats per character on windows side by side, the first `most` of them; each is predicted from its own only."""
+def held_out_loss(model: PreTrainedModel, held_out: np.ndarray) -> float:
+    """Nats per character on consecutive windows. A character is predicted from its own window only."""
     context = model.config.n_positions
-    windows = torch.from_numpy(held_out[: len(held_out) // context * context]).view(-1, context)[:most]
+    windows = torch.from_numpy(held_out[: len(held_out) // context * context]).view(-1, context)
     model.eval()
     losses = [float(_loss(model, some.to(model.device))) * len(some) for some in windows.split(16)]
     model.train()
@@ -133,11 +126,11 @@ def _config(recipe: Recipe) -> GPT2Config:
         n_layer=recipe.layers,
         n_head=recipe.heads,
         activation_function="gelu_pytorch_tanh",  # "gelu_new", which it is saved as, in one operation
-        initializer_range=(3 * recipe.width) ** -0.5,  # with GPT-2's 0.02 a narrow model starts slowly
-        resid_pdrop=0.0,  # every character is seen about once or twice: nothing to overfit
+        initializer_range=(3 * recipe.width) ** -0.5,  # a narrow model learns slowly with GPT-2's 0.02
+        resid_pdrop=0.0,  # no overfitting: every character is seen once or twice
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        bos_token_id=None,  # the plays run on: no token begins or ends a text
+        bos_token_id=None,  # no token begins or ends a text
         eos_token_id=None,
     )
 
@@ -168,34 +161,3 @@ def _share_of_rate(step: int, steps: int) -> float:
     if step < warm:
         return (step + 1) / warm
     return LAST_RATE + (1 - LAST_RATE) * (1 + math.cos(math.pi * (step - warm) / (steps - warm))) / 2
-
-
-def _save(
-    folder: Path,
-    recipe: Recipe,
-    model: PreTrainedModel,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    seconds: float,
-    curve: dict[str, float],
-) -> None:
-    state = {"recipe": asdict(recipe), "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    partial = folder / f"{CHECKPOINT}.partial"
-    torch.save({**state, "step": step, "seconds": seconds, "curve": curve}, partial)
-    partial.replace(folder / CHECKPOINT)
-
-
-def _resume(
-    folder: Path, recipe: Recipe, model: PreTrainedModel, optimizer: torch.optim.Optimizer
-) -> tuple[int, float, dict[str, float]]:
-    """Steps done, seconds taken and the curve so far; model and optimizer as they were then."""
-    if (folder / CARD).exists():
-        raise BadInput(f"{folder} holds a finished model: remove it or choose another folder.")
-    if not (folder / CHECKPOINT).exists():
-        return 0, 0.0, {}
-    state = torch.load(folder / CHECKPOINT, map_location="cpu", weights_only=True)
-    if state["recipe"] != asdict(recipe):
-        raise BadInput(f"{folder} holds a training with other numbers: go on with those or choose another folder.")
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    return state["step"], state["seconds"], state["curve"]

@@ -1,9 +1,9 @@
 """Text in the target's own voice: it writes user prompts, then answers them, many rows at a time.
 
 The chat template is opened at the user turn, so the model first invents a prompt; when it closes
-that turn the assistant header is forced and it answers (as in Magpie, arXiv 2406.08464). A *wave*
-is a [rows, columns] block of tokens: each row packs one conversation behind another, all rows step
-together, and a row's attention begins where its present conversation begins. A wave is one shard.
+that turn, the assistant header is forced and it answers (as in Magpie, arXiv 2406.08464). A *wave*
+is a [rows, columns] block of tokens: each row packs one conversation after another, all rows step
+together, and a row's attention begins where its current conversation begins. A wave is one shard.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..runners.eager import layers_at, outputs_of
+from ..engines.eager import layers_at, outputs_of
+from ..engines.preallocated_cache import PreallocatedCache
 from ..types import BadInput
-from .paged import ATTENTION, PagedCache, page_mask
-from .states import default_layers, keep_states, states_path
+from .states import default_layers, save_states, states_path
 
 TEMPLATE, USER, ASSISTANT = 0, 1, 2  # who wrote a token
 
@@ -57,12 +57,12 @@ ANSWER_TEMPERATURES = (0.0, 0.0, 0.5, 0.7, 1.0)
 OPENED = 0.4  # share of user turns that get one of the openings
 LONGEST_PROMPT, LONGEST_ANSWER = 120, 360  # tokens
 BLOCK = 256  # tokens
-HELD_OUT_EVERY = 20  # one wave in so many, beginning with the second, is never trained on
+HELD_OUT_EVERY = 20  # of this many waves one is held out, from the second on
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The fixed tokens of a conversation, read off the tokenizer's chat template."""
+    """The fixed tokens of a conversation, from the tokenizer's chat template."""
 
     before_user: list[int]
     after_user: list[int]  # begins with the token that closes the user's turn
@@ -115,8 +115,8 @@ class Row:
 def sample_rows(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
     """One token a row, [B, V] -> [B], by inverse transform; temperature 0 takes the largest logit.
 
-    The transform finds first the block of tokens and then the token in it: a running sum over a whole vocabulary
-    takes longer than all the rest.
+    The transform first finds the block of tokens and then the token in it, because a cumulative sum over the whole
+    vocabulary takes longer than everything else.
     """
     largest, tokens = logits.max(-1)
     drawn = temperatures.nonzero().squeeze(1)
@@ -138,16 +138,17 @@ def write_wave(
     rows: list[Row],
     columns: int,
     generator: torch.Generator,
-    tick: Callable[[int], None],
+    progress: Callable[[int], None],
     layers: tuple[int, ...] = (),
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Let the target fill one wave.
 
-    Returns `tokens` int32, `roles` uint8 and `starts` bool, each [rows, columns], and apart from them the outputs of
-    `layers`, [rows, columns, layers * hidden].
+    Returns:
+        `tokens` int32, `roles` uint8 and `starts` bool, each [rows, columns]; and the outputs of `layers`,
+        [rows, columns, layers * hidden].
     """
     device = model.device
-    cache = PagedCache(model.config.num_hidden_layers)
+    cache = PreallocatedCache(model.config.num_hidden_layers, columns)
     tokens = torch.zeros(len(rows), columns, dtype=torch.int32)
     roles = torch.zeros(len(rows), columns, dtype=torch.uint8)
     starts = torch.zeros(len(rows), columns, dtype=torch.bool)
@@ -160,11 +161,12 @@ def write_wave(
         taken = torch.tensor([row.take(token, column) for row, token in zip(rows, sampled, strict=True)])
         tokens[:, column], roles[:, column] = taken.unbind(1)
         first = first.to(device)
+        seen = torch.arange(column + 1, device=device) >= first  # [rows, column + 1]
         with outputs_of(modules) as outputs:
             logits = model(
                 tokens[:, column, None].long().to(device),
                 position_ids=column - first,
-                attention_mask=page_mask(first, column + 1),
+                attention_mask=seen[:, None, None],
                 past_key_values=cache,
                 use_cache=True,
             ).logits[:, -1]
@@ -172,7 +174,7 @@ def write_wave(
             states[:, column] = torch.cat([outputs[module] for module in modules], -1)[:, 0].cpu()
         temperatures = torch.tensor([r.temperature for r in rows], device=device)
         sampled = sample_rows(logits, temperatures, generator).tolist()
-        tick(len(rows))
+        progress(len(rows))
     return {"tokens": tokens, "roles": roles, "starts": starts}, states
 
 
@@ -182,7 +184,7 @@ def shard_paths(folder: Path, split: str) -> list[Path]:
 
 
 def provenance_of(shard: Path) -> dict[str, Any]:
-    """What text was made by and with, as `write_text` noted it; what is this shard's alone, or long, is left out."""
+    """How a text was made, as `write_text` noted it, without what differs between shards and without the template."""
     with safe_open(shard, framework="pt") as file:
         facts = json.loads(file.metadata()["provenance"])
     return {name: value for name, value in facts.items() if name not in ("wave", "seconds", "template")}
@@ -199,59 +201,57 @@ def write_text(
     rows: int = 192,
     columns: int = 512,
     seed: int = 0,
-    kept: Path | None = None,
-    tick: Callable[[int], None] = lambda _: None,
+    states_folder: Path | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> int:
     """Write waves into `folder` until it holds at least `tokens` tokens; finished waves are kept.
 
-    With a folder `kept` the target's states of the text go there, where training a head will look for them.
-    Returns the number of tokens the folder then holds. Run again with a larger number to go on.
+    Run again with a larger number to continue.
 
+    Args:
+        states_folder: where to store the target's hidden states of the text, for the training of heads.
+    Returns:
+        The number of tokens that the folder then holds.
     Raises:
-        BadInput: the tokenizer has no chat template, or the folder holds text that was asked for differently.
+        BadInput: the tokenizer has no chat template, or the folder holds text made with other settings.
     """
     if not tokenizer.chat_template:
         raise BadInput("Text is written as chats, and the tokenizer of this preset has no chat template.")
     folder.mkdir(parents=True, exist_ok=True)
     template = Template.of(tokenizer, eos_ids)
     openings = [tokenizer.encode(text, add_special_tokens=False) for text in OPENINGS]
-    layers = default_layers(model) if kept else ()
-    attention = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
-    try:
-        wave = 0
-        while wave * rows * columns < tokens:
-            split = "heldout" if wave % HELD_OUT_EVERY == 1 else "train"
-            path = folder / f"{split}-{wave:05d}.safetensors"
-            if path.exists():
-                check_same_text(path, {**provenance, "seed": seed, "rows": rows, "columns": columns})
-                tick(rows * columns)
-            else:
-                rng = random.Random(f"{seed}/{wave}")
-                generator = torch.Generator(model.device).manual_seed(rng.getrandbits(63))
-                begun = time.perf_counter()
-                begin = [Row(template, openings, rng) for _ in range(rows)]
-                block, states = write_wave(model, begin, columns, generator, tick, layers)
-                if kept:
-                    keep_states(states, block["tokens"], states_path(kept, path, layers))
-                facts = {
-                    **provenance,
-                    **{"wave": wave, "seed": seed, "rows": rows, "columns": columns},
-                    "vocab_size": model.config.get_text_config().vocab_size,
-                    "template": {**asdict(template), "end": sorted(eos_ids)},
-                    "seconds": round(time.perf_counter() - begun, 1),
-                }
-                partial = path.with_suffix(".partial")
-                save_file(block, partial, metadata={"provenance": json.dumps(facts)})
-                partial.replace(path)
-            wave += 1
-        return wave * rows * columns
-    finally:
-        model.set_attn_implementation(attention)
+    layers = default_layers(model) if states_folder else ()
+    wave = 0
+    while wave * rows * columns < tokens:
+        split = "heldout" if wave % HELD_OUT_EVERY == 1 else "train"
+        path = folder / f"{split}-{wave:05d}.safetensors"
+        if path.exists():
+            check_same_text(path, {**provenance, "seed": seed, "rows": rows, "columns": columns})
+            progress(rows * columns)
+        else:
+            rng = random.Random(f"{seed}/{wave}")
+            generator = torch.Generator(model.device).manual_seed(rng.getrandbits(63))
+            begun = time.perf_counter()
+            begin = [Row(template, openings, rng) for _ in range(rows)]
+            block, states = write_wave(model, begin, columns, generator, progress, layers)
+            if states_folder:
+                save_states(states, block["tokens"], states_path(states_folder, path, layers))
+            facts = {
+                **provenance,
+                **{"wave": wave, "seed": seed, "rows": rows, "columns": columns},
+                "vocab_size": model.config.get_text_config().vocab_size,
+                "template": {**asdict(template), "end": sorted(eos_ids)},
+                "seconds": round(time.perf_counter() - begun, 1),
+            }
+            partial = path.with_suffix(".partial")
+            save_file(block, partial, metadata={"provenance": json.dumps(facts)})
+            partial.replace(path)
+        wave += 1
+    return wave * rows * columns
 
 
 def check_same_text(path: Path, asked: dict[str, Any]) -> None:
-    """Refuse to go on with text of another preset, seed or shape, which would be mixed or miscounted.
+    """Refuse to continue a text of another preset, seed or shape.
 
     Raises:
         BadInput: naming the shard and what it was made with.

@@ -1,7 +1,7 @@
-"""How an EAGLE head learns: it continues the target's states, then its own, several steps in a row.
+"""The training of an EAGLE head: it continues the target's hidden states, then its own, for several steps.
 
-Training-time test (EAGLE-3, arXiv 2503.01840): in step j the head reads its own output of step j - 1 where it read
-the target's state before, as it will when it drafts, and is compared with the target's distribution j tokens on.
+Training-time test (EAGLE-3, arXiv 2503.01840): in step j the head reads its own output of step j - 1 in place of the
+target's hidden state, as it will when it drafts. Its output is compared with the target's distribution j tokens later.
 """
 
 from __future__ import annotations
@@ -11,25 +11,24 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..drafters.eagle import EagleHead
-from ..drafters.head_cache import rotation
+from ..drafters.heads.networks import EagleHead, rotation
 from .states import Text, same_conversation
 
 
 def eagle_outputs(head: EagleHead, text: Text, steps: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each of `steps` places: outputs [N, hidden], and the row and column whose next token they stand for.
+    """For each of `steps` positions: outputs [N, hidden], and row and column of the token before their prediction.
 
-    Step j pairs what the head has for column t with the token of column t + j, and stands for the token after that.
+    Step j pairs the head's input for column t with the token of column t + j, and predicts the token after that.
     """
     columns = text.tokens.shape[1]
     group, scale = head.shape.heads // head.shape.kv_heads, head.shape.width**-0.5
     hidden = ~same_conversation(text.begin)[:, None]  # [rows, 1, columns, columns]
     first: tuple[Tensor, Tensor] | None = None
-    own: list[tuple[Tensor, Tensor]] = []  # of later steps: each column sees its own
+    own: list[tuple[Tensor, Tensor]] = []  # keys and values of later steps, which only the same column sees
     x = head.fused(text.states)
     for step in range(1, steps + 1):
         by = rotation(text.place + step - 1, head.shape.width)
-        q, k, v = head.attention_inputs(x, text.embedded.roll(-step, 1), by)
+        q, k, v = head.attention_inputs(x, text.embedded.roll(-step, 1), by, columns)
         q = q * scale
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)  # [rows, heads, columns, width]
         if first is None:

@@ -1,8 +1,8 @@
-"""Train a head: the target's own distribution is what it learns to give, at every place of a draft.
+"""Train a head: at every position of a draft it learns the target's distribution.
 
 The loss is the cross-entropy against the target's whole distribution over the draft vocabulary (distillation), not
-against the text; later places count less, since a draft seldom gets there. Matrices are stepped by Muon, which
-learns more from each token than AdamW does where text is scarce, everything else by AdamW.
+against the text. Later positions count less, since few drafts get there. Muon updates the matrices, because it learns
+more from each token than AdamW where text is scarce; AdamW updates everything else.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ..drafters.block import BlockHead
-from ..drafters.eagle import EagleHead
-from ..drafters.head import Head, Shape, load_head_for, most_frequent, save_head
+from ..drafters.heads.files import load_head_for, save_head
+from ..drafters.heads.networks import BlockHead, EagleHead, Head, HeadShape
 from ..types import BadInput
 from .block import block_outputs
 from .data import ASSISTANT, provenance_of, shard_paths
@@ -33,7 +32,11 @@ from .eagle import eagle_outputs
 from .states import Shard, Text, default_layers
 
 KINDS: dict[str, type[Head]] = {"eagle": EagleHead, "block": BlockHead}
-LATER_PLACES = 0.8  # each place of a draft counts this much of the one before
+OUTPUTS: dict[str, Callable[[Any, Text, int], Iterator[tuple[Tensor, Tensor, Tensor]]]] = {
+    "eagle": eagle_outputs,
+    "block": block_outputs,
+}
+LATER_POSITIONS = 0.8  # the weight of a position's loss, relative to the position before
 NORM_RATE = 1e-3
 WARM_UP = 30  # steps
 CHUNK = {"cpu": 128, "cuda": 2**15}  # rows of logits at a time
@@ -42,12 +45,12 @@ VALIDATED_ROWS, VALIDATED_STEPS = 16, 5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to train: `tokens` are those read in all, repeats of the text included."""
+    """What to train and how long: `tokens` are read in all, with repeats of the text."""
 
     kind: str
     tokens: int
     rows: int = 8
-    steps: int = 4  # places of a draft that are trained
+    steps: int = 4  # positions of a draft that are trained
     rate: float = 2e-3
     draft_vocab: int = 8192
     mlp: int = 1280
@@ -63,19 +66,19 @@ def train_head(
     out: Path,
     provenance: dict[str, Any],
     *,
-    kept: Path | None = None,
+    states_folder: Path | None = None,
     begin_with: Path | None = None,
     every: int = 50,
-    tick: Callable[[int], None] = lambda _: None,
-    say: Callable[[str], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Train a head on the shards in `text` and write it to `out`, with its card.
 
-    A checkpoint is written beside `out` every `every` steps and gone on from if it is there.
+    Every `every` steps a checkpoint is written beside `out`. Training continues from it if it exists.
 
     Args:
-        kept: a folder that keeps the target's states, so that they are computed only once.
-        begin_with: a trained head to go on from; it keeps its sizes, its vocabulary and, in the card, its history.
+        states_folder: where the target's hidden states are stored, so that they are computed only once.
+        begin_with: a trained head to continue from. It keeps its sizes, its vocabulary and, in the card, its history.
     Raises:
         BadInput: there is no text to train on or to hold out, or no such head for this target.
     """
@@ -91,8 +94,8 @@ def train_head(
         history = _history(begin_with)
     else:
         head = new_head(model, plan, train)
-    shards = [Shard(model, head.shape.state_layers, path, kept) for path in train]
-    validation = Shard(model, head.shape.state_layers, held_out, kept)
+    shards = [Shard(model, head.shape.state_layers, path, states_folder) for path in train]
+    validation = Shard(model, head.shape.state_layers, held_out, states_folder)
     optimizers = _optimizers(head, plan.rate)
     last = math.ceil(plan.tokens / (plan.rows * shards[0].block["tokens"].shape[1]))
     batches = _batches([shard.rows for shard in shards], plan)
@@ -100,7 +103,7 @@ def train_head(
     seconds = 0.0
 
     checkpoint = out.with_suffix(".checkpoint")
-    asked = f"{replace(plan, tokens=0)}, begun with {begin_with}"  # the same plan may go on for more tokens
+    asked = f"{replace(plan, tokens=0)}, begun with {begin_with}"  # the same plan may continue with more tokens
     done = 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
@@ -110,27 +113,30 @@ def train_head(
         for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         done, curve, seconds = saved["done"], saved["curve"], saved.get("seconds", 0.0)
-    elif begin_with:  # what it comes to on this text before it learns anything
+    elif begin_with:  # how good it is on this text before training
         curve.append({"tokens": 0, **validate(head, model, validation)})
-        say(json.dumps(curve[-1]))
+        log(json.dumps(curve[-1]))
     began = time.monotonic() - seconds
     for step, (shard, rows) in enumerate(batches):
         if step < done:
             continue
         if step == last:
             break
-        torch.manual_seed(plan.seed + step)  # each step its own, so that one that goes on does what it would have done
+        torch.manual_seed(plan.seed + step)  # a seed for each step, so that a resumed training gives the same
         batch = shards[shard].read(rows)
         loss = torch.stack(
-            [LATER_PLACES**place * loss for place, (loss, _) in enumerate(places(head, model, batch, plan.steps))]
+            [
+                LATER_POSITIONS**position * loss
+                for position, (loss, _) in enumerate(position_losses(head, model, batch, plan.steps))
+            ]
         ).sum()
         loss.backward()
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * _pace(step, last)
+                group["lr"] = group["initial_lr"] * _rate_share(step, last)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        tick(batch.tokens.numel())
+        progress(batch.tokens.numel())
         if (step + 1) % every == 0 or step + 1 == last:
             curve.append({"tokens": (step + 1) * batch.tokens.numel(), **validate(head, model, validation)})
             torch.save(
@@ -144,12 +150,12 @@ def train_head(
                 },
                 checkpoint,
             )
-            say(json.dumps(curve[-1]))
+            log(json.dumps(curve[-1]))
     card = {
         **provenance,
         "plan": {name: getattr(plan, name) for name in Plan.__dataclass_fields__},
         "optimizer_steps": last,
-        "seconds": round(time.monotonic() - began),  # with the validations on the way
+        "seconds": round(time.monotonic() - began),  # with the validations
         "text": {
             **provenance_of(train[0]),
             "training_tokens": sum(shard.block["tokens"].numel() for shard in shards),
@@ -163,7 +169,7 @@ def train_head(
 
 
 def _shards(text: Path) -> tuple[list[Path], Path]:
-    """Those to train on, and the one to judge by."""
+    """The shards to train on, and the held-out one."""
     train, held_out = shard_paths(text, "train"), shard_paths(text, "heldout")
     if not train or not held_out:
         raise BadInput(f"{text} must hold training text and held-out text; run `train data` first.")
@@ -178,10 +184,10 @@ def _history(path: Path) -> dict[str, Any]:
 
 
 def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
-    """A head that has learnt nothing, for this target; it drafts the tokens that are most frequent in its answers.
+    """An untrained head for this target. Its draft vocabulary are the most frequent tokens of the target's answers.
 
     Raises:
-        BadInput: the plan names layers that cannot be read.
+        BadInput: the plan names layers that cannot be read, or the target is not of the Llama family.
     """
     config = model.config.get_text_config()
     layers = config.num_hidden_layers
@@ -190,7 +196,7 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
         raise BadInput(f"The target has the layers 0 to {layers - 1}; those that are read must end with the last one.")
     if not hasattr(config, "rms_norm_eps"):
         raise BadInput(f"Heads can be trained for targets of the Llama family, and this one is a {config.model_type}.")
-    shape = Shape(
+    shape = HeadShape(
         vocab_size=config.vocab_size,
         hidden=config.hidden_size,
         state_layers=read,
@@ -206,7 +212,7 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
     for module in head.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
-    with torch.no_grad():  # it begins as the target's last state, carried through
+    with torch.no_grad():  # at first its output is the target's last hidden state
         head.fuse.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
         head.norm.weight.copy_(model.base_model.norm.weight)
         for name, weight in head.named_parameters():
@@ -216,8 +222,13 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
     return head.to(model.device)
 
 
+def most_frequent(counts: Tensor, size: int) -> Tensor:
+    """The `size` most frequent token ids, in rising order."""
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
 def _in_answers(paths: list[Path], vocab_size: int) -> Tensor:
-    """How often each token stands in the answers, [V]."""
+    """How often each token occurs in the answers, [V]."""
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for path in paths:
         with safe_open(path, framework="pt") as file:
@@ -227,15 +238,21 @@ def _in_answers(paths: list[Path], vocab_size: int) -> Tensor:
 
 
 def judge(
-    model: PreTrainedModel, kind: type[Head], path: Path, text: Path, kept: Path | None = None, draft_vocab: int = 0
+    model: PreTrainedModel,
+    kind: type[Head],
+    path: Path,
+    text: Path,
+    states_folder: Path | None = None,
+    draft_vocab: int = 0,
 ) -> dict[str, Any]:
     """What `validate` says of a trained head, on the held-out part of the text in a folder.
 
     Args:
-        kept: a folder that keeps the target's states.
-        draft_vocab: as if it drafted so many tokens: the most frequent of its own or, beyond those, of the text.
+        states_folder: where the target's hidden states are stored.
+        draft_vocab: judge the head as if its draft vocabulary had this size: the most frequent of its own tokens and,
+            beyond those, of the text.
     Raises:
-        BadInput: there is no such text or head, or a head of this kind has learnt its vocabulary by heart.
+        BadInput: there is no such text or head, or the weights of this kind of head depend on its vocabulary.
     """
     train, held_out = _shards(text)
     head = load_head_for(model.get_output_embeddings().weight, kind, path).to(model.device)
@@ -245,14 +262,14 @@ def judge(
         counts = _in_answers(train, head.shape.vocab_size)
         counts[head.token_ids.cpu()] += int(counts.sum()) + 1
         head.token_ids = most_frequent(counts, draft_vocab).to(model.device)
-    return validate(head, model, Shard(model, head.shape.state_layers, held_out, kept))
+    return validate(head, model, Shard(model, head.shape.state_layers, held_out, states_folder))
 
 
 class Distil(torch.autograd.Function):
     """The mean cross-entropy of logits [N, V] against distributions [N, V].
 
-    Loss and gradient (softmax of the logits minus the distribution) come from one walk over a few rows at a time,
-    which stay in the processor's cache; on a CPU that halves the time of a step.
+    Loss and gradient (softmax of the logits minus the distribution) are computed together for a few rows at a time,
+    which stay in the processor's cache. On a CPU that halves the time of a step.
     """
 
     @staticmethod
@@ -273,31 +290,28 @@ class Distil(torch.autograd.Function):
         return gradient * (outer[0] / len(gradient)), None
 
 
-def places(head: Head, model: PreTrainedModel, text: Text, steps: int) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """The loss at each place of a draft, over outputs that stand for a token of an answer.
+def position_losses(
+    head: Head, model: PreTrainedModel, text: Text, steps: int
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """The loss at each position of a draft, over the outputs that predict a token of an answer.
 
-    Without gradients it comes with what a validation wants to know of these outputs: `agrees`, whether the head's
-    favourite is the target's among all tokens, and `overlap`, the sum of min(p, q), which is the chance that a token
-    drawn from q is accepted.
+    Without gradients there are two more figures of each output: `agrees`, whether the head's likeliest token is the
+    target's likeliest of all tokens, and `overlap`, the sum of min(p, q), the probability that a token drawn from q is
+    accepted.
     """
     rows = model.get_output_embeddings().weight.detach()[head.token_ids]
     output = partial(F.linear, weight=rows)
     answers = F.pad(text.roles[:, 1:] == ASSISTANT, (0, 1))  # the token after the column is part of an answer
     with torch.no_grad():
         last = model.base_model.norm(text.states[..., -head.shape.hidden :])
-    if isinstance(head, EagleHead):
-        outputs = eagle_outputs(head, text, steps)
-    else:
-        assert isinstance(head, BlockHead)
-        outputs = block_outputs(head, text, steps)
     with torch.autocast(model.device.type, torch.bfloat16):
         with torch.no_grad():
             chunks = last.flatten(0, 1).split(CHUNK[last.device.type])
             wanted = torch.cat([output(some).float().softmax(-1).bfloat16() for some in chunks])
-        for xs, rows, columns in outputs:
+        for xs, rows, columns in OUTPUTS[head.kind](head, text, steps):
             counted = answers[rows, columns]
             row, column = rows[counted], columns[counted]
-            logits = output(head.norm(xs[counted])) + head.follow(text.embedded[row, column])
+            logits = output(head.norm(xs[counted])) + head.bigram_bias(text.embedded[row, column])
             p = wanted[row * text.tokens.shape[1] + column]
             facts = {}
             if not torch.is_grad_enabled():
@@ -309,15 +323,15 @@ def places(head: Head, model: PreTrainedModel, text: Text, steps: int) -> Iterat
 
 @torch.no_grad()
 def validate(head: Head, model: PreTrainedModel, shard: Shard) -> dict[str, Any]:
-    """By place of the draft: loss, greedy agreement and overlap on answers never trained on, the text being given.
+    """Loss, greedy agreement and overlap on held-out answers, by position of the draft; the text before is given.
 
-    `tokens_per_round` is what the agreements would give if each place were independent of the others.
+    `tokens_per_round` is what the agreements would give if positions were independent of each other.
     """
     torch.manual_seed(0)
     text = shard.read(torch.linspace(0, shard.rows - 1, VALIDATED_ROWS).long())
     loss, agreement, overlap = [], [], []
-    for place_loss, facts in places(head, model, text, VALIDATED_STEPS):
-        loss.append(round(place_loss.item(), 3))
+    for position_loss, facts in position_losses(head, model, text, VALIDATED_STEPS):
+        loss.append(round(position_loss.item(), 3))
         agreement.append(round(facts["agrees"].float().mean().item(), 4))
         overlap.append(round(facts["overlap"].mean().item(), 4))
     chances = torch.tensor(agreement).cumprod(0)
@@ -342,16 +356,16 @@ def _optimizers(head: Head, rate: float) -> list[torch.optim.Optimizer]:
     return optimizers
 
 
-def _pace(step: int, last: int) -> float:
-    """The share of the learning rate: a short warm-up, then down to nothing in a straight line.
+def _rate_share(step: int, last: int) -> float:
+    """The share of the learning rate at a step: a short linear warm-up, then a linear decay to 0.
 
-    Held high for two thirds of the way, it gained heads that had been trained before nothing until it fell.
+    Held high for two thirds of a training, it brought trained heads no gain before it fell.
     """
     return min((step + 1) / WARM_UP, 1 - step / last)
 
 
 def _batches(rows: list[int], plan: Plan) -> Iterator[tuple[int, Tensor]]:
-    """Without end: a shard, and some of its rows; every row once before any comes again."""
+    """Endless pairs of a shard and some of its rows; every row comes once before any comes again."""
     rng = random.Random(plan.seed)
     while True:
         passes = []

@@ -61,7 +61,7 @@ def build_order(contexts: np.ndarray, continuations: np.ndarray, fewest: int, vo
 
 
 def build_table(
-    folders: Sequence[Path], out: Path, provenance: dict[str, Any], say: Callable[[str], None] = lambda _: None
+    folders: Sequence[Path], out: Path, provenance: dict[str, Any], log: Callable[[str], None] = lambda _: None
 ) -> None:
     """Count the training shards of some folders into the table `out`, with its provenance inside and beside it.
 
@@ -86,7 +86,7 @@ def build_table(
         contexts, continuations = count_shards(shards, n, vocab_size)
         order = build_order(contexts, continuations, fewest, vocab_size)
         written = max(written, len(continuations))
-        say(f"contexts of {n}: {len(order['keys']):,}, continuations {len(order['tokens']):,}")
+        log(f"contexts of {n}: {len(order['keys']):,}, continuations {len(order['tokens']):,}")
         small = np.uint16 if vocab_size <= 2**16 else np.uint32
         arrays[f"keys{n}"] = np.diff(order["keys"], prepend=0)
         arrays[f"lengths{n}"] = order["lengths"].astype(np.uint8)
@@ -106,4 +106,4 @@ def build_table(
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(arrays, out, metadata={"provenance": json.dumps(facts)})
     out.with_suffix(".json").write_text(json.dumps(facts, indent=2) + "\n")
-    say(f"{out.name}: {out.stat().st_size / 1e6:.1f} MB from {written:,} tokens")
+    log(f"{out.name}: {out.stat().st_size / 1e6:.1f} MB from {written:,} tokens")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..runners.eager import layers_at, outputs_of
+from ..engines.eager import layers_at, outputs_of
 from ..types import BadInput
 
 BATCH_ROWS = 16
@@ -20,10 +20,11 @@ BATCH_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Some rows of a shard as a head sees them.
+    """Some rows of a shard as a head reads them.
 
-    `tokens` and `roles` [rows, columns]; `begin` and `place`, where each token's conversation began and its place in
-    it, [rows, columns]; `embedded` [rows, columns, hidden]; `states` [rows, columns, layers * hidden].
+    `tokens` and `roles` [rows, columns]; `begin` and `place` [rows, columns], the column where each token's
+    conversation begins and the token's position in it; `embedded` [rows, columns, hidden]; `states`
+    [rows, columns, layers * hidden].
     """
 
     tokens: Tensor
@@ -35,18 +36,18 @@ class Text:
 
 
 def default_layers(model: PreTrainedModel) -> tuple[int, ...]:
-    """The layers a head reads unless told otherwise: a low, a middle and the last one (EAGLE-3)."""
+    """The layers that a head reads by default: a low, a middle and the last one (EAGLE-3)."""
     layers = model.config.get_text_config().num_hidden_layers
     return round(0.28 * layers), round(0.67 * layers), layers - 1
 
 
 def states_path(folder: Path, shard: Path, layers: tuple[int, ...]) -> Path:
-    """Where the states of a shard are kept."""
+    """The file with the hidden states of a shard."""
     return folder / f"{shard.stem}.{'-'.join(map(str, layers))}.states"
 
 
-def keep_states(states: Tensor, tokens: Tensor, path: Path) -> None:
-    """Write the states [rows, columns, layers * hidden] of these tokens [rows, columns] to a file of `states_path`."""
+def save_states(states: Tensor, tokens: Tensor, path: Path) -> None:
+    """Write the hidden states [rows, columns, layers * hidden] of tokens [rows, columns] to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({"states": states}, path.with_suffix(".partial"), metadata={"text": _digest(tokens)})
     path.with_suffix(".partial").replace(path)
@@ -59,18 +60,18 @@ def _digest(tokens: Tensor) -> str:
 class Shard:
     """A shard of text, and the target's states of its rows.
 
-    With a folder `kept` the states are computed once and read from there ever after (3.5 KB a token for three
-    layers of SmolLM2-135M); without it they are computed whenever they are asked for.
+    With a `states_folder` they are computed once and then read from there (3.5 KB per token for three layers of
+    SmolLM2-135M). Without it they are computed each time.
 
     Raises:
         BadInput: the states in the folder are those of other text.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: tuple[int, ...], path: Path, kept: Path | None) -> None:
+    def __init__(self, model: PreTrainedModel, layers: tuple[int, ...], path: Path, states_folder: Path | None) -> None:
         self.model, self.layers = model, layers
         self.block = load_file(path)
         self.rows = len(self.block["tokens"])
-        self._kept = states_path(kept, path, layers) if kept else None
+        self._kept = states_path(states_folder, path, layers) if states_folder else None
         if self._kept and self._kept.exists():
             with safe_open(self._kept, framework="pt") as file:
                 if (file.metadata() or {}).get("text") != _digest(self.block["tokens"]):
@@ -89,7 +90,7 @@ class Shard:
             return self._compute(rows)
         if not self._kept.exists():
             parts = [self._compute(part).cpu() for part in torch.arange(self.rows).split(BATCH_ROWS)]
-            keep_states(torch.cat(parts), self.block["tokens"], self._kept)
+            save_states(torch.cat(parts), self.block["tokens"], self._kept)
         with safe_open(self._kept, framework="pt") as file:
             stored = file.get_slice("states")
             return torch.stack([stored[int(row)] for row in rows])
@@ -99,14 +100,14 @@ class Shard:
 
 
 def conversations(starts: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each token's conversation began and its place in it, from `starts` bool [rows, columns]; both int64."""
+    """The column where each token's conversation begins, and its position in it, from `starts` bool [rows, columns]."""
     place = torch.arange(starts.shape[1]).expand_as(starts)
     begin = torch.where(starts, place, 0).cummax(1).values
     return begin, place - begin
 
 
 def same_conversation(begin: Tensor) -> Tensor:
-    """Whether a token (third axis) may be seen from another (second), [rows, columns, columns]."""
+    """Whether the token of the second axis sees that of the third, [rows, columns, columns]."""
     columns = begin.shape[1]
     causal = torch.ones(columns, columns, dtype=torch.bool, device=begin.device).tril()
     return causal & (begin[:, :, None] == begin[:, None, :])

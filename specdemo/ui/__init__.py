@@ -1,1 +1,14 @@
-"""The web page. Nothing outside this package imports it, and the rest of specdemo runs without gradio."""
+"""The web page. Only `app.py` and the command `serve` import it; the rest of specdemo runs without gradio.
+
+serve           builds the page and launches it
+page, look      put the tabs together; theme, styles, scripts and what `launch` needs
+race/           the form, a race from the request to its trace, the arena
+lab/            the views of the Lab, their studies and pictures
+replay/         recordings, files of visitors, what the script plays
+api             the named endpoints
+engine          the one model of the process, and the thread that runs it
+jobs, runs      what is asked of the engine, and the jobs of the last minutes
+serving/        streams and the line for the model, beside Gradio
+budgets, values limits for one request; checks of values and JSON
+assets/         what is of the whole page: its styles, shared scripts, the line at the top
+"""

@@ -9,27 +9,33 @@ from typing import Any
 
 import gradio as gr
 
+from ..types import MATCH
+from .budgets import Budgets, starting
 from .engine import Engine
-from .form import one_of, read_request
-from .runs import Run, Runs
+from .race.request import read_request
+from .race.run import Run
+from .runs import Runs
+from .serving.line import MODEL, job
+from .values import one_of
 
 
-def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
-    """Add both endpoints to the page that is being built; `model` puts them into the line for the model."""
+def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
+    """Add both endpoints to the page that is being built."""
     first = next(iter(engine.presets))
 
     def play(request: gr.Request, asked: dict[str, Any]) -> Iterator[tuple[Run, str]]:
         """A run and its messages one by one; every failure becomes an error in words."""
         try:
             one_of("preset", asked["preset"], list(engine.presets))
-            asked = engine.presets[asked["preset"]].defaults.filled_in(asked)
-            read = read_request(presets=list(engine.presets), **asked)
-            run = runs.begin(Run(read), request.session_hash, request.client)
-            for message in run.play(engine):
+            asked = starting(engine.presets[asked["preset"]].defaults, budgets).filled_in(asked)
+            read = read_request(presets=list(engine.presets), most_new_tokens=budgets.new_tokens, **asked)
+            run = runs.begin(Run(read, budgets.race_seconds), request.session_hash, request.client)
+            for message in runs.play(run, engine):
                 yield run, message
         except Exception as error:
             raise gr.Error(engine.sentence(error), print_exception=False) from error
 
+    @job
     def race(
         request: gr.Request,
         prompt: str,
@@ -44,15 +50,17 @@ def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
         stop: list[str] | None = None,
         raw: bool | None = None,
         isolated: bool = False,
+        rule: str = MATCH,
     ) -> Iterator[str]:
         """Race the target alone against the target with a drafter. What is None is as the preset has it. Streams
         messages, each one JSON object as a text with run, seq, and status, start, lanes or end; see
-        specdemo/ui/lanes.py."""
+        specdemo/ui/race/messages.py."""
         # Texts, because Gradio streams nested lists as differences and gets those that shrink wrong.
         asked = {name: value for name, value in locals().items() if name in ARGUMENTS}
         for _, message in play(request, asked):
             yield message
 
+    @job
     def compare(
         request: gr.Request,
         prompt: str,
@@ -67,21 +75,22 @@ def add_endpoints(engine: Engine, runs: Runs, model: dict[str, Any]) -> None:
         stop: list[str] | None = None,
         raw: bool | None = None,
         isolated: bool = False,
+        rule: str = MATCH,
     ) -> dict[str, Any]:
         """Race to the end, with what is None as the preset has it, and return the summary: per lane text, token_ids,
-        kinds, finish_reason and stats; then speed_up, sentence and, at temperature 0, the comparison of the two
-        texts."""
+        kinds, finish_reason and stats; then speed_up, sentence and the comparison of the two texts, which is None
+        for rejection sampling above temperature 0."""
         asked = {name: value for name, value in locals().items() if name in ARGUMENTS}
         summary: dict[str, Any] = {}
         for run, _ in play(request, asked):
             summary = run.summary
         return summary
 
-    gr.api(race, api_name="race", **model)
-    gr.api(compare, api_name="compare", **model)
+    gr.api(race, api_name="race", **MODEL)
+    gr.api(compare, api_name="compare", **MODEL)
 
 
 ARGUMENTS = {
     *("prompt", "preset", "drafter", "k", "temperature", "max_new_tokens"),
-    *("seed", "top_k", "top_p", "stop", "raw", "isolated"),
+    *("seed", "top_k", "top_p", "stop", "raw", "isolated", "rule"),
 }

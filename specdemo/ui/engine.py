@@ -1,39 +1,45 @@
-"""The one model of this process: loading presets with progress, and letting one user at a time have it."""
+"""The one loaded preset of this process: loading with progress, and running one job at a time."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from statistics import fmean
 from typing import Any, TypeVar
 
-from ..events import Entry
-from ..imports import import_quickly
-from ..presets import Preset
+from ..drafters.names import DRAFTERS, drafter_class
+from ..models.presets import Preset
+from ..racing.trace import Entry
+from ..system.imports import import_quickly
+from ..system.progress import attended
 from ..types import BadInput, Settings
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
-CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches
-SHARED_SECONDS = 0.66  # where the browser draws on the engine's own cores, which then stand still: see `bench page`
-OPENING_SECONDS = 0.03  # there, to clear the page and draw the first token
+CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches of events
+SHARED_SECONDS = 0.66  # where the browser takes cores from the engine while it draws, see `bench page`
+OPENING_SECONDS = 0.03  # there, for the page to clear and to draw the first token
 NOTHING_LOADED = "No model is loaded yet"
+RECENT = 8  # jobs whose mean duration estimates that of the next
 END = object()  # follows the last item of a stream
 T = TypeVar("T")
 
 
 class EngineTrouble(RuntimeError):
-    """The model cannot be had or failed; the message is a sentence for the person."""
+    """The model could not be loaded, or it failed. The message is a sentence for a person."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What does the work. `real_backend` is the product's; the tests of the page put a scripted one here."""
+    """The functions that load and run models. `real_backend` has the real ones, tests of the page a scripted one."""
 
-    load: Callable[[Preset, Callable[[float | None, str], None]], Any]
+    load: Callable[[Preset, Callable[[float | None, str], None], Any], Any]  # the last is what is loaded now
     race: Callable[[Any, str, Sequence[int], Settings, bool], Iterator[Entry]]
     summary: Callable[[Any, Sequence[int], Settings, Sequence[Entry]], dict[str, Any]]
     trace_header: Callable[[Any, str, str, bool, Settings], dict[str, Any]]
@@ -41,11 +47,11 @@ class Backend:
 
 
 def real_backend() -> Backend:
-    """The real models. Imports transformers only when it is needed, so that the page is up sooner."""
-    from .. import race
+    """The real models. Transformers is imported when it is needed, so that the page opens sooner."""
+    from ..racing import race, summary
 
-    def load(preset: Preset, progress: Callable[[float | None, str], None]) -> Any:
-        loaded = import_quickly("specdemo.models").load(preset, progress=progress)
+    def load(preset: Preset, progress: Callable[[float | None, str], None], instead_of: Any) -> Any:
+        loaded = import_quickly("specdemo.models.loaded").load(preset, progress=progress, instead_of=instead_of)
         try:
             race.costs_of(loaded, Settings(k=preset.defaults.k, temperature=preset.defaults.temperature))
         except BaseException:
@@ -54,19 +60,20 @@ def real_backend() -> Backend:
         return loaded
 
     def explain(error: BaseException) -> str | None:
-        from .. import failures
+        from ..models import errors as failures
 
         return failures.explain(error)
 
-    return Backend(load, race.race, race.summary, race.trace_header, explain)
+    return Backend(load, race.race, summary.summary, summary.trace_header, explain)
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """What the model is doing. `stage` is idle, loading, ready or failed; `words` are for the person.
 
-    `facts` are short notes on what is loaded and what it runs on. `missing` says, for each drafter that
-    the loaded preset cannot use, why.
+    `loaded` is the preset that is in memory and can be run, "" if there is none. It differs from `preset` while that
+    one is loading and after it failed to. `facts` are short notes on what is loaded and what it runs on. `unavailable`
+    says, for each drafter that the loaded preset cannot use, why; only where that is the one that was asked for.
     """
 
     stage: str
@@ -74,15 +81,23 @@ class Status:
     words: str
     fraction: float | None = None
     facts: tuple[str, ...] = ()
-    missing: Mapping[str, str] | None = None
+    unavailable: Mapping[str, str] | None = None
+    loaded: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A report on work that takes a while and yields no events, in `words` for a person."""
+
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """Seconds between two batches, for who follows them on this machine and for who does elsewhere.
+    """Seconds between two batches, for followers on this machine and elsewhere.
 
-    `opening` is how long the engine waits for a local follower after the first item. In a race the page then clears
-    away the last one, which would otherwise be on the clock of the lane that goes second.
+    `opening` is how long the engine waits for a local follower after the first item. The page then clears the last
+    race, which would otherwise slow down the lane that goes second.
     """
 
     local: float = CPU_SECONDS
@@ -90,18 +105,50 @@ class Pauses:
     opening: float = 0.0
 
 
+class Beside:
+    """Counts the work that this process does besides the engine, which could disturb a race that is timed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = self._running = 0
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """The context of a piece of such work."""
+        self._add(1)
+        try:
+            yield
+        finally:
+            self._add(-1)
+
+    def _add(self, running: int) -> None:
+        with self._lock:
+            self._count += 1
+            self._running += running
+
+    def watch(self) -> Callable[[], bool]:
+        """Returns a function that says whether there was such work since this call."""
+        before = self._count
+        return lambda: self._count != before or self._running > 0
+
+
 class Engine:
     """Holds the loaded preset. One thread of its own loads it and runs it.
 
-    One thread, because each thread that computes gets a team of helper threads, and teams that outnumber the
-    cores put each other to sleep. Whoever waits for a preset follows `status`. The old preset is freed before
-    the new one is loaded, so that both never need memory at once.
+    One thread, because each computing thread has its own team of OpenMP threads, and teams that outnumber the cores
+    slow each other down. Whoever waits for a preset follows `status`. Downloads run in that thread too, so they never
+    disturb a race, and races wait for them. The old preset stays until the new one is ready or, where memory does not
+    hold both, until the new one is downloaded and checked.
     """
 
     def __init__(self, presets: Mapping[str, Preset], backend: Backend) -> None:
         self.presets = presets
         self.backend = backend
+        self.followers: set[Callable[[], None]] = set()  # each is called when the status or the work changes
+        self.beside = Beside()
         self.status = Status("idle", "", NOTHING_LOADED)
+        self._began: float | None = None  # when the job in progress began, by the monotonic clock
+        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds that the last jobs took
         self._loaded: Any = None
         self._pauses = Pauses()
         self._starting = threading.Lock()
@@ -112,19 +159,44 @@ class Engine:
         while True:
             self._jobs.get()()
 
+    @property
+    def status(self) -> Status:
+        """What the model is doing. Setting it wakes the followers."""
+        return self._status
+
+    @status.setter
+    def status(self, status: Status) -> None:
+        self._status = status
+        self._wake()
+
+    def _wake(self) -> None:
+        for follower in tuple(self.followers):
+            follower()
+
+    def expected_wait(self, ahead: int) -> float | None:
+        """The estimated seconds until a job begins, with `ahead` others in line before it and one in progress.
+
+        None if it cannot be estimated: no job has ended yet, or a preset is being loaded.
+        """
+        if not self._recent or self.status.stage == "loading":
+            return None
+        mean, began = fmean(self._recent), self._began
+        left = 0.0 if began is None else max(0.0, mean - (time.monotonic() - began))
+        return left + ahead * mean
+
     def begin_loading(self, preset: str) -> None:
-        """Make sure that `preset` is loaded or being loaded. Returns at once; a failed load is tried again."""
+        """Load `preset` unless it is loaded or being loaded. Returns at once. A failed load is tried again."""
         with self._starting:
             if self.status.preset == preset and self.status.stage in ("loading", "ready"):
                 return
-            self.status = Status("loading", preset, "waiting for the model to be free")
+            self.status = Status("loading", preset, "waiting for the model to be free", loaded=self.status.loaded)
         self._jobs.put(lambda: self._load(preset))
 
     def follow(self, preset: str, stop: threading.Event | None = None) -> Iterator[Status]:
         """Load `preset` if it is not loaded; yield its status now and at every change, until it is ready or failed.
 
         Args:
-            stop: set when whoever asked wants to follow it no longer.
+            stop: ends the iteration when it is set.
         """
         stop = stop or threading.Event()
         seen = None
@@ -137,28 +209,32 @@ class Engine:
                 seen = self.status
                 yield seen
 
-    def stream(self, preset: str, run: Callable[[Any], Generator[T]], local: bool = False) -> Generator[list[T]]:
-        """What `run(loaded)` yields, in batches: the first item at once, then now and then all that came since.
+    def stream(self, preset: str, run: Callable[[Any], Generator[T]], local: bool = False) -> Generator[list[T | Said]]:
+        """What `run(loaded)` yields, in batches: the first item at once, later ones at the intervals of `Pauses`.
 
-        The engine waits for nobody, except `Pauses.opening` after the first item. Closing this closes `run` after the
-        item that it is at, and waits for that.
+        Reports of the work (`progress.tell`) are among the items. The engine does not wait for its followers, except
+        for `Pauses.opening` after the first item. Closing this generator closes `run` after its current item, or stops
+        it between two passes (`progress.check_stopped`), and waits for that.
 
         Args:
-            local: whether what shows the batches runs on this machine too.
+            local: whether the batches are shown on this machine.
 
         Raises:
-            EngineTrouble: the preset is not loaded, with the sentence that says why.
-            Exception: whatever `run` raises.
+            EngineTrouble: the preset is not loaded; the message says why.
+            Exception: anything that `run` raises.
         """
         items: SimpleQueue[Any] = SimpleQueue()
         closed, finished = threading.Event(), threading.Event()
         failures: list[Exception] = []
 
         def work() -> None:
+            began = self._began = time.monotonic()
+            self._wake()
             try:
                 if self._loaded is None or self._loaded.preset.name != preset:
                     raise EngineTrouble(self.status.words)
-                with closing(run(self._loaded)) as source:
+                waiting = attended(closed.is_set, lambda words: items.put(Said(words)))
+                with waiting, closing(run(self._loaded)) as source:
                     opening = self._pauses.opening if local else 0.0
                     for item in source:
                         items.put(item)
@@ -168,8 +244,12 @@ class Engine:
             except Exception as error:
                 failures.append(error)
             finally:
+                if not failures:
+                    self._recent.append(time.monotonic() - began)
+                self._began = None
                 items.put(END)
                 finished.set()
+                self._wake()
 
         self._jobs.put(work)
         last = None
@@ -179,7 +259,8 @@ class Engine:
                 last = batch[-1]
                 if fresh := batch[:-1] if last is END else batch:
                     yield fresh
-                finished.wait(self._pauses.local if local else self._pauses.remote)
+                if not isinstance(batch[-1], Said):  # the first event after a report is shown at once, too
+                    finished.wait(self._pauses.local if local else self._pauses.remote)
         finally:
             closed.set()
             finished.wait()
@@ -187,7 +268,7 @@ class Engine:
             raise failures[0]
 
     def sentence(self, error: BaseException) -> str:
-        """What to tell a person about a failure; a bug is logged with its traceback."""
+        """The sentence about a failure for a person. A bug is logged with its traceback."""
         if isinstance(error, (BadInput, EngineTrouble)):
             return str(error)
         known = self.backend.explain(error)
@@ -196,12 +277,12 @@ class Engine:
         return known or f"Something went wrong in the engine: {type(error).__name__}. The log of the server says more."
 
     def _load(self, preset: str) -> None:
-        if self.status.preset != preset:  # someone wanted another one meanwhile
+        if self.status.preset != preset:  # someone has chosen another one since
             return
         given_up = threading.Event()
 
         def progress(fraction: float | None, words: str) -> None:
-            if self.status.preset != preset:  # the same, while gigabytes were on their way
+            if self.status.preset != preset:  # the same, during a download
                 given_up.set()
                 raise EngineTrouble("Another preset was chosen meanwhile.")
             self._tell(preset, "loading", words, fraction)
@@ -210,50 +291,78 @@ class Engine:
             if self._loaded is None or self._loaded.preset.name != preset:
                 self._replace(preset, progress)
             self._pauses = pauses(self._loaded)
-            self._tell(preset, "ready", self.presets[preset].title, facts=facts(self._loaded), missing=self._missing())
+            self._tell(
+                preset, "ready", self.presets[preset].title, facts=facts(self._loaded), unavailable=self._unavailable()
+            )
+            return
         except Exception as error:
-            if not given_up.is_set():  # or else whoever wants it again by now waits for another load
-                self._tell(preset, "failed", self.sentence(error))
+            words = "" if given_up.is_set() else self.sentence(error)
+        # Not in the `except` clause: the error refers to the failed model, and memory may not hold a second one.
+        if self._loaded is not None and self._loaded.released:
+            old, self._loaded = self._loaded.preset, None
+            if words:
+                self._load_again(preset, old, words)
+        if words:  # without them the load was given up, and a new one may be waiting
+            notes = () if self._loaded is None else facts(self._loaded)
+            self._tell(preset, "failed", words, facts=notes)
 
     def _replace(self, preset: str, progress: Callable[[float | None, str], None]) -> None:
-        if self._loaded is not None:
-            old, self._loaded = self._loaded, None
+        """Load a preset. If that fails, the old one stays, unless `backend.load` had to release it."""
+        old = self._loaded
+        self._loaded = self.backend.load(self.presets[preset], progress, old)
+        if old is not None and not old.released:
             old.release()
-        self._loaded = self.backend.load(self.presets[preset], progress)
+
+    def _load_again(self, failed: str, old: Preset, words: str) -> None:
+        """Load the old preset again after a failed load."""
+
+        def progress(fraction: float | None, stage: str) -> None:
+            self._tell(failed, "loading", f"{words} Loading {old.title} again: {stage}", fraction)
+
+        try:
+            self._loaded = self.backend.load(old, progress, None)
+        except Exception:
+            log.exception("The preset that was loaded before could not be loaded again.")
 
     def _tell(self, preset: str, stage: str, words: str, fraction: float | None = None, **more: Any) -> None:
         with self._starting:
             if self.status.preset == preset:
-                self.status = Status(stage, preset, words, fraction, **more)
+                loaded = "" if self._loaded is None or self._loaded.released else self._loaded.preset.name
+                self.status = Status(stage, preset, words, fraction, loaded=loaded, **more)
 
-    def _missing(self) -> dict[str, str]:
-        from ..drafters import DRAFTERS
-
-        reasons = {name: drafter.missing(self._loaded) for name, drafter in DRAFTERS.items()}
+    def _unavailable(self) -> dict[str, str]:
+        reasons = {name: drafter_class(name).unavailable_reason(self._loaded.parts) for name in DRAFTERS}
         return {name: reason for name, reason in reasons.items() if reason}
 
 
 def pauses(loaded: Any) -> Pauses:
-    """How often to tell what a loaded preset writes: here more seldom, if the engine has a thread on every core."""
+    """The intervals of a loaded preset's batches: longer on this machine, if the engine has a thread on every core."""
     if loaded.device.type != "cpu":
         return Pauses(GPU_SECONDS, GPU_SECONDS)
-    environment = loaded.environment()
-    cores = environment.get("cores")  # None where the system does not tell
-    shared = cores is not None and environment["threads"] >= cores
+    shared = has_every_core(loaded)
     return Pauses(SHARED_SECONDS, CPU_SECONDS, OPENING_SECONDS) if shared else Pauses(CPU_SECONDS, CPU_SECONDS)
 
 
+def has_every_core(loaded: Any) -> bool:
+    """Whether a loaded preset computes on every core of this machine, so that other work slows it down."""
+    environment = loaded.environment() if loaded.device.type == "cpu" else {}
+    cores = environment.get("cores")  # None if the system does not say
+    return cores is not None and environment["threads"] >= cores
+
+
 def facts(loaded: Any) -> tuple[str, ...]:
-    """Number types and hardware of a loaded preset, and whether it runs the slow way, in a few short notes."""
+    """Short notes on a loaded preset: number types, hardware, and whether it runs in a slow way."""
     environment = loaded.environment()
     dtype, weights = environment.get("dtype"), environment.get("weights_dtype")
     stored = f"{weights} weights" if weights and weights != dtype else None
     own = "transformers' own forward" if environment.get("engine") == "eager" else None
-    return tuple(str(note) for note in (dtype, stored, environment.get("device_name"), own) if note)
+    away = environment.get("placement", {}).get("cpu", 0) if str(environment.get("device")).startswith("cuda") else 0
+    offloaded = f"{away / 1e9:.1f} GB of the weights in main memory, which is slow" if away else None
+    return tuple(str(note) for note in (dtype, stored, environment.get("device_name"), own, offloaded) if note)
 
 
 def _at_once(items: SimpleQueue[Any]) -> Iterator[Any]:
-    """What is in the queue already."""
+    """The items that are in the queue now."""
     while True:
         try:
             yield items.get_nowait()

@@ -9,24 +9,44 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
-from .early import EarlyScript
+from .replay.routes import replay_routes
 from .runs import Runs
-from .stream import stream_route
+from .serving.early import EarlyScript
+from .serving.line import Door
+from .serving.status import status_route
+from .serving.stream import stream_route
 
-ASSETS = Path(__file__).resolve().parent / "assets"
-STYLES = ("page.css", "race.css", "lab.css", "replay.css")
-SCRIPTS = ("race.js", "charts.js", "tooltip.js", "form.js", "plot.js", "lab.js", "step.js", "replay.js")
-TEMPLATES = ("page.html", "replay.html")
+HERE = Path(__file__).resolve().parent
+STYLES = ("assets/page.css", "race/race.css", "lab/lab.css", "replay/replay.css")
+SCRIPTS = (  # in this order: each uses what those before it define
+    "assets/page.js",
+    "assets/top.js",
+    "race/lane.js",
+    "race/race.js",
+    "race/charts.js",
+    "race/tooltip.js",
+    "race/form.js",
+    "replay/step.js",
+    "replay/replay.js",
+)
+TEMPLATES = ("assets/page.html", "race/race.html", "replay/replay.html")
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
 
-def launch_options(runs: Runs) -> dict[str, Any]:
-    """What `Blocks.launch` needs for the page of these runs, besides where to serve it."""
+def launch_options(runs: Runs, proxied: bool = False) -> dict[str, Any]:
+    """What `Blocks.launch` needs for the page of these runs, besides where to serve it.
+
+    Args:
+        proxied: whether all visitors come through a proxy that says who they are, as on a Space.
+    """
     return {
         "app_kwargs": {
-            "routes": [stream_route(runs)],
-            "middleware": [Middleware(EarlyScript, script=_read("early.js"))],
+            "routes": [stream_route(runs), status_route(runs), *replay_routes()],
+            "middleware": [
+                Middleware(EarlyScript, script=_read("assets/early.js"), runs=runs),
+                Middleware(Door, runs=runs, proxied=proxied),
+            ],
         },
         "theme": theme(),
         "head": _head(),
@@ -34,7 +54,7 @@ def launch_options(runs: Runs) -> dict[str, Any]:
         "run_history": False,
         "enable_monitoring": False,
         "ssr_mode": False,
-        "show_error": True,
+        "show_error": False,  # of what is not ours: `gr.Error`, which holds a sentence, is shown all the same
         "max_file_size": "1kb",  # the page takes no files: a trace comes as a text, see replay
     }
 
@@ -102,4 +122,4 @@ def _head() -> str:
 
 
 def _read(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
+    return (HERE / name).read_text(encoding="utf-8")

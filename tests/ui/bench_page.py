@@ -11,9 +11,7 @@ import time
 
 from playwright.sync_api import CDPSession, sync_playwright
 
-from specdemo.lab.bench_page import ARGUMENTS, executable
-
-from .browser import served
+from .browser import launched, served
 from .scripted import Script
 
 WATCH = """() => {
@@ -32,7 +30,7 @@ def main() -> None:
     script = Script()
     script.pace = 1 / asked.rate
     with served(script) as url, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS)
+        browser = launched(playwright)
         page = browser.new_page()
         page.goto(f"{url}?prompt=one+two+three+four+five+six+seven&max_new_tokens={asked.tokens}")
         page.get_by_text("Press Run to start.").wait_for()

@@ -1,14 +1,21 @@
-"""The browser and the server that the tests and the bench of the page use."""
+"""The browser and the server of the tests in this folder and of `bench_page`.
+
+`specdemo.bench.page` has a browser of its own, which it shows the product to: the product never imports tests.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page, Playwright
 
-from specdemo.events import Entry, Round
-from specdemo.types import Fate
+from specdemo.decoding.events import Round
+from specdemo.racing.trace import Entry
+from specdemo.types import DraftOutcome
+from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import Engine
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
@@ -16,22 +23,41 @@ from specdemo.ui.runs import Runs
 
 from .scripted import PROMPTS, Script
 
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+
+
+def executable() -> str | None:
+    """The path of the system's Chromium, if there is one."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def launched(playwright: Playwright) -> Browser:
+    return playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS)
+
 
 @contextmanager
-def served(script: Script) -> Iterator[str]:
+def served(script: Script, **options: Any) -> Iterator[str]:
     """The address of the page on a scripted engine, for as long as the context lasts."""
     engine = script.engine()
     engine.begin_loading("scripted")
-    with served_engine(engine, PROMPTS) as url:
+    with served_engine(engine, PROMPTS, **options) as url:
         yield url
 
 
 @contextmanager
-def served_engine(engine: Engine, prompts: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def served_engine(
+    engine: Engine,
+    prompts: Mapping[str, Sequence[str]],
+    runs: Runs | None = None,
+    budgets: Budgets = Budgets(),  # noqa: B008  # frozen
+    proxied: bool = False,
+    auth: tuple[str, str] | None = None,
+) -> Iterator[str]:
     """The same on any engine."""
-    runs = Runs()
-    page = build_page(engine, runs, prompts)
-    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options(runs))
+    runs = runs or Runs()
+    page = build_page(engine, runs, prompts, budgets=budgets)
+    options = {"server_name": "127.0.0.1", "auth": auth, **launch_options(runs, proxied)}
+    _, url, _ = page.launch(prevent_thread_lock=True, quiet=True, **options)
     try:
         yield url
     finally:
@@ -63,11 +89,11 @@ def tokens_of(entries: list[Entry], lane: str) -> list[list[str]]:
             continue
         emitted = list(entry.spans.emitted)
         if isinstance(entry.event, Round):
-            accepted = sum(token.fate is Fate.ACCEPTED for token in entry.event.drafted)
+            accepted = sum(token.outcome is DraftOutcome.ACCEPTED for token in entry.event.drafted)
             kinds = [token.kind.value[0] for token in entry.event.emitted]
             shown += zip(emitted[:accepted], kinds[:accepted], strict=True)
             thrown = list(zip(entry.event.drafted, entry.spans.drafted, strict=True))[accepted:]
-            shown += [(text, "x" if token.fate is Fate.REJECTED else "u") for token, text in thrown]
+            shown += [(text, "x" if token.outcome is DraftOutcome.REJECTED else "u") for token, text in thrown]
             shown += zip(emitted[accepted:], kinds[accepted:], strict=True)
         else:
             shown += [(text, "t") for text in emitted]

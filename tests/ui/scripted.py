@@ -18,14 +18,19 @@ from typing import Any
 
 import torch
 
-from specdemo.events import Entry, Event, Finished, Prefilled, Round, Spans, emitted_tokens, engine_seconds
-from specdemo.presets import Defaults, Folder, Preset
-from specdemo.race import PLAIN, SPECULATIVE, check_drafter, summary
-from specdemo.types import AUTO, BadInput, DraftedToken, Fate, FinishReason, Settings, Token, TokenKind
+from specdemo.decoding.drafter import DrafterParts
+from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
+from specdemo.models.presets import Defaults, Folder, Preset
+from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter
+from specdemo.racing.summary import summary
+from specdemo.racing.trace import Entry, Spans
+from specdemo.system.progress import tell
+from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 from specdemo.ui.engine import Backend, Engine
 
 WRONG = " wrong"
 PIECE = re.compile(r"\s?[^\s]+|\s")
+MARGIN = 1e-4  # of every token: how close another one came
 PREFILL_SECONDS, PASS_SECONDS, DEARER_PASS_SECONDS, DRAFT_SECONDS = 0.03, 0.02, 0.025, 0.002  # on the engine's clock
 
 PRESETS = {
@@ -68,9 +73,7 @@ class ScriptedLoaded:
     eos_ids: frozenset[int] = frozenset()
     weights: dict[str, Any] = field(default_factory=lambda: {"target": {"source": "script"}, "draft_model": None})
     draft_model: Any = None
-    ngram_table: Any = "a table"
-    skip_layers: int | None = None
-    head_files: dict[str, Path] = field(default_factory=dict)
+    parts: DrafterParts = field(default_factory=lambda: DrafterParts(ngram_table=Path("a table")))
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
         return self.tokenizer.encode(prompt)
@@ -92,6 +95,7 @@ class Script:
 
     `pace` is the real seconds one emitted token takes, `fail_at` a token count at which `failure` is raised,
     `differ_at` a place at which the drafted lane writes another token, `load_failure` what loading raises.
+    `says` is what a run tells before its first event, if anything.
     `gate` holds every run at its first event while it is cleared, `loading` holds a load. `open_races` counts
     the races whose generators were neither finished nor closed, `ended_races` the others.
     """
@@ -106,11 +110,13 @@ class Script:
     def reset(self) -> None:
         self.ended_races = 0
         self.races: list[list[Entry]] = []
+        self.settings: list[Settings] = []
         self.pace = 0.0
         self.fail_at: int | None = None
         self.failure: Exception = RuntimeError("the script says so")
         self.differ_at: int | None = None
         self.load_failure: Exception | None = None
+        self.says = ""
         self.gate.set()
         self.loading.set()
 
@@ -123,7 +129,7 @@ class Script:
         explain = lambda error: str(error) if isinstance(error, (BadInput, MemoryError)) else None  # noqa: E731
         return Engine(PRESETS, Backend(self.load, self.race, summary, self.header, explain))
 
-    def load(self, preset: Preset, progress: Any) -> ScriptedLoaded:
+    def load(self, preset: Preset, progress: Any, instead_of: Any = None) -> ScriptedLoaded:
         for percent in (10, 50, 90):
             progress(percent / 100, f"downloading, {percent}% done")
             self.loading.wait(30)
@@ -136,14 +142,14 @@ class Script:
         self, loaded: ScriptedLoaded, drafter: str, prompt: str, raw: bool, settings: Settings
     ) -> dict[str, Any]:
         return {
-            **{
-                "preset": loaded.preset.name,
-                "weights": loaded.weights,
-                "drafter": drafter,
-                "prompt": prompt,
-                "raw": raw,
-            },
-            **{"settings": asdict(settings), "environment": loaded.environment()},
+            "lanes": [{"name": PLAIN, "drafter": "none"}, {"name": SPECULATIVE, "drafter": drafter}],
+            "preset": loaded.preset.name,
+            "weights": loaded.weights,
+            "drafter": drafter,
+            "prompt": prompt,
+            "raw": raw,
+            "settings": asdict(settings),
+            "environment": loaded.environment(),
         }
 
     def race(
@@ -160,8 +166,11 @@ class Script:
         written = 0
         entries: list[Entry] = []
         self.races.append(entries)
+        self.settings.append(settings)
         self.open_races += 1
         due = self.began_at = time.monotonic()
+        if self.says:
+            tell(self.says)
         try:
             while lanes:
                 lane = min(lanes, key=clocks.__getitem__) if not isolated else next(iter(lanes))
@@ -190,20 +199,20 @@ class Script:
 
 def script(text: Sequence[int], k: int) -> Iterator[Event]:
     """A lane that writes `text`. Its rounds accept 0, 1, ..., k guesses in turn; the guess that fails is `WRONG`."""
-    yield Prefilled(len(text), Token(text[0], TokenKind.TARGET, 0.5), PREFILL_SECONDS)
+    yield Prefilled(len(text), Token(text[0], TokenKind.TARGET, 0.5, MARGIN), PREFILL_SECONDS)
     at, index = 1, 0
     while at < len(text):
         guesses = min(k, len(text) - at - 1)
         accepted = min(index % (k + 1), guesses)
-        drafted, emitted = [], [Token(token, TokenKind.ACCEPTED, 0.9) for token in text[at : at + accepted]]
+        drafted, emitted = [], [Token(token, TokenKind.ACCEPTED, 0.9, MARGIN) for token in text[at : at + accepted]]
         for place in range(guesses):
             if place < accepted:
-                drafted.append(DraftedToken(text[at + place], Fate.ACCEPTED, 0.9, 0.45, 0.25))
+                drafted.append(DraftedToken(text[at + place], DraftOutcome.ACCEPTED, 0.9, 0.45, 0.25))
             else:
-                fate = Fate.REJECTED if place == accepted else Fate.UNTESTED
-                drafted.append(DraftedToken(0, fate, 0.125, 0.5, 0.75))
+                outcome = DraftOutcome.REJECTED if place == accepted else DraftOutcome.UNTESTED
+                drafted.append(DraftedToken(0, outcome, 0.125, 0.5, 0.75))
         kind = TokenKind.TARGET if not guesses else TokenKind.BONUS if accepted == guesses else TokenKind.RESAMPLED
-        emitted.append(Token(text[at + accepted], kind, 0.625))
+        emitted.append(Token(text[at + accepted], kind, 0.625, MARGIN))
         drafting, checking = (DRAFT_SECONDS, DEARER_PASS_SECONDS) if guesses else (0.0, PASS_SECONDS)
         yield Round(index, tuple(drafted), tuple(emitted), drafting, checking, drafting + checking + 0.001)
         at, index = at + accepted + 1, index + 1

@@ -11,8 +11,8 @@ import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
-from specdemo.race import PLAIN, SPECULATIVE
-from specdemo.ui.runs import Run
+from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.ui.race.run import Run
 
 from .browser import tokens_of
 from .scripted import PRESETS, Script
@@ -55,7 +55,7 @@ def test_compare_returns_the_summary(client: Client, script: Script) -> None:
         assert outcome[lane]["text"] == "one two threeone two threeone two three"
         assert outcome[lane]["stats"]["tokens"] == len(outcome[lane]["token_ids"]) == len(outcome[lane]["kinds"]) == 9
         assert outcome[lane]["finish_reason"] == "length"
-    assert outcome["comparison"] == {"identical": True, "first_difference": None, "logit_gap": None}
+    assert outcome["comparison"] == {"identical": True, "first_difference": None, "margin": None}
     assert outcome["speed_up"] > 1
 
 
@@ -93,7 +93,7 @@ def test_bad_values_are_refused_in_words(
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_json_does_not_know_are_refused(url: str, script: Script, number: str) -> None:
-    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false]}}'
+    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false, "match"]}}'
     call = f"{url}gradio_api/call/compare"
     with urlopen(Request(call, body.encode(), {"content-type": "application/json"})) as answer:
         event = json.load(answer)["event_id"]

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from playwright.sync_api import Browser, Error
 
-from specdemo.lab import bench_page
-from specdemo.lab.bench_page import (
+from specdemo.bench import page as bench_page
+from specdemo.bench.page import (
     ALONE,
     BOTH,
     BROWSER,
@@ -27,9 +27,9 @@ from specdemo.lab.bench_page import (
     unseen,
     waiting,
 )
-from specdemo.lab.tables import text_table
-from specdemo.race import PLAIN, SPECULATIVE
-from specdemo.stats import Stats
+from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.stats import Stats
+from specdemo.studies.tables import text_table
 from specdemo.types import BadInput
 
 from .scripted import Script

@@ -6,18 +6,18 @@ import json
 import re
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
-from urllib.request import Request, urlopen
 
 import axe_playwright_python
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
-from specdemo.race import PLAIN
-from specdemo.ui.page import MAX_QUEUE
+from specdemo.racing.race import PLAIN
+from specdemo.ui.serving.line import MAX_WAITING
 
 from .browser import run, sentence, served, tokens_shown
 from .conftest import Visit
 from .scripted import PRESETS, Script
+from .test_line import Caller
 from .test_race import wait_until
 
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
@@ -34,12 +34,42 @@ SHIFTS = """
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_moves_while_the_page_opens_and_a_race_runs(visit: Visit, script: Script, width: int) -> None:
-    script.pace = 0.003
+    script.pace = 0.001
     page = visit("?max_new_tokens=400&k=8&prompt=one+two+three+four+five+six+seven", width=width, before=SHIFTS)
     expect(page.locator("#prompt textarea")).not_to_be_empty()
     run(page)
     page.wait_for_timeout(300)
     assert page.evaluate("window.shifts") == []
+
+
+def test_a_page_whose_script_fails_shows_its_form(chromium: Browser, url: str, script: Script) -> None:
+    page = chromium.new_page()
+
+    def break_script(route: Route) -> None:
+        answer = route.fetch()
+        route.fulfill(
+            response=answer, body=answer.text().replace("window.specdemo = {", "throw 0; window.specdemo = {")
+        )
+
+    page.route(url, break_script)
+    page.goto(url)
+    expect(page.locator("#prompt textarea")).to_be_visible()
+    page.fill("#prompt textarea", "one two")
+    assert page.evaluate("window.specdemo === undefined")
+    page.context.close()
+
+
+def test_a_page_that_is_only_open_draws_next_to_nothing(visit: Visit, script: Script) -> None:
+    count = "window.asked = 0; const next = window.requestAnimationFrame;"
+    count += "window.requestAnimationFrame = (draw) => { window.asked += 1; return next.call(window, draw); };"
+    page = visit(before=count)
+    page.wait_for_timeout(2000)
+    for _ in range(3):
+        before = page.evaluate("window.asked")
+        page.wait_for_timeout(1000)
+        if (asked := page.evaluate("window.asked") - before) < 20:
+            break
+    assert asked < 20  # Gradio's own loading sign asks for 60 a second
 
 
 def test_both_lanes_are_in_sight_on_a_phone(visit: Visit, script: Script) -> None:
@@ -53,8 +83,8 @@ def test_both_lanes_are_in_sight_on_a_phone(visit: Visit, script: Script) -> Non
 
 
 LONGEST = (
-    "Slower, 0.36x the speed of the target alone: 1.1 tokens per target pass; a draft costs 285% of a pass, and "
-    "checking it makes a pass 34% longer, so a round takes as long as 3.4 tokens of the target alone.",
+    "Slower, 0.36x as fast as the target alone: 1.1 tokens per target pass; a draft costs 285% of a pass, and "
+    "checking it makes a pass 34% longer, so one round takes the time the target needs for 3.4 tokens.",
     "At temperature 0.75 each lane draws its own tokens from the same distribution, so the texts could differ, though "
     "these do not. What the target would say, and how often, is unchanged.",
 )
@@ -68,7 +98,7 @@ def test_there_is_room_for_the_longest_result(visit: Visit, script: Script, widt
     run(page)
     assert page.evaluate(places) == before
     page.evaluate("words => specdemo.race.words(...words)", LONGEST)
-    page.evaluate("Object.assign(specdemo.race.parts.badge, { textContent: 'Same odds, other draws' })")
+    page.evaluate("Object.assign(specdemo.race.parts.badge, { textContent: 'Different text, same distribution' })")
     assert page.evaluate(places) == before
 
 
@@ -135,7 +165,7 @@ def test_the_page_fits_its_window(visit: Visit, script: Script, width: int) -> N
 
 
 def test_the_pane_stays_at_the_bottom_unless_the_reader_scrolled_up(visit: Visit, script: Script) -> None:
-    script.pace = 0.005
+    script.pace = 0.002
     page = visit("?max_new_tokens=400")
     run(page, "one two three four five six seven", until="running")
     pane = page.locator("[data-lane=plain] .sd-pane")
@@ -198,7 +228,7 @@ def test_an_emptied_number_is_refused(visit: Visit, script: Script) -> None:
 def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) -> None:
     page = visit(
         "?prompt=%3Cb%3Ehi%3C%2Fb%3E&drafter=ngram&k=7&temperature=0.5&max_new_tokens=9&seed=3&top_k=5&top_p=0.9"
-        "&stop=x%0Ay&mode=raw&order=isolated&preset=other"
+        "&stop=x%0Ay&mode=raw&order=isolated&preset=other&rule=rejection"
     )
     expect(page.locator("#prompt textarea")).to_have_value("<b>hi</b>")
     expect(page.locator("#drafter input")).to_have_value("ngram")
@@ -214,12 +244,14 @@ def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) ->
         page.click(".sd-trace")
     header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
     assert header["settings"] == {
-        **{"k": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "max_new_tokens": 9, "seed": 3, "stop": ["x", "y"]}
+        **{"k": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "max_new_tokens": 9, "seed": 3, "stop": ["x", "y"]},
+        "rule": "rejection",
     }
     assert (header["raw"], header["isolated"], header["preset"]) == (True, True, "other")
     query = parse_qs(urlsplit(link).query)
     assert query["prompt"] == ["<b>hi</b>"]
     assert (query["drafter"], query["k"], query["stop"], query["mode"]) == (["ngram"], ["7"], ["x\ny"], ["raw"])
+    assert query["rule"] == ["rejection"]
 
 
 def test_auto_is_carried_by_links_and_ended_by_the_slider(visit: Visit, script: Script) -> None:
@@ -271,7 +303,7 @@ def test_a_newcomer_is_told_nothing_of_the_failures_of_others(visit: Visit) -> N
         expect(second.locator("#preset")).to_contain_text(PRESETS["other"].description)
         script.load_failure = None
         run(second, "one two three")
-        assert second.locator(".sd-model").inner_text() == "Other 1.7B"
+        expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
         first.close()  # before their server, which they would miss
         second.close()
 
@@ -363,15 +395,19 @@ def is_dark(page: Page) -> bool:
     return bool(page.evaluate("document.body.classList.contains('dark')"))
 
 
-def test_dark_or_light_is_kept_once_it_was_chosen(visit: Visit, script: Script) -> None:
+def test_dark_or_light_is_kept_once_it_was_chosen(visit: Visit, script: Script, url: str) -> None:
     page = visit()
     assert page.evaluate("localStorage.length") == 0
+
+    def again(query: str = "") -> bool:
+        page.goto(url + query)
+        page.locator(".sd-board").wait_for()
+        return is_dark(page)
+
     for dark in (True, False):
         page.click(".sd-dark")
-        kept = json.dumps(page.evaluate("Object.entries(localStorage)"))
-        again = f"for (const [name, value] of {kept}) localStorage.setItem(name, value);"  # as in the same browser
-        assert is_dark(visit(before=again)) is dark
-        assert is_dark(visit(f"?__theme={'light' if dark else 'dark'}", before=again)) is not dark  # the address wins
+        assert again(f"?__theme={'light' if dark else 'dark'}") is not dark  # the address wins
+        assert again() is dark
 
 
 def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(visit: Visit, script: Script) -> None:
@@ -389,21 +425,19 @@ def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(visit: 
 
 
 def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) -> None:
-    page = visit(forgive="503")
+    page = visit(forgive="429")
     script.gate.clear()
     page.fill("#prompt textarea", "one two")
-    calls = [["a", "scripted", "none", 1, 0, 2, 0, 0, 1, None, False, False]] * (MAX_QUEUE + 1)
-    for number, data in enumerate(calls):
-        body = json.dumps({"data": data}).encode()
-        urlopen(Request(f"{url}gradio_api/call/compare", body, {"content-type": "application/json"})).close()
+    for number in range(MAX_WAITING + 1):
+        with Caller(url, 2 + number) as caller:
+            assert caller.join("a").status_code == 200
         if number == 0:
             wait_until(lambda: script.open_races == 1)
-    run(page, until="ended")
-    assert sentence(page) == "The race could not be run."
-    assert re.search("(?i)busy|full", page.locator(".toast-wrap").inner_text())
-    expect(visit(forgive="503").locator(".sd-model")).to_have_text("Scripted 135M")  # that also reaches no line
+    run(page, until="failed")
+    assert re.fullmatch(r"16 are waiting; try again (later|in about .*)\.", sentence(page))
+    expect(visit().locator(".sd-model")).to_have_text("Scripted 135M")  # for that there is room
     script.gate.set()
-    wait_until(lambda: script.ended_races == len(calls))
+    wait_until(lambda: script.ended_races == MAX_WAITING + 1)
     run(page)
     assert len(tokens_shown(page, PLAIN)) == 24
 
@@ -419,7 +453,7 @@ def test_loading_shows_progress_and_run_waits_for_it(chromium: Browser, visit: V
         assert sentence(page) == "The race starts as soon as the model is ready."
         script.loading.set()
         page.locator(".sd-arena[data-state=ended]").wait_for()
-        assert page.locator(".sd-model").inner_text() == "Scripted 135M"
+        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
         assert page.locator(".sd-facts").inner_text() == "bfloat16 · a scripted processor"
         assert len(tokens_shown(page, PLAIN)) == 24
         page.close()  # before its server, which it would miss

@@ -8,13 +8,15 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Request, Route, expect
 
-from specdemo.events import Round, read_trace
-from specdemo.race import PLAIN, SPECULATIVE
-from specdemo.stats import Stats
-from specdemo.ui import stream
-from specdemo.ui.runs import Run, Runs
+from specdemo.decoding.events import Round
+from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.stats import Stats
+from specdemo.racing.trace import read_trace
+from specdemo.ui.race.run import Run
+from specdemo.ui.runs import Runs
+from specdemo.ui.serving import stream
 
 from .browser import run, sentence, served, tokens_of, tokens_shown
 from .conftest import Visit
@@ -67,10 +69,25 @@ def test_the_tokens_in_the_page_are_those_of_the_engine(visit: Visit, script: Sc
     assert "2.6 tokens per target pass" in sentence(page)
 
 
-def test_the_strip_shows_the_guesses_of_every_round_along_the_text(visit: Visit, script: Script) -> None:
+def test_what_is_measured_before_a_race_is_told(visit: Visit, script: Script) -> None:
+    page = visit()
+    run(page, "one two three")
+    script.says = "measuring what a pass costs on this machine"
+    script.gate.clear()
+    try:
+        run(page, "one two three", until="loading")
+        expect(page.locator(".sd-why-exact")).to_have_text(script.says)
+        assert page.locator(".sd-model").inner_text() == "Measuring what a pass costs on this machine"
+    finally:
+        script.gate.set()
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    assert page.locator(".sd-model").inner_text() == "Scripted 135M"
+
+
+def test_the_strip_shows_the_draft_of_every_round_along_the_text(visit: Visit, script: Script) -> None:
     page = visit("?k=auto&max_new_tokens=40")
     run(page, "one two three four five six seven")
-    strip = page.locator("[data-lane=speculative] .sd-guesses canvas")
+    strip = page.locator("[data-lane=speculative] .sd-drafts canvas")
     columns = strip.evaluate("""canvas => {
         const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
         const height = (x) => Array.from({ length: canvas.height }, (_, y) => data[4 * (y * canvas.width + x) + 3]);
@@ -78,7 +95,7 @@ def test_the_strip_shows_the_guesses_of_every_round_along_the_text(visit: Visit,
     }""")
     rounds = [e.event for e in script.entries if e.lane == SPECULATIVE and isinstance(e.event, Round)]
     assert columns == [0, *(len(event.drafted) for event in rounds for _ in event.emitted)]
-    expect(page.locator("[data-lane=plain] .sd-guesses")).to_be_hidden()
+    expect(page.locator("[data-lane=plain] .sd-drafts")).to_be_hidden()
 
 
 def test_a_difference_is_shown_with_its_place_and_gap(visit: Visit, script: Script) -> None:
@@ -89,14 +106,37 @@ def test_a_difference_is_shown_with_its_place_and_gap(visit: Visit, script: Scri
     assert "near-tie" in page.locator(".sd-why-exact").inner_text()
 
 
-@pytest.mark.parametrize(("differ_at", "title"), [(1, "Same odds, other draws"), (None, "Same odds, same draws")])
-def test_above_temperature_zero_the_texts_may_differ(
-    visit: Visit, script: Script, differ_at: int | None, title: str
+@pytest.mark.parametrize(
+    ("rule", "differ_at", "title"),
+    [
+        ("match", None, "Identical to the target alone"),
+        ("match", 1, "First difference at token 2"),
+        ("rejection", 1, "Different text, same distribution"),
+        ("rejection", None, "Same text, same distribution"),
+    ],
+)
+def test_above_temperature_zero_the_badge_follows_the_rule(
+    visit: Visit, script: Script, rule: str, differ_at: int | None, title: str
 ) -> None:
     script.differ_at = differ_at
-    page = visit("?temperature=0.8&prompt=one+two")
+    page = visit(f"?temperature=0.8&prompt=one+two&rule={rule}")
+    assert page.locator("#match input").is_checked() == (rule == "match")
     run(page)
     assert page.locator(".sd-badge").inner_text() == title
+
+
+def test_same_draws_can_be_chosen_above_temperature_0_only(visit: Visit, script: Script) -> None:
+    page = visit("?temperature=0&prompt=one")
+    expect(page.locator("#match")).to_be_hidden()
+    page.locator("#temperature input[type=range]").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#match")).to_be_visible()
+    page.locator("#match input").uncheck()
+    run(page)
+    assert script.settings[-1].rule == "rejection"
+    page.locator("#temperature input[type=range]").focus()
+    page.keyboard.press("Home")
+    expect(page.locator("#match")).to_be_hidden()
 
 
 def test_whatever_is_typed_or_generated_is_shown_literally(visit: Visit, script: Script) -> None:
@@ -115,18 +155,33 @@ def test_whatever_is_typed_or_generated_is_shown_literally(visit: Visit, script:
 
 
 def test_the_tooltip_tells_a_tokens_test(visit: Visit, script: Script) -> None:
-    page = visit()
+    page = visit("?rule=rejection")
     run(page, "one two three four five six seven")
     page.locator("[data-lane=speculative] .tok.x").nth(1).hover()
     tip = page.locator(".sd-tip")
     assert tip.locator(".sd-tip-head").inner_text().split("\n") == ["rejected", '" wrong"']
     assert tip.locator("dd").all_inner_texts() == [
-        "2guess 2 of 4", "0.125p", "0.500q", "0.250min(1, p/q)", "0.750not below the chance: failed"
+        "2drafted token 2 of 4", "0.125p", "0.500q", "0.250min(1, p/q)", "0.750not below the chance: failed"
     ]  # fmt: skip
     page.locator("[data-lane=speculative] .tok.u").first.click()
     assert tip.locator("dd").all_inner_texts()[-1] == "not used"
     page.locator("[data-lane=speculative] .tok.b").first.hover()
-    assert "every guess of the round passed" in tip.inner_text().lower()
+    assert "every drafted token of the round passed" in tip.inner_text().lower()
+
+
+def test_under_the_match_rule_the_tooltip_tells_what_the_target_drew(visit: Visit, script: Script) -> None:
+    page = visit()
+    run(page, "one two three four five six seven")
+    tip = page.locator(".sd-tip")
+    page.locator("[data-lane=speculative] .tok.x").nth(1).hover()
+    drawn = page.locator("[data-lane=speculative] .tok.r").nth(1).inner_text()
+    facts = tip.locator("dd").all_inner_texts()
+    assert facts[:3] == ["2drafted token 2 of 4", "0.125p", "0.500q"]
+    assert facts[3].startswith(json.dumps(drawn))
+    assert facts[3].endswith("another token: rejected")
+    page.locator("[data-lane=speculative] .tok.a").first.hover()
+    assert tip.locator("dd").all_inner_texts()[-1].endswith("the same token: accepted")
+    assert not {"min(1", "Draw"} & set(tip.inner_text().split())
 
 
 def test_the_tooltip_fits_a_phone(visit: Visit, script: Script) -> None:
@@ -213,7 +268,7 @@ def test_a_failure_is_told_and_the_next_run_works(visit: Visit, script: Script, 
 def test_what_a_lost_connection_missed_is_asked_for(
     visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script.pace = 0.02
+    script.pace = 0.01
     whole, connections = stream._events, []
 
     async def broken(run: Run, first: int) -> AsyncIterator[str]:
@@ -267,11 +322,50 @@ def test_a_server_that_is_lost_during_a_race_is_told(
     assert sentence(page) == "The server cannot be reached. Try again."
     assert page.locator(".sd-ratio").inner_text() == "–"
     page.unroute_all()
-    page.click("#stop")  # the race may well go on without this page
-    wait_until(lambda: script.open_races == 0)
+    wait_until(lambda: script.open_races == 0)  # nobody shows it any more
     page.fill("#max-new-tokens input", "5")
     run(page)
     assert len(tokens_shown(page, PLAIN)) == 5
+
+
+def test_giving_a_race_up_does_not_stop_the_next_one(visit: Visit, script: Script) -> None:
+    """What the page sends to give the first race up arrives during the second."""
+    page = visit("?max_new_tokens=5", forgive="ERR_FAILED")
+    page.evaluate("specdemo.LOST_MS = 100")
+    late: list[Route] = []
+
+    def is_late(request: Request) -> bool:
+        return request.method == "POST" and "queue/join" not in request.url
+
+    script.gate.clear()
+    page.route("**/races/*", lambda route: route.abort())
+    page.route("**/gradio_api/**", lambda route: late.append(route) if is_late(route.request) else route.fallback())
+    with page.expect_request(is_late):
+        run(page, "one two three", until="failed")
+    page.unroute("**/races/*")
+    script.gate.set()
+    wait_until(lambda: script.ended_races == 1)
+    script.gate.clear()
+    while script.open_races == 0:  # Gradio does not take it before it is told that the first has ended
+        page.click("#run")
+        page.wait_for_timeout(50)
+    for route in late:
+        with page.expect_response(route.request.url):
+            route.continue_()
+    script.gate.set()
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    assert not sentence(page).startswith("Stopped.")
+    assert len(tokens_shown(page, PLAIN)) == 5
+
+
+def test_a_race_that_gradio_cannot_run_is_told(visit: Visit, script: Script) -> None:
+    page = visit("?max_new_tokens=5", forgive="500")
+    page.route("**/queue/join*", lambda route: route.fulfill(status=500, json={"detail": "no room"}))
+    run(page, "one two three")
+    assert sentence(page) == "The race could not be run."
+    page.unroute_all()
+    page.click("#run")
+    expect(page.locator("#race .sd-tokens").first).to_have_text("5 of 5 tokens")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +422,7 @@ def test_what_was_thrown_away_is_not_copied(visit: Visit, script: Script) -> Non
     assert copied.split() == "".join(kept).split()
 
 
-def test_rejected_guesses_can_be_hidden(visit: Visit, script: Script) -> None:
+def test_rejected_tokens_can_be_hidden(visit: Visit, script: Script) -> None:
     page = visit()
     run(page, "one two three four five six seven")
     assert page.locator(".sd-text .tok.x").first.is_visible()
@@ -374,7 +468,7 @@ def test_a_load_is_not_waited_for_once_stop_was_pressed(visit: Visit) -> None:
 
 
 def test_two_visitors_do_not_mix(visit: Visit, script: Script) -> None:
-    script.pace = 0.01
+    script.pace = 0.005
     first, second = visit("?max_new_tokens=40"), visit("?max_new_tokens=30")
     run(first, "alpha beta gamma", until="running")
     run(second, "delta epsilon", until="waiting")

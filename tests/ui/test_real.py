@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specdemo.events import read_trace
-from specdemo.presets import DEFAULT_PRESET, load_presets, load_prompts
-from specdemo.race import PLAIN, SPECULATIVE
+from specdemo.models.presets import DEFAULT_PRESET, load_presets, load_prompts
+from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.trace import read_trace
 from specdemo.ui.engine import Engine, real_backend
 
 from .browser import run, served_engine, tokens_of, tokens_shown

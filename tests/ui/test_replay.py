@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import time
+from dataclasses import replace
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request as WebRequest
+from urllib.request import urlopen
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
-from specdemo.events import Entry, Prefilled, Round, read_trace, write_trace
-from specdemo.presets import DEFAULT_PRESET, load_prompts
-from specdemo.race import PLAIN, SPECULATIVE
-from specdemo.stats import Stats
-from specdemo.types import Fate, Settings
-from specdemo.ui.lanes import row_of
-from specdemo.ui.replay import MAX_TRACE, RECORDINGS, SUFFIX, playable, recording, recordings, uploaded
+from specdemo.decoding.events import Prefilled, Round
+from specdemo.models.presets import DEFAULT_PRESET, load_prompts
+from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.stats import Stats
+from specdemo.racing.trace import Candidate, Entry, Spans, TokenProbabilities, read_trace, write_trace
+from specdemo.types import DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from specdemo.ui.race.messages import row_of
+from specdemo.ui.replay import opening, routes
+from specdemo.ui.replay.opening import MAX_TRACE
+from specdemo.ui.replay.playable import playable, uploaded
+from specdemo.ui.replay.recordings import RECORDINGS, SUFFIX, recordings
 
 from .browser import served, tokens_of
 from .conftest import Visit
@@ -72,6 +81,64 @@ def test_a_trace_of_one_lane_is_told() -> None:
     assert told["end"]["sentence"] == "This trace holds one lane only."
 
 
+NAMES = ["eagle <b>K = 4</b>", "target", "eagle K = 8"]
+
+
+def three_lanes(alone: int | None = 1, **settings: Any) -> str:
+    """The trace of lanes with any names, none of which tells a p, a q or a draw; lane `alone` is the target alone."""
+    text, entries = traced(**settings)
+    header, *_ = text.split("\n")
+    lanes = [{"name": name, "drafter": "none" if at == alone else "eagle"} for at, name in enumerate(NAMES)]
+    lines = [json.dumps(json.loads(header) | {"lanes": lanes})]
+    for at, name in enumerate(NAMES):
+        lane = PLAIN if at == alone else SPECULATIVE
+        unknown = write_trace({}, [replace(entry, lane=name) for entry in entries if entry.lane == lane])
+        lines += [json.dumps(without(json.loads(line), ("p", "q", "draw"))) for line in [*unknown][1:]]
+    return "\n".join(lines)
+
+
+def without(value: Any, fields: tuple[str, ...]) -> Any:
+    if isinstance(value, dict):
+        return {name: without(field, fields) for name, field in value.items() if name not in fields}
+    return [without(item, fields) for item in value] if isinstance(value, list) else value
+
+
+def test_of_more_lanes_the_first_two_are_told_whatever_they_are_called() -> None:
+    told = json.loads(uploaded(three_lanes()))
+    assert told["note"] == "The trace holds 3 lanes; the first 2 are shown."
+    assert {side: lane["title"] for side, lane in told["lanes"].items()} == {
+        PLAIN: NAMES[1],
+        SPECULATIVE: NAMES[0],
+    }
+    usual = json.loads(uploaded(traced()[0]))
+    assert told["end"] == usual["end"]  # the same lanes by other names
+    assert "note" in usual
+    assert usual["note"] == ""
+    without_target = json.loads(uploaded(three_lanes(alone=None)))
+    assert [lane["title"] for lane in without_target["lanes"].values()] == NAMES[:2]
+    assert without_target["end"]["speed_up"] is None
+    assert without_target["end"]["sentence"] == "Neither of these lanes is the target alone."
+
+
+def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
+    drafted = (
+        DraftedToken(5, DraftOutcome.REJECTED, parent=-1),
+        DraftedToken(6, DraftOutcome.ACCEPTED, parent=-1),
+        DraftedToken(7, DraftOutcome.REJECTED, parent=1),
+    )
+    emitted = Token(6, TokenKind.ACCEPTED), Token(8, TokenKind.RESAMPLED)
+    place = TokenProbabilities(0.5, tuple(Candidate(number, str(number), 0.25, 0.25) for number in (5, 6, 7, 8)))
+    event = Round(0, drafted, emitted, 0.0, 0.1, 0.1)
+    entry = Entry(SPECULATIVE, event, Spans((" six", " eight"), (" five", " six", " seven")), (place, place))
+    prefilled = Entry(SPECULATIVE, Prefilled(3, Token(1, TokenKind.TARGET), 0.1), Spans(("one",)))
+    header = Script().header(ScriptedLoaded(PRESETS["scripted"]), "eagle", "one", False, Settings(temperature=1.0))
+    told = json.loads(uploaded("".join(write_trace(header, [prefilled, entry]))))["lanes"][SPECULATIVE]["events"][1]
+    assert [token[:2] for token in told["row"][2]] == [[" five", "x"], [" six", "a"], [" seven", "x"], [" eight", "r"]]
+    assert told["tree"] is True
+    marks = [{text: mark for text, _, _, mark, _ in candidates} for _, candidates in told["places"]]
+    assert marks == [{"5": "g", "6": "g", "7": "", "8": ""}, {"5": "", "6": "", "7": "g", "8": "d"}]
+
+
 def test_a_race_that_was_stopped_is_told_as_stopped() -> None:
     lines = traced()[0].splitlines()[:-4]
     assert json.loads(uploaded("\n".join(lines)))["end"]["stopped"] is True
@@ -85,8 +152,6 @@ def header_with(**fields: Any) -> str:
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        (None, "A trace is a text of at most 8 MB."),
-        ("x" * (MAX_TRACE + 1), "A trace is a text of at most 8 MB."),
         ("", "The trace is empty."),
         ("<b>hello</b>", "This is not a trace of specdemo."),
         (traced()[0].partition("\n")[0], "The trace holds no events."),
@@ -98,7 +163,7 @@ def header_with(**fields: Any) -> str:
         (header_with(settings={"\ud800": 1}), "Line 1 of the trace cannot be read: "),
         (header_with(prompt="\ud800"), "The trace holds half of a character (a lone surrogate), which is not text."),
     ],
-    ids=range(12),
+    ids=range(10),
 )
 def test_what_is_no_trace_is_refused_in_words(file: Any, words: str) -> None:
     told = json.loads(uploaded(file).encode("utf-8"))
@@ -127,9 +192,52 @@ def test_a_real_trace_with_something_changed_is_told_or_refused(data: st.DataObj
     assert [*told] == ["error"] or {"request", "lanes", "end"} <= told.keys()
 
 
-@pytest.mark.parametrize("name", ["", "nothing", "../smollm2-135m", None, ["x"]])
-def test_only_recordings_that_ship_can_be_asked_for(name: Any) -> None:
-    assert json.loads(recording(name)) == {"error": "There is no such recording."}
+@pytest.mark.parametrize("name", ["", "nothing", "..%2Fsmollm2-135m.toml", SHIPPED[0]])
+def test_only_recordings_that_ship_can_be_asked_for(url: str, name: str) -> None:
+    with pytest.raises(HTTPError, match="404"):
+        urlopen(f"{url}recordings/{name}")
+
+
+def test_a_recording_is_a_file_that_was_made_before_and_that_browsers_keep(
+    url: str, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specdemo.ui.replay.playable.playable", None)  # which made it, and makes nothing now
+    for shipped in recordings():
+        with urlopen(f"{url}recordings/{shipped['file']}") as answer:
+            assert (answer.headers["content-encoding"], answer.headers["content-type"]) == ("gzip", "application/json")
+            assert "immutable" in answer.headers["cache-control"]
+            told = json.loads(gzip.decompress(answer.read()))
+        assert (told["kind"], told["request"]["prompt"]) == ("recording", shipped["prompt"])
+
+
+def posted(url: str, trace: bytes) -> Any:
+    """What the page is told of a file."""
+    with urlopen(WebRequest(f"{url}replays", trace)) as answer:
+        return json.load(answer)
+
+
+def test_a_file_is_read_by_another_process(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "specdemo.ui.replay.playable.read_trace", None
+    )  # which is needed, but not in the process of the engine
+    text, _ = traced()
+    told = posted(url, text.encode())
+    monkeypatch.undo()
+    assert told == json.loads(uploaded(text))
+    assert posted(url, b"\xff\xfe") == {"error": "This is not a trace of specdemo."}
+    assert posted(url, b"x" * (MAX_TRACE + 1)) == {"error": "This file is too large: a trace has at most 16 MB."}
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "value"), [(routes, "OPENING_SECONDS", 0.01), (opening, "OPEN", "raise SystemExit(1)")]
+)
+def test_a_file_that_takes_too_much_is_given_up(
+    url: str, script: Script, monkeypatch: pytest.MonkeyPatch, module: Any, limit: str, value: Any
+) -> None:
+    monkeypatch.setattr(module, limit, value)
+    assert posted(url, b"") == {"error": opening.NOT_OPENED}
+    monkeypatch.setattr(routes, "AT_ONCE", 0)
+    assert posted(url, b"") == {"error": "Others are opening files just now. Try again in a moment."}
 
 
 # The recordings that ship -----------------------------------------------------------------------------------
@@ -166,7 +274,7 @@ def test_a_recording_can_be_played(name: str) -> None:
     greedy = header["settings"]["temperature"] == 0
     assert told["end"]["exactness"]["mark"] == ("same" if greedy else "chance")
     drafted = [entry for entry in entries if entry.lane == SPECULATIVE and isinstance(entry.event, Round)]
-    assert all(bool(entry.places) != greedy for entry in drafted)
+    assert all(bool(entry.probabilities) != greedy for entry in drafted)
     assert told["facts"].keys() == {"dtype", "weights_dtype", "device_name", "cores"}
     assert header["environment"]["system"] == "Linux"  # and nothing more that tells one machine from another
 
@@ -300,11 +408,11 @@ def expect_tokens(page: Page, tokens: list[list[str]]) -> None:
     assert replayed(page, SPECULATIVE) == tokens
 
 
-def test_a_sampled_round_is_stepped_through_with_its_laws(visit: Visit, script: Script) -> None:
+def test_a_sampled_round_is_stepped_through_with_its_distributions(visit: Visit, script: Script) -> None:
     page = open_replay(visit(), "\n".join(REAL))
     entries = read_trace(REAL)[1]
-    rounds = [(e.event, e.places) for e in entries if e.lane == SPECULATIVE and isinstance(e.event, Round)]
-    failed = [any(token.fate is Fate.REJECTED for token in event.drafted) for event, _ in rounds]
+    rounds = [(e.event, e.probabilities) for e in entries if e.lane == SPECULATIVE and isinstance(e.event, Round)]
+    failed = [any(token.outcome is DraftOutcome.REJECTED for token in event.drafted) for event, _ in rounds]
     at = failed.index(True)
     event, places = rounds[at]
     page.keyboard.press("t")
@@ -315,24 +423,27 @@ def test_a_sampled_round_is_stepped_through_with_its_laws(visit: Visit, script: 
     steps = page.locator(".sd-steps li").all_inner_texts()
     tested = len(event.emitted)
     assert steps == ["draft", *(f"test {n + 1}" for n in range(tested)), "residual", "cache"]
-    assert f"guesses {len(event.drafted)} token" in words(page)
+    assert f"proposes {len(event.drafted)} token" in words(page)
     for token, place in zip(event.drafted, places, strict=False):
         page.keyboard.press("ArrowRight")
-        passed = token.fate is Fate.ACCEPTED
+        passed = token.outcome is DraftOutcome.ACCEPTED
         assert ("below: it passes" if passed else "not below: it fails") in words(page)
         assert (page.locator(".sd-passes").count(), page.locator(".sd-fails").count()) == (passed, not passed)
+        assert token.p is not None
+        assert token.q is not None
+        assert token.draw is not None
         chance = page.locator(".sd-gauge-track").get_attribute("aria-label") or ""
         assert chance.startswith(f"Chance to pass {shares(min(1, token.p / token.q))}, draw {shares(token.draw)}")
         guess = next(c for c in place.candidates if c.id == token.id)
-        row = page.locator(".sd-law-row.sd-mark-g")
+        row = page.locator(".sd-dist-row.sd-mark-g")
         assert row.locator("code").inner_text().startswith(json.dumps(guess.text, ensure_ascii=False))
         assert row.locator("b").all_inner_texts() == [shares(guess.p), shares(guess.q)]
     page.keyboard.press("ArrowRight")
     assert "drawn from the residual" in words(page)
     place, drawn = places[-1], event.emitted[-1]
     picked = next(c for c in place.candidates if c.id == drawn.id)
-    row = page.locator(".sd-law-row.sd-mark-d")
-    assert row.locator("b").inner_text() == shares((picked.p - picked.q) / place.residual)
+    row = page.locator(".sd-dist-row.sd-mark-d")
+    assert row.locator("b").inner_text() == shares((picked.p - picked.q) / (place.residual or 0.0))
     page.keyboard.press("ArrowRight")
     kept, trimmed = page.locator(".sd-kept").count(), page.locator(".sd-trimmed").count()
     assert (kept, trimmed) == (tested, 1 + len(event.drafted) - tested)
@@ -364,7 +475,7 @@ def test_a_greedy_round_is_stepped_through_by_buttons(visit: Visit, script: Scri
     assert steps[:2] == ["draft", "test 1"]
     page.get_by_role("button", name="Next step").click()
     assert "passes if it is the token that the target finds likeliest" in words(page)
-    assert page.locator(".sd-law-row").count() in (1, 2)
+    assert page.locator(".sd-dist-row").count() in (1, 2)
     assert page.locator(".sd-gauge").count() == 0
     for _ in steps[2:]:
         page.get_by_role("button", name="Next step").click()
@@ -374,13 +485,42 @@ def test_a_greedy_round_is_stepped_through_by_buttons(visit: Visit, script: Scri
 
 
 def test_what_a_trace_lacks_is_said(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), traced(temperature=0.8)[0])
+    page = open_replay(visit(), traced(temperature=0.8, rule="rejection")[0])
     page.keyboard.press("t")
     page.keyboard.press("ArrowRight")
     assert "p = 0.125, q = 0.500" in words(page)
-    assert page.locator(".sd-law-row").count() == 2
+    assert page.locator(".sd-dist-row").count() == 2
     page.keyboard.press("ArrowRight")
     assert words(page).endswith("This recording does not hold the other tokens.")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_trace_of_three_lanes_with_unknown_probabilities_is_played(
+    visit: Visit, script: Script, temperature: float
+) -> None:
+    page = open_replay(visit(), three_lanes(temperature=temperature))
+    expect(page.locator(".sd-facts-of")).to_contain_text("The trace holds 3 lanes; the first 2 are shown.")
+    expect(page.locator(f"{REPLAY} [data-lane=plain] h2")).to_have_text(NAMES[1])
+    expect(page.locator(f"{REPLAY} [data-lane=speculative] h2")).to_have_text(NAMES[0])
+    page.keyboard.press("End")
+    page.locator(f"{REPLAY} .sd-arena[data-state=ended]").wait_for()
+    tokens = traced(temperature=temperature)[1]
+    assert replayed(page, SPECULATIVE) == tokens_of(tokens, SPECULATIVE)
+    shown = page.locator(REPLAY).inner_text()
+    for kind in "arxu":
+        page.locator(f"{REPLAY} [data-lane=speculative] .tok.{kind}").first.hover()
+        tip = page.locator(".sd-tip.open").inner_text()
+        assert "unknown" in tip
+        shown += tip
+    page.keyboard.press("t")
+    page.keyboard.press("Home")
+    steps = 0
+    while page.locator(".sd-step h3").inner_text().startswith("Round 1 ") and steps < 12:
+        shown += page.locator(".sd-step").inner_text()
+        page.keyboard.press("ArrowRight")
+        steps += 1
+    assert 2 < steps < 12
+    assert not re.search("NaN|undefined|null|Infinity", shown)
 
 
 def test_whatever_a_file_holds_is_shown_literally(visit: Visit, script: Script) -> None:
@@ -415,7 +555,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(visit: Visi
     expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
     page.keyboard.press("End")
     upload(page, "x" * (MAX_TRACE + 1))
-    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 8 MB.")
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 16 MB.")
     upload(page, b"not packed", "trace.jsonl.gz")
     expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file cannot be unpacked.")
     page.evaluate(
@@ -430,7 +570,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(visit: Visi
         }"""
     )
     upload(page, gzip.compress(b"x" * 6 * MAX_TRACE), "bomb.jsonl.gz")
-    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 8 MB.")
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 16 MB.")
     assert MAX_TRACE < page.evaluate("window.unpacked") < 2 * MAX_TRACE  # and then it stops
     assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
     upload(page, gzip.compress(traced(only=PLAIN)[0].encode()), "trace.jsonl.gz")
@@ -438,7 +578,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(visit: Visi
     page.keyboard.press("End")
     expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This trace holds one lane only.")
     page.keyboard.press("t")
-    assert "Nothing is guessed in this round" in words(page)
+    assert "Nothing is drafted in this round" in words(page)
 
 
 def test_the_race_just_run_is_replayed(visit: Visit, script: Script) -> None:

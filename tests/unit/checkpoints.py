@@ -22,8 +22,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from specdemo.drafters.head import save_head
-from specdemo.presets import Folder, Preset, Source, Wheel
+from specdemo.drafters.heads.files import save_head
+from specdemo.models.presets import Folder, Preset, Source, Wheel
 
 from .toys import ngram_file, untrained_heads
 

@@ -1,33 +1,32 @@
 """Every possible run of `decode` on a table model, each with its exact probability.
 
-All randomness of a run is uniform draws, used in two places: drafters call `sample`, the loop calls
-`verify`. Here both ask a `Walk` instead. A drafter's `sample` returns each possible token in turn, weighted
-by its probability. `verify` is called with draws placed just inside the borders where its answer has to
-change: a test at min(1, p/q), the last draw at the borders of the cumulative residual. If a border of the
-rule under test lies anywhere else, some run gets the weight of another outcome and the law comes out wrong.
+All randomness of a run comes from its rule, in two places: drafters draw tokens, the loop has drafts tested. Here both
+ask a `Walk` instead. A drafter is given each possible token in turn, weighted by its probability. `verify` is called
+with draws placed just inside the borders where its answer has to change: a test at min(1, p/q), the last draw at the
+borders of the cumulative residual. If a border of the rule under test lies anywhere else, some run gets the weight of
+another outcome and the law comes out wrong.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import pytest
 import torch
 from torch import Tensor
 
-from specdemo import decode as loop
-from specdemo.costs import Costs
-from specdemo.events import Event
+from specdemo.decoding import loop
+from specdemo.decoding.costs import CostModel
+from specdemo.decoding.events import Event
+from specdemo.decoding.rejection import Rejection, verify
+from specdemo.decoding.rule import Rule
+from specdemo.decoding.sampling import probabilities
 from specdemo.types import Draft, Settings, Verdict
-from specdemo.verify import verify
 from tests.unit.toys import TableRunner, ids_of
 
 Option = TypeVar("Option")
-Rule = Callable[[Tensor, Draft, Tensor], Verdict]
+VerifyFn = Callable[[Tensor, Draft, Tensor], Verdict]
 INSIDE = 1e-7  # how far from a border a draw is placed, as a share of the interval; far above float64's rounding
 
 
@@ -99,49 +98,43 @@ def border_draws(weights: Sequence[float]) -> list[tuple[float, float]]:
     return points
 
 
-@contextmanager
-def scripted_by(walk: Walk, rule: Rule) -> Iterator[None]:
-    """Inside, the loop and all drafters take their randomness from `walk`, and the loop verifies by `rule`."""
+class Scripted(Rejection):
+    """Rejection sampling whose random numbers come from a walk, and whose test is `rule`."""
 
-    def sample(probs: Tensor, draw: Tensor) -> Tensor:
-        assert draw.dtype == torch.float64
-        assert 0 <= float(draw) < 1
+    def __init__(self, settings: Settings, walk: Walk, rule: VerifyFn) -> None:
+        super().__init__(settings)
+        self.walk, self.rule = walk, rule
+
+    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
         weights = probs[0].tolist()
-        token = walk.choose([(x, weight / sum(weights)) for x, weight in enumerate(weights)])
-        return torch.tensor([token])
+        return torch.tensor([self.walk.choose([(x, weight / sum(weights)) for x, weight in enumerate(weights)])])
 
-    def verified(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
-        assert draws.dtype == torch.float64
-        assert len(draws) == len(target_probs) == len(draft.token_ids) + 1
-        return rule(target_probs, draft, choose_draws(walk, target_probs, draft))
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name, module in list(sys.modules.items()):
-            if name.startswith("specdemo.drafters.") and hasattr(module, "sample"):
-                patch.setattr(module, "sample", sample)
-        patch.setattr(loop, "verify", verified)
-        yield
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        assert len(logits) == len(draft.token_ids) + 1
+        target_probs = probabilities(logits, self.settings)
+        return self.rule(target_probs, draft, choose_draws(self.walk, target_probs, draft))
 
 
-def emitted_law(
-    start: Callable[[], tuple[TableRunner, Any]],
+def emitted_distribution(
+    start: Callable[[Rule], tuple[TableRunner, Any]],
     prompt: Sequence[int],
     settings: Settings,
     *,
-    rule: Rule = verify,
+    rule: VerifyFn = verify,
     eos_ids: frozenset[int] = frozenset(),
     seen: Callable[[list[Event]], None] = lambda events: None,
-    costs: Callable[[], Costs | None] = lambda: None,
+    costs: Callable[[], CostModel | None] = lambda: None,
 ) -> dict[tuple[int, ...], float]:
-    """The probability of every text that `decode` can emit; `start` and `costs` make what it runs on afresh."""
+    """The probability of every text that `decode` can emit by rejection sampling; `start` and `costs` make what it runs
+    on afresh."""
     law: dict[tuple[int, ...], float] = defaultdict(float)
     walk = Walk()
-    with scripted_by(walk, rule):
-        for _ in walk.runs():
-            runner, drafter = start()
-            events = list(loop.decode(runner, drafter, prompt, settings, eos_ids, costs=costs()))
-            law[tuple(ids_of(events))] += walk.weight
-            seen(events)
+    for _ in walk.runs():
+        scripted = Scripted(settings, walk, rule)
+        runner, drafter = start(scripted)
+        events = list(loop.decode(runner, drafter, prompt, scripted, eos_ids, costs=costs()))
+        law[tuple(ids_of(events))] += walk.weight
+        seen(events)
     return dict(law)
 
 

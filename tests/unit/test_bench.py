@@ -15,25 +15,20 @@ import pytest
 import torch
 import typer
 
-from specdemo.events import Event, emitted_tokens
-from specdemo.lab import bench_hf, roofline
-from specdemo.lab.bench import (
-    ALONE,
-    Case,
-    Prompt,
-    bench,
-    drafter_rows,
-    provenance,
-    read_prompts,
-    some,
-    summarise,
-    table,
-)
-from specdemo.lab.cli import LOOKUP_K, TUNED_K, cases_of_hf, cases_of_ours, keep, theirs
-from specdemo.models import Loaded
-from specdemo.race import start
-from specdemo.results import in_words
-from specdemo.types import AUTO, BadInput, Settings
+from specdemo.bench import hf as bench_hf
+from specdemo.bench import roofline
+from specdemo.bench.cases import ALONE, OURS, Case
+from specdemo.bench.methods import LOOKUP_K, TUNED_K, cases_of_ours, cases_of_theirs, theirs
+from specdemo.bench.throughput import Run, bench, drafter_rows, summarise, table
+from specdemo.cli.bench import keep
+from specdemo.decoding.events import Event, emitted_tokens
+from specdemo.models.loaded import Loaded
+from specdemo.models.results import describe_results
+from specdemo.racing.provenance import provenance
+from specdemo.racing.race import start
+from specdemo.studies.prompts import Prompt, read_prompts, some
+from specdemo.studies.tables import json_text
+from specdemo.types import AUTO, MATCH, BadInput, Settings
 
 from .checkpoints import tiny
 
@@ -41,16 +36,20 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
 RUN = {
-    *("method", "drafter", "k", "temperature", "prompt_id", "repeat", "new_tokens", "seconds", "ttft_seconds"),
-    *("tokens_per_second", "accepted", "tested", "drafted", "rounds", "token_ids"),
+    *("method", "drafter", "k", "temperature", "prompt_id", "repeat", "new_tokens", "seconds", "prompt_seconds"),
+    *("tokens_per_second", "accepted", "tested", "drafted", "rounds", "digest"),
 }
-ROW = {"method", "drafter", "k", "temperature", "category", "tokens_per_second", "ratio_to_plain", "ratio_to_hf"}
+ROW = {"method", "drafter", "k", "temperature", "category", "tokens_per_second", "ratio_to"}
 
 
 @pytest.fixture(scope="module")
 def outcome(loaded: Loaded) -> dict[str, Any]:
-    methods = list(bench_hf.METHODS)
-    cases = [*cases_of_hf(loaded, methods, [3]), ALONE, *cases_of_ours(loaded, "ngram,draft-model", [3, AUTO])]
+    methods = dict.fromkeys(bench_hf.METHODS)
+    cases = [
+        *cases_of_theirs(loaded, methods, [3]),
+        ALONE,
+        *cases_of_ours(loaded, "ngram,draft-model", [3, AUTO], [MATCH]),
+    ]
     return bench(loaded, PROMPTS, cases, [0.0, 0.8], 12, 2)
 
 
@@ -59,16 +58,20 @@ def test_every_case_meets_every_prompt_temperature_and_repeat(outcome: dict[str,
     assert all(run.keys() >= RUN for run in runs)
     assert len(runs) == 10 * 2 * 2 * 2
     assert len({(r["method"], r["drafter"], r["k"], r["temperature"], r["prompt_id"], r["repeat"]) for r in runs}) == 80
-    assert all(run["new_tokens"] == len(run["token_ids"]) <= 12 for run in runs)
-    assert all(run["ttft_seconds"] > 0 and run["seconds"] > 0 for run in runs)
-    json.dumps(outcome)
+    assert all(run["new_tokens"] <= 12 for run in runs)
+    assert all(min(run["prompt_seconds"], run["seconds"]) > 0 for run in runs)
+    ours = [run for run in runs if run["method"] in OURS]  # transformers' first token is timed in a run of its own
+    assert len(ours) == 5 * 2 * 2 * 2
+    assert all(run["prompt_seconds"] < run["seconds"] or run["new_tokens"] == 1 for run in ours)
+    json_text(outcome)
 
 
 def test_greedy_texts_are_the_same_by_every_method_of_ours_and_of_transformers(outcome: dict[str, Any]) -> None:
     greedy = [row for row in outcome["summary"] if row["temperature"] == 0 and row["category"] == "all"]
     assert {row["method"] for row in greedy} == {*bench_hf.METHODS, "plain", "speculative"}
     assert all(row["identical"] == row["runs"] == 4 for row in greedy)
-    assert all(row["identical"] is None for row in outcome["summary"] if row["temperature"])
+    sampled = [row for row in outcome["summary"] if row["temperature"]]
+    assert all(row["identical"] == (None if row["rule"] is None else row["runs"]) for row in sampled)
 
 
 def test_in_turn_whoever_has_written_least_goes_next_and_writes_the_same(
@@ -88,23 +91,27 @@ def test_in_turn_whoever_has_written_least_goes_next_and_writes_the_same(
 
         return noted()
 
-    monkeypatch.setattr("specdemo.lab.bench.start", watched)
-    cases = [*cases_of_hf(loaded, ["hf"], [3]), ALONE, *cases_of_ours(loaded, "draft-model", [3, 3, AUTO])]
+    monkeypatch.setattr("specdemo.bench.throughput.start", watched)
+    cases = [
+        *cases_of_theirs(loaded, dict.fromkeys(["hf"]), [3]),
+        ALONE,
+        *cases_of_ours(loaded, "draft-model", [3, 3, AUTO], [MATCH]),
+    ]
     turned = bench(loaded, PROMPTS[:1], cases, [0.0], 12, 1, in_turn=True)
     assert turned["in_turn"]
     assert not outcome["in_turn"]
-    of = {(run["method"], run["drafter"], run["k"]): run["token_ids"] for run in turned["runs"]}
+    of = {(run["method"], run["drafter"], run["k"]): run["digest"] for run in turned["runs"]}
     assert len(of) == len(turned["runs"]) == 4
     same = [run for run in outcome["runs"] if (run["prompt_id"], run["temperature"]) == ("a", 0)]
     before = {(run["method"], run["drafter"], run["k"]): run for run in same}
-    assert all(tokens == before[case]["token_ids"] for case, tokens in of.items())
+    assert all(text == before[case]["digest"] for case, text in of.items())
 
     assert len(begun) == 6  # three to warm up, then the three that count
     written: Counter[int | str] = Counter({0: 0, 3: 0, AUTO: 0})
     for k, tokens in steps[begun[3] :]:
         assert written[k] == min(written.values())
         written[k] += tokens
-    assert set(written.values()) == {len(of["plain", "none", 0])}
+    assert set(written.values()) == {before["plain", "none", 0]["new_tokens"]}
     assert max(tokens for _, tokens in steps) > 1
 
 
@@ -114,80 +121,80 @@ def test_the_summary_has_a_row_for_each_category_and_all(outcome: dict[str, Any]
     assert len(summary) == 10 * 2 * 3
     assert {row["category"] for row in summary} == {"easy", "hard", "all"}
     for row in summary:
-        for base, name in (("plain", "ratio_to_plain"), ("hf", "ratio_to_hf")):
-            ratio = row[name]
-            assert ratio["min"] <= ratio["median"] <= ratio["max"]
+        for base in ("plain", "hf"):
+            ratio = row["ratio_to"][base]
+            assert ratio.count == (2 if row["category"] == "all" else 1)
+            assert ratio.low is None or ratio.low <= ratio.mean <= ratio.high
             if row["method"] == base:
-                assert ratio == {"min": 1, "median": 1, "max": 1}
+                assert (ratio.mean, ratio.low) == (1, None)
+        assert row["ratio_to"]["llama.cpp"] is None
     assert len(table(summary).splitlines()) == 1 + len(summary)
+    assert "to llama.cpp" not in table(summary)
 
 
-def test_ratios_are_taken_run_by_run() -> None:
-    def run(method: str, repeat: int, rate: float, tokens: list[int]) -> dict[str, Any]:
-        return {
-            **{"method": method, "drafter": None, "k": None, "temperature": 0.0, "prompt_id": "a", "repeat": repeat},
-            **{
-                "new_tokens": 2,
-                "tokens_per_second": rate,
-                "seconds": 2 / rate,
-                "ttft_seconds": 0.0,
-                "token_ids": tokens,
-            },
-            **{"accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5},
-        }
-
-    runs = [run("plain", 0, 10, [1, 2]), run("hf", 0, 5, [1, 2]), run("plain", 1, 40, [1, 2]), run("hf", 1, 10, [1, 3])]
-    rows = [row for row in summarise(PROMPTS, runs) if row["category"] == "all"]
-    plain, hf = rows
-    assert plain["ratio_to_hf"] == {"min": 2, "median": 3, "max": 4}
-    assert hf["ratio_to_plain"] == {"min": 0.25, "median": 0.375, "max": 0.5}
-    assert (plain["tokens_per_second"], hf["identical"], hf["acceptance_rate"], hf["tokens_per_round"]) == (
-        25,
-        1,
-        0.5,
-        1,
-    )
-    assert next(iter(summarise(PROMPTS, runs[::2])))["ratio_to_hf"] is None
+def run(
+    method: str, prompt: str, speed: float | None, repeat: int = 0, k: int | str | None = None, **other: Any
+) -> Run:
+    """A run of two tokens."""
+    ours = {"method": method, "drafter": None if k is None else "ngram", "k": k, "rule": MATCH, "temperature": 0.0}
+    ours["repeat"] = repeat
+    figures = {"prompt_id": prompt, "category": {"a": "easy", "b": "hard"}[prompt], "new_tokens": 2, "seconds": 1.0}
+    counts = {"accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5, "prompt_seconds": 0.0}
+    return {**ours, **figures, **counts, "tokens_per_second": speed, "digest": "x", **other}
 
 
-def test_texts_that_end_at_different_places_are_compared_at_equal_length() -> None:
-    def run(method: str, tokens: int, seconds: float) -> dict[str, Any]:
-        return {
-            **{"method": method, "drafter": None, "k": None, "temperature": 1.0, "prompt_id": "a", "repeat": 0},
-            **{"new_tokens": tokens, "tokens_per_second": tokens / seconds, "seconds": seconds, "ttft_seconds": 1.0},
-            **{"token_ids": [1], "accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5},
-        }
+def rows_of(runs: Sequence[Run], category: str = "all") -> list[Run]:
+    return [row for row in summarise(runs) if row["category"] == category]
 
-    for tokens, seconds, ratio in ((11, 1.5, 11 / 6), (101, 6.0, 11 / 6), (1, 1.0, 11 / 101)):
-        rows = summarise(PROMPTS, [run("plain", 101, 11.0), run("speculative", tokens, seconds)])
-        assert [row["ratio_to_plain"]["median"] for row in rows][-1] == pytest.approx(ratio)
+
+def test_ratios_are_taken_run_by_run_and_averaged_as_logarithms() -> None:
+    runs = [run("plain", "a", 10), run("hf", "a", 5), run("plain", "a", 40, 1), run("hf", "a", 5, 1, digest="y")]
+    runs += [run("plain", "b", 20), run("hf", "b", 20)]
+    plain, hf = rows_of(runs)
+    assert plain["ratio_to"]["hf"].mean == pytest.approx(2)  # 2 and 8 of one prompt, 1 of the other
+    assert hf["ratio_to"]["plain"].mean == pytest.approx(1 / 2)
+    assert plain["tokens_per_second"].mean / hf["tokens_per_second"].mean == pytest.approx(2)
+    assert plain["ratio_to"]["hf"].count == 2
+    assert (hf["identical"], hf["acceptance_rate"], hf["tokens_per_round"]) == (2, 0.5, 1)
+    assert rows_of(runs[::2])[0]["ratio_to"]["hf"] is None
+
+
+def test_a_text_of_a_single_token_has_no_pace_and_is_left_out() -> None:
+    runs = [
+        run("plain", "a", 10),
+        run("plain", "b", 10),
+        run("speculative", "a", 20, k=2),
+        run("speculative", "b", None, k=2),
+    ]
+    ratio = rows_of(runs)[1]["ratio_to"]["plain"]
+    assert (ratio.mean, ratio.count) == (pytest.approx(2), 1)
 
 
 def test_auto_is_held_against_the_fixed_k_that_was_the_fastest_in_its_row() -> None:
-    def run(k: int | str, prompt: str, rate: float) -> dict[str, Any]:
-        method, drafter = ("plain", "none") if k == 0 else ("speculative", "ngram")
-        return {
-            **{"method": method, "drafter": drafter, "k": k, "temperature": 0.0, "prompt_id": prompt, "repeat": 0},
-            **{
-                "new_tokens": 2,
-                "tokens_per_second": rate,
-                "seconds": 2 / rate,
-                "ttft_seconds": 0.0,
-                "token_ids": [1, 2],
-            },
-            **{"accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5},
-        }
-
     rates: dict[int | str, tuple[float, float]] = {0: (10, 20), 2: (30, 20), 8: (10, 50), AUTO: (18, 60)}
-    runs = [run(k, prompt, rate) for k, both in rates.items() for prompt, rate in zip("ab", both, strict=True)]
-    rows = list(summarise(PROMPTS, runs))
-    held = {row["category"]: row["ratio_to_best_k"] for row in rows if row["k"] == AUTO}
-    assert held["easy"] == {"k": 2, "min": 0.6, "median": 0.6, "max": 0.6}
-    assert held["hard"] == {"k": 8, "min": 1.2, "median": 1.2, "max": 1.2}
-    assert held["all"] == {"k": 2, "min": 0.6, "median": 1.8, "max": 3}  # against the target alone, not by tokens/s
-    assert all(row["ratio_to_best_k"] is None for row in rows if row["k"] != AUTO)
-    alone = summarise(PROMPTS, [run for run in runs if run["k"] in (0, AUTO)])
-    assert all(row["ratio_to_best_k"] is None for row in alone)
+    runs = [
+        run("plain" if k == 0 else "speculative", prompt, rate, k=k)
+        for k, both in rates.items()
+        for prompt, rate in zip("ab", both, strict=True)
+    ]
+    held = {row["category"]: row["ratio_to_best_k"] for row in summarise(runs) if row["k"] == AUTO}
+    assert (held["easy"]["k"], held["easy"]["mean"]) == (2, pytest.approx(0.6))
+    assert (held["hard"]["k"], held["hard"]["mean"]) == (8, pytest.approx(1.2))
+    assert (held["all"]["k"], held["all"]["mean"]) == (2, pytest.approx((0.6 * 3) ** 0.5))  # by ratios, not by tokens/s
+    assert all(row["ratio_to_best_k"] is None for row in summarise(runs) if row["k"] != AUTO)
+    assert all(row["ratio_to_best_k"] is None for row in summarise([run for run in runs if run["k"] in (0, AUTO)]))
+
+
+def test_the_first_of_the_cases_is_another_with_every_text(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int | str] = []
+
+    def noted(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> Iterator[Event]:
+        begun.append(settings.k)
+        return start(loaded, drafter, prompt_ids, settings)
+
+    monkeypatch.setattr("specdemo.bench.throughput.start", noted)
+    bench(loaded, PROMPTS, [ALONE, *cases_of_ours(loaded, "ngram", [2, 3], [MATCH])], [0.0], 4, 1)
+    assert begun == [0, 2, 3, 2, 3, 0, 3, 0, 2]
 
 
 PROMPT = {"id": "a", "category": "b", "prompt": "c"}
@@ -228,7 +235,7 @@ def test_a_prompt_that_cannot_be_run_is_refused_before_anything_is_measured(
     def never(*_: object) -> Any:
         raise AssertionError("it began")
 
-    monkeypatch.setattr("specdemo.lab.bench.start", never)
+    monkeypatch.setattr("specdemo.bench.throughput.start", never)
     for text, reason in ((" ", "empty|blank"), ("the cat " * 1000, "the context holds")):
         with pytest.raises(BadInput, match=f"Prompt 'b': .*({reason})"):
             bench(loaded, [PROMPTS[0], Prompt("b", "hard", text)], [ALONE], [0.0], 12, 1)
@@ -244,8 +251,8 @@ def test_what_was_measured_before_an_interruption_is_kept(loaded: Loaded, monkey
             raise KeyboardInterrupt
         return start(*asked)
 
-    monkeypatch.setattr("specdemo.lab.bench.start", cut_off)
-    cases = [ALONE, *cases_of_ours(loaded, "ngram", [3])]
+    monkeypatch.setattr("specdemo.bench.throughput.start", cut_off)
+    cases = [ALONE, *cases_of_ours(loaded, "ngram", [3], [MATCH])]
     last = 6  # two warm up, two write the first text
     stopped = bench(loaded, PROMPTS, cases, [0.0], 4, 1)
     assert stopped["interrupted"]
@@ -259,11 +266,12 @@ def test_what_was_measured_before_an_interruption_is_kept(loaded: Loaded, monkey
 def test_an_interrupted_bench_keeps_its_file_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    outcome = {"interrupted": True, "runs": [1]}
+    outcome = {"interrupted": True, "runs": [run("plain", "a", 10, k=0)]}
     with pytest.raises(typer.Exit) as ended:
         keep(outcome, tmp_path / "a.json")
     assert ended.value.exit_code == 130
-    assert json.loads((tmp_path / "a.json").read_text()) == outcome
+    kept = json.loads((tmp_path / "a.json").read_text())
+    assert (kept["interrupted"], len(kept["runs"]), len(kept["rows"])) == (True, 1, 1)
     assert "Interrupted" in capsys.readouterr().err
     keep({"interrupted": False}, None)
 
@@ -280,7 +288,7 @@ def test_the_table_of_drafters_is_over_all_prompts_and_can_be_told(outcome: dict
     assert {(row["drafter"], row["k"]) for row in rows} == cases
     assert len(rows) == 2 * len(cases)
     for row in rows:
-        assert row["speed_up_from"] <= row["speed_up"] <= row["speed_up_to"]
+        assert row["speed_up_from"] is None or row["speed_up_from"] <= row["speed_up"] <= row["speed_up_to"]
         assert row["k"] == AUTO or len(row["acceptance_by_place"]) <= row["k"]
     fixed = next(row for row in rows if row["drafter"] == "draft-model" and row["k"] == 3)
     assert len(fixed["acceptance_by_place"]) >= 1
@@ -289,16 +297,16 @@ def test_the_table_of_drafters_is_over_all_prompts_and_can_be_told(outcome: dict
         "prompts": 2,
         "rows": json.loads(json.dumps(rows)),
     }
-    assert in_words(told, "ngram").startswith("Measured at temperature 0, 0.8: ")
+    assert describe_results(told, "ngram").startswith("Measured at temperature 0, 0.8: ")
 
 
 def test_the_assistant_is_set_up_for_a_run_and_then_as_before(loaded: Loaded) -> None:
-    assert loaded.draft_model is not None
-    config, settings = loaded.draft_model.generation_config, Settings(max_new_tokens=4)
+    model = loaded.assistant
+    config, settings = model.generation_config, Settings(max_new_tokens=4)
     config.num_assistant_tokens = 7
     try:
         with bench_hf._assisting(loaded, Case(bench_hf.TUNED, "draft-model", 2)) as assistant:
-            assert assistant is loaded.draft_model
+            assert assistant is model
             assert (config.num_assistant_tokens, config.assistant_confidence_threshold) == (2, 0.0)
             assert config.num_assistant_tokens_schedule == "constant"
         with bench_hf._assisting(loaded, Case(bench_hf.ASSISTED, "draft-model")):
@@ -311,19 +319,19 @@ def test_the_assistant_is_set_up_for_a_run_and_then_as_before(loaded: Loaded) ->
 
 def test_what_cannot_be_compared_is_told(loaded: Loaded, capsys: pytest.CaptureFixture) -> None:
     alone = replace(loaded, draft_model=None)
-    assert cases_of_hf(alone, ["hf", "hf-assisted"], [AUTO]) == [Case("hf")]
+    assert cases_of_theirs(alone, dict.fromkeys(["hf", "hf-assisted"]), [AUTO]) == [Case("hf")]
     assert capsys.readouterr().err == "hf-assisted is left out: the preset toy has no draft model to assist.\n"
-    assert [case.k for case in cases_of_hf(loaded, ["hf-assisted-tuned"], [AUTO])] == list(TUNED_K)
-    both = cases_of_hf(loaded, ["hf-assisted", "hf-assisted-tuned"], [4])
+    assert [case.k for case in cases_of_theirs(loaded, dict.fromkeys(["hf-assisted-tuned"]), [AUTO])] == list(TUNED_K)
+    both = cases_of_theirs(loaded, dict.fromkeys(["hf-assisted", "hf-assisted-tuned"]), [4])
     assert (
         both
-        == cases_of_hf(loaded, ["hf-assisted"], [4])
+        == cases_of_theirs(loaded, dict.fromkeys(["hf-assisted"]), [4])
         == [
             Case("hf-assisted", "draft-model"),
             Case("hf-assisted-tuned", "draft-model", 4),
         ]
     )
-    assert [case.k for case in cases_of_hf(loaded, ["hf-prompt-lookup"], [4, AUTO])] == [4, LOOKUP_K]
+    assert [case.k for case in cases_of_theirs(loaded, dict.fromkeys(["hf-prompt-lookup"]), [4, AUTO])] == [4, LOOKUP_K]
     with pytest.raises(BadInput, match=r"no method called 'vllm' to compare with\. Choose from: hf, hf-assisted,"):
         theirs("hf, vllm")
 

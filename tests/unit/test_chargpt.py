@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tarfile
+from dataclasses import replace
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -16,14 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specdemo import cli
-from specdemo.chat import encode as encode_prompt
-from specdemo.drafters import DRAFTERS
+from specdemo.decoding.events import emitted_tokens
+from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import PROB_SCALE, load_table
-from specdemo.events import emitted_tokens
-from specdemo.models import Loaded, load
-from specdemo.presets import Folder, find_preset
-from specdemo.race import race, start, summary
+from specdemo.models.chat import encode as encode_prompt
+from specdemo.models.loaded import Loaded, load
+from specdemo.models.presets import Folder, find_preset
+from specdemo.racing.race import race, start
+from specdemo.racing.stats import Stats
+from specdemo.racing.summary import summary
 from specdemo.train import chargpt, shakespeare
 from specdemo.train.bigram import build_bigrams
 from specdemo.train.chargpt import Recipe, held_out_loss
@@ -90,7 +92,7 @@ def test_the_table_is_laplaces_rule(tmp_path_factory: pytest.TempPathFactory, to
     for a in range(vocab_size):
         after = [b for before, b in pairs if before == a]
         laplace = [(after.count(b) + 1) / (len(after) + vocab_size) for b in range(vocab_size)]
-        law = table.law([3, a])
+        law = table.next_token_probs([3, a])
         np.testing.assert_allclose(law, laplace, atol=1.5 * vocab_size / PROB_SCALE)
         assert law.sum() == pytest.approx(1, abs=1e-6)
 
@@ -98,9 +100,9 @@ def test_the_table_is_laplaces_rule(tmp_path_factory: pytest.TempPathFactory, to
 # Training --------------------------------------------------------------------------------------------------------
 
 
-def train(folder: Path, recipe: Recipe = TINY, tick=lambda step, loss: None) -> dict:
+def train(folder: Path, recipe: Recipe = TINY, progress=lambda step, loss: None) -> dict:
     facts = {"text": "a toy"}
-    return chargpt.train(recipe, TEXT, TEXT[:200], folder, facts, torch.device("cpu"), torch.float32, tick)
+    return chargpt.train(recipe, TEXT, TEXT[:200], folder, facts, torch.device("cpu"), torch.float32, progress)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -133,27 +135,16 @@ def test_training_learns(tmp_path: Path) -> None:
     assert card["held_out_loss"] < losses[-1] + 0.3 < 0.6 * losses[0]
 
 
-def test_an_interrupted_training_ends_as_if_it_had_not_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chargpt, "EVERY", 2)
-    whole = train(tmp_path / "whole")
-
-    def interrupt(step: int, loss: float) -> None:
-        if step == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "cut", tick=interrupt)
-    with pytest.raises(BadInput, match="cut holds a training with other numbers"):
-        train(tmp_path / "cut", Recipe(1, 16, 2, 32, 4, 6, 1e-2))
+def test_a_seed_decides_the_weights_and_a_finished_model_is_not_overwritten(tmp_path: Path) -> None:
     steps: list[int] = []
-    resumed = train(tmp_path / "cut", tick=lambda step, loss: steps.append(step))
-    assert steps == [3, 4, 5]
-    assert list(resumed["held_out_loss_at_step"]) == ["2", "4"]
-    assert {**resumed, "seconds": 0} == {**whole, "seconds": 0}
-    same = weights(tmp_path / "cut")
-    assert all(torch.equal(weight, same[name]) for name, weight in weights(tmp_path / "whole").items())
-    with pytest.raises(BadInput, match="cut holds a finished model"):
-        train(tmp_path / "cut")
+    one = train(tmp_path / "one", progress=lambda step, loss: steps.append(step))
+    two = train(tmp_path / "two")
+    assert steps == [1, 2, 3, 4, 5]
+    assert {**one, "seconds": 0} == {**two, "seconds": 0}
+    same = weights(tmp_path / "two")
+    assert all(torch.equal(weight, same[name]) for name, weight in weights(tmp_path / "one").items())
+    with pytest.raises(BadInput, match="one holds a finished model"):
+        train(tmp_path / "one")
 
 
 def test_too_little_text_is_refused(tmp_path: Path) -> None:
@@ -165,12 +156,10 @@ def test_too_little_text_is_refused(tmp_path: Path) -> None:
     ("words", "said"),
     [(["--width", "63"], "63 is not one of 4"), (["--steps", "0"], "above 0"), (["--context", "1"], "context above 1")],
 )
-def test_numbers_no_model_can_be_made_with_are_refused(words, said, tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("sys.argv", ["specdemo", "train", "chargpt", "--out", str(tmp_path / "m"), *words])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+def test_numbers_no_model_can_be_made_with_are_refused(words, said, tmp_path, command) -> None:
+    status, _, err = command("train", "chargpt", "--out", str(tmp_path / "m"), *words)
+    assert status == 2
+    assert said in err
     assert not (tmp_path / "m").exists()
 
 
@@ -183,7 +172,7 @@ def shipped(request: pytest.FixtureRequest) -> Loaded:
 
 
 def able(loaded: Loaded) -> list[str]:
-    return [name for name, kind in DRAFTERS.items() if not kind.missing(loaded)]
+    return [name for name in DRAFTERS if not drafter_class(name).unavailable_reason(loaded.parts)]
 
 
 def test_every_drafter_writes_what_transformers_writes(shipped: Loaded) -> None:
@@ -206,8 +195,9 @@ def test_a_race_of_the_presets_own_settings_fits_and_speaks(shipped: Loaded, tem
     for lane in ("plain", "speculative"):
         assert outcome[lane]["stats"]["tokens"] == defaults.max_new_tokens
         assert set(outcome[lane]["text"]) <= set(ALPHABET)
-    assert outcome["speculative"]["stats"]["accepted"] > 0
-    assert (outcome["comparison"] is None) if temperature else outcome["comparison"]["identical"]
+    assert outcome["comparison"]["identical"]
+    fixed = list(start(shipped, defaults.drafter, ids, replace(settings, k=4)))  # auto may find that it does not pay
+    assert Stats.of(fixed).accepted > 0
 
 
 def test_the_shipped_files_are_small_and_say_where_they_came_from(shipped: Loaded) -> None:
@@ -228,4 +218,4 @@ def test_the_shipped_table_is_of_the_shipped_models(shipped: Loaded) -> None:
     table = load_table(shipped.ngram_table)
     q, u = shipped.tokenizer.convert_tokens_to_ids(["q", "u"])
     assert table.vocab_size == shipped.model.config.vocab_size == len(shipped.tokenizer)
-    assert table.law([q]).argmax() == u
+    assert table.next_token_probs([q]).argmax() == u

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from specdemo import chat
-from specdemo.models import load
-from specdemo.presets import find_preset
+from specdemo.models import chat
+from specdemo.models.loaded import load
+from specdemo.models.presets import find_preset
 from specdemo.types import BadInput
 
 from .checkpoints import CHATML, make_tokenizer, spaced_tokenizer

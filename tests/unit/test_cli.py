@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from specdemo import cli
-from specdemo.events import emitted_tokens, read_trace
-from specdemo.stats import Stats
+from specdemo.cli import main as cli
+from specdemo.decoding.events import emitted_tokens
+from specdemo.racing.stats import Stats
+from specdemo.racing.trace import read_trace, trace_lines
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.usefixtures("loads_once")]
 
+RECORDINGS = Path(__file__).resolve().parents[2] / "presets" / "recordings"
 STATS = {
     *("tokens", "rounds", "drafted", "tested", "accepted"),
     *("seconds", "ttft_seconds", "draft_seconds", "verify_seconds"),
@@ -21,17 +23,8 @@ STATS = {
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process: exit status, stdout, stderr."""
-
-    def _run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["specdemo", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return _run
+def run(command):
+    return command
 
 
 def test_presets_names_the_default(run):
@@ -56,7 +49,17 @@ def test_generate_prints_one_json_object_that_adds_up(run, drafter):
 
 
 def test_generate_streams_the_same_text_that_json_holds(run):
-    words = ["generate", "--prompt", "List three colours.", "--max-new-tokens", "10", "--drafter", "prompt-lookup"]
+    words = [
+        "generate",
+        "--prompt",
+        "List three colours.",
+        "--max-new-tokens",
+        "10",
+        "--drafter",
+        "prompt-lookup",
+        "-k",
+        "3",
+    ]
     _, streamed, err = run(*words)
     _, out, _ = run(*words, "--json")
     plain = "".join(part.partition("m")[2] if part.startswith("[") else part for part in streamed.split("\x1b"))
@@ -69,7 +72,7 @@ def test_race_lanes_agree_in_float32(run):
     status, out, _ = run("race", *words, "--dtype", "float32", "--json")
     outcome = json.loads(out)
     assert status == 0
-    assert outcome["comparison"] == {"identical": True, "first_difference": None, "logit_gap": None}
+    assert outcome["comparison"] == {"identical": True, "first_difference": None, "margin": None}
     assert outcome["plain"]["token_ids"] == outcome["speculative"]["token_ids"]
     assert outcome["speed_up"] > 0
 
@@ -97,6 +100,68 @@ def test_record_writes_a_trace_that_can_be_read(run, tmp_path: Path):
         assert Stats.of(events).tokens == sum(len(emitted_tokens(event)) for event in events) > 0
 
 
+NANOGPT = ["--preset", "nanogpt-shakespeare", "--max-new-tokens", "60", "--seed", "3"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("auto", "0.8"),
+        ("3", "0"),
+        *(pytest.param(mixed, marks=pytest.mark.slow) for mixed in (("3", "0.8"), ("auto", "0"))),
+    ],
+)
+def test_a_recorded_race_is_run_again_token_for_token(run, tmp_path: Path, settings: tuple[str, str]):
+    (k, temperature), out = settings, tmp_path / "race.jsonl.gz"
+    words = ["--prompt", "ROMEO:", "-k", k, "--temperature", temperature, "--out", str(out)]
+    assert run("record", *NANOGPT, *words)[0] == 0
+    _, recorded = read_trace(trace_lines(out))
+    status, told, err = run("race", "--again", str(out))
+    assert (status, err) == (0, "")
+    assert told.endswith("The token ids are the same as in the trace.\n")
+    status, told, _ = run("race", "--again", str(out), "--json")
+    outcome = json.loads(told)
+    assert status == 0
+    assert outcome["again"] == {"same": True, "first_difference": {"plain": None, "speculative": None}}
+    for lane in ("plain", "speculative"):
+        ids = [token.id for entry in recorded if entry.lane == lane for token in emitted_tokens(entry.event)]
+        assert outcome[lane]["token_ids"] == ids
+        assert len(ids) == 60
+
+
+def test_a_trace_that_is_not_repeated_is_told_where_it_parts_and_what_was_other(run, tmp_path: Path):
+    out = tmp_path / "race.jsonl"
+    run("record", *NANOGPT, "--prompt", "ROMEO:", "-k", "3", "--temperature", "0.8", "--out", str(out))
+    lines = out.read_text().splitlines()
+    header = json.loads(lines[0])
+    header["settings"]["temperature"], header["environment"]["cores"] = 1.3, 99
+    header["environment"]["device_name"] = "an abacus"
+    out.write_text("\n".join([json.dumps(header), *lines[1:]]))
+    status, told, _ = run("race", "--again", str(out))
+    assert status == 1
+    assert "The lane plain parts from its trace at token" in told
+    assert told.endswith("It was recorded elsewhere: device_name an abacus.\n")
+
+
+def test_a_recording_that_ships_can_still_be_asked_for_again(run):
+    """Old traces do not tell the seed, which at temperature 0 decides nothing."""
+    status, told, err = run("race", "--again", str(RECORDINGS / "facts-1.jsonl.gz"))
+    assert err == ""
+    assert status == (0 if "The token ids are the same as in the trace." in told else 1)
+
+
+def test_what_the_trace_says_cannot_be_asked_for_as_well(run, tmp_path: Path):
+    trace = str(RECORDINGS / "facts-1.jsonl.gz")
+    for words, named in (
+        (["--again", trace, "--prompt", "Hi", "-k", "3", "--top-k", "2"], "leave out --prompt, -k, --top-k"),
+        (["--again", str(tmp_path / "none.jsonl")], "cannot be read"),
+        ([], "--prompt"),
+    ):
+        status, out, err = run("race", *words)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert named in err
+
+
 def test_without_a_command_it_tells_what_there_is(run):
     for words in ([], ["bench"], ["lab"]):
         status, out, err = run(*words)
@@ -114,10 +179,10 @@ def test_a_prompt_that_is_no_text_is_refused_in_words(run, monkeypatch):
 
 def test_an_exact_tie_is_told_as_one():
     figures = Stats().as_dict()
-    comparison = {"identical": False, "first_difference": 4, "logit_gap": 0.0}
+    comparison = {"identical": False, "first_difference": 4, "margin": 0.0}
     lanes = {"plain": {"stats": figures}, "speculative": {"stats": figures}}
     told = cli.table({**lanes, "comparison": comparison, "sentence": "So."}, "ngram")
-    assert "from token 5 on; the target's logits of the two tokens there are 0.0000 apart." in told
+    assert "from token 5 on; the two tokens there were 0.0000 apart for the target." in told
 
 
 @pytest.mark.parametrize(
@@ -145,7 +210,7 @@ def test_an_exact_tie_is_told_as_one():
         (["record", "--prompt", "Hi", "--out", "/"], "cannot be written"),
         (["bench", "--json", "/"], "cannot be written"),
         (["bench", "--each", "-1"], "--each"),
-        (["bench", "roofline", "--context", "0"], "at least 1 token"),
+        (["bench", "roofline", "--context", "0"], "--context': Input should be greater than or equal to 1"),
         (["bench", "roofline", "--preset", "nanogpt-shakespeare", "--context", "5000"], "holds 256 tokens"),
         (["lab", "profile", "--csv", "/no/such/folder/profile.csv"], "/no/such/folder"),
         (["train", "bigram", "--out", "/no/such/folder/table"], "/no/such/folder"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo import decode as loop
-from specdemo import hardware
-from specdemo.decode import check_room, decode
+from specdemo.decoding import loop
+from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
+from specdemo.decoding.loop import check_room
 from specdemo.drafters.draft_model import DraftModel
-from specdemo.events import Event, Finished, Prefilled, Round, emitted_tokens
-from specdemo.types import BadInput, Fate, FinishReason, Settings, TokenKind
+from specdemo.drafters.heads.drafter import HeadDrafter
+from specdemo.system import hardware
+from specdemo.types import REJECTION, BadInput, DraftOutcome, FinishReason, Settings, TokenKind
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
@@ -26,6 +28,7 @@ from tests.unit.toys import (
     TableRunner,
     TableToy,
     counting_table,
+    decode,
     ids_of,
     ngram_file,
     oracle,
@@ -100,7 +103,7 @@ def test_the_draft_model_catches_up_with_one_token_or_two(toy: TableToy) -> None
             passes = draft_runner.passes[seen:]
             assert [len(ids) for _, ids in passes] == [unread, *[1] * (len(event.drafted) - 1)]
             seen = len(draft_runner.passes)
-            fully_accepted = all(token.fate is Fate.ACCEPTED for token in event.drafted)
+            fully_accepted = all(token.outcome is DraftOutcome.ACCEPTED for token in event.drafted)
             unread = 2 if fully_accepted else 1
             caught_up.add(unread)
         ids += [token.id for token in emitted_tokens(event)]
@@ -168,10 +171,10 @@ def test_kinds_and_fates_of_a_run_written_out() -> None:
     prefilled, *middle, finished = counting(k=3, limit=9, draft_to=7)
     assert isinstance(prefilled, Prefilled)
     assert (prefilled.prompt_tokens, prefilled.token.id, prefilled.token.kind) == (2, 2, TokenKind.TARGET)
-    right, wrong, never = Fate.ACCEPTED, Fate.REJECTED, Fate.UNTESTED
+    right, wrong, never = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
     taken, resampled = TokenKind.ACCEPTED, TokenKind.RESAMPLED
     assert [
-        ([(token.id, token.fate) for token in r.drafted], [(token.id, token.kind) for token in r.emitted])
+        ([(token.id, token.outcome) for token in r.drafted], [(token.id, token.kind) for token in r.emitted])
         for r in rounds(middle)
     ] == [
         ([(3, right), (4, right), (5, right)], [(3, taken), (4, taken), (5, taken), (6, TokenKind.BONUS)]),
@@ -186,23 +189,26 @@ def test_kinds_and_fates_of_a_run_written_out() -> None:
 
 @pytest.mark.parametrize("name", [name for name in DRAFTER_NAMES if name != "none"])
 def test_a_guess_passed_iff_its_draw_is_below_min_1_p_over_q(toy: TableToy, name: str) -> None:
-    _, events = run(toy, name, SAMPLED)
-    fates: Counter[Fate] = Counter()
+    _, events = run(toy, name, replace(SAMPLED, rule=REJECTION))
+    outcomes: Counter[DraftOutcome] = Counter()
     ids = list(PROMPT)
     for event in events:
         if isinstance(event, Round):
-            tested = [token for token in event.drafted if token.fate is not Fate.UNTESTED]
+            tested = [token for token in event.drafted if token.outcome is not DraftOutcome.UNTESTED]
             for guess in tested:
-                assert (guess.draw < min(1, guess.p / guess.q)) == (guess.fate is Fate.ACCEPTED)
-                fates[guess.fate] += 1
-            accepted = [token.id for token in tested if token.fate is Fate.ACCEPTED]
+                assert guess.p is not None
+                assert guess.q is not None
+                assert guess.draw is not None
+                assert (guess.draw < min(1, guess.p / guess.q)) == (guess.outcome is DraftOutcome.ACCEPTED)
+                outcomes[guess.outcome] += 1
+            accepted = [token.id for token in tested if token.outcome is DraftOutcome.ACCEPTED]
             assert [t.id for t in event.emitted if t.kind is TokenKind.ACCEPTED] == accepted
         for token in emitted_tokens(event):
             law = toy.target[ids[-2], ids[-1]]
             assert token.p == pytest.approx(float(law[token.id]), abs=1e-12)
             ids.append(token.id)
-    assert fates[Fate.ACCEPTED] > 3
-    assert fates[Fate.REJECTED] > 3
+    assert outcomes[DraftOutcome.ACCEPTED] > 3
+    assert outcomes[DraftOutcome.REJECTED] > 3
 
 
 def test_time_spent_between_rounds_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +238,50 @@ def test_time_spent_between_rounds_is_in_no_figure(monkeypatch: pytest.MonkeyPat
         assert (event.draft_seconds, event.verify_seconds, event.seconds) == (drafting, 10, drafting + 10)
 
 
+def test_a_draft_is_timed_on_the_clock_of_the_device_it_is_made_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a fake of `timestamp`, as this needs two GPUs: the target's clock does not move while the other one drafts."""
+    here, there = torch.device("cpu"), torch.device("cuda", 1)
+    clocks = {here: 0.0, there: 0.0}
+    asked: list[torch.device] = []
+
+    def timestamp(device: torch.device) -> float:
+        asked.append(device)
+        return clocks[device]
+
+    class Elsewhere(Scripted):
+        drafts_on = there
+
+    def propose(context: list[int], k: int) -> list[int]:
+        clocks[there] += 3
+        return [0] * k
+
+    monkeypatch.setattr(loop, "timestamp", timestamp)
+    runner = TableRunner(random_table(1))
+    events = rounds(list(decode(runner, Elsewhere(propose), PROMPT, Settings(k=2, max_new_tokens=9))))
+    assert {event.draft_seconds for event in events if event.k} == {3}
+    assert {*asked} == {there}
+    asked.clear()
+    list(decode(TableRunner(random_table(1)), Scripted(propose), PROMPT, Settings(k=2, max_new_tokens=9)))
+    assert {*asked} == {here}
+
+
+def test_every_drafter_says_where_it_drafts(toy: TableToy) -> None:
+    """By drafts on a device that stands for another GPU."""
+    elsewhere = torch.device("meta")
+    runner = toy.target_runner(64)
+    for name in DRAFTER_NAMES:
+        drafter: Any = toy.drafter(name, runner, SAMPLED)
+        inner = getattr(drafter, "other", drafter)  # of one that looks up first
+        if isinstance(inner, DraftModel):
+            inner.runner.device = elsewhere
+        elif isinstance(inner, HeadDrafter):
+            inner.ready = SimpleNamespace(embedding=torch.empty(0, device=elsewhere))  # type: ignore[assignment]
+        else:
+            assert drafter.drafts_on is None  # with the target, or on the host
+            continue
+        assert drafter.drafts_on == elsewhere
+
+
 # Where it stops --------------------------------------------------------------------------------------------
 
 
@@ -248,10 +298,10 @@ def test_eos_inside_a_round_ends_the_text_there(eos: int) -> None:
     events = counting(k=4, limit=20, eos=eos)
     assert ids_of(events) == list(range(2, eos + 1))
     assert events[-1] == Finished(FinishReason.EOS)
-    accepted = [token.id for r in rounds(events) for token in r.drafted if token.fate is Fate.ACCEPTED]
+    accepted = [token.id for r in rounds(events) for token in r.drafted if token.outcome is DraftOutcome.ACCEPTED]
     assert max(accepted, default=0) <= eos
-    assert not any(token.fate is Fate.REJECTED for r in rounds(events) for token in r.drafted)
-    drafted = [token.id for r in rounds(events) for token in r.drafted if token.fate is Fate.UNTESTED]
+    assert not any(token.outcome is DraftOutcome.REJECTED for r in rounds(events) for token in r.drafted)
+    drafted = [token.id for r in rounds(events) for token in r.drafted if token.outcome is DraftOutcome.UNTESTED]
     assert all(token > eos for token in drafted)
 
 

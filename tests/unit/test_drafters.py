@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +18,21 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
 
-from specdemo.decode import decode
-from specdemo.drafters import DRAFTERS, Drafter
+import specdemo.drafters
+from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.events import Finished, Round
+from specdemo.decoding.loop import rule_for
+from specdemo.drafters import names
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.lookup_first import LookupNgram
+from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import Ngram, key_of, load_table
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST, PromptLookup
-from specdemo.events import Finished, Round
-from specdemo.types import BadInput, Fate, FinishReason, Settings, TokenKind, Verdict
+from specdemo.models.presets import load_presets
+from specdemo.racing.race import check_drafter, drafters_of
+from specdemo.types import BadInput, DraftOutcome, FinishReason, Settings, TokenKind, Verdict
+from specdemo.ui.race.form import describe
+from specdemo.ui.race.request import read_request
 from tests.unit.toys import (
     ARCHITECTURES,
     DRAFTER_NAMES,
@@ -32,9 +42,9 @@ from tests.unit.toys import (
     Scripted,
     TableRunner,
     TableToy,
+    decode,
     ids_of,
     ngram_file,
-    noise_for,
     oracle,
     random_table,
     tiny_model,
@@ -42,6 +52,7 @@ from tests.unit.toys import (
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 20
 KS = (1, 2, 3, 5, 8, 16)
 PROMPTS = {
@@ -92,13 +103,13 @@ def test_greedy_text_is_the_targets_own(toy: ModelToy, name: str, prompt: list[i
 
 
 def test_the_models_drafts_are_partly_right_so_that_every_path_is_taken(toy: ModelToy) -> None:
-    fates: Counter[Fate] = Counter()
+    outcomes: Counter[DraftOutcome] = Counter()
     kinds: Counter[TokenKind] = Counter()
     for event in greedy(toy, "draft-model", PROMPTS["repeats itself"], 3):
         if isinstance(event, Round):
-            fates.update(token.fate for token in event.drafted)
+            outcomes.update(token.outcome for token in event.drafted)
             kinds.update(token.kind for token in event.emitted)
-    assert set(fates) == set(Fate)
+    assert set(outcomes) == set(DraftOutcome)
     assert set(kinds) >= {TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.BONUS}
 
 
@@ -145,7 +156,8 @@ def test_an_eos_inside_a_draft_ends_the_text_where_the_target_alone_ends_it(toy:
 
 
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
-def test_every_drafter_describes_itself_in_one_line(name: str) -> None:
+def test_every_drafter_has_its_name_and_describes_itself_in_one_line(name: str) -> None:
+    assert drafter_class(name).name == name
     description = DRAFTERS[name].description
     assert description.endswith(".")
     assert "\n" not in description
@@ -154,12 +166,12 @@ def test_every_drafter_describes_itself_in_one_line(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
 def test_a_drafter_that_lacks_something_says_so_in_words(name: str) -> None:
-    bare: Any = ModelToy(model=tiny_model("gpt2", layers=2), skip_layers=None)
+    bare = ModelToy(model=tiny_model("gpt2", layers=2), skip_layers=None)
     bare.heads.clear()
     needs_nothing = name in {"none", "prompt-lookup"}
-    assert (DRAFTERS[name].missing(bare) is None) == needs_nothing
+    assert (drafter_class(name).unavailable_reason(bare.parts) is None) == needs_nothing
     if not needs_nothing:
-        assert str(DRAFTERS[name].missing(bare)).startswith("this preset ")
+        assert str(drafter_class(name).unavailable_reason(bare.parts)).startswith("this preset ")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -184,6 +196,43 @@ def test_proposals_are_within_k_and_their_laws_are_laws(name: str, temperature: 
         context.append(3)
     drafter.release()
     drafter.release()
+
+
+# Their list --------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_drafters_and_what_reads_it_need_no_torch() -> None:
+    modules = [
+        "specdemo.drafters.names",
+        "specdemo.models.presets",
+        "specdemo.ui.race.request",
+        "specdemo.ui.lab.views",
+    ]
+    script = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_new_file_and_a_line_as_in_the_readme_add_a_drafter(
+    toy: ModelToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("To add one, write a file in")[1]
+    code, line = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[:2]
+    (tmp_path / "repeat_last.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(specdemo.drafters, "__path__", [*specdemo.drafters.__path__, str(tmp_path)])
+    (name, entry), *others = eval(f"{{{line}}}", vars(names)).items()
+    assert not others
+    monkeypatch.setitem(DRAFTERS, name, entry)
+
+    loaded: Any = toy
+    assert name in drafters_of(loaded, "")  # the benches'
+    check_drafter(loaded, name)  # the command line's
+    assert read_request(prompt="a", preset="p", drafter=name, presets=["p"]).drafter == name  # the page's
+    assert describe(load_presets()[0]["smollm2-135m"], name).startswith(entry.description)
+    prompt = PROMPTS["all token 0"]
+    drafted = [event for event in greedy(toy, name, prompt, 3) if isinstance(event, Round)]
+    assert all(len({token.id for token in event.drafted}) == 1 for event in drafted[:-1])
+    assert ids_of(greedy(toy, name, prompt, 3)) == ids_of(greedy(toy, "none", prompt, 0))
 
 
 # Prompt lookup -----------------------------------------------------------------------------------------------
@@ -224,8 +273,8 @@ def test_prompt_lookup_finds_token_0() -> None:
 def test_whoever_looks_up_first_says_before_whose_draft_it_will_be(context: list[int]) -> None:
     lookup = PromptLookup()
     drafter = LookupNgram(lookup, Scripted(lambda context, k: [9] * k))
-    author = drafter.author(context)
-    assert author is (Scripted if list(drafter.propose(context, 3).token_ids) == [9, 9, 9] else PromptLookup)
+    draft_source = drafter.draft_source(context)
+    assert draft_source is (drafter.other if list(drafter.propose(context, 3).token_ids) == [9, 9, 9] else lookup)
 
 
 # The n-gram table --------------------------------------------------------------------------------------------
@@ -236,7 +285,7 @@ def test_the_table_gives_a_law_for_every_context(table_path: Path) -> None:
     assert table.vocab_size == MODEL_VOCAB
     assert len(table.orders) >= 2
     for context in ([], [3], [3, 4], [60, 60, 60], [0], [1, 2, 3, 4, 5]):
-        law = table.law(context)
+        law = table.next_token_probs(context)
         assert law.shape == (MODEL_VOCAB,)
         assert law.min() > 0
         assert law.sum() == pytest.approx(1, abs=1e-5)
@@ -260,13 +309,13 @@ def test_the_laws_of_a_table_written_out_by_hand(tmp_path: Path) -> None:
     floor = np.array([0.25, 0.25, 0.5])
     after_1 = 0.5 * floor + [0, 0, 0.5]
     after_2 = 0.25 * floor + [0.5, 0.25, 0]
-    assert table.law([]) == pytest.approx(floor)
-    assert table.law([0]) == pytest.approx(floor)  # unknown: the floor alone
-    assert table.law([1]) == pytest.approx(after_1)
-    assert table.law([2]) == pytest.approx(after_2)
-    assert table.law([0, 1]) == pytest.approx(0.5 * after_1 + [0.5, 0, 0])
-    assert table.law([2, 1]) == pytest.approx(after_1)  # the pair is unknown: back to one token
-    assert table.law([1, 2, 0, 1]) == pytest.approx(table.law([0, 1]))
+    assert table.next_token_probs([]) == pytest.approx(floor)
+    assert table.next_token_probs([0]) == pytest.approx(floor)  # unknown: the floor alone
+    assert table.next_token_probs([1]) == pytest.approx(after_1)
+    assert table.next_token_probs([2]) == pytest.approx(after_2)
+    assert table.next_token_probs([0, 1]) == pytest.approx(0.5 * after_1 + [0.5, 0, 0])
+    assert table.next_token_probs([2, 1]) == pytest.approx(after_1)  # the pair is unknown: back to one token
+    assert table.next_token_probs([1, 2, 0, 1]) == pytest.approx(table.next_token_probs([0, 1]))
 
 
 def test_a_table_that_cannot_be_read_is_refused_in_words(tmp_path: Path, table_path: Path) -> None:
@@ -290,9 +339,9 @@ def test_a_table_that_cannot_be_read_is_refused_in_words(tmp_path: Path, table_p
 
 
 def test_a_table_of_another_vocabulary_is_refused_in_words(table_path: Path) -> None:
-    toy: Any = TableToy(ngram_table=table_path)
+    toy = TableToy(ngram_table=table_path)
     with pytest.raises(BadInput, match="knows 61 tokens but the target has 4"):
-        Ngram.build(toy, toy.target_runner(8), Settings(), noise_for(Settings()))
+        Ngram.build(toy.parts, toy.target_runner(8), rule_for(Settings()))
 
 
 # The draft model ---------------------------------------------------------------------------------------------
@@ -303,7 +352,7 @@ def test_a_table_of_another_vocabulary_is_refused_in_words(table_path: Path) -> 
 def test_a_padding_entry_of_the_draft_models_vocabulary_is_never_proposed(draft_vocab: int, temperature: float) -> None:
     table = random_table(8, vocab=6)[..., :draft_vocab]
     settings = Settings(temperature=temperature)
-    drafter = DraftModel(TableRunner(table), 4, settings, noise_for(settings))
+    drafter = DraftModel(TableRunner(table), 4, rule_for(settings))
     draft = drafter.propose([0, 1], 64)
     assert set(map(int, draft.token_ids)) <= set(range(min(4, draft_vocab)))
     if draft.probs is not None:

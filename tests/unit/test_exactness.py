@@ -5,7 +5,8 @@ Every drafter in `DRAFTERS` is tested here without being named.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,17 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from specdemo import decode as loop
+from specdemo.decoding.events import Event, Round, emitted_tokens
+from specdemo.decoding.loop import rule_for
+from specdemo.decoding.noise import key_of, uniform
+from specdemo.decoding.rejection import TESTING, Rejection, verify
+from specdemo.decoding.rule import Rule
+from specdemo.decoding.sampling import probabilities
 from specdemo.drafters.draft_model import DraftModel
-from specdemo.events import Event, Round
-from specdemo.types import MAX_SEED, Draft, Settings, TokenKind, Verdict
-from specdemo.verify import verify
-from tests.unit.enumerate_decode import Rule, distance, emitted_law
+from specdemo.studies.rules import NoiseUsedTwice
+from specdemo.types import MAX_K, MAX_SEED, RULES, Draft, DraftOutcome, Settings, TokenKind, Verdict
+from tests.unit import enumerate_decode
+from tests.unit.enumerate_decode import VerifyFn, distance, emitted_distribution
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
@@ -29,9 +35,9 @@ from tests.unit.toys import (
     Scripted,
     TableRunner,
     TableToy,
+    decode,
     ids_of,
     ngram_file,
-    noise_for,
     random_table,
     true_law,
 )
@@ -77,14 +83,14 @@ def law_with(
     toy: TableToy,
     name: str,
     settings: Settings,
-    rule: Rule = verify,
+    rule: VerifyFn = verify,
     seen: Callable[[list[Event]], None] = lambda events: None,
 ) -> dict:
-    def start():
+    def start(shared: Rule):
         runner = toy.target_runner(32)
-        return runner, toy.drafter(name, runner, settings)
+        return runner, toy.drafter(name, runner, settings, shared)
 
-    return emitted_law(start, PROMPT, settings, rule=rule, seen=seen)
+    return emitted_distribution(start, PROMPT, settings, rule=rule, seen=seen)
 
 
 # Enumeration -----------------------------------------------------------------------------------------------
@@ -120,7 +126,7 @@ def test_the_enumeration_visits_every_kind_of_token(toy: TableToy, name: str) ->
 def test_the_first_token_follows_the_targets_law() -> None:
     table = random_table(4)
     settings = Settings(temperature=0.8, k=3, max_new_tokens=1)
-    law = emitted_law(lambda: (TableRunner(table), Scripted(lambda context, k: [0])), PROMPT, settings)
+    law = emitted_distribution(lambda _: (TableRunner(table), Scripted(lambda context, k: [0])), PROMPT, settings)
     assert distance(law, true_law(table, PROMPT, 1, settings)) < EXACT
 
 
@@ -137,18 +143,18 @@ HOSTILE = {
 @pytest.mark.parametrize("script", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("settings", [LAWS[0], LAWS[2], LAWS[5]], ids=label)
 def test_whatever_is_proposed_the_law_stays(toy: TableToy, script: Callable, settings: Settings) -> None:
-    law = emitted_law(lambda: (toy.target_runner(32), Scripted(script)), PROMPT, settings)
+    law = emitted_distribution(lambda _: (toy.target_runner(32), Scripted(script)), PROMPT, settings)
     assert distance(law, true_law(toy.target, PROMPT, settings.max_new_tokens, settings)) < EXACT
 
 
 def test_the_law_stays_when_texts_end_early(toy: TableToy) -> None:
     settings, eos = LAWS[2], 2
 
-    def start():
+    def start(shared: Rule):
         runner = toy.target_runner(32)
-        return runner, toy.drafter("draft-model", runner, settings)
+        return runner, toy.drafter("draft-model", runner, settings, shared)
 
-    law = emitted_law(start, PROMPT, settings, eos_ids=frozenset({eos}))
+    law = emitted_distribution(start, PROMPT, settings, eos_ids=frozenset({eos}))
     assert distance(law, true_law(toy.target, PROMPT, settings.max_new_tokens, settings, eos)) < EXACT
 
 
@@ -157,11 +163,11 @@ def test_the_law_stays_when_the_draft_models_vocabulary_has_another_size(toy: Ta
     settings = Settings(temperature=1, k=1, max_new_tokens=3, top_k=2)
     table = random_table(6, vocab=VOCAB + 2)[..., :draft_vocab]  # it may read any token, and writes its own
 
-    def start():
-        draft = DraftModel(TableRunner(table), VOCAB, settings, noise_for(settings))
+    def start(shared: Rule):
+        draft = DraftModel(TableRunner(table), VOCAB, shared)
         return toy.target_runner(32), draft
 
-    law = emitted_law(start, PROMPT, settings)
+    law = emitted_distribution(start, PROMPT, settings)
     assert distance(law, true_law(toy.target, PROMPT, 3, settings)) < EXACT
 
 
@@ -174,7 +180,7 @@ def rule(
     unwarp: Callable[[list[float]], list[float]] = lambda row: row,
     bonus: Callable[[list[float]], list[float]] = lambda row: row,
     bonus_row: int = 0,
-) -> Rule:
+) -> VerifyFn:
     """The rule of `verify` in plain Python, with its parts replaceable by wrong ones."""
 
     def verified(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
@@ -190,7 +196,7 @@ def rule(
         sums = np.cumsum(weights)
         token = int(np.searchsorted(sums, float(draws[k]) * sums[-1], side="right"))
         tests = [0.0] * k
-        return Verdict(n, min(token, VOCAB - 1), kind, 0.0, tests, tests, tests, ids)
+        return Verdict(n, min(token, VOCAB - 1), kind, 0.0, tests, tests, ids, tests)
 
     return verified
 
@@ -228,7 +234,7 @@ def test_the_rule_written_in_plain_python_is_exact(toy: TableToy) -> None:
 
 
 @pytest.mark.parametrize("wrong", MISTAKES.values(), ids=MISTAKES.keys())
-def test_the_enumeration_catches(toy: TableToy, wrong: Rule) -> None:
+def test_the_enumeration_catches(toy: TableToy, wrong: VerifyFn) -> None:
     assert distance(law_with(toy, "draft-model", HOT, wrong), true_law(toy.target, PROMPT, 4, HOT)) > 1e-3
 
 
@@ -242,7 +248,7 @@ def test_the_enumeration_catches_an_ngram_rejection_that_samples_a_second_time_f
 def test_the_enumeration_catches_greedy_accepted_by_the_full_softmax(
     toy: TableToy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "probabilities", lambda logits, settings: logits.softmax(-1))
+    monkeypatch.setattr(enumerate_decode, "probabilities", lambda logits, settings: logits.softmax(-1))
     settings = LAWS[0]
     wrong = rule(unwarp=argmax_law, left=lambda p, q: p, bonus=argmax_law)
     assert distance(law_with(toy, "draft-model", settings, wrong), true_law(toy.target, PROMPT, 4, settings)) > 1e-3
@@ -265,15 +271,14 @@ SAMPLED = Settings(temperature=0.9, k=2, max_new_tokens=120)
 RUNS = 30
 
 
-def chi_square(toy: TableToy, name: str, spoil: Callable[[Any], object] = lambda drafter: None) -> float:
+def chi_square(toy: TableToy, name: str, make_rule: Callable[[Settings], Rule] = rule_for, **asked: Any) -> float:
     """The p-value of sampled texts: counts of each token after each pair of tokens, against the target's law."""
     counts = np.zeros((VOCAB, VOCAB, VOCAB))
     for seed in range(RUNS):
-        settings = replace(SAMPLED, seed=seed)
+        settings = replace(SAMPLED, seed=seed, **asked)
         runner = toy.target_runner(len(PROMPT) + settings.max_new_tokens)
-        drafter = toy.drafter(name, runner, settings)
-        spoil(drafter)
-        text = [*PROMPT, *ids_of(list(loop.decode(runner, drafter, PROMPT, settings)))]
+        drafter = toy.drafter(name, runner, settings, make_rule(settings))
+        text = [*PROMPT, *ids_of(list(decode(runner, drafter, PROMPT, settings)))]
         for triple in list(zip(text, text[1:], text[2:], strict=False))[len(PROMPT) - 2 :]:
             counts[triple] += 1
     law = (toy.target.log() / SAMPLED.temperature).softmax(-1).numpy()
@@ -285,44 +290,50 @@ def chi_square(toy: TableToy, name: str, spoil: Callable[[Any], object] = lambda
     return float(chi2.sf(statistic, degrees))
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
-def test_sampled_runs_follow_the_targets_law(toy: TableToy, name: str) -> None:
-    assert chi_square(toy, name) > 1e-4
+def test_sampled_runs_follow_the_targets_law(toy: TableToy, name: str, rule: str) -> None:
+    assert chi_square(toy, name, rule=rule) > 1e-4
+
+
+class Wrong(Rejection):
+    """Rejection sampling with another test."""
+
+    def __init__(self, settings: Settings, test: VerifyFn) -> None:
+        super().__init__(settings)
+        self.test = test
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        draws = torch.tensor([self._uniform(TESTING, i) for i in range(len(logits))], dtype=torch.float64)
+        self._round += 1
+        return self.test(probabilities(logits, self.settings), draft, draws)
 
 
 @pytest.mark.parametrize("mistake", ["accepted if p exceeds q", "resampled from p", "bonus by argmax"])
-def test_chi_square_catches(toy: TableToy, mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "verify", MISTAKES[mistake])
-    assert chi_square(toy, "draft-model") < 1e-6
+def test_chi_square_catches(toy: TableToy, mistake: str) -> None:
+    assert chi_square(toy, "draft-model", lambda settings: Wrong(settings, MISTAKES[mistake])) < 1e-6
 
 
-def test_chi_square_catches_reseeding_in_the_loop(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop._draws
-    monkeypatch.setattr(loop, "_draws", lambda count, noise: real(count, noise.manual_seed(noise.initial_seed())))
-    assert chi_square(toy, "draft-model") < 1e-6
+class Reseeded(Rejection):
+    """Its random numbers are the same in every round."""
+
+    def _uniform(self, purpose: int, index: int) -> float:
+        return uniform(key_of(self.settings.seed, 0, purpose), index if purpose == TESTING else 0)
 
 
-def test_chi_square_catches_noise_shared_by_proposing_and_accepting(
-    toy: TableToy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = loop._draws
-    accepting: list[torch.Generator] = []
+class Shared(Rejection):
+    """Proposes and accepts with the same numbers."""
 
-    def watched(count: int, noise: torch.Generator) -> Tensor:
-        accepting.append(noise)
-        return real(count, noise)
+    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+        return super()._draw(probs, len(self._draft_probs), token_ids)  # the place in the draft
 
-    def share(drafter: Any) -> None:
-        propose = drafter.propose
+    def _uniform(self, purpose: int, index: int) -> float:
+        return super()._uniform(TESTING, index)
 
-        def with_the_same_noise(context: list[int], k: int) -> Draft:
-            drafter.noise.set_state(accepting[-1].get_state())
-            return propose(context, k)
 
-        drafter.propose = with_the_same_noise
-
-    monkeypatch.setattr(loop, "_draws", watched)
-    assert chi_square(toy, "draft-model", share) < 1e-6
+@pytest.mark.parametrize("kind", [Reseeded, Shared, NoiseUsedTwice])
+def test_chi_square_catches_random_numbers_that_are_used_again(toy: TableToy, kind: type[Rule]) -> None:
+    assert chi_square(toy, "draft-model", kind) < 1e-6
 
 
 # Randomness ------------------------------------------------------------------------------------------------
@@ -331,8 +342,8 @@ SEEDED = Settings(temperature=1, k=3, max_new_tokens=40, seed=7)
 
 
 def run(toy: TableToy, name: str, settings: Settings) -> list[Event]:
-    runner = toy.target_runner(64)
-    return list(loop.decode(runner, toy.drafter(name, runner, settings), PROMPT, settings))
+    runner = toy.target_runner(128)
+    return list(decode(runner, toy.drafter(name, runner, settings), PROMPT, settings))
 
 
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
@@ -353,21 +364,64 @@ def test_the_global_generator_is_left_alone(toy: TableToy, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
-def test_the_draws_of_the_tests_come_from_the_seed_alone_one_after_another(toy: TableToy, name: str) -> None:
-    events = run(toy, name, SEEDED)
-    generator = torch.Generator().manual_seed(SEEDED.seed)
+def test_no_random_number_of_rejection_sampling_is_used_twice(toy: TableToy, name: str) -> None:
+    used: list[float] = []
 
-    def draws(count: int) -> list[float]:
-        return torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+    class Watched(Rejection):
+        def _uniform(self, purpose: int, index: int) -> float:
+            used.append(super()._uniform(purpose, index))
+            return used[-1]
 
-    draws(1)  # the first token
-    for event in (event for event in events if isinstance(event, Round)):
-        assert [token.draw for token in event.drafted] == draws(len(event.drafted) + 1)[:-1]
+    runner = toy.target_runner(64)
+    events = list(decode(runner, toy.drafter(name, runner, SEEDED, Watched(SEEDED)), PROMPT, SEEDED))
+    assert len(set(used)) == len(used)
+    tested = [token.draw for event in events if isinstance(event, Round) for token in event.drafted]
+    assert set(tested) <= set(used)
 
 
-def test_proposing_and_accepting_never_share_noise() -> None:
-    for seed in (0, 1, 0xDEECE66D, 2**31, MAX_SEED):
-        settings = Settings(seed=seed)
-        accepting = torch.rand(64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        proposing = torch.rand(64, generator=noise_for(settings), dtype=torch.float64)
-        assert not set(accepting.tolist()) & set(proposing.tolist())
+# The match rule --------------------------------------------------------------------------------------------
+
+MATCHED = Settings(temperature=0.9, k=3, max_new_tokens=60)
+
+
+@pytest.mark.parametrize("asked", [{}, {"temperature": 0.0}, {"temperature": 1.5, "top_k": 2}, {"top_p": 0.7}])
+@pytest.mark.parametrize("k", [1, 3, MAX_K])
+@pytest.mark.parametrize("name", [name for name in DRAFTER_NAMES if name != "none"])
+def test_the_text_is_that_of_the_target_alone(toy: TableToy, name: str, k: int, asked: dict[str, Any]) -> None:
+    accepted = 0
+    for seed in range(3):
+        settings = replace(MATCHED, k=k, seed=seed, **asked)
+        plain, drafted = run(toy, "none", settings), run(toy, name, settings)
+        assert ids_of(drafted) == ids_of(plain)
+        assert margins_of(drafted) == pytest.approx(margins_of(plain))
+        accepted += sum(token.kind is TokenKind.ACCEPTED for event in drafted for token in emitted_tokens(event))
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("script", HOSTILE.values(), ids=HOSTILE.keys())
+def test_whatever_is_proposed_the_text_stays(toy: TableToy, script: Callable) -> None:
+    for seed in range(5):
+        settings = replace(MATCHED, seed=seed)
+        plain = run(toy, "none", settings)
+        assert ids_of(list(decode(toy.target_runner(128), Scripted(script), PROMPT, settings))) == ids_of(plain)
+
+
+def margins_of(events: Sequence[Event]) -> list[float | None]:
+    return [token.margin for event in events for token in emitted_tokens(event)]
+
+
+def test_margins_tell_how_close_another_token_came(toy: TableToy) -> None:
+    """At temperature 0 that is the gap of the two largest logits."""
+    events = run(toy, "none", Settings(max_new_tokens=20))
+    text = [*PROMPT, *ids_of(events)]
+    for place, margin in enumerate(margins_of(events), start=len(PROMPT)):
+        best, second = toy.target[text[place - 2], text[place - 1]].log().topk(2).values.tolist()
+        assert margin == (None if second == -math.inf else pytest.approx(best - second))
+
+
+def test_drafts_share_the_noise_of_their_positions(toy: TableToy) -> None:
+    """A drafter with the target's own distribution is always right, one with another more often than by chance."""
+    same = replace(toy, draft_model=toy.target)
+    for found, least in ((run(same, "draft-model", MATCHED), 1.0), (run(toy, "draft-model", MATCHED), 0.5)):
+        outcomes = [token.outcome for event in found if isinstance(event, Round) for token in event.drafted]
+        assert outcomes.count(DraftOutcome.ACCEPTED) >= least * (len(outcomes) - outcomes.count(DraftOutcome.UNTESTED))

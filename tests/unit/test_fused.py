@@ -5,17 +5,24 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from specdemo.hardware import cpu_multiplies_bf16, cpu_reads_float16
-from specdemo.runners import Runner, layout
-from specdemo.runners.eager import EagerRunner
-from specdemo.runners.fused import MOST_ROWS, FusedRunner
-from specdemo.runners.layout import FusedModel, Norm, Product, Rope, is_plain, knows
+from specdemo.engines import fused as fused_module
+from specdemo.engines import layout, linear
+from specdemo.engines.choose import runner_maker
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.fused import MOST_ROWS, FusedRunner
+from specdemo.engines.layout import FusedModel, Rope, knows
+from specdemo.engines.linear import Linear, Norm
+from specdemo.engines.runner import Runner
+from specdemo.system import hardware
+from specdemo.system.hardware import choose_dtype, cpu_multiplies_bf16, cpu_reads_float16
 
 from .toys import MODEL_VOCAB, model_with_biases, tiny_model
 
@@ -25,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def without_library(monkeypatch):
     """As on a machine without gcc."""
-    monkeypatch.setattr(layout, "library_for", lambda dtype: None)
+    monkeypatch.setattr(linear, "library_for", lambda dtype: None)
 
 
 PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
@@ -50,14 +57,14 @@ def test_every_pass_gives_the_logits_of_transformers(architecture):
 def test_the_states_of_every_pass_are_those_of_transformers(architecture):
     runners = pair(architecture)
     for runner in runners:
-        runner.keep_states([2, 0])
+        runner.capture_hidden_states([2, 0])
         runner.prefill(PROMPT)
     for ids in ([4], [7, 7, 1], list(range(17))):
-        torch.testing.assert_close(*(runner.states for runner in runners), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(*(runner.hidden_states for runner in runners), atol=1e-4, rtol=1e-4)
         for runner in runners:
             runner.forward(ids)
             runner.rollback(len(PROMPT))
-    torch.testing.assert_close(*(runner.states for runner in runners), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(*(runner.hidden_states for runner in runners), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("architecture", KNOWN)
@@ -108,22 +115,22 @@ def test_bfloat16_strays_no_further_from_float32_than_transformers_does(architec
 def test_float16_weights_are_rounded_once_and_everything_else_is_float32(architecture, by_fbgemm, monkeypatch):
     if by_fbgemm and not cpu_reads_float16():
         pytest.skip("torch has no such products here")
-    monkeypatch.setattr(layout, "cpu_reads_float16", lambda: by_fbgemm)
-    monkeypatch.setitem(layout.LEAST_PACKED, torch.float16, 0)  # these models are small
+    monkeypatch.setattr(linear, "cpu_reads_float16", lambda: by_fbgemm)
+    monkeypatch.setitem(linear.LEAST_PACKED, torch.float16, 0)  # these models are small
     model = tiny_model(architecture)
     rounded = copy.deepcopy(model)
     for parameter in rounded.parameters():  # and no buffer: the frequencies of the rotation are no weights
         parameter.data = parameter.data.half().float()
     fused, eager = FusedRunner(FusedModel.of(model, torch.float16), 64), EagerRunner(rounded, 64)
     for runner in (fused, eager):
-        runner.keep_states([2])
+        runner.capture_hidden_states([2])
     logits = fused.prefill(PROMPT)
     torch.testing.assert_close(logits, eager.prefill(PROMPT))
     assert logits.dtype == torch.float32
     assert not torch.equal(logits, EagerRunner(model, 64).prefill(PROMPT))
     for ids in ([4], [7, 7, 1], [0], list(range(17))):
         torch.testing.assert_close(fused.forward(ids), eager.forward(ids))
-        torch.testing.assert_close(fused.states, eager.states, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(fused.hidden_states, eager.hidden_states, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "at_once"), [(torch.float16, layout.MOST_AT_ONCE), (torch.float32, 1)])
@@ -140,7 +147,7 @@ def test_a_machine_of_many_cores_lays_out_no_more_layers_at_a_time(dtype, at_onc
         busy.remove(place)
         return place
 
-    layers, head = layout._laid_out(layer, 12, torch.ones(4, 3, dtype=dtype))
+    layers, head = layout._packed(layer, 12, torch.ones(4, 3, dtype=dtype))
     assert layers == tuple(range(12))
     assert torch.equal(head(torch.ones(1, 3)), torch.full((1, 4), 3.0))
     assert most == at_once
@@ -152,7 +159,7 @@ def test_a_machine_of_many_cores_lays_out_no_more_layers_at_a_time(dtype, at_onc
 def test_float16_products_of_every_length(shape, packed, biased):
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(*shape, generator=generator).half(), torch.randn(shape[0], generator=generator)
-    product = Product.of(weight, bias if biased else None)
+    product = Linear.of(weight, bias if biased else None)
     assert (product.bias is not None) == biased
     with torch.inference_mode(), torch.profiler.profile() as profile:
         for rows in range(1, 20):
@@ -166,13 +173,77 @@ def test_float16_products_of_every_length(shape, packed, biased):
 @pytest.mark.parametrize("packable", [True, False])
 def test_bfloat16_runs_on_a_cpu_that_has_no_instructions_for_it(packable, monkeypatch):
     if not packable:
-        monkeypatch.setattr(layout, "can_pack", lambda dtype: False)
-    elif not layout.can_pack(torch.bfloat16):
+        monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
+    elif not linear.can_pack(torch.bfloat16):
         pytest.skip("this is such a CPU")
     x, weight, bias = torch.randn(3, 8).bfloat16(), torch.randn(5, 8).bfloat16(), torch.randn(5).bfloat16()
-    product = Product.of(weight, bias)
+    product = Linear.of(weight, bias)
     assert (product.weight is None) == packable
     torch.testing.assert_close(product(x), F.linear(x, weight, bias))
+
+
+@pytest.fixture
+def without_onednn(monkeypatch):
+    """As on a Mac, whose torch has neither oneDNN nor any of its operators, nor FBGEMM; the CPU has no bfloat16."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"neon": True})
+    monkeypatch.setattr(hardware, "quantized_engine", lambda: "qnnpack")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_nothing_is_packed_without_onednn(dtype, without_onednn):
+    """With fakes of what a torch without oneDNN says and has."""
+    assert not linear.can_pack(dtype)
+
+
+def test_only_bfloat16_asks_whether_onednn_has_instructions_for_it(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    for has in (True, False):
+        monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace(_is_mkldnn_bf16_supported=lambda has=has: has))
+        assert linear.can_pack(torch.bfloat16) == has
+        assert linear.can_pack(torch.float32)
+
+
+@pytest.mark.parametrize("architecture", KNOWN)
+@pytest.mark.parametrize("asked", ["auto", "bfloat16", "float16"])
+def test_a_model_is_laid_out_and_run_without_onednn(architecture, asked, without_onednn, monkeypatch):
+    """With fakes of what a torch without oneDNN says and has: what a Mac takes by itself, and what can be asked of it.
+
+    Its weights count as large, as those of the default preset are.
+    """
+    monkeypatch.setattr(linear, "LEAST_PACKED", dict.fromkeys(linear.LEAST_PACKED, 0))
+    dtype = choose_dtype(asked, torch.device("cpu"))
+    assert asked != "auto" or dtype == torch.float32
+    model = copy.deepcopy(tiny_model(architecture))
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype).float()
+    fused, eager = FusedRunner(FusedModel.of(model, dtype), 64), EagerRunner(model, 64)
+    rough: dict[str, Any] = {"atol": 0.3, "rtol": 0.1} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(fused.prefill(PROMPT).float(), eager.prefill(PROMPT), **rough)
+    torch.testing.assert_close(fused.forward([7, 7, 1]).float(), eager.forward([7, 7, 1]), **rough)
+
+
+@pytest.mark.parametrize("architecture", KNOWN)
+@pytest.mark.parametrize("grouped", [True, False])
+def test_a_prompt_is_read_the_same_where_attention_takes_no_groups(architecture, grouped, monkeypatch):
+    """As on a GPU without flash attention, by a fake: there every query head gets its own copy of its keys."""
+    asked = []
+    attention = F.scaled_dot_product_attention
+
+    def watched(q, keys, values, **options):
+        asked.append((options.get("enable_gqa"), q.shape[1] == keys.shape[1] == values.shape[1]))
+        return attention(q, keys, values, **options)
+
+    monkeypatch.setattr(fused_module, "attends_in_groups", lambda dtype, device: grouped)
+    fused, eager = pair(architecture)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", watched)
+        logits = fused.prefill(list(range(20)))
+    torch.testing.assert_close(logits, eager.prefill(list(range(20))))
+    shared = fused.model.heads > fused.model.kv_heads
+    assert set(asked) == {(grouped, not (grouped and shared))}
+    torch.testing.assert_close(fused.forward([1, 2]), eager.forward([1, 2]))
 
 
 @pytest.mark.parametrize("bit_exact", [True, False])
@@ -203,7 +274,7 @@ def test_in_bfloat16_logits_are_the_same_bits_however_many_tokens_are_read_toget
     runner.prefill(ids[:1])
     for i in range(1, len(ids) - 3, 3):  # layer-skip reads some tokens one by one through the first layers
         for token in ids[i : i + 2]:
-            runner.read_ahead([token], 2)
+            runner.early_exit_forward([token], 2)
         assert torch.equal(runner.forward(ids[i : i + 3]), passes[1][i - 1 : i + 2]), i
 
 
@@ -250,18 +321,29 @@ def test_an_rms_norm_is_one_whatever_stands_out_in_a_row(dtype, shape):
             assert torch.equal(norm(x[:1]), norm(x[: min(rows, 17)])[:1])
 
 
-@pytest.mark.parametrize("architecture", KNOWN)
-def test_what_is_plain_can_be_made_of_its_stored_configuration(architecture, tmp_path):
-    model = tiny_model(architecture)
-    model.config.save_pretrained(tmp_path)
-    config = PreTrainedConfig.from_json_file(tmp_path / "config.json")
-    assert is_plain(config) == (architecture != "gpt2")
-    if is_plain(config):
-        fused = FusedModel.of_weights(config, model.state_dict(), Rope.plain(config))
-        by_transformers = FusedModel.of(model)
-        assert torch.equal(FusedRunner(fused, 16).prefill(PROMPT), FusedRunner(by_transformers, 16).prefill(PROMPT))
-        config.rope_parameters = {**config.rope_parameters, "rope_type": "yarn"}
-        assert not is_plain(config)
+ROPES = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+}
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_angles_made_of_the_configuration_are_those_of_transformers(kind):
+    config = copy.deepcopy(tiny_model("llama").config)
+    config.rope_parameters = {"rope_theta": 500.0, "rope_type": kind, **ROPES[kind]}
+    by_transformers = FusedModel.of(AutoModelForCausalLM.from_config(config)).rope
+    ours = Rope.of(config, torch.device("cpu"))
+    assert by_transformers is not None
+    assert torch.equal(ours.frequencies, by_transformers.frequencies)
+    assert ours.scale == by_transformers.scale
+    assert (ours.scale != 1) == (kind == "yarn")
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -289,3 +371,28 @@ def test_only_what_is_computed_exactly_is_known(architecture, change):
     assert knows(model.config)
     config = type(model.config).from_dict({**model.config.to_dict(), **change})
     assert not knows(config)
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "fp8"])
+@pytest.mark.parametrize("architecture", KNOWN)
+def test_quantized_weights_are_left_to_transformers(architecture, method):
+    config = copy.deepcopy(tiny_model(architecture).config)
+    config.quantization_config = {"quant_method": method}
+    assert not knows(config)
+    model = copy.copy(tiny_model(architecture))
+    model.config = config
+    assert runner_maker(model)[0] == "eager"
+    config.quantization_config = None
+    assert knows(config)
+
+
+def test_quantized_weights_of_a_model_for_pictures_and_text_are_left_to_transformers():
+    """Its configuration holds that of the text model, and either may say that the weights are quantized."""
+    text = copy.deepcopy(tiny_model("llama").config)
+    whole = PreTrainedConfig()
+    whole.get_text_config = lambda *_, **__: text
+    assert knows(whole)
+    whole.quantization_config = {"quant_method": "fp8"}
+    assert not knows(whole)
+    whole.quantization_config, text.quantization_config = None, {"quant_method": "fp8"}
+    assert not knows(whole)

@@ -15,22 +15,24 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdemo import runners
-from specdemo.decode import decode
-from specdemo.drafters import DRAFTERS
-from specdemo.drafters.block import Block, BlockPasses
-from specdemo.drafters.eagle import Eagle, EaglePasses
-from specdemo.drafters.head import HeadDrafter, HeadPasses
-from specdemo.drafters.head_cache import DeviceCache
-from specdemo.events import Event, Round
-from specdemo.runners import Runner, choose, graph, ops
-from specdemo.runners.choose import ops_for, runner_maker
-from specdemo.runners.eager import EagerRunner
-from specdemo.runners.graph import LONGEST, CudaCapture, GraphRunner, Graphs, Outcome, Slot, Work
-from specdemo.runners.layout import FusedModel
+from specdemo.decoding.events import Event, Round
+from specdemo.drafters.heads.backends import TorchBackend
+from specdemo.drafters.heads.block import Block
+from specdemo.drafters.heads.cache import DeviceCache
+from specdemo.drafters.heads.drafter import HeadDrafter
+from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.names import DRAFTERS
+from specdemo.engines import choose, gpu, ops
+from specdemo.engines.choose import ops_for, runner_maker
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.gpu import graph
+from specdemo.engines.gpu.graph import LONGEST, CudaCapture, GraphRunner, Graphs, GraphSlot, Outcome, Work
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.runner import Runner
+from specdemo.system.progress import attended
 from specdemo.types import Settings
 
-from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, ids_of, tiny_model
+from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, decode, ids_of, recorded, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread", "little_room")
 
@@ -43,19 +45,6 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "ROOM", 128)
 
 
-def recorded(work: Work) -> Work:
-    """In place of a capture: every replay leaves its outcome where the first one lay."""
-    kept = work()
-
-    def replay() -> Any:
-        for old, new in zip(*map(torch.utils._pytree.tree_leaves, (kept, work())), strict=True):
-            if old is not None:
-                old.copy_(new)
-        return kept
-
-    return replay
-
-
 def graphs_of(architecture: str, seed: int = 0) -> Graphs:
     return Graphs(FusedModel.of(tiny_model(architecture, seed)), ops, recorded, 1)
 
@@ -64,13 +53,13 @@ def graphs_of(architecture: str, seed: int = 0) -> Graphs:
 def test_every_pass_gives_the_logits_and_states_of_transformers(architecture: str) -> None:
     runners: list[Runner] = [GraphRunner(graphs_of(architecture), 100), EagerRunner(tiny_model(architecture), 100)]
     for runner in runners:
-        runner.keep_states([2, 0])
+        runner.capture_hidden_states([2, 0])
     torch.testing.assert_close(*(runner.prefill(PROMPT) for runner in runners))
     earlier: list[tuple[Tensor, Tensor]] = []
     for ids in ([4], [7, 7, 1], torch.tensor([0, 3]), list(range(LONGEST)), list(range(LONGEST + 3))):
         logits = [runner.forward(ids) for runner in runners]
         torch.testing.assert_close(*logits)
-        torch.testing.assert_close(*(runner.states for runner in runners), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(*(runner.hidden_states for runner in runners), atol=1e-4, rtol=1e-4)
         earlier.append((logits[0], logits[1]))
         for runner in runners:
             runner.rollback(runner.length - len(ids) // 2)
@@ -86,7 +75,7 @@ def test_a_pass_that_does_not_fit_is_refused_before_it_is_run() -> None:
     assert runner.length == len(PROMPT)
 
 
-class Watch(TorchDispatchMode):
+class ProbabilityRecorder(TorchDispatchMode):
     """Every operation with the shapes it reads and writes, and the memory that was there before."""
 
     def __init__(self) -> None:
@@ -117,11 +106,11 @@ def test_a_captured_pass_is_the_same_operations_on_the_same_memory_at_every_leng
     architecture: str, count: int
 ) -> None:
     graphs = graphs_of(architecture)
-    slot = graphs.take(GraphRunner(graphs, 1))
+    slot = graphs.acquire(GraphRunner(graphs, 1), 1)
     watched = []
     for length in (0, 3, 110):
         slot.start.fill_(length)
-        with Watch() as watch:
+        with ProbabilityRecorder() as watch:
             slot.run(count)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
@@ -212,18 +201,14 @@ SAMPLED = Settings(k=4, temperature=1.0, max_new_tokens=90, seed=3)
 
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("prompt", [PROMPT, list(range(60))], ids=["short", "beyond what is captured"])
-def test_captured_heads_draft_what_they_draft_uncaptured(
-    kind: type[HeadDrafter], prompt: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("eagle", "block", "head"):
-        monkeypatch.setattr(f"specdemo.drafters.{name}.WINDOW", 40)  # the text grows longer
+def test_captured_heads_draft_what_they_draft_uncaptured(kind: type[HeadDrafter], prompt: list[int]) -> None:
     drafted = []
     for captured in (False, True):
-        toy = ModelToy(model=tiny_model("llama"))
+        toy = ModelToy(model=tiny_model("llama"), window=40)  # the text grows longer
         if captured:
-            kind.capture(toy.heads[kind.kind.kind], recorded)
+            kind.capture(toy.heads[kind.name], recorded)
         runner = toy.target_runner(len(prompt) + SAMPLED.max_new_tokens)
-        events = list(decode(runner, toy.drafter(kind.kind.kind, runner, SAMPLED), prompt, SAMPLED))
+        events = list(decode(runner, toy.drafter(kind.name, runner, SAMPLED), prompt, SAMPLED))
         tests = [token for event in events if isinstance(event, Round) for token in event.drafted]
         drafted.append(([token.id for token in tests], [token.q for token in tests]))
     (ids, q), (other_ids, other_q) = drafted
@@ -235,20 +220,22 @@ def test_captured_heads_draft_what_they_draft_uncaptured(
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_heads_slot_goes_from_run_to_run_and_nothing_of_a_run_stays(kind: type[HeadDrafter]) -> None:
     toy = graph_toy()
-    slots = toy.heads[kind.kind.kind].slots
+    slots = toy.heads[kind.name].slots
     assert slots is not None
     (slot,) = slots._free
-    assert isinstance(slot.cache, DeviceCache)
+    assert isinstance(slot.backend, TorchBackend)
+    cache = slot.backend.cache
+    assert isinstance(cache, DeviceCache)
     texts = []
     for _ in range(2):
-        events = run(toy, kind.kind.kind, SAMPLED)
+        events = run(toy, kind.name, SAMPLED)
         texts.append([next(events) for _ in range(6)])
         assert slots._free == []
-        assert slot.cache.entries.abs().max() > 0
-        slot.cache.entries[:, :, :, 100:] = torch.nan
+        assert cache.entries.abs().max() > 0
+        cache.entries[:, :, :, 100:] = torch.nan
         events.close()  # type: ignore[attr-defined]
         assert slots._free == [slot]
-        assert slot.cache.entries.abs().max() == 0
+        assert cache.entries.abs().max() == 0
     assert ids_of(texts[0]) == ids_of(texts[1])
 
 
@@ -256,25 +243,20 @@ def test_a_heads_slot_goes_from_run_to_run_and_nothing_of_a_run_stays(kind: type
 def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_every_length(
     kind: type[HeadDrafter],
 ) -> None:
-    ready = ModelToy(model=tiny_model("llama")).heads[kind.kind.kind]
-    cache = DeviceCache(ready.head.shape, 128, torch.empty(0))
-    passes: HeadPasses = kind.passes_kind(ready, cache)
+    ready = ModelToy(model=tiny_model("llama")).heads[kind.name]
+    backend = ready.torch_backend(128, DeviceCache)
+    passes = kind.passes(ready, backend)
     states, tokens = passes.states_and_tokens()[-3]
-    calls: list[Callable[[], Any]] = []
-    if isinstance(passes, EaglePasses):
-        calls += [partial(passes.first, states, tokens), partial(passes.next, tokens[:1])]
-    else:
-        assert isinstance(passes, BlockPasses)
-        calls += [partial(passes.read, states), partial(passes.block, tokens[:1], 4)]
     watched = []
     for length in (0, 3, 110):
-        cache.go_to(length)
-        with torch.inference_mode(), Watch() as watch:
-            for call in calls:
-                call()
+        backend.seek(length)
+        with torch.inference_mode(), ProbabilityRecorder() as watch:
+            next_logits = passes.begin(states, tokens, 4)
+            next_logits([])
+            next_logits([tokens[:1]])
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
-    assert {_memory(states), _memory(tokens), _memory(cache.entries)} <= watched[0][1]
+    assert {_memory(states), _memory(tokens), _memory(backend.cache.entries)} <= watched[0][1]
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -285,9 +267,9 @@ def test_a_head_that_cannot_be_captured_drafts_all_the_same(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     toy = ModelToy(model=tiny_model("llama"))
-    kind.capture(toy.heads[kind.kind.kind], broken)
+    kind.capture(toy.heads[kind.name], broken)
     assert "not permitted" in caplog.text
-    events = list(run(toy, kind.kind.kind, SAMPLED))
+    events = list(run(toy, kind.name, SAMPLED))
     assert any(event.drafted for event in events if isinstance(event, Round))
 
 
@@ -342,6 +324,20 @@ def test_larger_slots_are_captured_before_their_runs_begin_and_only_as_many_as_t
     for runner in runners:
         runner.prefill(PROMPT)
     assert [slot.capacity for slot in graphs._free] == [128]
+
+
+def test_a_capture_before_a_run_is_told() -> None:
+    """By a fake capture: one of a slot that there is already takes no time and is not told."""
+    graphs, told = graphs_of("llama"), list[str]()
+    with attended(lambda: False, told.append):
+        GraphRunner(graphs, 100)
+        assert told == []
+        large = GraphRunner(graphs, 200)
+        assert told == ["capturing the passes for texts of this length"]
+        large.prefill(PROMPT)
+        large.release()
+        GraphRunner(graphs, 250)
+    assert len(told) == 1
 
 
 def test_numbers_that_are_none_do_not_outlive_their_run() -> None:
@@ -428,15 +424,23 @@ def test_kernels_that_cannot_be_built_are_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: bool
 ) -> None:
     def swiglu(x: Tensor) -> Tensor:
+        assert current == [device]  # of several GPUs Triton would take the first
         if broken:
             raise RuntimeError("Failed to find C compiler.")
         return ops.swiglu(x)
 
     kernels = SimpleNamespace(usable=lambda width: True, swiglu=swiglu)
-    monkeypatch.setattr(runners, "kernels", kernels, raising=False)
+    monkeypatch.setattr(gpu, "kernels", kernels, raising=False)
     monkeypatch.setattr(choose, "find_spec", lambda name: name == "triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     device = SimpleNamespace(type="cuda")
+    current: list[Any] = []
+
+    def choose_device(device: Any) -> Any:
+        current.append(device)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "device", choose_device)
     monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.ones(shape))
     model: Any = SimpleNamespace(embedding=SimpleNamespace(device=device), width=64)
     assert ops_for(model) is (ops if broken else kernels)
@@ -464,6 +468,6 @@ def test_where_the_kernels_fail_torchs_own_operations_run(
 
 
 def test_a_slot_holds_a_pass_for_every_draft() -> None:
-    slot = Slot(FusedModel.of(tiny_model("llama")), ops, recorded, 64)
+    slot = GraphSlot(FusedModel.of(tiny_model("llama")), ops, recorded, 64)
     assert sorted(slot._passes) == list(range(1, LONGEST + 1))
     assert slot.ids.max() < MODEL_VOCAB

@@ -19,6 +19,7 @@ from .checkpoints import make_tokenizer, save, tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+Answers = list[tuple[Any, list[Any], float]]  # for each model: its weights or why not, the stages, seconds
 REFUSALS = {
     "someone/gated": (403, "GatedRepo"),
     "someone/absent": (404, "RepoNotFound"),
@@ -27,19 +28,20 @@ REFUSALS = {
 
 # The address of the hub is read when huggingface_hub is imported: only a new process can be given another.
 ASK = """
-import json, sys
-from specdemo.models import load
-from specdemo.presets import Hub, Preset
+import json, sys, time
+from specdemo.models.loaded import load
+from specdemo.models.presets import Hub, Preset
 for repo in sys.argv[1:]:
     name, _, revision = repo.partition("@")
-    stages = []
+    stages, began = [], time.monotonic()
     try:
         preset = Preset("toy", "Toy", "Toy.", Hub(name, revision or None))
         loaded = load(preset, device="cpu", progress=lambda *stage: stages.append(stage))
         answer = loaded.weights["target"]
     except Exception as error:
         answer = f"{type(error).__name__}: {error}"
-    print(json.dumps([answer, stages]), flush=True)
+    seconds = time.monotonic() - began
+    print(json.dumps([answer, stages, seconds]), flush=True)
 """
 
 
@@ -95,7 +97,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join()
 
 
-def ask(endpoint: str, home: Path, *repos: str, **more: str) -> list[tuple[Any, list[Any]]]:
+def ask(endpoint: str, home: Path, *repos: str, **more: str) -> Answers:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     environment |= {
         "HF_ENDPOINT": endpoint,
@@ -110,16 +112,34 @@ def ask(endpoint: str, home: Path, *repos: str, **more: str) -> list[tuple[Any, 
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(hub: str, tmp_path: Path) -> None:
-    tiny_model, *refusals = ask(
-        hub, tmp_path, "someone/tiny", "someone/gated", "someone/absent", "someone/tiny@nope", "not a name"
-    )
-    weights, stages = tiny_model
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the hub's library keeps what it downloads."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def fetched(hub: str, home: Path) -> Answers:
+    """What is answered for a model of the hub, and for others that it refuses."""
+    return ask(hub, home, "someone/tiny", "someone/gated", "someone/absent", "someone/tiny@nope", "not a name")
+
+
+@pytest.fixture(scope="module")
+def unreached(fetched: object, home: Path) -> Answers:
+    """The same while nobody listens at the hub's port, for one that was downloaded and one that was not."""
+    return ask("http://127.0.0.1:9", home, "someone/tiny", "someone/other")
+
+
+UNREACHED = "LoadError: {} could not be downloaded: the model hub cannot be reached. Check the network and try again."
+
+
+def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(fetched: Answers) -> None:
+    (weights, stages, _), *refusals = fetched
     assert weights == {"source": "hub", "repo": "someone/tiny", "revision": COMMIT}
     downloads = [fraction for fraction, words in stages if words.startswith("downloading someone/tiny")]
     assert downloads[-1] == 1.0
     assert stages[-1] == [1.0, "ready"]
-    gated, absent, nope, nonsense = (answer for answer, _ in refusals)
+    gated, absent, nope, nonsense = (answer for answer, *_ in refusals)
     assert gated.startswith("LoadError: someone/gated asks for an agreement first")
     assert "hf auth login" in gated
     assert absent.startswith("LoadError: There is no model someone/absent on the hub")
@@ -127,12 +147,24 @@ def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(hub: str, tmp_pa
     assert nonsense.startswith("LoadError: There is no model not a name on the hub")
 
 
-def test_a_hub_that_is_not_asked_because_the_machine_is_offline_is_a_sentence(
-    tmp_path: Path,
+def test_a_hub_that_cannot_be_reached_is_told_within_seconds(unreached: Answers) -> None:
+    """The hub's library would try it again for half a minute."""
+    answer, stages, seconds = unreached[1]
+    assert answer == UNREACHED.format("someone/other")
+    assert seconds < 2
+    assert [words for _, words in stages] == ["looking for someone/other on the hub"]
+
+
+def test_what_was_downloaded_serves_while_the_hub_cannot_be_reached(
+    unreached: Answers,
 ) -> None:
-    """A closed port ends in the same error, but only after half a minute of the library's retries."""
-    ((answer, _),) = ask("http://127.0.0.1:9", tmp_path, "someone/tiny", HF_HUB_OFFLINE="1")
-    assert answer == (
-        "LoadError: someone/tiny could not be downloaded: the model hub cannot be reached. "
-        "Check the network and try again."
-    )
+    weights, stages, seconds = unreached[0]
+    assert seconds < 15  # without waiting for the hub's library, which would try again for half a minute
+    assert weights == {"source": "hub", "repo": "someone/tiny", "revision": COMMIT}
+    assert stages[-1] == [1.0, "ready"]
+    assert not any("downloading" in words for _, words in stages)
+
+
+def test_a_hub_that_is_not_asked_because_the_machine_is_offline_is_a_sentence(tmp_path: Path) -> None:
+    ((answer, _, _),) = ask("http://127.0.0.1:9", tmp_path, "someone/tiny", HF_HUB_OFFLINE="1")
+    assert answer == UNREACHED.format("someone/tiny")

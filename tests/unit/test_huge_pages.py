@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from specdemo.runners.huge_pages import CHUNK, LINE, HugePages
+from specdemo.engines.cpu.huge_pages import CHUNK, LINE, HugePages
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="only Linux is asked for huge pages")
 

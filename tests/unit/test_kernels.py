@@ -20,22 +20,42 @@ SHARED = 99 * 1024  # bytes that a program of consumer GPUs can have; others hav
 PROCESSOR, RESERVED = 228 * 1024, 1024  # bytes that the programs of a processor of an H100 share, and of these each has
 INTERPRETED = """
 import torch
-from specdemo.lab import gpu_checks
-from specdemo.runners import graph, kernels
-from specdemo.runners.layout import Product
+from specdemo.bench import gpu_models
+from specdemo.decoding.noise import draw, key_of, signed
+from specdemo.engines.gpu import graph, kernels
+from specdemo.engines.gpu.noise import race
+from specdemo.engines.linear import Linear
+from tests.gpu import test_kernels, test_passes
 torch.manual_seed(0)
-graph.ROOM = gpu_checks.CONTEXT = 128
-gpu_checks.HEADS, gpu_checks.READS = ((6, 2, 16),), ((1, 0), (3, 126))
-gpu_checks.ops_for, gpu_checks.LENGTHS = lambda model: kernels, (3,)
+graph.ROOM, test_passes.CONTEXT, test_passes.LENGTHS = 128, 20, (3,)  # what is read in a pass and more
+gpu_models.ops_for, test_kernels.READS = lambda model: kernels, ((1, 0), (3, 126))
+kernels.MANY, test_kernels.WIDE = 600, 650  # larger parts begin earlier: programs run one after the other here
+kernels.MOST_CHUNKS, test_kernels.LONG = 2, 512
 cpu = torch.device("cpu")
-Product.of = lambda weight, bias, parts=1: Product.unpacked(weight, bias)  # as on a GPU
-found = [gpu_checks.kernels_agree(kernels, cpu, dtype) for dtype in (torch.float32, torch.float16)]
-found += [gpu_checks.logits_agree(family, cpu) for family in ("qwen3", "gpt2")]
-assert all(check.passed for check in found), found
+Linear.of = lambda weight, bias, parts=1: Linear.unpacked(weight, bias)  # as on a GPU
+for dtype in (torch.float32, torch.float16):
+    test_kernels.test_operations_agree_with_float64(cpu, dtype, (6, 2, 16))
+for family in ("qwen3", "gpt2"):
+    test_passes.test_logits_are_those_of_transformers(cpu, family, None)
+
+for size, spread in ((5, 3.0), (700, 0.0), (20_000, 3.0), (9_000, 12.0)):
+    p = (spread * torch.randn(3, size, generator=torch.Generator().manual_seed(size))).softmax(-1)
+    p[0] = torch.where(p[0] < 0.9 * p[0].mean(), 0, p[0])
+    keys = [key_of(9, position) for position in range(3)]
+    tokens, margins = race(p, torch.tensor(list(map(signed, keys))))
+    expected, exact = draw(p.double(), keys)
+    assert torch.equal(tokens[exact > 1e-6], expected[exact > 1e-6]), (tokens, expected)
+    torch.testing.assert_close(margins, exact, rtol=1e-6, atol=1e-8)
+known = torch.arange(2, 900, 5)
+q = torch.rand(3, len(known))
+assert torch.equal(race(q, torch.tensor([4, 5, 6]), known)[0], draw(q.double(), [4, 5, 6], known)[0])
+p = torch.full((4, 900), 1 / 900)
+p[0], p[1, 899], p[2, 3] = 0, float("nan"), float("inf")
+assert race(p, torch.tensor([1, 2, 3, 4]))[0].ge(0).tolist() == [False, False, False, True]
 """
 
 
-def test_the_kernels_agree_with_torch_and_make_a_pass() -> None:
+def test_the_kernels_agree_with_torch_make_a_pass_and_draw_the_same_tokens() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, "-c", INTERPRETED], capture_output=True, text=True, env=environment, check=False
@@ -54,7 +74,7 @@ ATTEND = {"HEADS": 9, "GROUP": 3, "WIDTH": 64, "CHUNK": 128, "ROWS": 16}
     [
         ("_product", "eps", ["count", "outer"], PRODUCT),
         ("_swiglu", "", [], {"INNER": 1536, "STEP": 1024}),
-        ("_place", "eps", ["capacity"], {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}),
+        ("_write_kv", "eps", ["capacity"], {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}),
         ("_attend", "scale", ["count", "capacity"], ATTEND),
         ("_combine", "", ["count"], {"HEADS": 9, "WIDTH": 64, "CHUNK": 128, "CHUNKS": 8}),
     ],
@@ -62,9 +82,9 @@ ATTEND = {"HEADS": 9, "GROUP": 3, "WIDTH": 64, "CHUNK": 128, "ROWS": 16}
 def test_the_kernels_compile_for_a_gpu(
     name: str, floats: str, integers: list[str], constants: dict[str, Any], number: str, capability: int
 ) -> None:
-    from specdemo.runners import kernels
+    from specdemo.engines.gpu import kernels
 
-    size, options = NUMBERS[number], {"_product": {"num_stages": kernels.WIDE_STAGES}, "_place": {"num_warps": 1}}
+    size, options = NUMBERS[number], {"_product": {"num_stages": kernels.WIDE_STAGES}, "_write_kv": {"num_warps": 1}}
     sized = {"_product": {"STEP": kernels.STEP_BYTES // size}, "_attend": {"KEYS": kernels.KEY_BYTES // size}}
     types = dict.fromkeys(integers, "i32") | {floats: "fp32", "start": "*i64"}
     if name in ("_attend", "_combine"):  # what programs leave for each other
@@ -81,7 +101,7 @@ def test_the_kernels_compile_for_a_gpu(
 def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> None:
     """What Triton makes of them, which small changes of the source undo: 16 bytes are copied at a time, and laid out
     so that no reads of shared memory wait for each other; a processor holds three programs."""
-    from specdemo.runners import kernels
+    from specdemo.engines.gpu import kernels
 
     constants = {**PRODUCT, "INNER": 2560, "NORMED": normed, "BIASED": False, "COLUMNS": columns, "STEP": 256}
     types = {"count": "i32", "outer": "i32", "eps": "fp32"}
@@ -109,3 +129,12 @@ def built(
     attributes = {place: [["tt.divisibility", 16]] for place in even}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_the_noise_compiles_for_a_gpu(capability: int) -> None:
+    from specdemo.engines.gpu import noise
+
+    types = {"keys": "*i64", "ids": "*i64", "times": "*fp64", "tokens": "*i64", "size": "i32", "parts": "i32"}
+    constants = {"OWN_IDS": True, "BLOCK": noise.BLOCK, "BLOCKS": noise.BLOCKS}
+    assert built(noise._race, types, "fp32", constants, capability, None).asm["cubin"]

@@ -6,30 +6,24 @@ import csv
 import gzip
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from specdemo import cli, events
-from specdemo.events import Entry, Event, Prefilled, Round, Spans, write_trace
-from specdemo.presets import find_preset
-from specdemo.types import DraftedToken, Fate, Token, TokenKind
+from specdemo.decoding.events import Event, Prefilled, Round
+from specdemo.models.presets import find_preset
+from specdemo.racing import trace as traces
+from specdemo.racing.trace import Entry, Spans, write_trace
+from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 
+pytestmark = pytest.mark.usefixtures("loads_once")
 Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `lab` in this process: exit status, stdout, stderr."""
-
-    def _run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["specdemo", "lab", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return _run
+def run(command: Run) -> Run:
+    return partial(command, "lab")
 
 
 @pytest.fixture
@@ -37,8 +31,8 @@ def trace(tmp_path: Path) -> Path:
     """A race of three rounds a lane."""
     first = Prefilled(3, Token(0, TokenKind.TARGET, 1), 0.1)
     plain: list[Event] = [first, *(Round(i, (), (Token(1, TokenKind.TARGET, 1),), 0, 0.1, 0.1) for i in range(3))]
-    fates = (Fate.ACCEPTED, Fate.REJECTED)
-    drafted = tuple(DraftedToken(1, fate, 0.5, 0.5, 0.5) for fate in fates)
+    outcomes = (DraftOutcome.ACCEPTED, DraftOutcome.REJECTED)
+    drafted = tuple(DraftedToken(1, outcome, 0.5, 0.5, 0.5) for outcome in outcomes)
     emitted = (Token(1, TokenKind.ACCEPTED, 1), Token(2, TokenKind.RESAMPLED, 1))
     drafting: list[Event] = [first, *(Round(i, drafted, emitted, 0.01, 0.12, 0.14) for i in range(3))]
     spans = Spans((" the", " sea"), (" the", " sky"))
@@ -47,7 +41,7 @@ def trace(tmp_path: Path) -> Path:
         Entry("speculative", event, spans if isinstance(event, Round) else Spans((" x",))) for event in drafting
     ]
     path = tmp_path / "race.jsonl"
-    path.write_text("".join(write_trace({}, entries)))
+    path.write_text("".join(write_trace({"lanes": [{"name": "plain"}, {"name": "speculative"}]}, entries)))
     return path
 
 
@@ -107,7 +101,7 @@ def test_a_packed_trace_that_would_fill_the_memory_is_refused(
 ) -> None:
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(gzip.compress(b"\n" * 3_000_000))
-    monkeypatch.setattr(events, "MAX_FILE", 2_000_000)
+    monkeypatch.setattr(traces, "MAX_FILE", 2_000_000)
     words = "specdemo: The trace bomb.jsonl.gz is too large: at most 2 MB are read.\n"
     assert run("explain", "--trace", str(path)) == (2, "", words)
 
@@ -126,10 +120,11 @@ def test_a_packed_trace_that_would_fill_the_memory_is_refused(
         (["domains", "--prompts", "/no/such/prompts"], "/no/such/prompts"),
         (["domains", "-k", "17"], "16, not 17"),
         (["sweep", "-k", "one"], "numbers"),
-        (["sweep", "--seeds", "0"], "Seeds must be at least 1"),
-        (["profile", "--repeats", "0"], "Repeats must be at least 1"),
+        (["sweep", "--seeds", "0"], "--seeds': Input should be greater than or equal to 1"),
+        (["profile", "--repeats", "0"], "--repeats': Input should be greater than or equal to 1"),
         (["profile", "--preset", "gpt-9"], "gpt-9"),
-        (["lossless", "--rule", "wishful"], "resample-from-p"),
+        (["lossless", "--rule", "wishful"], "match or rejection"),
+        (["lossless", "--broken", "wishful"], "resample-from-p"),
         (["lossless", "--temperature", "0"], "above 0"),
         (["lossless", "--limit", "-1"], "limit"),
         (["dance"], "dance"),
@@ -177,17 +172,17 @@ def test_sweep_and_domains_of_the_real_preset(run: Run, tmp_path: Path) -> None:
     assert len(csv_path.read_text().splitlines()) == 3
     status, out, _ = run("domains", *words, "--drafter", "ngram")
     assert status == 0
-    assert "place in the draft" in out
+    assert "position in the draft" in out
 
 
 @pytest.mark.real
 def test_lossless_ends_with_status_1_for_a_broken_rule(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     words = ["--limit", "1", "--max-new-tokens", "16", "-k", "1", "--top-k", "8", "--rounds", "150"]
-    status, out, _ = run("lossless", *words, "--rule", "accept-if-p-exceeds-q", "--json", str(path))
+    status, out, _ = run("lossless", *words, "--broken", "accept-if-p-exceeds-q", "--json", str(path))
     assert status == 1
-    assert "NOT" in out
+    assert "CHANGES" in out
     found = json.loads(path.read_text())
     drafter = find_preset("smollm2-135m").defaults.drafter
-    assert [check["text"] for check in found["greedy"]] == [drafter, "transformers"]
+    assert [check["text"] for check in found["texts"]] == [drafter, "transformers", drafter]
     assert [test["tokens"] for test in found["sampling"]["tests"]] == [1, 2]

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.events import Entry, Finished, Prefilled, Round, Spans
-from specdemo.lab.domains import CATEGORY, KIND, PLACE, Count, Counts
-from specdemo.lab.kinds import Kind, kind_of
-from specdemo.types import DraftedToken, Fate, FinishReason, Token, TokenKind
+from specdemo.decoding.events import Finished, Prefilled, Round
+from specdemo.racing.trace import Entry, Spans
+from specdemo.studies.domains import CATEGORY, KIND, POSITION, Count, Counts
+from specdemo.studies.kinds import Kind, kind_of
+from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 
-A, R, U = Fate.ACCEPTED, Fate.REJECTED, Fate.UNTESTED
+A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 
 
 @pytest.mark.parametrize(
@@ -55,8 +56,8 @@ def test_every_token_has_a_kind(token: str, before: str) -> None:
     assert kind_of(token, before) in Kind
 
 
-def entry(fates: list[Fate], drafted: list[str], emitted: list[str]) -> Entry:
-    tokens = tuple(DraftedToken(0, fate, 0.5, 0.5, 0.5) for fate in fates)
+def entry(outcomes: list[DraftOutcome], drafted: list[str], emitted: list[str]) -> Entry:
+    tokens = tuple(DraftedToken(0, outcome, 0.5, 0.5, 0.5) for outcome in outcomes)
     written = tuple(Token(0, TokenKind.ACCEPTED, 0.5) for _ in emitted)
     return Entry("speculative", Round(0, tokens, written, 0, 0, 0), Spans(tuple(emitted), tuple(drafted)))
 
@@ -81,7 +82,7 @@ def test_counts_by_hand() -> None:
     counts.add("story", STORY)
     counts.add("code", CODE)
     assert figures(counts, CATEGORY) == {"story": (5, 4, 3), "code": (1, 1, 0)}
-    assert figures(counts, PLACE) == {"1": (3, 3, 2), "2": (2, 2, 1), "3": (1, 0, 0)}
+    assert figures(counts, POSITION) == {"1": (3, 3, 2), "2": (2, 2, 1), "3": (1, 0, 0)}
     assert figures(counts, KIND) == {
         "punctuation": (1, 0, 0),  # untested
         "function word": (1, 1, 1),
@@ -92,23 +93,37 @@ def test_counts_by_hand() -> None:
     assert (row["acceptance_rate"], row["draft_efficiency"]) == (3 / 4, 3 / 5)
 
 
-def test_the_places_are_in_the_order_of_numbers() -> None:
+def test_the_positions_are_in_the_order_of_numbers() -> None:
     counts = Counts()
     counts.add("story", [entry([A] * 12, ["x"] * 12, ["x"] * 13)])
-    assert [row["name"] for row in counts.rows() if row["by"] == PLACE] == [str(n) for n in range(1, 13)]
+    assert [row["name"] for row in counts.rows() if row["by"] == POSITION] == [str(n) for n in range(1, 13)]
 
 
-def test_wilsons_interval() -> None:
-    assert Count(10, 10, 5).interval() == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert Count(10, 10, 0).interval() == pytest.approx((0, 0.2775), abs=1e-4)
-    assert Count(3, 0, 0).interval() is None
+def counted(*accepted: int, first: int = 0, of: int = 40) -> dict[str, Count]:
+    """A count for each text."""
+    return {str(place): Count(of, of, passed) for place, passed in enumerate(accepted, first)}
+
+
+def test_texts_are_the_units_of_an_interval() -> None:
+    """Forty guesses of each of eight texts: all alike they would be known to 1%, by texts they vary by 10%."""
+    counts = Counts()
+    counts.groups = {(CATEGORY, "code"): counted(24, 12, 30, 16, 28, 20, 10, 20)}
+    (row,) = counts.rows()
+    assert row["acceptance_rate"] == 0.5
+    assert 0.05 < row["acceptance_rate"] - row["low"] < 0.2
+    counts.groups = {(CATEGORY, "code"): counted(24)}
+    assert (counts.rows()[0]["low"], counts.rows()[0]["high"]) == (None, None)
 
 
 def test_in_words_tells_what_may_be_chance() -> None:
     counts = Counts()
-    counts.groups = {(CATEGORY, "code"): Count(90, 80, 60), (CATEGORY, "story"): Count(90, 80, 10)}
-    counts.groups |= {(PLACE, "1"): Count(40, 40, 20), (PLACE, "2"): Count(40, 40, 22), (PLACE, "3"): Count(9, 9, 0)}
-    by_category, by_place = counts.in_words()
-    assert by_category == ("By category: code passes most often, 75% of the tested guesses, story least, 12%.")
-    assert "may be chance" in by_place
-    assert "3 least" not in by_place
+    counts.groups = {
+        **{(CATEGORY, "code"): counted(30, 28, 32), (CATEGORY, "story"): counted(10, 8, 12, first=3)},
+        **{(POSITION, "1"): counted(5, 15, 25), (POSITION, "2"): counted(8, 16, 24), (POSITION, "3"): counted(0, of=9)},
+    }
+    by_category, by_position = counts.in_words()
+    assert by_category == ("By category: code passes most often, 75% of the tested guesses, story least, 25%.")
+    assert by_position.endswith("(with so few texts and so many groups this may be chance).")
+    assert "3 least" not in by_position
+    counts.groups = {(CATEGORY, "code"): counted(30), (CATEGORY, "story"): counted(10, first=1)}
+    assert "may be chance" in counts.in_words()[0]  # two texts say nothing of their kinds

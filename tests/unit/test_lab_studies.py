@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from specdemo.drafters.prompt_lookup import PromptLookup
-from specdemo.lab.bench import Prompt, readable
-from specdemo.models import Loaded
+from specdemo.models.loaded import Loaded
+from specdemo.studies.prompts import Prompt, readable
 from specdemo.types import BadInput, Draft
-from specdemo.ui.lab_studies import Lossless, Theory
+from specdemo.ui.lab.studies import Lossless, Theory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,18 +30,21 @@ def test_a_drafter_that_guesses_nothing_leaves_a_sentence_in_place_of_the_theory
     assert study.picture() == []
     list(study.run())
     (section,) = study.picture()
-    assert section["verdict"].startswith(f"The drafter {silent} guessed too little in this text")
+    assert section is not None
+    assert section.verdict.startswith(f"The drafter {silent} drafted too little in this text")
     assert study.values() == {}
     assert study.rows() == []
 
 
-def test_dice_that_cannot_be_rolled_leave_the_greedy_texts(loaded: Loaded, silent: str) -> None:
+def test_where_nothing_can_be_sampled_the_greedy_texts_stay(loaded: Loaded, silent: str) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "drafter": silent, "k": 2, "temperature": 1.0}
-    study = Lossless(loaded, {**asked, "rounds": 10, "rule": "exact", "prompts": 1})
+    study = Lossless(loaded, {**asked, "rounds": 10, "rule": "match", "broken": "", "prompts": 1})
     list(study.run())
     assert len(study.checks) > 0
-    assert study.picture()[-1]["title"] == "No dice were rolled"
-    assert "choose another prompt" in study.picture()[-1]["words"][0]
+    *_, last = study.picture()
+    assert last is not None
+    assert last.title == "Nothing was sampled"
+    assert "choose another prompt" in last.words[0]
     assert study.result()["sampling"] == []
 
 

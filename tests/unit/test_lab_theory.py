@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.events import Event, Prefilled, Round
-from specdemo.lab import theory
-from specdemo.lab.explain import explain
-from specdemo.lab.theory import Costs, best_k, break_even, expected_tokens, speed_up
-from specdemo.types import MAX_K, BadInput, DraftedToken, Fate, Token, TokenKind
+from specdemo.decoding.events import Event, Prefilled, Round
+from specdemo.studies import theory
+from specdemo.studies.explain import _shapley, explain
+from specdemo.studies.theory import Costs, best_k, break_even, expected_tokens, speed_up
+from specdemo.types import MAX_K, BadInput, DraftedToken, DraftOutcome, Token, TokenKind
 
-A, R, U = Fate.ACCEPTED, Fate.REJECTED, Fate.UNTESTED
+A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 SLOW_PAIR = Costs(22.09 / 29.92)  # a published pair of Qwen3 0.6B and 4B
 KS = (1, 2, 3, 4, 5, 6, 8, 10)
 
@@ -85,6 +85,15 @@ def test_break_even_is_where_the_speed_up_crosses_one(k: int, c: float, v: float
         assert speed_up(min(1.0, even + 0.01), k, costs) > 1 or even == 1
 
 
+def test_a_drafter_that_drafts_all_at_once_pays_once() -> None:
+    costs = Costs(0.25, [1, 1, 1.5], parallel=True)
+    assert (costs.round(0), costs.round(1), costs.round(2)) == (1, 1.25, 1.75)
+    assert speed_up(0.5, 2, costs) == pytest.approx(1.75 / 1.75)
+    assert best_k(1.0, Costs(0.5, parallel=True)) == MAX_K
+    assert theory.table(costs)[1]["ideal_speedup"] == pytest.approx(3 / 1.25)
+    assert theory.in_words(costs)[0] == "A draft, however long, takes 25.0% of the time of a target pass."
+
+
 @given(probability, cost)
 def test_no_k_is_better_than_the_best(alpha: float, c: float) -> None:
     best = best_k(alpha, Costs(c))
@@ -119,9 +128,11 @@ def test_costs_and_chances_that_are_none_are_refused(wrong: float) -> None:
 # The gap to a measured race --------------------------------------------------------------------------------
 
 
-def round_(fates: list[Fate], draft: float, verify: float, seconds: float, emitted: int | None = None) -> Round:
-    drafted = tuple(DraftedToken(0, fate, 0.5, 0.5, 0.5) for fate in fates)
-    tokens = (Token(0, TokenKind.ACCEPTED, 0.5),) * (fates.count(A) + 1 if emitted is None else emitted)
+def round_(
+    outcomes: list[DraftOutcome], draft: float, verify: float, seconds: float, emitted: int | None = None
+) -> Round:
+    drafted = tuple(DraftedToken(0, outcome, 0.5, 0.5, 0.5) for outcome in outcomes)
+    tokens = (Token(0, TokenKind.ACCEPTED, 0.5),) * (outcomes.count(A) + 1 if emitted is None else emitted)
     return Round(0, drafted, tokens, draft, verify, seconds)
 
 
@@ -142,36 +153,54 @@ SPECULATIVE: list[Event] = [
 
 def test_the_parts_add_up_to_the_gap() -> None:
     found = explain(PLAIN, SPECULATIVE)
-    measured = (13 / 1.01) / (13 / 1.62)
+    measured = (12 / 0.705) / (12 / 1.32)  # behind the prompt, of which the first draft read 0.005 s
     assert found.measured == pytest.approx(measured)
-    assert found.parts[-1].speedup == found.measured
+    assert found.parts[-1].speedup == pytest.approx(found.measured)
     assert found.predicted + sum(part.change for part in found.parts) == pytest.approx(measured)
 
 
 def test_the_parts_by_hand() -> None:
     found = explain(PLAIN, SPECULATIVE)
-    alpha, draft = 8 / 10, 0.7 / 5  # of ten tested eight passed; 0.07 s of drafts over five rounds, in passes of 0.1 s
+    alpha = 8 / 10  # of ten tested eight passed; 0.065 s of drafts over twelve tokens, in passes of 0.1 s
     assert (found.k, found.alpha) == (4, pytest.approx(alpha))
-    assert found.draft_cost == pytest.approx(0.7 / 12)
+    assert found.draft_cost == pytest.approx(0.65 / 12)
     assert found.verify_cost == pytest.approx(1.16)
     assert found.by_position == pytest.approx([3 / 4, 1, 1 / 2, 1])
-    assert found.predicted == pytest.approx(expected_tokens(alpha, 4) / (1 + 4 * 0.7 / 12))
-    by_name = {part.name: part.speedup for part in found.parts}
-    lengths = [4, 4, 0, 2, 2]
-    assert by_name["drafts"] == pytest.approx(sum(expected_tokens(alpha, n) for n in lengths) / 5 / (1 + draft))
-    of_four, of_two = 1 + 3 / 4 + 3 / 4 + 3 / 8 + 3 / 8, 1 + 3 / 4 + 3 / 4
-    assert by_name["positions"] == pytest.approx((2 * of_four + 1 + 2 * of_two) / 5 / (1 + draft))
-    assert by_name["rounds"] == pytest.approx(12 / 5 / (1 + draft))
-    assert by_name["checking"] == pytest.approx(12 / 5 / (1.16 + draft))
-    assert by_name["overhead"] == pytest.approx(12 / 5 / (0.71 / 5) * 0.11)
+    assert found.predicted == pytest.approx(expected_tokens(alpha, 4) / (1 + 4 * 0.65 / 12))
+    assert [part.name for part in found.parts] == ["drafts", "positions", "rounds", "checking", "overhead"]
 
 
-def test_a_race_that_follows_the_theory_leaves_no_gap_but_the_first_token() -> None:
+def test_what_a_part_is_worth_does_not_depend_on_an_order() -> None:
+    values = {"": 1.0, "a": 2.0, "b": 4.0, "ab": 9.0}
+    found = _shapley(lambda there: values["".join(sorted(there))], ["a", "b"])
+    assert found == pytest.approx({"a": ((2 - 1) + (9 - 4)) / 2, "b": ((4 - 1) + (9 - 2)) / 2})
+
+
+def test_the_first_drafts_reading_of_the_prompt_is_no_part_of_the_rounds() -> None:
+    late = round_([A, A], 0.52, 0.1, 0.62)  # half a second longer than the others
+    found = explain(
+        [prefilled(0.3), *[round_([], 0.0, 0.1, 0.1)] * 15],
+        [prefilled(0.3), late, *[round_([A, A], 0.02, 0.1, 0.12)] * 4],
+    )
+    assert found.predicted == pytest.approx(3 / 1.2) == found.measured
+
+
+def test_drafts_made_at_once_are_explained_by_what_a_draft_costs() -> None:
     plain: list[Event] = [prefilled(0.0), *[round_([], 0.0, 0.1, 0.1)] * 15]
-    speculative: list[Event] = [prefilled(0.0), *[round_([A, A], 0.02, 0.1, 0.12)] * 5]
+    rounds = [round_([A, A, A, A], 0.02, 0.1, 0.12), round_([A, A], 0.02, 0.1, 0.12), round_([], 0.0, 0.1, 0.1)] * 3
+    found = explain(plain, [prefilled(0.0), *rounds], parallel=True)
+    assert (found.parallel, found.draft_cost) == (True, pytest.approx(0.2))
+    assert found.predicted == pytest.approx(5 / 1.2)
+    assert found.parts[-1].speedup == pytest.approx(found.measured)
+    assert found.in_words()[0].startswith("100% of the tested guesses passed, a draft cost 20% of a target pass")
+
+
+def test_a_race_that_follows_the_theory_leaves_no_gap() -> None:
+    plain: list[Event] = [prefilled(0.3), *[round_([], 0.0, 0.1, 0.1)] * 15]
+    speculative: list[Event] = [prefilled(0.2), *[round_([A, A], 0.02, 0.1, 0.12)] * 5]
     found = explain(plain, speculative)
     assert found.predicted == pytest.approx(3 / 1.2)
-    assert [part.change for part in found.parts[:-1]] == pytest.approx([0] * 5)
+    assert [part.change for part in found.parts] == pytest.approx([0] * 5)
 
 
 def test_acceptance_by_position_counts_only_what_was_tested() -> None:

@@ -16,12 +16,14 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specdemo import compiled
-from specdemo.runners import Runner, choose, layout, library, native
-from specdemo.runners.eager import EagerRunner
-from specdemo.runners.fused import FusedRunner
-from specdemo.runners.layout import FusedModel
-from specdemo.runners.library import Multiply, library_for
+from specdemo.engines import choose, linear, native
+from specdemo.engines.cpu import library
+from specdemo.engines.cpu.library import PackedLinear, library_for
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.runner import Runner
+from specdemo.system import compiled
 
 from .toys import MODEL_VOCAB, model_with_biases, native_runner, tiny_model
 
@@ -54,13 +56,13 @@ def test_logits_and_states_of_every_pass_are_those_of_transformers(architecture,
     model = tiny_model(architecture)
     runner, eager = native_runner(model, 64, dtype), EagerRunner(stored(model, dtype), 64)
     for each in (runner, eager):
-        each.keep_states([2, 0])
+        each.capture_hidden_states([2, 0])
     torch.testing.assert_close(runner.prefill(PROMPT), eager.prefill(PROMPT), **NEAR)
     for ids in PASSES:
-        torch.testing.assert_close(runner.states, eager.states, **NEAR)
+        torch.testing.assert_close(runner.hidden_states, eager.hidden_states, **NEAR)
         torch.testing.assert_close(runner.forward(ids), eager.forward(ids), **NEAR)
         assert runner.length == eager.length
-    torch.testing.assert_close(runner.states, eager.states, **NEAR)
+    torch.testing.assert_close(runner.hidden_states, eager.hidden_states, **NEAR)
 
 
 @pytest.mark.parametrize("architecture", KNOWN)
@@ -72,13 +74,13 @@ def test_bfloat16_strays_no_further_from_float32_than_transformers_does(architec
     runners: list[Runner] = [EagerRunner(exact, 200), native_runner(rough, 200), EagerRunner(rough, 200)]
     logits = []
     for runner in runners:
-        runner.keep_states([1])
+        runner.capture_hidden_states([1])
         runner.prefill(ids[:1])
         logits.append(torch.cat([runner.forward(ids[i : i + 5]) for i in range(1, 200, 5)]).float())
     ours, theirs = ((rows - logits[0]).square().mean().sqrt() for rows in logits[1:])
     assert ours < theirs
-    assert runners[1].states is not None
-    assert runners[1].states.dtype == torch.bfloat16
+    assert runners[1].hidden_states is not None
+    assert runners[1].hidden_states.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("architecture", KNOWN)
@@ -90,7 +92,7 @@ def test_rolled_back_entries_leave_no_trace(architecture):
     eager.prefill([*PROMPT, 1])
     torch.testing.assert_close(runner.forward([50, 51]), eager.forward([50, 51]))
     runner.release()
-    assert (runner.length, runner.states) == (0, None)
+    assert (runner.length, runner.hidden_states) == (0, None)
     torch.testing.assert_close(runner.prefill(PROMPT), eager.prefill(PROMPT))
 
 
@@ -127,7 +129,7 @@ def test_logits_are_the_same_bits_however_many_tokens_are_read_together(architec
     runner.prefill(ids[:1])
     for i in range(1, len(ids) - 3, 3):  # layer-skip reads some tokens one by one through the first layers
         for token in ids[i : i + 2]:
-            runner.read_ahead([token], 2)
+            runner.early_exit_forward([token], 2)
         assert torch.equal(runner.forward(ids[i : i + 3]), passes[1][i - 1 : i + 2]), i
     exact = EagerRunner(stored(model.float(), dtype), len(ids))
     exact.prefill(ids[:1])
@@ -146,13 +148,13 @@ def test_logits_are_the_same_bits_whatever_the_number_of_threads(threads):
 
 def test_a_prompt_that_is_read_in_parts_gives_the_same_bits(monkeypatch):
     runner = native_runner(tiny_model("llama"), 64)
-    runner.keep_states([0, 2])
-    logits, states = runner.prefill(PROMPT), runner.states
+    runner.capture_hidden_states([0, 2])
+    logits, states = runner.prefill(PROMPT), runner.hidden_states
     monkeypatch.setattr(native, "MOST_AT_ONCE", 3)
     assert torch.equal(runner.prefill(PROMPT), logits)
-    assert runner.states is not None
+    assert runner.hidden_states is not None
     assert states is not None
-    assert torch.equal(runner.states, states)
+    assert torch.equal(runner.hidden_states, states)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -194,7 +196,7 @@ def test_products_of_every_length(shape, parts, biased, dtype):
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(*shape, generator=generator).to(dtype), torch.randn(shape[0], generator=generator)
     computed = torch.float32 if dtype == torch.float16 else dtype
-    multiply = Multiply(functions, weight, bias.to(computed) if biased else None, parts)
+    multiply = PackedLinear(functions, weight, bias.to(computed) if biased else None, parts)
     for rows in (*range(1, 21), 40):
         x = torch.randn(rows, shape[1], generator=generator).to(computed)
         wanted = x.double() @ weight.double().T + (bias.to(computed).double() if biased else 0)
@@ -211,9 +213,11 @@ def test_half_precision_rounds_to_the_nearest_even_number():
     if functions is None:
         pytest.skip("no gcc, or a CPU that the library is not for")
     generator = torch.Generator().manual_seed(0)
-    multiply = Multiply(functions, torch.eye(64).bfloat16(), torch.randn(64, generator=generator))
+    bias = torch.randn(64, generator=generator)
+    bias[:8] = 1 + torch.arange(1, 16, 2) / 256  # beside nothing, each lies halfway between two numbers
+    multiply = PackedLinear(functions, torch.eye(64).bfloat16(), bias)
     x = torch.randn(9, 64, generator=generator).bfloat16()
-    bias = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    x[0] = 0
     assert torch.equal(multiply(x), (x.float() + bias).bfloat16())
 
 
@@ -230,10 +234,10 @@ def test_what_is_no_row_of_the_weights_size_and_type_is_refused(dtype):
     functions = library_for(dtype)
     if functions is None:
         pytest.skip("no gcc, or a CPU that the library is not for")
-    multiply = Multiply(functions, torch.randn(40, 24).to(dtype), None)
+    multiply = PackedLinear(functions, torch.randn(40, 24).to(dtype), None)
     assert multiply(torch.empty(0, 24, dtype=multiply.dtype)).shape == (0, 40)
     for wrong in (torch.ones(2, 12, dtype=multiply.dtype), torch.ones(2, 24, dtype=torch.float64)):
-        with pytest.raises(ValueError, match="Rows of 24 numbers"):
+        with pytest.raises(ValueError, match="rows of 24 numbers"):
             multiply(wrong)
 
 
@@ -245,10 +249,10 @@ def test_a_pass_beyond_the_cache_is_refused():
     layers.run(torch.ones(1, 32), cache, cache.capacity - 1)
     with pytest.raises(ValueError, match="do not fit"):
         layers.run(torch.ones(2, 32), cache, cache.capacity - 1)
-    with pytest.raises(ValueError, match="Rows of 32 numbers"):
+    with pytest.raises(ValueError, match="rows of 32 numbers"):
         layers.run(torch.ones(2, 16), cache, 0)
-    with pytest.raises(ValueError, match="Beside every token"):
-        layers.run(torch.ones(2, 32), cache, 0, beside=torch.ones(2, 32))
+    with pytest.raises(ValueError, match="a second input of as many rows"):
+        layers.run(torch.ones(2, 32), cache, 0, second_input=torch.ones(2, 32))
     with pytest.raises(ValueError, match="room for 60 tokens"):
         runner.forward([1] * 53)
 
@@ -258,8 +262,8 @@ def test_layers_that_it_does_not_know_run_by_torch():
     first, *others = model.layers
     for odd in (replace(first, activate=torch.relu), replace(first, up=first.down), replace(first, qkv=others[0].out)):
         assert native.native_model(replace(model, layers=(odd, *others))) is None
-    undivided = layout.Product.of(torch.zeros(native._multiply(first.qkv).shape), None)
-    for odd in (replace(first, activate=layout.gelu), replace(first, qkv=undivided)):
+    undivided = linear.Linear.of(torch.zeros(native._packed(first.qkv).shape), None)
+    for odd in (replace(first, activate=linear.gelu), replace(first, qkv=undivided)):
         assert native.native_model(replace(model, layers=(odd,))) is None
     assert native.native_model(replace(model, layers=(first,))) is not None
 
@@ -270,10 +274,19 @@ def test_what_is_no_number_stays_none(bits):
     if functions is None:
         pytest.skip("no gcc, or a CPU that the library is not for")
     bias = torch.tensor([bits - (1 << 32) if bits >> 31 else bits], dtype=torch.int32).view(torch.float32)
-    assert Multiply(functions, torch.zeros(1, 2).bfloat16(), bias)(torch.ones(1, 2).bfloat16()).isnan().all()
+    assert PackedLinear(functions, torch.zeros(1, 2).bfloat16(), bias)(torch.ones(1, 2).bfloat16()).isnan().all()
 
 
 # How it is built ---------------------------------------------------------------------------------------------
+
+ONCE = pytest.mark.parametrize("threads", [1], indirect=True)  # how many there are makes no difference
+SMALL = """
+#include "products.h"
+const int columns = 8, step = 1;
+int run_layers(void) { return 0; }
+int run_head(void) { return 0; }
+void run_product(void) {}
+"""
 
 
 @pytest.fixture
@@ -291,7 +304,18 @@ def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()}
 
 
+@ONCE
 def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_path):
+    """From a source without anything in it, which takes no time to compile."""
+
+    def write(folder, header):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "native.c").write_text(SMALL, encoding="utf-8")
+        (tmp_path / folder / "products.h").write_text(header, encoding="utf-8")
+        monkeypatch.setattr(library, "SOURCE", tmp_path / folder / "native.c")
+        library_for.cache_clear()
+
+    write("first", "")
     assert library_for(torch.float32) is not None
     (first,) = names(fresh)
     written = (fresh / first).stat().st_mtime_ns
@@ -300,27 +324,36 @@ def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_
     assert (fresh / first).stat().st_mtime_ns == written
     assert library_for(torch.float16) is not None
     assert len(names(fresh)) == 2
-    sources = [library.SOURCE, library.SOURCE.with_name("products.h")]
-    monkeypatch.setattr(library, "SOURCE", tmp_path / "native.c")
-    for changed, built in ([], 2), (sources[:1], 3), (sources, 4):
-        for source in sources:
-            text = source.read_text(encoding="utf-8") + ("\n" if source in changed else "")
-            (tmp_path / source.name).write_text(text, encoding="utf-8")
-        library_for.cache_clear()
-        assert library_for(torch.float32) is not None
-        assert len(names(fresh)) == built
-
-
-@pytest.mark.parametrize("keep", [0, 100, 2000, 36_000])
-def test_a_damaged_library_is_built_again(fresh, keep):
-    """Loading one that was cut off would end the process."""
+    write("second", "")  # the same in another place
     assert library_for(torch.float32) is not None
-    (file,) = fresh.iterdir()
-    whole = file.read_bytes()
-    file.unlink()  # this process has it mapped
-    file.write_bytes(whole[:keep])
+    assert len(names(fresh)) == 2
+    write("second", "\n")
+    assert library_for(torch.float32) is not None
+    assert len(names(fresh)) == 3
+    library.SOURCE.write_text(SMALL + "\n", encoding="utf-8")
     library_for.cache_clear()
     assert library_for(torch.float32) is not None
+    assert len(names(fresh)) == 4
+
+
+@ONCE
+@pytest.mark.parametrize("keep", [0, 100, 2000, 12_000])
+def test_a_damaged_library_is_built_again(fresh, tmp_path, keep):
+    """Loading one that was cut off would end the process."""
+    source = tmp_path / "small.c"
+    source.write_text("int answer(void) { return 42; }\n", encoding="utf-8")
+
+    def answer() -> int | None:
+        functions = compiled.compiled(source)
+        return None if functions is None else functions.answer()
+
+    assert answer() == 42
+    (file,) = fresh.iterdir()
+    whole = file.read_bytes()
+    assert len(whole) > keep
+    file.unlink()  # this process has it mapped
+    file.write_bytes(whole[:keep])
+    assert answer() == 42
     assert file.read_bytes() == whole
 
 
@@ -334,11 +367,13 @@ def runs_without(caplog) -> str:
     return caplog.text
 
 
+@ONCE
 def test_without_a_compiler_torchs_operations_run(fresh, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(fresh))
     assert "There is no gcc here" in runs_without(caplog)
 
 
+@ONCE
 @pytest.mark.parametrize("script", ["exit 1", "echo 'no AVX512 here' >&2; exit 1", "echo 13; exit 0"])
 def test_with_a_compiler_that_fails_torchs_operations_run(fresh, monkeypatch, caplog, tmp_path, script):
     compiler = tmp_path / "bin" / "gcc"
@@ -352,11 +387,13 @@ def test_with_a_compiler_that_fails_torchs_operations_run(fresh, monkeypatch, ca
     assert names(fresh) == set()
 
 
+@ONCE
 def test_a_cache_that_cannot_be_written_leaves_torchs_operations(fresh, caplog):
     fresh.parent.joinpath("cache").write_text("a file", encoding="utf-8")
     assert "cannot be built" in runs_without(caplog)
 
 
+@ONCE
 @pytest.mark.parametrize("change", ["switch", "platform", "flags"])
 def test_other_machines_run_torchs_operations_without_a_word(fresh, monkeypatch, caplog, change):
     if change == "switch":
@@ -368,7 +405,8 @@ def test_other_machines_run_torchs_operations_without_a_word(fresh, monkeypatch,
     assert runs_without(caplog) == ""
 
 
-def test_its_threads_are_torchs_own(fresh):
+@ONCE
+def test_its_threads_are_torchs_own():
     """With two sets of threads the one would wait for cores that the other keeps busy waiting."""
     assert library_for(torch.float32) is not None
     torch.ones(1000, 1000).sum()
@@ -392,11 +430,11 @@ def test_a_shape_that_it_does_not_know_runs_by_torch():
 
 def test_a_product_multiplies_by_the_library_where_it_can(monkeypatch):
     weight, x = torch.randn(40, 24), torch.randn(3, 24)
-    by_library = layout.Product.of(weight, None)
-    monkeypatch.setattr(layout, "library_for", lambda dtype: None)
-    by_torch = layout.Product.of(weight, None)
-    assert isinstance(by_library.multiply, Multiply) == (library_for(torch.float32) is not None)
-    assert not isinstance(by_torch.multiply, Multiply)
+    by_library = linear.Linear.of(weight, None)
+    monkeypatch.setattr(linear, "library_for", lambda dtype: None)
+    by_torch = linear.Linear.of(weight, None)
+    assert isinstance(by_library.multiply, PackedLinear) == (library_for(torch.float32) is not None)
+    assert not isinstance(by_torch.multiply, PackedLinear)
     torch.testing.assert_close(by_library(x), by_torch(x))
     torch.testing.assert_close(by_library(x), F.linear(x, weight))
     assert math.isclose(float(by_library(x)[0, 0]), float(x[0] @ weight[0]), abs_tol=1e-4)

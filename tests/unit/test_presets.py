@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from specdemo.drafters import DRAFTERS
-from specdemo.lab.bench import read_prompts
-from specdemo.lab.cli import HELD_OUT
-from specdemo.presets import CATEGORIES, PRESETS, Folder, Hub, Wheel, find_preset, load_presets, load_prompts
-from specdemo.results import read_results, results_path
+from specdemo.cli.bench import HELD_OUT
+from specdemo.decoding.drafter import DrafterParts
+from specdemo.drafters.names import drafter_class
+from specdemo.models.presets import (
+    CATEGORIES,
+    PRESETS,
+    Folder,
+    Hub,
+    Wheel,
+    find_preset,
+    fitting_first,
+    load_presets,
+    load_prompts,
+)
+from specdemo.models.results import read_results, results_path
+from specdemo.studies.prompts import read_prompts
 from specdemo.types import AUTO, BadInput, Settings
 
 GOOD = """
@@ -55,9 +64,9 @@ def test_shipped_presets_read_well_and_the_default_is_first() -> None:
 @pytest.mark.parametrize("name", load_presets()[0])
 def test_shipped_preset_starts_with_a_drafter_it_can_use(name: str) -> None:
     preset = find_preset(name)
-    parts = {part.name: getattr(preset, part.name) for part in fields(preset)}
-    loaded = SimpleNamespace(**parts, head_files=preset.heads)
-    assert DRAFTERS[preset.defaults.drafter].missing(cast(Any, loaded)) is None
+    make: Any = None if preset.draft_model is None else object()
+    parts = DrafterParts(None, make, preset.ngram_table, preset.skip_layers, preset.heads)
+    assert drafter_class(preset.defaults.drafter).unavailable_reason(parts) is None
     defaults = preset.defaults
     Settings(k=defaults.k, temperature=defaults.temperature, max_new_tokens=defaults.max_new_tokens)
 
@@ -137,6 +146,22 @@ enable_thinking = false
     assert (preset.defaults.temperature, preset.defaults.max_new_tokens) == (1, 9)
     assert (preset.dtype, preset.defaults.raw) == ("float32", True)
     assert preset.chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_what_a_machine_cannot_hold_comes_last_and_says_what_it_needs(tmp_path: Path) -> None:
+    write(tmp_path, large="memory = 11\n" + GOOD, small="memory = 2\n" + GOOD, tiny=GOOD)
+    presets, _ = load_presets(tmp_path)
+    shown = fitting_first(presets, 8e9)
+    assert list(shown) == ["small", "tiny", "large"]
+    assert shown["large"].title == "Good (needs more: 11 GB of memory)"
+    assert fitting_first(presets, 11e9) == presets
+
+
+def test_the_real_pair_is_the_second_entry_of_the_menu() -> None:
+    shown = fitting_first(load_presets()[0], 8e9)
+    assert list(shown)[:2] == ["smollm2-135m", "qwen2.5-coder"]
+    assert list(shown)[-2:] == ["llama-68m", "qwen3-4b"]
+    assert list(fitting_first(load_presets()[0], 4e9))[-1] == "smollm2-1.7b-135m"
 
 
 def test_a_revision_of_a_hub_source_is_kept(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,27 +13,33 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo import decode as loop
-from specdemo import hardware
-from specdemo import race as racing
-from specdemo.drafters.draft_model import DraftModel
-from specdemo.events import Entry, Finished, Prefilled, Round, emitted_tokens, engine_seconds, read_trace, write_trace
-from specdemo.race import PLAIN, SPECULATIVE, check_drafter, compare, drafters_of, race, report, start, summary
-from specdemo.types import AUTO, BadInput, FinishReason, Settings, TokenKind
+from specdemo.decoding import costs as costs_module
+from specdemo.decoding import loop
+from specdemo.decoding.adaptive_k import DraftLengthController
+from specdemo.decoding.costs import CostModel
+from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens, engine_seconds
+from specdemo.engines.runner import ANY_ROWS
+from specdemo.models.loaded import Loaded
+from specdemo.racing import race as racing
+from specdemo.racing.compare import compare, is_exact
+from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter, drafters_of, race, start
+from specdemo.racing.rerun import again, differences, other_environment
+from specdemo.racing.summary import report, summary, trace_header
+from specdemo.racing.trace import Entry, read_trace, write_trace
+from specdemo.system import hardware
+from specdemo.system.progress import Stopped, attended
+from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, RULES, BadInput, FinishReason, Settings, Token, TokenKind
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
     VOCAB,
-    ModelToy,
     TableRunner,
     TableToy,
-    byte_tokenizer,
     counting_table,
     ids_of,
     letters_tokenizer,
     ngram_file,
     random_table,
-    tiny_model,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,7 +67,7 @@ def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(
     settings = replace(SETTINGS, k=AUTO)
     first = start(toy, "draft-model", PROMPT, settings)
     (costs,) = toy.costs.values()
-    assert costs.of_draft(DraftModel, 8) is not None
+    assert costs.drafts["draft-model"].of(8) is not None
     assert all(runner.released for runner in toy.runners[:-1] + toy.draft_runners[:-1])
     assert ids_of(list(first))
     seen = len(toy.runners), len(toy.draft_runners)
@@ -69,6 +76,195 @@ def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(
     start(toy, "none", PROMPT, settings)
     start(toy, "layer-skip", PROMPT, replace(settings, k=3))
     assert costs.tried == {"draft-model"}
+
+
+def test_auto_keeps_the_seed_and_writes_the_text_of_the_target_alone(toy: Any) -> None:
+    alone = ids_of(list(start(toy, "none", PROMPT, SETTINGS)))
+    for _ in range(3):
+        first, *rest = start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO))
+        assert isinstance(first, Prefilled)
+        assert first.seed == SETTINGS.seed
+        assert ids_of([first, *rest]) == alone
+
+
+def test_auto_with_rejection_sampling_is_refused_above_temperature_0(toy: Any) -> None:
+    settings = replace(SETTINGS, k=AUTO, rule=REJECTION)
+    with pytest.raises(BadInput, match="K = auto needs the match rule"):
+        start(toy, "draft-model", PROMPT, settings)
+    assert toy.runners == []
+    for fine in (replace(settings, temperature=0.0), replace(settings, k=3)):
+        assert len(ids_of(list(start(toy, "draft-model", PROMPT, fine)))) == SETTINGS.max_new_tokens
+
+
+@pytest.mark.parametrize(("exact_rows", "most_k"), [(0, MAX_K), (9, 8), (MAX_K + 1, MAX_K), (ANY_ROWS, MAX_K)])
+def test_auto_goes_no_further_than_its_engine_is_exact(
+    toy: Any, monkeypatch: pytest.MonkeyPatch, exact_rows: int, most_k: int
+) -> None:
+    monkeypatch.setattr(TableRunner, "exact_rows", exact_rows)
+    start(toy, "none", PROMPT, replace(SETTINGS, k=AUTO))  # which is not auto's
+    assert toy.costs == {}
+    start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO))
+    (costs,) = toy.costs.values()
+    assert costs.most_k == most_k
+
+
+def test_a_trial_teaches_what_drafts_cost_and_how_many_pass(toy: Any) -> None:
+    start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO))
+    (costs,) = toy.costs.values()
+    assert costs.drafts["draft-model"].of(4) is not None
+    assert costs.acceptance["draft-model"].tested[0] > 1
+
+
+@pytest.mark.parametrize(("seconds", "tried"), [(0.05, True), (0.11, False)])
+def test_nothing_is_tried_out_where_passes_are_slow(toy: Any, seconds: float, tried: bool) -> None:
+    toy.costs[True, False, False] = CostModel({1: seconds, MAX_K + 1: seconds})
+    list(start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO)))
+    assert len(toy.draft_runners) == (3 if tried else 1)  # two trials and the run
+
+
+def test_what_takes_a_while_before_a_run_is_told_the_first_time(toy: Any) -> None:
+    told: list[str] = []
+    for _ in range(2):
+        with attended(lambda: False, told.append):
+            start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO))
+    assert told == [
+        "measuring what a pass costs on this machine",
+        "measuring what drafts by draft-model cost on this machine",
+    ]
+
+
+@pytest.mark.parametrize("passes", [0, 3, 30])
+def test_a_calibration_that_is_stopped_is_made_by_the_next_run(
+    toy: Any, monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
+    monkeypatch.setattr(costs_module, "CALIBRATION_SECONDS", 0)
+    settings, stopped = replace(SETTINGS, k=AUTO), lambda: sum(len(runner.passes) for runner in toy.runners) > passes
+    with attended(stopped), pytest.raises(Stopped):
+        start(toy, "draft-model", PROMPT, settings)
+    assert sum(len(runner.passes) for runner in toy.runners) <= passes + 1
+    assert all(runner.length == 0 for runner in (*toy.runners, *toy.draft_runners))
+    assert len(ids_of(list(start(toy, "draft-model", PROMPT, settings)))) == settings.max_new_tokens
+    (costs,) = toy.costs.values()
+    assert costs.tried == {"draft-model"}
+
+
+# Again -----------------------------------------------------------------------------------------------------
+
+
+ASKED = [Settings(k=k, temperature=t, max_new_tokens=24, seed=5) for k in (AUTO, 3) for t in (0.8, 0.0)]
+WORDS = "the cat sat on the mat and the dog sat"
+
+
+@pytest.fixture
+def fickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K = auto chooses anything from 0 to 4, and never the same twice."""
+    choices = random.Random(3)
+    monkeypatch.setattr(
+        DraftLengthController,
+        "_choose",
+        lambda self, costs, source, most: min(choices.randrange(5), most),
+    )
+
+
+def traced(loaded: Loaded, drafter: str, settings: Settings, events: int | None = None) -> tuple[Any, list[Entry]]:
+    """The header and the entries of a race, stopped after so many events, as they are read back from its trace."""
+    header = trace_header(loaded, drafter, WORDS, True, settings)
+    entries = list(islice(race(loaded, drafter, loaded.encode(WORDS, True), settings), events))
+    return read_trace(write_trace(header, entries))
+
+
+def changed(event: Any, **fields: Any) -> Any:
+    return replace(event, **fields)
+
+
+def without(entries: list[Entry], name: str) -> list[Entry]:
+    """The entries as of a trace that does not tell this of its events."""
+    return [
+        replace(entry, event=changed(entry.event, **{name: None})) if hasattr(entry.event, name) else entry
+        for entry in entries
+    ]
+
+
+def same_again(loaded: Loaded, header: Any, recorded: list[Entry]) -> bool:
+    entries = list(again(loaded, header, recorded))
+    assert [(e.lane, getattr(e.event, "k", None)) for e in entries if e.lane == PLAIN] == [
+        (e.lane, 0 if isinstance(e.event, Round) else None) for e in recorded if e.lane == PLAIN
+    ]
+    places = {
+        (e.lane, i): e.probabilities for lane in (PLAIN, SPECULATIVE) for i, e in enumerate(of_lane(entries, lane))
+    }
+    theirs = {
+        (e.lane, i): e.probabilities for lane in (PLAIN, SPECULATIVE) for i, e in enumerate(of_lane(recorded, lane))
+    }
+    assert places == theirs
+    return differences(recorded, entries) == {PLAIN: None, SPECULATIVE: None}
+
+
+def of_lane(entries: list[Entry], lane: str) -> list[Entry]:
+    return [entry for entry in entries if entry.lane == lane]
+
+
+@pytest.mark.usefixtures("fickle")
+@pytest.mark.parametrize("settings", ASKED, ids=lambda s: f"{s.k}, T {s.temperature}")
+@pytest.mark.parametrize("drafter", DRAFTER_NAMES)
+def test_the_race_of_a_trace_is_run_again_token_for_token(loaded: Loaded, drafter: str, settings: Settings) -> None:
+    header, recorded = traced(loaded, drafter, settings)
+    traced(loaded, drafter, replace(settings, seed=6))  # which teaches auto something else
+    assert same_again(loaded, header, recorded)
+
+
+@pytest.mark.usefixtures("fickle")
+def test_a_race_run_again_with_another_seed_or_other_k_would_differ(loaded: Loaded) -> None:
+    settings = replace(ASKED[2], rule=REJECTION)  # whose text depends on K
+    header, recorded = traced(loaded, "draft-model", settings)
+    assert same_again(loaded, header, recorded)
+    for change in ({"seed": 1}, {"k": 0}):
+        others = [
+            replace(e, event=changed(e.event, **change)) if all(hasattr(e.event, name) for name in change) else e
+            for e in recorded
+        ]
+        assert differences(recorded, list(again(loaded, header, others)))[SPECULATIVE] is not None
+
+
+@pytest.mark.usefixtures("fickle")
+def test_a_race_that_was_stopped_is_run_again_as_far_as_it_went(loaded: Loaded) -> None:
+    for events in (1, 9):
+        header, recorded = traced(loaded, "draft-model", ASKED[0], events)
+        assert len(recorded) == events
+        again_ = list(again(loaded, header, recorded))
+        assert len(again_) == events
+        assert not any(differences(recorded, again_).values())
+
+
+@pytest.mark.usefixtures("fickle")
+def test_an_old_trace_is_run_again_where_it_tells_enough(loaded: Loaded) -> None:
+    for settings in ASKED:
+        header, recorded = traced(loaded, "draft-model", settings)
+        assert same_again(loaded, header, without(recorded, "seed"))
+        if settings.k == AUTO:
+            with pytest.raises(BadInput, match="does not say which K was chosen"):
+                list(again(loaded, header, without(recorded, "k")))
+        else:
+            assert same_again(loaded, header, without(recorded, "k"))
+        older = {**header, "lanes": [{"name": lane["name"]} for lane in header["lanes"]]}  # of other random numbers
+        if settings.temperature:
+            with pytest.raises(BadInput, match="sampled with other random numbers"):
+                list(again(loaded, older, recorded))
+        else:
+            assert same_again(loaded, older, recorded)
+
+
+def test_a_trace_of_other_weights_is_refused_and_another_environment_is_told(loaded: Loaded) -> None:
+    header, recorded = traced(loaded, "ngram", ASKED[3])
+    with pytest.raises(BadInput, match="other weights than the preset"):
+        list(again(loaded, {**header, "weights": {"target": {"source": "elsewhere"}}}, recorded))
+    assert other_environment(loaded, header) == []
+    header["environment"]["dtype"] = "posit8"
+    assert other_environment(loaded, header) == ["dtype posit8"]
+    assert other_environment(loaded, {"environment": 3}) == []
+
+
+# Whose turn it is ------------------------------------------------------------------------------------------
 
 
 def of(entries: list[Entry], lane: str) -> list:
@@ -88,9 +284,6 @@ def clocked(toy: Any, monkeypatch: pytest.MonkeyPatch, target_pass: Callable[[in
     for module in (loop, hardware):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(TableToy, "target_runner", lambda self, capacity: Timed(self.target, capacity, self.early))
-
-
-# Whose turn it is ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pass_seconds", [lambda n: 1.0, float, lambda n: 0.3 if n == 1 else 7.0])
@@ -147,22 +340,6 @@ def test_greedy_lanes_say_the_same(toy: Any) -> None:
         assert ids_of(of(entries, PLAIN)) == ids_of(of(entries, SPECULATIVE))
 
 
-def test_proposing_and_accepting_get_different_noise(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = []
-    manual_seed = torch.Generator.manual_seed
-
-    class Watched(torch.Generator):
-        def manual_seed(self, seed: int) -> Any:
-            seeds.append(seed)
-            return manual_seed(self, seed)
-
-    monkeypatch.setattr(torch, "Generator", Watched)
-    list(start(toy, "draft-model", PROMPT, SETTINGS))
-    assert len(seeds) == 2
-    assert len({seed % 2**32 for seed in seeds}) == 2  # the bits that the CPU's generator reads
-    assert SETTINGS.seed in seeds
-
-
 def test_every_token_has_its_text_and_the_texts_join(toy: Any) -> None:
     entries = list(race(toy, "draft-model", PROMPT, SETTINGS))
     for lane in (PLAIN, SPECULATIVE):
@@ -178,7 +355,8 @@ def test_every_token_has_its_text_and_the_texts_join(toy: Any) -> None:
 
 def test_a_race_is_read_back_from_its_trace(toy: Any) -> None:
     entries = list(race(toy, "draft-model", PROMPT, SETTINGS))
-    assert read_trace(write_trace({"seed": 3}, entries)) == ({"seed": 3}, entries)
+    header = {"lanes": [{"name": PLAIN}, {"name": SPECULATIVE}], "seed": 3}
+    assert read_trace(write_trace(header, entries)) == (header, entries)
 
 
 def test_stop_strings_and_eos_end_each_lane_by_itself(toy: Any) -> None:
@@ -271,45 +449,67 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_allocated(toy: An
 # Comparing -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def tiny() -> Any:
-    return ModelToy(model=tiny_model("llama"), tokenizer=byte_tokenizer())
+def tokens(*ids: int, margin: float | None = None) -> list[Token]:
+    return [Token(id, TokenKind.TARGET, 1.0, margin) for id in ids]
 
 
 @pytest.mark.parametrize("place", [0, 1, 4])
-def test_the_first_difference_and_the_logit_gap_there(tiny: Any, place: int) -> None:
-    prompt, plain = [5, 6, 7], [1, 2, 3, 4, 5]
-    speculative = [*plain[:place], 40, *plain[place + 1 :]]
-    with torch.inference_mode():
-        logits = tiny.model(torch.tensor([[*prompt, *plain]])).logits[0, len(prompt) - 1 + place]
-    answer = compare(tiny, prompt, plain, speculative)
-    assert (answer.identical, answer.first_difference) == (False, place)
-    assert answer.logit_gap == pytest.approx(abs(float(logits[plain[place]] - logits[40])), abs=1e-4)
-    assert compare(tiny, prompt, speculative, plain) == answer
-    assert all(runner.length == 0 for runner in tiny.runners)
+def test_the_first_difference_and_the_margin_there(place: int) -> None:
+    plain = [1, 2, 3, 4, 5]
+    other = [*plain[:place], 40, *plain[place + 1 :]]
+    answer = compare(tokens(*plain, margin=0.5), tokens(*other, margin=0.25))
+    assert (answer.identical, answer.first_difference, answer.margin) == (False, place, 0.25)
+    assert compare(tokens(*other, margin=0.25), tokens(*plain)).margin == 0.25  # a server does not tell its margins
+    assert compare(tokens(*other), tokens(*plain)).margin is None
 
 
-def test_equal_texts_are_identical_and_need_no_model(tiny: Any) -> None:
-    for text in ([], [1, 2, 3]):
-        answer = compare(tiny, [5], text, list(text))
-        assert (answer.identical, answer.first_difference, answer.logit_gap) == (True, None, None)
-    assert tiny.runners == []
+def test_equal_texts_are_identical() -> None:
+    for text in ((), (1, 2, 3)):
+        answer = compare(tokens(*text), tokens(*text, margin=1.0))
+        assert (answer.identical, answer.first_difference, answer.margin) == (True, None, None)
 
 
-def test_a_text_that_was_cut_short_differs_where_it_ends(tiny: Any) -> None:
-    answer = compare(tiny, [5], [1, 2, 3], [1, 2])
-    assert (answer.identical, answer.first_difference, answer.logit_gap) == (False, 2, None)
-    assert compare(tiny, [5], [1], []).first_difference == 0
+def test_a_text_that_was_cut_short_differs_where_it_ends() -> None:
+    answer = compare(tokens(1, 2, 3, margin=1.0), tokens(1, 2))
+    assert (answer.identical, answer.first_difference, answer.margin) == (False, 2, None)
+    assert compare(tokens(1), []).first_difference == 0
 
 
-def test_token_0_differs_from_no_token(tiny: Any) -> None:
-    assert compare(tiny, [5], [0], []).identical is False
-    assert compare(tiny, [5], [0, 0], [0, 1]).first_difference == 1
+def test_token_0_differs_from_no_token() -> None:
+    assert compare(tokens(0), []).identical is False
+    assert compare(tokens(0, 0), tokens(0, 1)).first_difference == 1
 
 
+@pytest.mark.parametrize(
+    ("environment", "drafter", "exact"),
+    [
+        ({"engine": "native", "dtype": "float32"}, "layer-skip", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "native", "dtype": "bfloat16"}, "ngram", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "fused", "dtype": "bfloat16"}, "ngram", {0, 8, AUTO}),
+        ({"engine": "fused", "dtype": "float32"}, "ngram", set()),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, "ngram", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, "layer-skip", set()),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": False}, "ngram", set()),
+        ({"engine": "graph", "dtype": "bfloat16"}, "ngram", set()),
+        ({"engine": "eager", "dtype": "float32"}, "ngram", set()),
+        ({"engine": "graph", "exact_rows": MAX_K + 1}, "ngram", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "graph", "exact_rows": MAX_K + 1}, "layer-skip", set()),
+        ({"engine": "native", "exact_rows": ANY_ROWS}, "layer-skip", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "fused", "dtype": "float32", "exact_rows": 9}, "layer-skip", {0, 8, AUTO}),
+        ({"engine": "fused", "dtype": "bfloat16", "exact_rows": 0}, "ngram", set()),  # without packed products
+        ({"engine": "native", "exact_rows": "17"}, "ngram", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": ["native"], "dtype": {}}, "a drafter of another program", set()),
+        ({}, "ngram", set()),
+    ],
+)
+def test_which_engines_are_exact_to_the_bit(environment: dict[str, Any], drafter: str, exact: set[int | str]) -> None:
+    assert {k for k in (0, 8, 9, MAX_K, AUTO) if is_exact(environment, drafter, k)} == exact
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_summary_of_a_race(toy: Any, temperature: float) -> None:
-    settings = Settings(temperature=temperature, k=3, max_new_tokens=12)
+def test_the_summary_of_a_race(toy: Any, temperature: float, rule: str) -> None:
+    settings = Settings(temperature=temperature, k=3, max_new_tokens=12, rule=rule)
     entries = list(race(toy, "draft-model", PROMPT, settings))
     answer = summary(toy, PROMPT, settings, entries)
     for lane in (PLAIN, SPECULATIVE):
@@ -321,7 +521,7 @@ def test_the_summary_of_a_race(toy: Any, temperature: float) -> None:
     assert isinstance(of(entries, PLAIN)[0], Prefilled)
     assert answer["speed_up"] > 0
     assert answer["sentence"].endswith(".")
-    if temperature == 0:
-        assert answer["comparison"] == {"identical": True, "first_difference": None, "logit_gap": None}
+    if temperature == 0 or rule == MATCH:
+        assert answer["comparison"] == {"identical": True, "first_difference": None, "margin": None}
     else:
         assert answer["comparison"] is None

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from specdemo.drafters import DRAFTERS
-from specdemo.presets import PRESETS, load_presets
-from specdemo.results import in_words, joined, read_results, results_path
+from specdemo.drafters.names import DRAFTERS
+from specdemo.models.presets import PRESETS, load_presets
+from specdemo.models.results import describe_results, joined, read_results, results_path
 from specdemo.types import BadInput
 
 
@@ -32,24 +32,28 @@ RESULTS: dict[str, Any] = {
 
 def test_the_best_k_is_told_for_each_temperature() -> None:
     words = "Measured at temperature 0, 1: 1.25x, 0.90x with K = 4, 2. On a processor, 2 cores, bfloat16, 9 prompts."
-    assert in_words(RESULTS, "ngram") == words
-    assert in_words(RESULTS, "prompt-lookup") == ""
+    assert describe_results(RESULTS, "ngram") == words
+    assert describe_results(RESULTS, "prompt-lookup") == ""
     halves = {**RESULTS["environment"], "dtype": "float32", "weights_dtype": "float16"}
-    assert "2 cores, float32 with float16 weights, 9" in in_words({**RESULTS, "environment": halves}, "ngram")
+    assert "2 cores, float32 with float16 weights, 9" in describe_results({**RESULTS, "environment": halves}, "ngram")
 
 
 def test_auto_is_told_first_and_the_best_fixed_k_beside_it() -> None:
     auto = {**row("eagle", 0, 0.0, 1.5), "k": "auto"}
     late = row("eagle", 3, 1.0, 1.125)
-    words = in_words({**RESULTS, "rows": [*RESULTS["rows"], auto, late]}, "eagle")
+    words = describe_results({**RESULTS, "rows": [*RESULTS["rows"], auto, late]}, "eagle")
     assert words.startswith("Measured at temperature 0, 1: 1.50x, – with auto; 1.00x, 1.12x with K = 2, 3. On ")
-    assert in_words({**RESULTS, "rows": [auto]}, "eagle").startswith("Measured at temperature 0: 1.50x with auto. On ")
+    assert describe_results({**RESULTS, "rows": [auto]}, "eagle").startswith(
+        "Measured at temperature 0: 1.50x with auto. On "
+    )
 
 
 def test_of_a_cpu_whose_generations_share_a_name_the_family_is_told() -> None:
     there = {**RESULTS["environment"], "cpu_model": "cpu family 26, model 2, stepping 1"}
-    assert "On a processor (cpu family 26), 2 cores" in in_words({**RESULTS, "environment": there}, "ngram")
-    assert "(26)" in in_words({**RESULTS, "environment": {**there, "cpu_model": 26}}, "ngram")  # of someone's file
+    assert "On a processor (cpu family 26), 2 cores" in describe_results({**RESULTS, "environment": there}, "ngram")
+    assert "(26)" in describe_results(
+        {**RESULTS, "environment": {**there, "cpu_model": 26}}, "ngram"
+    )  # of someone's file
 
 
 def test_results_lie_beside_their_preset(tmp_path: Path) -> None:
@@ -101,4 +105,4 @@ def test_shipped_results_are_told_for_every_drafter_that_was_measured() -> None:
     for results in filter(None, (preset.results for preset in presets.values())):
         for name in {row["drafter"] for row in results["rows"]}:
             assert name in DRAFTERS
-            assert in_words(results, name).startswith("Measured at temperature ")
+            assert describe_results(results, name).startswith("Measured at temperature ")

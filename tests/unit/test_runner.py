@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +11,17 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from specdemo.decode import decode
+from specdemo.decoding.events import Finished
 from specdemo.drafters.none import NoDrafter
-from specdemo.events import Finished
-from specdemo.runners.eager import EagerRunner
-from specdemo.types import FinishReason, Settings
-from tests.unit.toys import ARCHITECTURES, MODEL_VOCAB, ids_of, tiny_model
+from specdemo.engines import linear, ops
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.fused import MOST_ROWS, FusedRunner
+from specdemo.engines.gpu.graph import LONGEST, GraphRunner, Graphs
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.linear import can_pack
+from specdemo.engines.runner import ANY_ROWS, Runner
+from specdemo.types import MAX_K, FinishReason, Settings
+from tests.unit.toys import ARCHITECTURES, MODEL_VOCAB, decode, ids_of, native_runner, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -132,13 +138,13 @@ def test_the_states_of_the_last_pass_are_kept_in_the_order_asked_for(
     with torch.inference_mode():
         truth = model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states[1:]
     runner = EagerRunner(model, len(TEXT) + 3)
-    runner.keep_states(layers)
-    assert runner.states is None
+    runner.capture_hidden_states(layers)
+    assert runner.hidden_states is None
 
     @torch.inference_mode()
     def matches(begin: int, end: int) -> bool:
-        assert runner.states is not None
-        states = runner.states.chunk(len(layers), -1)
+        assert runner.hidden_states is not None
+        states = runner.hidden_states.chunk(len(layers), -1)
         normed = [norm(state) if layer == 2 else state for layer, state in zip(layers, states, strict=True)]
         return all(same(state, truth[layer][0, begin:end]) for layer, state in zip(layers, normed, strict=True))
 
@@ -151,7 +157,7 @@ def test_the_states_of_the_last_pass_are_kept_in_the_order_asked_for(
     runner.forward(TEXT[6:])
     assert matches(6, len(TEXT))
     runner.release()
-    assert runner.states is None
+    assert runner.hidden_states is None
 
 
 # Plain greedy ----------------------------------------------------------------------------------------------
@@ -189,3 +195,45 @@ def test_plain_greedy_ends_at_the_eos_where_generate_does(model: PreTrainedModel
         events = plain(model, TEXT, 12, eos)
         assert ids_of(events) == generated(model, TEXT, 12, eos) == text[: text.index(eos) + 1]
         assert events[-1] == Finished(FinishReason.EOS)
+
+
+def runner_with(engine: str, monkeypatch: pytest.MonkeyPatch) -> Runner:
+    model = tiny_model("llama")
+    if engine == "eager":
+        return EagerRunner(model, 64)
+    if engine.startswith("native"):
+        return native_runner(model, 64, getattr(torch, engine.split()[1]))
+    if engine.startswith("fused"):
+        monkeypatch.setattr(linear, "library_for", lambda dtype: None)
+        monkeypatch.setattr(linear, "can_pack", lambda dtype: can_pack(dtype) and "unpacked" not in engine)
+        return FusedRunner(FusedModel.of(model, getattr(torch, engine.split()[1])), 64)
+    kernels: Any = SimpleNamespace(**vars(ops)) if engine == "graph of kernels" else ops
+    return GraphRunner(Graphs(FusedModel.of(model), kernels, lambda work: work, 1), 64)
+
+
+@pytest.mark.parametrize(
+    ("engine", "exact_rows"),
+    [
+        ("eager", 0),
+        ("native float32", ANY_ROWS),
+        ("native bfloat16", ANY_ROWS),
+        ("fused float32", 0),
+        ("fused bfloat16", MOST_ROWS if can_pack(torch.bfloat16) else 0),
+        ("fused bfloat16 unpacked", 0),
+        ("graph of kernels", LONGEST),
+        ("graph", 0),
+    ],
+)
+def test_up_to_how_many_rows_an_engine_is_exact(engine: str, exact_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are a stand-in: what they say of themselves `test_kernels.py` checks."""
+    runner = runner_with(engine, monkeypatch)
+    assert runner.exact_rows == exact_rows
+    if engine == "graph of kernels":
+        return
+    runner.prefill(TEXT)
+    ids = [(7 * place + 1) % MODEL_VOCAB for place in range(min(exact_rows, MAX_K + 1))]
+    whole = runner.forward(ids) if ids else None
+    for count in range(1, len(ids)):
+        runner.rollback(len(TEXT))
+        assert whole is not None
+        assert torch.equal(runner.forward(ids[:count]), whole[:count])

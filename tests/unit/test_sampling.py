@@ -12,9 +12,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specdemo import sampling
-from specdemo.sampling import largest, probabilities, sample
-from specdemo.types import MAX_K, MAX_SEED, MAX_STOP_STRINGS, BadInput, Settings
+from specdemo.decoding import sampling
+from specdemo.decoding.sampling import largest, probabilities, sample
+from specdemo.types import MAX_K, MAX_SEED, MAX_STOP_STRINGS, BadInput, Settings, brief
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -79,7 +79,62 @@ def test_the_largest_is_the_first_one_on_a_tie(dtype: torch.dtype, seed: int, vo
     noise = torch.Generator().manual_seed(seed)
     logits = torch.randint(values, (3, vocab), generator=noise).to(dtype)
     rows_of_logits = logits.tolist()
-    assert largest(logits).tolist() == [row.index(max(row)) for row in rows_of_logits]
+    found, places, margins = largest(logits)
+    assert places.tolist() == [row.index(max(row)) for row in rows_of_logits]
+    seconds = [
+        max([*row[:place], *row[place + 1 :]], default=-math.inf)
+        for row, place in zip(rows_of_logits, places.tolist(), strict=True)
+    ]
+    assert margins.tolist() == [max(row) - second for row, second in zip(rows_of_logits, seconds, strict=True)]
+    assert found.dtype == dtype
+    assert found.tolist() == [max(row) for row in rows_of_logits]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("place", [0, 1, 255, 256, 300, 698, 699])
+def test_the_first_that_is_not_a_number_counts_as_the_largest(dtype: torch.dtype, place: int) -> None:
+    logits = torch.randn(3, 700, generator=torch.Generator().manual_seed(0)).to(dtype)
+    logits[1, place:] = math.nan
+    logits[2, [0, 400, 690]] = math.inf
+    logits[2, place] = math.nan
+    found, places, _ = largest(logits)
+    assert places[1:].tolist() == [place, place]
+    assert found.isnan().tolist() == [False, True, True]
+    assert places[0] == logits[0].float().argmax()
+
+
+NOT_FINITE = {
+    "one NaN": [1.0, math.nan, 3.0, 0.5],
+    "NaN first": [math.nan, 2.0, 3.0, 0.5],
+    "all NaN": [math.nan] * 4,
+    "one infinity": [1.0, 2.0, math.inf, 0.5],
+    "infinities": [math.inf, -math.inf, math.inf, math.nan],
+    "none possible": [-math.inf] * 4,
+}
+
+
+@pytest.mark.parametrize("row", NOT_FINITE.values(), ids=NOT_FINITE.keys())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(),
+        Settings(temperature=0.7),
+        Settings(temperature=1, top_k=3),
+        Settings(temperature=1, top_p=0.9),
+        Settings(temperature=1, top_k=3, top_p=0.9),
+    ],
+    ids=["T0", "T0.7", "top-k", "top-p", "both"],
+)
+def test_no_token_is_drawn_of_logits_that_are_not_finite(
+    row: list[float], dtype: torch.dtype, settings: Settings
+) -> None:
+    """And the rows beside such a one are what they are alone."""
+    finite = [0.0, 1.0, -math.inf, 0.5]
+    probs = probabilities(torch.tensor([finite, row], dtype=dtype), settings)
+    assert sample(probs, torch.tensor([0.5, 0.5], dtype=torch.float64))[1] == 4
+    assert torch.equal(probs[0], probabilities(torch.tensor([finite], dtype=dtype), settings)[0])
+    assert float(probs[0].sum()) == pytest.approx(1)
 
 
 @given(rows, st.integers(1, 15), temperatures)
@@ -100,6 +155,10 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(row: list[float], temperat
     assert sum(inside) >= top_p - 1e-9
     assert sum(inside) - min(inside) < top_p + 1e-9  # without its least likely token it falls short
     assert kept[kept > 0].sort().values.tolist() == pytest.approx(sorted(p / sum(inside) for p in inside))
+
+
+def test_top_p_is_reached_where_it_is_met_exactly() -> None:
+    assert law([0.0, 0.0, 0.0, 0.0], temperature=1, top_p=0.5).tolist() == [0.5, 0.5, 0, 0]
 
 
 @pytest.mark.parametrize("top_p", [5e-324, 1e-60, 1e-9, 0.2])
@@ -262,7 +321,9 @@ FIELDS = {
 }
 WHOLE = ("k", "top_k", "max_new_tokens", "seed")
 not_numbers: st.SearchStrategy[Any] = st.one_of(
-    st.sampled_from([math.nan, math.inf, -math.inf, True, False, None, "4", b"4", [4], {}, 4j, 10**400, -(10**400)]),
+    st.sampled_from(
+        [math.nan, math.inf, -math.inf, True, False, None, "4", b"4", [4], {}, 4j, 10**400, -(10**400), 10**5000]
+    ),
     st.text(max_size=5),
 )
 
@@ -274,7 +335,8 @@ def test_what_is_no_number_is_refused_in_words(name: str, value: Any) -> None:
     said, low, high = FIELDS[name]
     assert str(refusal.value).startswith(f"{said} must be a ")
     assert f"from {low} to {high}" in str(refusal.value)
-    assert ("but it is empty" if value is None else repr(value)) in str(refusal.value)
+    assert ("but it is empty" if value is None else brief(value)) in str(refusal.value)
+    assert len(str(refusal.value)) < 150
 
 
 @given(st.sampled_from(sorted(FIELDS)), st.data())

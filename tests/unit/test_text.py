@@ -9,16 +9,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from specdemo.decode import decode
-from specdemo.events import Event, Finished, Prefilled, Round
-from specdemo.text import Detokenizer, LaneText, StopStrings
-from specdemo.types import DraftedToken, Fate, FinishReason, Settings, Token, TokenKind
+from specdemo.decoding.events import Event, Finished, Prefilled, Round
+from specdemo.racing.text import Detokenizer, LaneText, StopStrings
+from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 from tests.unit.toys import (
     SPECIAL,
     Scripted,
     TableRunner,
     byte_tokenizer,
     counting_table,
+    decode,
     fallback_tokenizer,
     ids_of,
     letters_tokenizer,
@@ -155,10 +155,10 @@ def test_a_fork_reads_ahead_without_disturbing(before: str, drafted: str, after:
     first, second, third = (tokenizer.encode(text, add_special_tokens=False) for text in (before, drafted, after))
     written = "".join(detokenizer.push(token) for token in first)
     fork = detokenizer.fork()
-    read_ahead = "".join(fork.push(token) for token in second) + fork.flush()
+    drafted_text = "".join(fork.push(token) for token in second) + fork.flush()
     written += "".join(detokenizer.push(token) for token in third) + detokenizer.flush()
     assert written == whole(tokenizer, [*first, *third])
-    assert whole(tokenizer, [*first, *second]).endswith(read_ahead)
+    assert whole(tokenizer, [*first, *second]).endswith(drafted_text)
 
 
 # Stop strings ----------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def emitted(*ids: int) -> tuple[Token, ...]:
 
 
 def drafted(*ids: int) -> tuple[DraftedToken, ...]:
-    return tuple(DraftedToken(token, Fate.UNTESTED, 1.0, 1.0, 0.5) for token in ids)
+    return tuple(DraftedToken(token, DraftOutcome.UNTESTED, 1.0, 1.0, 0.5) for token in ids)
 
 
 def events_of(rounds: Sequence[tuple[Sequence[int], Sequence[int]]], first: int) -> list[Event]:

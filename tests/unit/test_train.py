@@ -45,11 +45,11 @@ def test_the_table_is_what_counting_by_hand_gives(tmp_path):
     after_1 = np.zeros(10)  # 1 was followed by 2, 2 and 3
     after_1[2], after_1[3] = (2 - DISCOUNT) / 3, (1 - DISCOUNT) / 3
     bigram = after_1 + (1 - after_1.sum()) * unigram
-    np.testing.assert_allclose(table.law([9, 1]), bigram, atol=1e-4)
+    np.testing.assert_allclose(table.next_token_probs([9, 1]), bigram, atol=1e-4)
     after_2_1 = np.zeros(10)  # and after 2 1 came 2 once and 3 once
     after_2_1[2] = after_2_1[3] = (1 - DISCOUNT) / 2
-    np.testing.assert_allclose(table.law([2, 1]), after_2_1 + (1 - after_2_1.sum()) * bigram, atol=1e-4)
-    np.testing.assert_allclose(table.law([7]), unigram, atol=1e-6)
+    np.testing.assert_allclose(table.next_token_probs([2, 1]), after_2_1 + (1 - after_2_1.sum()) * bigram, atol=1e-4)
+    np.testing.assert_allclose(table.next_token_probs([7]), unigram, atol=1e-6)
 
 
 def test_every_law_is_positive_everywhere_and_sums_to_one(tmp_path):
@@ -61,7 +61,7 @@ def test_every_law_is_positive_everywhere_and_sums_to_one(tmp_path):
     build_table([tmp_path / "text"], tmp_path / "t.safetensors", {})
     table = load_table(tmp_path / "t.safetensors")
     for context in rng.integers(0, 10, (50, 3)).tolist():
-        law = table.law(context)
+        law = table.next_token_probs(context)
         assert law.min() > 0
         assert law.sum() == pytest.approx(1, abs=1e-5)
 
@@ -69,7 +69,7 @@ def test_every_law_is_positive_everywhere_and_sums_to_one(tmp_path):
 def test_counts_do_not_cross_from_one_conversation_into_the_next(tmp_path):
     write_shard(tmp_path / "text", [[1, 2, 3, 4]], [[A, A, A, A]], [[True, False, True, False]])
     build_table([tmp_path / "text"], tmp_path / "t.safetensors", {})
-    law = load_table(tmp_path / "t.safetensors").law([2])
+    law = load_table(tmp_path / "t.safetensors").next_token_probs([2])
     assert law[3] == law[9]  # 2 3 is no pair, since 3 began another conversation: 3 is as unlikely as any other
 
 
@@ -77,7 +77,7 @@ def test_text_from_several_folders_is_counted_together(tmp_path):
     for name, tokens in (("one", [1, 2, 1, 2]), ("two", [1, 3, 1, 3])):
         write_shard(tmp_path / name, [tokens], [[A, A, A, A]], [[True, False, False, False]])
     build_table([tmp_path / "one", tmp_path / "two"], tmp_path / "t.safetensors", {})
-    law = load_table(tmp_path / "t.safetensors").law([1])
+    law = load_table(tmp_path / "t.safetensors").next_token_probs([1])
     assert law[2] == law[3] > law[1]
     with pytest.raises(ValueError, match=r"none holds no training text"):
         build_table([tmp_path / "one", tmp_path / "none"], tmp_path / "t.safetensors", {})
@@ -97,8 +97,8 @@ def test_contexts_are_as_long_as_can_be_told_apart(tmp_path, vocab_size, orders)
     build_table([tmp_path], tmp_path / "t.safetensors", {})
     table = load_table(tmp_path / "t.safetensors")
     assert len(table.orders) == orders
-    assert table.law([last - 1, last, last - 1, last]).argmax() == last - 1
-    assert table.law([last, last - 1, last, last - 1]).argmax() == last
+    assert table.next_token_probs([last - 1, last, last - 1, last]).argmax() == last - 1
+    assert table.next_token_probs([last, last - 1, last, last - 1]).argmax() == last
 
 
 def test_a_damaged_or_missing_table_is_refused_in_words(tmp_path):
@@ -188,7 +188,9 @@ def test_more_tokens_go_on_where_the_last_run_stopped(tiny, tmp_path):
 
 def test_states_kept_while_writing_are_those_of_reading_the_text_again(tiny, tmp_path):
     model, tokenizer = tiny
-    data.write_text(model, tokenizer, frozenset({0}), tmp_path, 1, {}, rows=4, columns=150, kept=tmp_path / "states")
+    data.write_text(
+        model, tokenizer, frozenset({0}), tmp_path, 1, {}, rows=4, columns=150, states_folder=tmp_path / "states"
+    )
     (shard,) = data.shard_paths(tmp_path, "train")
     layers = default_layers(model)
     wave = load_file(shard)

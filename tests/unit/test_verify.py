@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdemo import sampling
+from specdemo.decoding import sampling
+from specdemo.decoding.rejection import acceptance_probability, residual, verify
 from specdemo.types import Draft, TokenKind
-from specdemo.verify import acceptance_probability, residual, verify
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -185,6 +185,20 @@ def test_a_large_vocabulary_keeps_its_ids() -> None:
     p[0, vocab - 1] = p[1, vocab - 2] = 1
     verdict = verify(p, Draft([vocab - 1]), uniform(0.5, 0.5))
     assert (verdict.accepted, verdict.token_id) == (1, vocab - 2)
+
+
+def test_draft_and_draws_are_brought_to_where_the_targets_probabilities_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a fake transfer: a model that is spread over devices may put its logits elsewhere than it takes its input."""
+    brought: list[tuple[list[float], torch.device]] = []
+
+    def to_device(numbers: list[int] | Tensor, device: torch.device) -> Tensor:
+        numbers = torch.as_tensor(numbers)
+        brought.append((numbers.tolist(), device))
+        return numbers
+
+    monkeypatch.setattr("specdemo.decoding.rejection.to_device", to_device)
+    verify(rows(one_hot(1), one_hot(2)), Draft([1]), uniform(0.25, 0.75))
+    assert brought == [([1], torch.device("cpu")), ([0.25, 0.75], torch.device("cpu"))]
 
 
 @pytest.mark.parametrize("k", [0, 1, 4])

@@ -32,18 +32,21 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from specdemo.costs import Costs
-from specdemo.drafters import DRAFTERS, Drafter
-from specdemo.drafters.base import Drafter as DrafterBase
-from specdemo.drafters.block import BlockHead
-from specdemo.drafters.eagle import EagleHead
-from specdemo.drafters.head import Head, ReadyHead, Shape
-from specdemo.events import Event, emitted_tokens
-from specdemo.race import PROPOSING
-from specdemo.runners.eager import EagerRunner
-from specdemo.runners.layout import FusedModel
-from specdemo.runners.library import library_for
-from specdemo.runners.native import NativeRunner, native_model
+from specdemo.decoding import loop
+from specdemo.decoding.costs import CostModel
+from specdemo.decoding.drafter import Drafter, DrafterParts
+from specdemo.decoding.events import Event, emitted_tokens
+from specdemo.decoding.loop import rule_for
+from specdemo.decoding.rule import Rule
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, HeadShape
+from specdemo.drafters.heads.ready import ReadyHead
+from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.engines.cpu.library import library_for
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.gpu.graph import Work
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.native import NativeRunner, native_model
+from specdemo.engines.runner import ANY_ROWS
 from specdemo.train.data import ASSISTANT
 from specdemo.train.ngram import build_table
 from specdemo.types import Draft, Settings, Verdict
@@ -74,8 +77,10 @@ class TableRunner:
     Its cache is the list of tokens it has read, and the logits are looked up in that cache, never in the
     arguments alone: a missing, stale or doubled entry gives the law of another text. The state of a token in any
     layer is its one-hot vector. `passes` keeps where every pass began and what it read, `first_passes` the same for
-    the layers that `read_ahead` ends after, whose law is the table `early`.
+    the layers that `early_exit_forward` ends after, whose law is the table `early`.
     """
+
+    exact_rows = ANY_ROWS
 
     def __init__(self, table: Tensor, capacity: int = 256, early: Tensor | None = None) -> None:
         self.table, self.context, self.early = table, capacity, early
@@ -86,14 +91,14 @@ class TableRunner:
         self.passes: list[tuple[int, tuple[int, ...]]] = []
         self.first_passes: list[tuple[int, tuple[int, ...]]] = []
         self.kept_layers = 0
-        self.states: Tensor | None = None
+        self.hidden_states: Tensor | None = None
         self.released = 0
 
     @property
     def length(self) -> int:
         return len(self.tokens)
 
-    def keep_states(self, layers: Sequence[int]) -> None:
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
         self.kept_layers = len(layers)
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
@@ -114,10 +119,10 @@ class TableRunner:
         begin = self.length
         self.tokens += ids
         one_hot = F.one_hot(torch.tensor(ids), self.vocab_size).to(self.table.dtype)
-        self.states = one_hot.repeat(1, self.kept_layers) if self.kept_layers else None
+        self.hidden_states = one_hot.repeat(1, self.kept_layers) if self.kept_layers else None
         return self.looked_up(self.table, self.tokens, begin)
 
-    def read_ahead(self, ids: Sequence[int], layers: int) -> Tensor:
+    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
         assert layers >= 1
         assert self.early is not None
         begin = self.length + len(self.ahead)
@@ -145,7 +150,7 @@ class TableRunner:
     def release(self) -> None:
         self.tokens.clear()
         self.ahead.clear()
-        self.states = None
+        self.hidden_states = None
         self.released += 1
 
 
@@ -212,10 +217,10 @@ def normalised(weights: Sequence[float]) -> list[float]:
 # Drafters --------------------------------------------------------------------------------------------------
 
 
-class Scripted(DrafterBase):
+class Scripted(Drafter):
     """Proposes what a function of (context, k) says, and keeps what it was told."""
 
-    description = "For tests."
+    name = "scripted"
 
     def __init__(self, script: Any) -> None:
         self.script = script
@@ -238,23 +243,28 @@ def oracle(text: Sequence[int], wrong_by: int = 0, vocab: int = MODEL_VOCAB) -> 
     return Scripted(lambda context, k: [(t + wrong_by) % vocab for t in text[len(context) : len(context) + k]])
 
 
-def noise_for(settings: Settings) -> torch.Generator:
-    """The generator that a drafter of this run is given."""
-    return torch.Generator().manual_seed(settings.seed ^ PROPOSING)
+def decode(runner: Any, drafter: Drafter, prompt: Sequence[int], settings: Settings, *args: Any, **more: Any) -> Any:
+    """`loop.decode` by the rule of the settings, which is the one that `Toy.drafter` gave to the drafter."""
+    rule = more.pop("rule", None) or getattr(drafter, "shared_rule", None) or rule_for(settings)
+    return loop.decode(runner, drafter, prompt, rule, *args, **more)
 
 
-def random_heads(embedding: Tensor, output: Tensor, layers: int, heads: int, draft_vocab: int) -> dict[str, ReadyHead]:
+def random_heads(
+    embedding: Tensor, output: Tensor, layers: int, heads: int, draft_vocab: int, window: int = 512
+) -> dict[str, ReadyHead[Any]]:
     """`untrained_heads` ready to draft for a target of these embeddings."""
     vocab, hidden = embedding.shape
-    untrained = untrained_heads(vocab, hidden, layers, heads, draft_vocab)
+    untrained = untrained_heads(vocab, hidden, layers, heads, draft_vocab, window)
     return {kind: ReadyHead(head, embedding, output) for kind, head in untrained.items()}
 
 
-def untrained_heads(vocab: int, hidden: int, layers: int, heads: int, draft_vocab: int) -> dict[str, Head]:
+def untrained_heads(
+    vocab: int, hidden: int, layers: int, heads: int, draft_vocab: int, window: int = 512
+) -> dict[str, Head]:
     """An untrained head of every kind; each leaves out some of the target's tokens."""
-    shape = Shape(
-        vocab, hidden, (0, layers // 2, layers - 1), draft_vocab, 2, heads, 1, hidden // heads, 2 * hidden, 1e-5
-    )
+    state_layers = 0, layers // 2, layers - 1
+    sizes = heads, 1, hidden // heads, 2 * hidden
+    shape = HeadShape(vocab, hidden, state_layers, draft_vocab, 2, *sizes, 1e-5, window)
     kinds: tuple[type[Head], ...] = EagleHead, BlockHead
     made = {}
     for seed, kind in enumerate(kinds):
@@ -279,24 +289,36 @@ class Toy:
     context: int = 256
     ngram_table: Path | None = None
     skip_layers: int | None = 1
-    heads: dict[str, ReadyHead] = field(default_factory=dict)
+    heads: dict[str, ReadyHead[Any]] = field(default_factory=dict)
     engine: str = "eager"
-    costs: dict[tuple[bool, ...], Costs] = field(default_factory=dict)
+    costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)
     tokenizer: Any = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     runners: list[Any] = field(default_factory=list)
     draft_runners: list[Any] = field(default_factory=list)
 
     @property
-    def head_files(self) -> dict[str, Path]:
-        return {kind: Path(kind) for kind in self.heads}
+    def parts(self) -> DrafterParts:
+        return DrafterParts(
+            make_draft_runner=None if getattr(self, "draft_model", None) is None else self.draft_runner,
+            ngram_table=self.ngram_table,
+            skip_layers=self.skip_layers,
+            head_files={kind: Path(kind) for kind in self.heads},
+            ready_heads=self.heads,
+        )
 
-    def drafter(self, name: str, runner: Any, settings: Settings) -> Drafter:
+    def draft_runner(self, capacity: int) -> Any:
+        raise NotImplementedError
+
+    def drafter(self, name: str, runner: Any, settings: Settings, rule: Rule | None = None) -> Drafter:
         """A drafter by name, as a race builds it."""
-        kind = DRAFTERS[name]
-        loaded: Any = self
-        assert kind.missing(loaded) is None, f"give the toys what the drafter {name} needs: {kind.missing(loaded)}"
-        return kind.build(loaded, runner, settings, noise_for(settings))
+        kind = drafter_class(name)
+        reason = kind.unavailable_reason(self.parts)
+        assert reason is None, f"give the toys what the drafter {name} needs: {reason}"
+        rule = rule or rule_for(settings)
+        made = kind.build(self.parts, runner, rule)
+        setattr(made, "shared_rule", rule)  # noqa: B010
+        return made
 
 
 @dataclass
@@ -330,14 +352,14 @@ class ModelToy(Toy):
 
     model: PreTrainedModel | None = None
     draft_model: PreTrainedModel | None = None
+    window: int = 512  # of its heads
 
     def __post_init__(self) -> None:
         assert self.model is not None
         layers = self.model.get_input_embeddings(), self.model.get_output_embeddings()
         embedding, output = (layer.weight.detach() for layer in layers)
-        self.heads = random_heads(
-            embedding, output, self.model.config.num_hidden_layers, heads=4, draft_vocab=MODEL_VOCAB - 20
-        )
+        sizes = {"heads": 4, "draft_vocab": MODEL_VOCAB - 20, "window": self.window}
+        self.heads = random_heads(embedding, output, self.model.config.num_hidden_layers, **sizes)
 
     def target_runner(self, capacity: int) -> EagerRunner:
         assert self.model is not None
@@ -385,6 +407,19 @@ def model_with_biases(architecture: str) -> PreTrainedModel:
         for parameter in small:
             nn.init.normal_(parameter)
     return model
+
+
+def recorded(work: Work) -> Work:
+    """In place of a capture: every replay leaves its outcome where the first one lay."""
+    kept = work()
+
+    def replay() -> Any:
+        for old, new in zip(*map(torch.utils._pytree.tree_leaves, (kept, work())), strict=True):
+            if old is not None:
+                old.copy_(new)
+        return kept
+
+    return replay
 
 
 def cpu_engine(dtype: torch.dtype) -> str:

@@ -1,0 +1,1 @@
+"""Measurements that reproduce the figures of the docs."""

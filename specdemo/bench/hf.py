@@ -1,0 +1,111 @@
+"""The usual alternative: transformers' own `generate`, on the same weights, with and without assistance."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ..racing.stats import Pace
+from ..system.hardware import wait
+from ..types import Settings
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+    from .cases import Case
+
+HF, ASSISTED, TUNED, PROMPT_LOOKUP = "hf", "hf-assisted", "hf-assisted-tuned", "hf-prompt-lookup"
+METHODS = {
+    HF: "generate, nothing else",
+    ASSISTED: "with assistant_model, as it comes",
+    TUNED: "with assistant_model and K guesses in every round, at any confidence",
+    PROMPT_LOOKUP: "with prompt_lookup_num_tokens = K",
+}
+
+
+def unavailable_reason(method: str, loaded: Loaded) -> str | None:
+    """Why a method cannot be run on this preset, in a sentence; None if it can."""
+    if method in (ASSISTED, TUNED) and loaded.draft_model is None:
+        return f"{method} is left out: the preset {loaded.preset.name} has no draft model to assist."
+    return None
+
+
+def models(loaded: Loaded, cases: Sequence[Case]) -> list[PreTrainedModel]:
+    """The models that these cases run by transformers. Whoever holds them spares `generate` opening them every time."""
+    theirs = {case.method for case in cases} & METHODS.keys()
+    assisted = bool(theirs & {ASSISTED, TUNED})
+    return ([loaded.model] if theirs else []) + ([loaded.assistant] if assisted else [])
+
+
+@torch.inference_mode()
+def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Settings) -> dict[str, Any]:
+    """One text by `generate`, timed from call to answer; it ends at the same tokens as ours.
+
+    The time of a text of a single token is that of the prompt. transformers does not report what was drafted.
+    """
+    model = loaded.model
+    ids = torch.tensor([prompt_ids], device=model.device)
+    sampling: dict[str, Any] = {"do_sample": False}
+    if settings.temperature > 0:
+        sampling = {"do_sample": True, "temperature": settings.temperature}
+        sampling |= {"top_k": settings.top_k, "top_p": settings.top_p}
+    kwargs: dict[str, Any] = {
+        "attention_mask": torch.ones_like(ids),
+        "eos_token_id": sorted(loaded.eos_ids) or None,
+        "pad_token_id": min(loaded.eos_ids, default=0),
+        "repetition_penalty": 1.0,  # ours has none; unset, transformers takes the checkpoint's
+        **sampling,
+    }
+    if case.method == PROMPT_LOOKUP:
+        kwargs["prompt_lookup_num_tokens"] = case.k
+
+    def written(count: int) -> tuple[list[int], float]:
+        torch.manual_seed(settings.seed)
+        wait(model.device)  # for work that was asked for before and is not to be timed
+        began = time.perf_counter()
+        output = model.generate(ids, max_new_tokens=count, **kwargs)
+        token_ids = output[0, len(prompt_ids) :].tolist()
+        return token_ids, time.perf_counter() - began
+
+    with _assisting(loaded, case) as assistant:
+        if assistant is not None:
+            kwargs["assistant_model"] = assistant
+        first = written(1)[1]
+        token_ids, seconds = written(settings.max_new_tokens)
+    return {
+        "new_tokens": len(token_ids),
+        "seconds": seconds,
+        "prompt_seconds": first,
+        "tokens_per_second": Pace(len(token_ids), seconds, first).tokens_per_second,
+        **dict.fromkeys(("accepted", "tested", "drafted", "rounds", "draft_cost")),
+        "token_ids": token_ids,
+    }
+
+
+@contextmanager
+def _assisting(loaded: Loaded, case: Case) -> Iterator[PreTrainedModel | None]:
+    """The draft model, set up for the method; `generate` reads that from the assistant's own configuration.
+
+    `ASSISTED` takes it as it comes; tuned, the assistant makes K guesses in every round, at any confidence.
+    """
+    if case.method not in (ASSISTED, TUNED):
+        yield None
+        return
+    assistant = loaded.assistant
+    config: Any = assistant.generation_config
+    tuned = {
+        "num_assistant_tokens": case.k,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+    before = {name: getattr(config, name) for name in tuned}
+    if case.method == TUNED:
+        config.update(**tuned)
+    try:
+        yield assistant
+    finally:
+        config.update(**before)

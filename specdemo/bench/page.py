@@ -1,0 +1,274 @@
+"""How much showing a race slows down the engine: the same race alone, through the page's server, and in a browser.
+
+The server runs in a process of its own, and the rates are those that the race reports. They vary by more than a page
+costs, so the kernel's count of how long the engine's threads waited for a core is read as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean, harmonic_mean, median
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+from ..models.presets import find_preset
+from ..racing.provenance import provenance
+from ..racing.race import PLAIN, SPECULATIVE, race
+from ..racing.stats import Stats
+from ..studies.statistics import Spread
+from ..system.imports import import_quickly
+from ..types import BadInput, Settings
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+APP = Path(__file__).resolve().parents[2] / "app.py"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+START_SECONDS, RACE_SECONDS = 120.0, 600.0
+SETTLE_SECONDS = 1.0  # before a race: a page that has just opened or shown a race is still busy
+
+LANES = (PLAIN, SPECULATIVE)
+BOTH = "both"  # the tokens of both lanes over the seconds of both, as both write the same text
+WAYS = ALONE, UNSEEN, PROGRAM, BROWSER = "engine alone", "server, unseen", "a program", "a browser"
+SHAPES = {  # the columns of the rows, for people
+    **{"way": "", "lane": "", "tokens_per_second": ".1f"},
+    **{"ratio_to_alone": ".3f", "ratio_to_unseen": ".3f", "waiting": ".3f"},
+}
+
+Rates = dict[str, float]  # tokens per second by lane
+Threads = dict[str, tuple[int, int]]  # by thread: nanoseconds it has run, and waited for a core to run on
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The race that is run each time."""
+
+    prompt: str
+    preset: str
+    drafter: str
+    k: int | str
+    max_new_tokens: int
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to run the race, the process that its engine is in, and what came of each time."""
+
+    process: int
+    run: Callable[[], Rates]
+    rates: list[Rates] = field(default_factory=list)
+    waits: list[float | None] = field(default_factory=list)
+
+    def measure(self) -> None:
+        before = threads_of(self.process)
+        self.rates.append(self.run())
+        self.waits.append(waiting(before, threads_of(self.process)))
+
+    def rates_of(self, lane: str) -> list[float]:
+        return [harmonic_mean(rates.values()) if lane == BOTH else rates[lane] for rates in self.rates]
+
+
+def bench_page(asked: Asked, repeats: int, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Run a race in every way there is, all of them in turn, `repeats` times, every other time backwards.
+
+    The server and a page are there all the while, so that nothing but the race differs. The answer holds the race
+    and the machine (`race`, `environment`), and the `rows`, see `rows_of`.
+
+    Raises:
+        BadInput: the race cannot be run, there is no browser or no playwright, or the page does not start.
+    """
+    check_browser()
+    # A process of its own for the engine alone: this one has threads of clients, which would slow it down.
+    with ProcessPoolExecutor(1, get_context("spawn"), _load, (asked.preset,)) as engine:
+        facts = engine.submit(_provenance).result()
+        engine.submit(_alone, asked).result()  # warms up, and refuses what cannot be run
+        with served() as (url, server), opened(url, asked) as show:
+            ways = {
+                ALONE: Way(engine.submit(os.getpid).result(), lambda: engine.submit(_alone, asked).result()),
+                UNSEEN: Way(server, partial(unseen, url, asked)),
+                PROGRAM: Way(server, partial(in_a_program, url, asked)),
+                BROWSER: Way(server, show),
+            }
+            for name in (UNSEEN, BROWSER):  # the first races of a server and of a page take longer
+                ways[name].run()
+            for repeat in range(repeats):
+                for way in list(ways.values())[:: -1 if repeat % 2 else 1]:
+                    time.sleep(SETTLE_SECONDS)
+                    way.measure()
+                    progress()
+    return {**facts, "race": asdict(asked), "rows": rows_of(ways)}
+
+
+def rows_of(ways: Mapping[str, Way]) -> list[dict[str, Any]]:
+    """For each way and lane the median tokens per second, and the mean ratio to two ways of the same turn.
+
+    The rows called `both` also have `waiting`: the time that a thread of the engine waited for a core, on average, as a
+    share of the time in which it ran or wanted to. Threads also wait for each other: the loss is this share if all of
+    them wait at the same time, and at most this share times the number of threads.
+    """
+    rows = []
+    for name, way in ways.items():
+        for lane in (*LANES, BOTH):
+            row: dict[str, Any] = {"way": name, "lane": lane, "runs": len(way.rates)}
+            rates = way.rates_of(lane)
+            row["tokens_per_second"] = median(rates)
+            for ratio, base in {"ratio_to_alone": ALONE, "ratio_to_unseen": UNSEEN}.items():
+                others = ways[base].rates_of(lane)
+                row[ratio] = Spread.of([rate / other for rate, other in zip(rates, others, strict=True)])
+            rows.append(row)
+        rows[-1]["waiting"] = Spread.of([share for share in way.waits if share is not None], most=1.0)
+    return rows
+
+
+def threads_of(process: int) -> Threads:
+    """How long each thread of a process has run and waited; empty if the kernel does not count it (Linux does)."""
+    threads = {}
+    for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            ran, waited, _ = file.read_text().split()
+            threads[file.parent.name] = int(ran), int(waited)
+    return threads
+
+
+def waiting(before: Threads, after: Threads) -> float | None:
+    """The share of its time that a computing thread waited for a core, on average."""
+    none = (0, 0)
+    spent = [[now - then for now, then in zip(after[name], before.get(name, none), strict=True)] for name in after]
+    most = max((ran for ran, _ in spent), default=0)
+    return fmean(waited / (ran + waited) for ran, waited in spent if ran > most / 2) if most else None
+
+
+@contextmanager
+def served() -> Iterator[tuple[str, int]]:
+    """Start the page by `python app.py`. Returns its address and the id of its process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/"
+    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port)}
+    with subprocess.Popen([sys.executable, APP], env=environment, cwd=APP.parent, stdout=subprocess.DEVNULL) as app:
+        try:
+            _wait_for(url, app)
+            yield url, app.pid
+        finally:
+            app.terminate()
+
+
+def _wait_for(url: str, app: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and app.poll() is None:
+        try:
+            with urlopen(url):
+                return
+        except URLError:
+            time.sleep(0.1)
+    raise BadInput("The page did not start; run `python app.py` to see why.")
+
+
+_loaded: list[Loaded] = []  # in the process of the engine alone
+
+
+def _load(preset: str) -> None:
+    _loaded.append(import_quickly("specdemo.models.loaded").load(find_preset(preset)))
+
+
+def _provenance() -> dict[str, Any]:
+    return provenance(_loaded[0])
+
+
+def _alone(asked: Asked) -> Rates:
+    """No server and no page."""
+    settings = Settings(k=asked.k, max_new_tokens=asked.max_new_tokens, temperature=asked.temperature)
+    entries = list(race(_loaded[0], asked.drafter, _loaded[0].encode(asked.prompt), settings))
+    stats = {lane: Stats.of(entry.event for entry in entries if entry.lane == lane) for lane in LANES}
+    return {lane: stats[lane].tokens_per_second or 0.0 for lane in LANES}
+
+
+def unseen(url: str, asked: Asked) -> Rates:
+    """One call, and one answer at the end."""
+    client = _client(url)
+    outcome = client.predict(**asdict(asked), api_name="/compare")
+    client.close()
+    return {lane: outcome[lane]["stats"]["tokens_per_second"] for lane in LANES}
+
+
+def in_a_program(url: str, asked: Asked) -> Rates:
+    """A program that reads the messages of the race as they come."""
+    client = _client(url)
+    *_, last = client.submit(**asdict(asked), api_name="/race")
+    client.close()
+    return {lane: json.loads(last)["end"]["stats"][lane]["tokens_per_second"] for lane in LANES}
+
+
+def _client(url: str) -> Any:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from gradio_client import Client
+
+    return Client(url, verbose=False, analytics_enabled=False)
+
+
+def check_browser() -> None:
+    """Raises BadInput if there is no browser, or no playwright to control it."""
+    if executable() is None:
+        raise BadInput(f"No browser was found to show the page: install one of {', '.join(BROWSERS)}.")
+    if find_spec("playwright") is None:
+        raise BadInput("The browser is controlled by playwright: pip install -r tests/requirements.txt")
+
+
+@contextmanager
+def opened(url: str, asked: Asked) -> Iterator[Callable[[], Rates]]:
+    """The page in a headless browser on the same processor; calling the result runs the race in it, to its end."""
+    from playwright.sync_api import sync_playwright
+
+    with (
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS) as browser,
+    ):
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(START_SECONDS * 1000)
+        page.goto(f"{url}?{urlencode(asdict(asked))}")
+        page.get_by_text("Press Run to start.").wait_for()
+        page.locator("[data-stage=ready]").wait_for()
+        yield lambda: {lane: float(rate) for lane, rate in page.evaluate(RACE, RACE_SECONDS * 1000).items()}
+
+
+# Waits for an event and asks nothing meanwhile: a waiting Playwright would keep the page busy.
+RACE = """(most) => new Promise((done, failed) => {
+  const arena = document.querySelector(".sd-arena");
+  const rate = (lane) => document.querySelector(`[data-lane=${lane}] .sd-rate b`).textContent;
+  const fail = (sentence) => failed(new Error(sentence));
+  const late = setTimeout(() => fail("The race did not end in time."), most);
+  const watch = new MutationObserver(() => {
+    const state = arena.dataset.state;
+    if (state === "ended") done({ plain: rate("plain"), speculative: rate("speculative") });
+    else if (state === "failed") fail(document.querySelector(".sd-sentence").textContent);
+    else return;
+    watch.disconnect();
+    clearTimeout(late);
+  });
+  watch.observe(arena, { attributes: true, attributeFilter: ["data-state"] });
+  document.querySelector("#run").click();
+})"""
+
+
+def executable() -> str | None:
+    """The browser of the system, if there is one."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)

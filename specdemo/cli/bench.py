@@ -1,0 +1,294 @@
+"""`python -m specdemo bench ...`: measurements."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from tqdm import tqdm
+
+from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
+from ..models.results import joined, read_results, results_path
+from ..racing.provenance import provenance
+from ..studies.prompts import read_prompts, some
+from ..system.imports import import_quickly
+from ..types import AUTO, MATCH, BadInput, Settings, read_k
+from .options import (
+    PROMPTS,
+    AnyK,
+    Device,
+    Drafter,
+    Drafters,
+    DType,
+    JsonFile,
+    Ks,
+    MaxNewTokens,
+    Models,
+    PresetName,
+    PromptFile,
+    Repeats,
+    Temperatures,
+    check_writable,
+    numbers,
+    show_table,
+    with_options,
+)
+
+app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
+
+HELD_OUT = PROMPTS / "heldout.jsonl"
+PAGE_PROMPT = "Explain what a list is in Python, with three short examples."
+DRAFTER_SHAPES = {
+    **{"drafter": "", "temperature": "g", "k": "", "speed_up": ".2f", "speed_up_from": ".2f", "speed_up_to": ".2f"},
+    **{"tokens_per_round": ".2f", "acceptance_rate": ".0%", "draft_efficiency": ".0%", "draft_cost": ".0%"},
+    "by place": "",
+}
+INTERRUPTED = 130  # what shells answer for a program that was interrupted
+
+Against = Annotated[
+    str,
+    typer.Option(
+        help="What others make of the same weights, separated by commas: hf, hf-assisted (as it comes, and tuned), "
+        "hf-assisted-tuned, hf-prompt-lookup, llama.cpp, or llama.cpp=http://... for a server that runs already.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Which texts are written, and how often."""
+
+    prompts: PromptFile = HELD_OUT
+    each: Annotated[int, typer.Option(min=0, help="The most prompts of a category; 0 takes all.")] = 0
+    names: Drafters = ""
+    max_new_tokens: MaxNewTokens = 128
+    repeats: Repeats = 1
+    rules: Annotated[str, typer.Option("--rule", help="match, rejection, or both, separated by a comma.")] = MATCH
+    in_turn: Annotated[
+        bool,
+        typer.Option(
+            "--in-turn",
+            help="Ours write a text together, a round each in turn, so that a busy machine slows all of them alike.",
+        ),
+    ] = False
+    json_: JsonFile = None
+
+
+@app.callback(invoke_without_command=True)
+@with_options
+def bench(
+    context: typer.Context,
+    models: Models,
+    texts: Texts,
+    against: Against = "",
+    ks: Ks = AUTO,
+    temperatures: Temperatures = "0",
+) -> None:
+    """Measure speed on this machine: the target alone, with drafters, and against others, by kind of prompt."""
+    if context.invoked_subcommand is None:
+        outcome = measure(models, texts, against, ks, temperatures)
+        from ..bench.throughput import table
+
+        typer.echo(table(outcome["summary"]))
+        keep(outcome, texts.json_)
+
+
+@app.command()
+@with_options
+def drafters(
+    models: Models,
+    texts: Texts,
+    ks: Ks = "2,4,6,8",
+    temperatures: Temperatures = "0,0.7,1",
+    save: Annotated[bool, typer.Option("--save", help="Keep these rows for the preset's drafter menu.")] = False,
+) -> None:
+    """Every drafter of a preset in one table: what passes, what a draft costs, and what comes of it."""
+    outcome = measure(models, texts, "", ks, temperatures)
+    from ..bench.throughput import drafter_rows
+    from ..studies.tables import write_json
+
+    rows = drafter_rows(outcome["summary"])
+    by_place = [" ".join(f"{share:.0%}" for share in row["acceptance_by_place"]) for row in rows]
+    show_table([{**row, "by place": shares} for row, shares in zip(rows, by_place, strict=True)], DRAFTER_SHAPES)
+    keep(outcome, texts.json_)
+    if save:
+        told = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}
+        prompts = len({run["prompt_id"] for run in outcome["runs"]})
+        asked = {"prompts": prompts, "max_new_tokens": texts.max_new_tokens, "repeats": texts.repeats}
+        path = results_path(PRESETS / f"{models.preset}.toml")
+        former = read_results(path)
+        now = joined(former, {**told, **asked, "rows": rows})
+        write_json(path, now)
+        kept = {row["drafter"] for row in now["rows"]}
+        if lost := sorted({row["drafter"] for row in former["rows"]} - kept if former else ()):
+            typer.echo(f"Measured otherwise or elsewhere, so no longer kept: {', '.join(lost)}.", err=True)
+
+
+def keep(outcome: dict[str, Any], out: Path | None) -> None:
+    """Write everything to `out`; a bench that was interrupted ends here, when what it has is kept."""
+    from ..bench.results import record
+    from ..studies.tables import write_json
+
+    if out:
+        write_json(out, record(outcome))
+    if outcome["interrupted"]:
+        typer.echo("Interrupted: these are the texts that were finished.", err=True)
+        raise typer.Exit(INTERRUPTED)
+
+
+def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: str) -> dict[str, Any]:
+    """Run the bench; everything that `keep` can write."""
+    check_writable(asked.json_)
+    find_preset(models.preset)
+    k_values, t_values = numbers(ks, read_k, "Values of K"), numbers(temperatures, float, "Temperatures")
+    rules = list(dict.fromkeys(asked.rules.split(",")))
+    for k, temperature, rule in product(k_values, t_values, rules):
+        Settings(k=k, temperature=temperature, max_new_tokens=asked.max_new_tokens, rule=rule)
+    prompts = some(read_prompts(asked.prompts), asked.each)
+    throughput = import_quickly("specdemo.bench.throughput")
+    from ..bench import llamacpp, methods
+    from ..bench.cases import ALONE
+
+    others = methods.theirs(against)
+    with models.loaded() as loaded:
+        ours = methods.cases_of_ours(loaded, asked.names, k_values, rules)
+        cases = [*methods.cases_of_theirs(loaded, others, k_values), ALONE, *ours]
+        total = (len(prompts) * asked.repeats + 1) * len(cases) * len(t_values)
+        address = others.get(llamacpp.LLAMA)
+        with (
+            llamacpp.servers(loaded, cases, address, lambda _, line: typer.echo(line, err=True)) as servers,
+            tqdm(total=total) as bar,
+        ):
+            sizes = asked.max_new_tokens, asked.repeats, asked.in_turn
+            return {
+                "command": command(),
+                **provenance(loaded),
+                **({"llama.cpp": next(iter(servers.values())).facts} if servers else {}),
+                "prompts_sha256": hashlib.sha256(json.dumps([p.prompt for p in prompts]).encode()).hexdigest(),
+                **throughput.bench(loaded, prompts, cases, t_values, *sizes, bar.update, servers),
+            }
+
+
+def command() -> str:
+    """The command line that makes this measurement again, without where its file went."""
+    words = iter(sys.argv[1:])
+    kept = [word for word in words if not (word == "--json" and next(words, ""))]
+    return shlex.join(["python", "-m", "specdemo", *(word for word in kept if not word.startswith("--json="))])
+
+
+@app.command("table")
+def table_(
+    path: Annotated[Path, typer.Argument(help="What `bench --json` wrote.")],
+    drafters: Annotated[bool, typer.Option("--drafters", help="For each drafter its fastest K, and auto.")] = False,
+) -> None:
+    """The rows of a bench as a table in Markdown; the tables of the docs are made so."""
+    from ..bench import results
+
+    runs = results.read_record(path)[1]
+    lines = results.drafters_markdown(runs) if drafters else results.markdown(results.rows_of(runs))
+    typer.echo("\n".join(lines))
+
+
+@app.command()
+def page(
+    preset: PresetName = DEFAULT_PRESET,
+    prompt: Annotated[str, typer.Option(help="What both lanes write about.")] = PAGE_PROMPT,
+    drafter: Drafter = None,
+    k: AnyK = None,
+    max_new_tokens: MaxNewTokens = 128,
+    repeats: Repeats = 5,
+    out: JsonFile = None,
+) -> None:
+    """What it costs the engine to show a race in a browser on the same machine."""
+    from ..bench.page import SHAPES, WAYS, Asked, bench_page
+    from ..studies.tables import write_json
+
+    check_writable(out)
+    usual = find_preset(preset).defaults
+    asked = Asked(prompt, preset, drafter or usual.drafter, usual.k if k is None else k, max_new_tokens)
+    Settings(k=asked.k, max_new_tokens=max_new_tokens)
+    with tqdm(total=repeats * len(WAYS)) as bar:
+        outcome = bench_page(asked, repeats, bar.update)
+    show_table(outcome["rows"], SHAPES)
+    if out:
+        write_json(out, outcome)
+
+
+@app.command()
+@with_options
+def roofline(
+    models: Models,
+    k: Annotated[int, typer.Option("-k", "--k", help="Passes over 1 and K + 1 tokens are timed.")] = 5,
+    shapes: Annotated[str | None, typer.Option(help="Of random weights, separated by commas.")] = None,
+    context_: Annotated[int, typer.Option("--context", min=1, help="Tokens in the cache.")] = 128,
+    json_: JsonFile = None,
+) -> None:
+    """How near a pass comes to the speed of the memory, for a preset and for random weights of well-known shapes.
+
+    The preset's passes take turns with those of transformers' own forward and, on a CPU, with those of a layout that
+    does not care for the last bit.
+    """
+    from ..bench import roofline as lab
+    from ..studies.tables import write_json
+
+    check_writable(json_)
+    Settings(k=k)
+    asked = list(lab.SHAPES) if shapes is None else [shape for shape in shapes.split(",") if shape]
+    for shape in asked:
+        if shape not in lab.SHAPES:
+            raise BadInput(f"There is no shape called {shape!r}. Choose from: {', '.join(lab.SHAPES)}.")
+    with models.loaded() as loaded:
+        if context_ + k + 1 > loaded.context:
+            sizes = f"{loaded.context} tokens: {context_} and a pass over {k + 1} are too many"
+            raise BadInput(f"{models.preset} holds {sizes}.")
+        stream, lengths = lab.Stream(loaded.device), [1, k + 1]
+        makers, stored = lab.engines(loaded), loaded.weights_dtype
+        rows = list(lab.passes(models.preset, loaded.model, makers, lengths, context_, stream, stored=stored))
+        for shape in asked:
+            typer.echo(f"{shape}, random weights ...", err=True)
+            rows += lab.random_passes(shape, stored, loaded.device, lengths, context_, stream)
+        typer.echo(lab.table(stream.bandwidth, rows))
+        if json_:
+            found = {"bandwidth": stream.bandwidth, "passes": [lab.as_dict(row) for row in rows]}
+            write_json(json_, {**provenance(loaded), **found})
+
+
+@app.command()
+def gpu(
+    dtype: DType = "auto",
+    device: Device = "auto",
+    tiny: Annotated[bool, typer.Option("--tiny", help="Everything small, on a CPU too: to see that it runs.")] = False,
+    json_: JsonFile = None,
+) -> None:
+    """How near the captured engine comes to what this GPU can do, with random weights.
+
+    `python -m pytest tests/gpu -m gpu` checks that it is right.
+    """
+    from ..bench import gpu as bench_gpu
+    from ..studies.tables import write_json
+    from ..system.hardware import choose_device, choose_dtype
+
+    check_writable(json_)
+    chosen = choose_device(device)
+    if chosen.type == "cpu" and not tiny:
+        raise BadInput("This measures a GPU, and there is none here. With --tiny it runs on the CPU, to no purpose.")
+    sizes = bench_gpu.TINY if tiny else bench_gpu.FULL
+    typer.echo("This measures only. To check that the engine is right: python -m pytest tests/gpu -m gpu", err=True)
+    facts = {"environment": bench_gpu.environment(chosen), "sizes": sizes.name}
+    rows: list[bench_gpu.Row] = []
+    for row in bench_gpu.measurements(chosen, choose_dtype(dtype, chosen), sizes):
+        typer.echo(bench_gpu.line(row), err=True)
+        rows.append(row)
+        if json_:  # after every row, for a run that is cut off
+            write_json(json_, {**facts, "measurements": rows})
+    typer.echo("\n" + bench_gpu.table(rows, sizes))
+    if failed := [row["what"] for row in rows if row["part"] == bench_gpu.FAILED]:
+        typer.echo(f"FAILED: {', '.join(failed)}.")
+        raise typer.Exit(1)

@@ -1,0 +1,315 @@
+"""`python -m specdemo lab ...`: why it is fast or slow, which K, and whether it is really lossless."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..drafters.names import DRAFTERS, drafter_class
+from ..racing.compare import is_comparable
+from ..racing.provenance import provenance
+from ..racing.trace import PLAIN, SPECULATIVE, read_trace, trace_lines
+from ..studies.prompts import Prompt, read_prompts, readable
+from ..types import MATCH, BadInput, Settings, read_k
+from .options import (
+    PROMPTS,
+    AsJson,
+    Drafter,
+    Drafters,
+    Files,
+    Ks,
+    MaxNewTokens,
+    Models,
+    ModelsOrEager,
+    PromptFile,
+    Repeats,
+    RuleName,
+    Seed,
+    Temperatures,
+    TopK,
+    TopP,
+    numbers,
+    say,
+    show_table,
+    with_options,
+    with_progress,
+)
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+app = typer.Typer(help="Why it is fast or slow, which K, and whether it is really lossless.", no_args_is_help=True)
+
+K = Annotated[int, typer.Option("-k", help="Tokens drafted in one round.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy; up to 2.")]
+
+
+@app.command()
+@with_options
+def profile(
+    models: Models,
+    *,
+    names: Drafters = "",
+    k: K = 4,
+    prompt: Annotated[str, typer.Option(help="What to say to the model.")] = "Tell me about the sea.",
+    max_new_tokens: MaxNewTokens = 32,
+    repeats: Repeats = 3,
+    files: Files,
+) -> None:
+    """Time a token of each model, a pass over 1 to 17 tokens, and what a drafted token costs."""
+    with models.loaded() as loaded:
+        from ..racing.race import drafters_of
+        from ..studies import profile as lab
+
+        drafters = drafters_of(loaded, names)
+        steps = lab.profile(loaded, loaded.encode(prompt), drafters, k, max_new_tokens, repeats)
+        timings = [timing for step in with_progress(steps, lab.steps(loaded, drafters, repeats)) for timing in step]
+        facts = provenance(loaded)
+    summary = lab.summarise(timings)
+    times = {"mean_ms": ".2f", "p50_ms": ".2f", "p90_ms": ".2f"}
+    shapes = {
+        "models": {"model": "", "tokens_per_second": ".1f", **times, "ttft_ms": ".1f"},
+        "passes": {"model": "", "tokens": "d", **times, "cost": ".2f"},
+        "drafters": {"drafter": "", "ms_per_drafted_token": ".3f", "draft_cost": ".1%"},
+    }
+    for part, columns in shapes.items():
+        show_table(summary[part], columns)
+    say(lab.in_words(summary, k))
+    files.write({**facts, **summary}, [{"part": part, **row} for part in shapes for row in summary[part]])
+
+
+@app.command()
+@with_options
+def theory(
+    draft_ms: Annotated[float | None, typer.Option(help="Milliseconds to draft one token.")] = None,
+    target_ms: Annotated[float | None, typer.Option(help="Of a target pass over one token.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="Instead: what `lab profile --json` wrote.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="Whose costs in the profile.")] = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="The drafter drafts all tokens at once: --draft-ms is for a draft.")
+    ] = False,
+    alpha: Annotated[float | None, typer.Option(help="The chance that a guess passes.")] = None,
+    json_: AsJson = False,
+    csv: Annotated[Path | None, typer.Option(help="Also write the table to this file.")] = None,
+) -> None:
+    """What speculation could gain with these costs: the ideal, the break-even acceptance, the best K."""
+    from ..studies import theory as lab
+
+    files = Files(csv=csv)
+    if profile is not None and drafter is not None:
+        costs = costs_in(profile, drafter)
+    elif draft_ms is not None and target_ms is not None:
+        if not target_ms > 0:
+            raise BadInput(f"The time of a target pass must be above 0, not {target_ms!r}.")
+        costs = lab.Costs(draft_ms / target_ms, parallel=at_once)
+    else:
+        raise BadInput("Give either --draft-ms and --target-ms, or --profile and --drafter.")
+    rows, best = lab.table(costs, alpha), None if alpha is None else lab.best_k(alpha, costs)
+    if json_:
+        typer.echo(json.dumps({**asdict(costs), "alpha": alpha, "rows": rows, "best_k": best}))
+    else:
+        shapes = {"k": "d", "ideal_speedup": ".3f", "verify_cost": ".2f", "break_even_alpha": ".3f"}
+        shapes |= {"expected_tokens": ".2f", "speedup": ".3f"} if alpha is not None else {}
+        show_table(rows, shapes)
+        say(lab.in_words(costs, alpha))
+    files.write(None, rows)
+
+
+@app.command()
+@with_options
+def explain(trace: Annotated[Path, typer.Option(help="A race, as `record` writes it.")], files: Files) -> None:
+    """Set a recorded race beside the theory, and split the gap between the two into its parts."""
+    from ..studies.explain import explain as lab
+
+    header, entries = read_trace(trace_lines(trace))
+    plain, speculative = ([entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE))
+    drafter = str(header.get("drafter"))
+    parallel = drafter in DRAFTERS and drafter_class(drafter).parallel_drafting
+    found = lab(plain, speculative, parallel)
+    say(found.in_words())
+    files.write(asdict(found), [asdict(part) for part in found.parts])
+
+
+@app.command()
+@with_options
+def sweep(
+    models: Models,
+    *,
+    names: Drafters = "",
+    ks: Annotated[str, typer.Option("-k", help="Values of K, separated by commas; 0 is always run.")] = "0,1,2,4,8,16",
+    temperatures: Temperatures = "0",
+    seeds: Annotated[int, typer.Option(min=1, help="How many texts of each prompt.")] = 1,
+    prompts: PromptFile = PROMPTS / "easy-hard.jsonl",
+    max_new_tokens: MaxNewTokens = 64,
+    rule: RuleName = MATCH,
+    files: Files,
+) -> None:
+    """Run drafters with several K, at several temperatures, on easy and hard prompts, and name the best K."""
+    k_values, t_values = numbers(ks, int, "Values of K"), numbers(temperatures, float, "Temperatures")
+    asked = read_prompts(prompts)
+    with models.loaded() as loaded:
+        from ..racing.race import drafters_of
+        from ..studies import sweep as lab
+
+        plan = lab.Plan(asked, drafters_of(loaded, names), k_values, t_values, range(seeds), max_new_tokens, rule)
+        runs = list(with_progress(lab.sweep(loaded, plan), plan.steps))
+        facts = provenance(loaded)
+    rows = lab.summarise(runs)
+    best = lab.best_k(runs)
+    shapes = {"category": "", "temperature": "g", "drafter": "", "k": "", "tokens_per_second": ".1f"}
+    shapes |= {"speedup": ".2f", "acceptance_rate": ".0%", "draft_efficiency": ".0%"}
+    show_table(rows, shapes)
+    say(row["sentence"] for row in best)
+    files.write({**facts, "runs": runs, "summary": rows, "best": best}, rows)
+
+
+@app.command()
+@with_options
+def domains(
+    models: Models,
+    *,
+    drafter: Drafter = None,
+    k: K = 4,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    rule: RuleName = MATCH,
+    prompts: PromptFile = PROMPTS / "domains.jsonl",
+    max_new_tokens: MaxNewTokens = 64,
+    traces: Annotated[
+        list[Path] | None, typer.Option("--trace", help="Count in this recorded race, with no model; may be repeated.")
+    ] = None,
+    files: Files,
+) -> None:
+    """Count where guesses pass: by category of prompt, by kind of token, by position in the draft."""
+    from ..studies import domains as lab
+
+    counts = lab.Counts()
+    for trace in traces or ():
+        drafted = [entry for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
+        counts.add(Path(trace.name.removesuffix(".gz")).stem, drafted)
+    facts: dict[str, Any] = {}
+    if not traces:
+        asked = read_prompts(prompts)
+        settings = Settings(k=k, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, rule=rule)
+        with models.loaded() as loaded:
+            name, asked = drafter or loaded.preset.defaults.drafter, _readable(loaded, asked)
+            for prompt, entries in with_progress(lab.domains(loaded, name, asked, settings), len(asked)):
+                counts.add(prompt.category, entries)
+            facts = provenance(loaded)
+    rows = counts.rows()
+    shapes = {"by": "", "name": "", "drafted": "d", "tested": "d", "accepted": "d"}
+    shapes |= {"acceptance_rate": ".0%", "low": ".0%", "high": ".0%", "draft_efficiency": ".0%"}
+    show_table(rows, shapes)
+    say(counts.in_words())
+    files.write({**facts, "rows": rows}, rows)
+
+
+@app.command()
+@with_options
+def lossless(
+    models: ModelsOrEager,
+    *,
+    names: Drafters = "",
+    drafter: Drafter = None,
+    ks: Ks = "2",
+    temperatures: Temperatures = "0,1",
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    seed: Seed = 0,
+    rule: RuleName = MATCH,
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds from one context; 0 leaves them out.")] = 3000,
+    broken: Annotated[str, typer.Option(help="Sample by a rule broken on purpose, to see it caught.")] = "",
+    prompt: Annotated[str, typer.Option(help="Whose answer holds the context.")] = "Tell me about the sea.",
+    prompts: PromptFile = PROMPTS / "domains.jsonl",
+    limit: Annotated[int, typer.Option(min=0, help="Compare the texts of so many prompts; 0 leaves them out.")] = 8,
+    transformers: Annotated[bool, typer.Option(help="Also check the target alone against transformers.")] = True,
+    max_new_tokens: MaxNewTokens = 64,
+    files: Files,
+) -> None:
+    """Check that drafting changes nothing: texts token for token, and sampled tokens by their distribution.
+
+    Texts are compared at every temperature under the match rule, at temperature 0 under rejection sampling. Ends with
+    status 1 if a check fails.
+    """
+    from ..racing.race import drafters_of
+    from ..studies import greedy
+    from ..studies import lossless as lab
+    from ..studies.rules import make_rule
+
+    settings = [
+        Settings(k, temperature, top_k, top_p, max_new_tokens, seed, rule=rule)
+        for k, temperature in product(numbers(ks, read_k, "Values of K"), numbers(temperatures, float, "Temperatures"))
+    ]
+    sampled_with = next((one for one in settings if one.temperature > 0), None)
+    if rounds and sampled_with is None:
+        raise BadInput("At temperature 0 nothing is sampled: choose one above 0, or --rounds 0.")
+    if broken:
+        make_rule(settings[0], broken)
+    asked = read_prompts(prompts) if limit else []
+    with models.loaded() as loaded:
+        if asked:
+            asked = _readable(loaded, asked)
+            asked = asked[:: max(1, len(asked) // limit)][:limit]  # from the whole file
+        drafting = drafters_of(loaded, names) if names else [drafter or loaded.preset.defaults.drafter]
+        checks: list[greedy.GreedyCheck] = []
+        for one in filter(is_comparable, settings):
+            steps = greedy.steps(asked, drafting, transformers and one.temperature == 0)
+            checks += with_progress(greedy.greedy(loaded, asked, drafting, one, transformers), steps)
+        say(greedy.in_words(checks))
+        papers, sampled = [], None
+        if sampled_with:
+            ids = loaded.encode(prompt)
+            papers = list(lab.exact(loaded, drafting[0], ids, sampled_with, broken))
+            say(lab.exact_in_words(papers))
+        if sampled_with and rounds:
+            context = lab.telling_context(loaded, drafting[0], ids, sampled_with)
+            sampling = lab.sampling(loaded, drafting[0], context, sampled_with, rounds, broken)
+            sampled = list(with_progress(sampling, -(-rounds // lab.BATCH)))[-1]
+            say(sampled.in_words())
+        facts = provenance(loaded)
+    found = {"texts": checks, "exact": papers, "sampling": sampled}
+    files.write({**facts, "settings": settings, "drafters": drafting, **found}, [asdict(check) for check in checks])
+    differ = not all(check.identical or check.near_tie for check in checks)
+    wrong = any(place.error > lab.PRECISION for paper in papers for place in paper.positions)
+    if differ or wrong or (sampled and sampled.caught):
+        raise typer.Exit(1)
+
+
+def _readable(loaded: Loaded, asked: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts that the model can read; says which are left out.
+
+    Raises:
+        BadInput: it can read none.
+    """
+    can, cannot = readable(loaded, asked)
+    names = ", ".join(prompt.id for prompt in cannot)
+    if not can:
+        raise BadInput(f"This model can read none of the prompts ({names}): they hold characters it does not know.")
+    if cannot:
+        typer.echo(f"Left out, since this model cannot read all their characters: {names}.", err=True)
+    return can
+
+
+def costs_in(profile: Path, drafter: str) -> Any:
+    """The costs of a drafter in a file that `lab profile --json` wrote.
+
+    Raises:
+        BadInput: it cannot be read, is something else, or has no such drafter.
+    """
+    from ..studies.profile import costs
+
+    try:
+        found = costs(json.loads(profile.read_text(encoding="utf-8")), drafter)
+    except OSError as error:
+        raise BadInput(f"The profile cannot be read: {error}.") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInput(f"{profile.name} is not what `lab profile --json` writes: {error}.") from error
+    if found is None:
+        raise BadInput(f"{profile.name} holds no costs of a drafter called {drafter!r}.")
+    return found

@@ -1,0 +1,322 @@
+"""The command line: `python -m specdemo presets | cache | serve | generate | race | record | bench | lab | train`.
+
+What a command is asked for goes to stdout, everything else to stderr. Bad input ends with exit status 2
+and one line on stderr.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..decoding.events import emitted_tokens
+from ..models.presets import load_presets
+from ..racing.text import LaneText
+from ..racing.trace import environment_of, read_trace, request_of, trace_lines, write_trace
+from ..system.imports import import_quickly
+from ..types import BadInput, TokenKind
+from .bench import app as bench_app
+from .lab import app as lab_app
+from .options import AsJson, Decoding, Device, ModelsOrEager, check_writable, with_options
+from .train import app as train_app
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app.add_typer(train_app, name="train")
+app.add_typer(bench_app, name="bench")
+app.add_typer(lab_app, name="lab")
+
+Prompt = Annotated[str, typer.Option(help="What to say to the model; - reads stdin.")]
+
+STYLES: dict[TokenKind, dict[str, Any]] = {
+    TokenKind.ACCEPTED: {"fg": "green", "underline": True},
+    TokenKind.RESAMPLED: {"fg": "yellow", "bold": True, "underline": True},
+    TokenKind.BONUS: {"fg": "cyan", "bold": True},
+    TokenKind.TARGET: {},
+    TokenKind.UNKNOWN: {},
+}
+
+
+@app.command()
+def presets(json_: AsJson = False) -> None:
+    """List the presets."""
+    good, broken = load_presets()
+    for sentence in broken:
+        typer.echo(sentence, err=True)
+    if json_:
+        facts = [{"name": p.name, "title": p.title, "description": p.description} for p in good.values()]
+        typer.echo(json.dumps(facts, ensure_ascii=False, indent=2))
+        return
+    for preset in good.values():
+        typer.echo(f"{preset.name:<25} {preset.title}. {preset.description}")
+
+
+@app.command()
+def cache(
+    delete: Annotated[list[str] | None, typer.Option(help="Delete this one; may be given several times.")] = None,
+) -> None:
+    """List the models that were fetched, or delete some."""
+    from ..models.cached import delete_cached, list_cached
+
+    for name in delete or ():
+        entry = delete_cached(name)
+        typer.echo(f"Deleted {entry.name}, {entry.size / 1e6:.1f} MB.")
+    if not delete:
+        for entry in list_cached():
+            place = "  (the hub's cache, which other programs use too)" if entry.of_hub else ""
+            typer.echo(f"{entry.size / 1e6:>9.1f} MB  {entry.name}{place}")
+
+
+@app.command()
+def serve(
+    preset: Annotated[str | None, typer.Option("--preset", help="The one that is loaded first; see `presets`.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=1, max=65535, help="Where to serve; the first free one from 7860 on.")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="For whom: 127.0.0.1 is this machine alone, 0.0.0.0 its network.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    auth: Annotated[Path | None, typer.Option("--auth", help="Ask for a login: a file of user:password lines.")] = None,
+) -> None:
+    """Serve the page, as `python app.py` does."""
+    import_quickly("specdemo.ui.serve").serve(preset, port, host, open_, auth)
+
+
+@app.command()
+@with_options
+def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: AsJson = False) -> None:
+    """Generate with a drafter; tokens stream in, coloured by where they came from."""
+    asked = decoding.request(prompt, models.preset)
+    with models.loaded() as loaded:
+        from ..racing import race, summary
+
+        prompt_ids = loaded.encode(asked.prompt, asked.raw)
+        events = []
+        text = LaneText(loaded.tokenizer, prompt_ids)
+        for event in race.start(loaded, asked.drafter, prompt_ids, asked.settings):
+            events.append(event)
+            if not json_:
+                spans = text.read(event).emitted
+                kinds = [token.kind for token in emitted_tokens(event)]
+                for position, span in enumerate(spans):
+                    style = STYLES[kinds[position]] if position < len(kinds) else {}
+                    typer.echo(typer.style(printable(span), **style), nl=False)
+                sys.stdout.flush()
+        outcome = summary.report(loaded, prompt_ids, events)
+        if json_:
+            typer.echo(json.dumps(outcome, ensure_ascii=False))
+            return
+        typer.echo()
+        legend = " ".join(typer.style(kind.value, **style) for kind, style in STYLES.items())
+        typer.echo(f"\n{legend}", err=True)
+        typer.echo(f"{figures(outcome['stats'])}; ended by {outcome['finish_reason']}", err=True)
+
+
+@app.command("race")
+@with_options
+def race_(
+    context: typer.Context,
+    *,
+    prompt: Annotated[str | None, typer.Option(help="What to say to the model; - reads stdin.")] = None,
+    models: ModelsOrEager,
+    decoding: Decoding,
+    isolated: Annotated[bool, typer.Option("--isolated", help="One lane after the other.")] = False,
+    again: Annotated[
+        Path | None, typer.Option(help="Run the race of this trace again, as `record` or the page wrote it.")
+    ] = None,
+    server: Annotated[
+        str | None, typer.Option(help="Race a running vLLM, llama.cpp server or SGLang at this address.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="With --server: one without speculation, or a trace of one.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="With --server: write the trace to this file.")] = None,
+    json_: AsJson = False,
+) -> None:
+    """Race the target with a drafter against the target alone, and say who won and why.
+
+    With --server, the two are servers. Their API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
+    """
+    if server is not None:
+        ours = ("preset", "drafter", "k", "dtype", "device", "eager", "isolated", "again")
+        if given := [_option(name) for name in ours if _is_given(context, name)]:
+            raise BadInput(f"With --server the server says what runs: leave out {', '.join(given)}.")
+        if prompt is None:
+            raise BadInput("Say what to race on, with --prompt.")
+        from .servers import race_server
+
+        race_server(server, baseline, prompt, decoding, out, json_)
+        return
+    if baseline is not None or out is not None:
+        raise BadInput("--baseline and --out belong to --server.")
+    if again is not None:
+        free = ("again", "device", "json_")
+        given = [name for name in context.params if name not in free and _is_given(context, name)]
+        if given:
+            raise BadInput(f"With --again the trace says what to run: leave out {', '.join(map(_option, given))}.")
+        _race_again(again, models.device, json_)
+        return
+    if prompt is None:
+        raise BadInput("Say what to race on, with --prompt, or give a trace with --again.")
+    asked = decoding.request(prompt, models.preset)
+    with models.loaded() as loaded:
+        from ..racing import race, summary
+
+        prompt_ids = loaded.encode(asked.prompt, asked.raw)
+        entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, isolated))
+        outcome = summary.summary(loaded, prompt_ids, asked.settings, entries)
+        typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, asked.drafter))
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _option(name: str) -> str:
+    return "-k" if name == "k" else "--" + name.replace("_", "-")
+
+
+def _race_again(path: Path, device: Device, json_: bool) -> None:
+    """Run the race of a trace again, on the models and number type that it names, and compare the token ids."""
+    header, recorded = read_trace(trace_lines(path))
+    asked, there = request_of(header), environment_of(header)
+    dtype, eager = str(there.get("weights_dtype", "auto")), there.get("engine") == "eager"
+    models = ModelsOrEager(preset=asked.preset, dtype=dtype, device=device, eager=eager)
+    with models.loaded() as loaded:
+        from ..racing import rerun, summary
+
+        entries = list(rerun.again(loaded, header, recorded))
+        differing = rerun.differences(recorded, entries)
+        outcome = summary.summary(loaded, loaded.encode(asked.prompt, asked.raw), asked.settings, entries)
+        same = not any(place is not None for place in differing.values())
+        if json_:
+            typer.echo(json.dumps({**outcome, "again": {"same": same, "first_difference": differing}}))
+        else:
+            others = rerun.other_environment(loaded, header)
+            typer.echo("\n".join([table(outcome, asked.drafter), *compared(differing, others)]))
+    if not same:
+        raise typer.Exit(1)
+
+
+def compared(differing: dict[str, int | None], others: list[str]) -> list[str]:
+    """What became of a race run again, a sentence a line: whether the token ids are those of its trace."""
+    lines = [
+        f"The lane {lane} parts from its trace at token {place + 1}."
+        for lane, place in differing.items()
+        if place is not None
+    ]
+    if not lines:
+        return ["The token ids are the same as in the trace."]
+    return [*lines, f"It was recorded elsewhere: {', '.join(others)}."] if others else lines
+
+
+@app.command()
+@with_options
+def record(
+    prompt: Prompt,
+    out: Annotated[Path, typer.Option(help="The trace to write, JSON lines; packed if it ends in .gz.")],
+    models: ModelsOrEager,
+    decoding: Decoding,
+) -> None:
+    """Run a race and write its trace to a file."""
+    asked = decoding.request(prompt, models.preset)
+    check_writable(out)
+    with models.loaded() as loaded:
+        from ..racing import race, summary
+
+        prompt_ids = loaded.encode(asked.prompt, asked.raw)
+        entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings))
+        header = summary.trace_header(loaded, asked.drafter, asked.prompt, asked.raw, asked.settings)
+        trace = "".join(write_trace(header, entries)).encode("ascii")
+        out.write_bytes(gzip.compress(trace, mtime=0) if out.suffix == ".gz" else trace)
+        typer.echo(f"{out}: {len(entries)} events.")
+
+
+def printable(text: str) -> str:
+    """Text with control characters shown, not obeyed: a model must not drive the terminal."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
+
+
+def figures(stats: dict[str, Any]) -> str:
+    """The figures of one lane on one line."""
+    line = f"{stats['tokens']} tokens in {stats['seconds']:.2f} s"
+    if stats["tokens_per_second"]:
+        line += f", {stats['tokens_per_second']:.1f} tokens/s"
+    if stats["drafted"]:
+        line += f", {stats['tokens_per_round']:.2f} tokens per round, {shares(stats)}"
+    return line
+
+
+def shares(stats: dict[str, Any]) -> str:
+    rate, efficiency = stats["acceptance_rate"], stats["draft_efficiency"]
+    return f"acceptance rate {rate:.0%} (of tested), draft efficiency {efficiency:.0%} (of drafted)"
+
+
+def table(outcome: dict[str, Any], drafter: str) -> str:
+    """A race as a small table with a sentence below it."""
+    rows: list[tuple[str, ...]] = [("", "target alone", f"with {drafter}")]
+    lanes = [outcome["plain"]["stats"], outcome["speculative"]["stats"]]
+    formats = {
+        "tokens": "{}",
+        "seconds": "{:.2f}",
+        "tokens_per_second": "{:.1f}",
+        "ttft_seconds": "{:.3f}",
+        "draft_seconds": "{:.2f}",
+        "verify_seconds": "{:.2f}",
+        "tokens_per_round": "{:.2f}",
+        "acceptance_rate": "{:.0%}",
+        "draft_efficiency": "{:.0%}",
+    }
+    for name, shape in formats.items():
+        cells = [shape.format(lane[name]) if lane[name] is not None else "-" for lane in lanes]
+        rows.append((name.replace("_", " "), *cells))
+    lines = [f"{name:<20}{plain:>14}{speculative:>22}" for name, plain, speculative in rows]
+    comparison = outcome["comparison"]
+    if comparison is None:
+        lines += ["", "Rejection sampling: the two texts differ by chance, their distribution is the same."]
+    elif comparison["identical"]:
+        lines += ["", "Identical to the target alone, token for token."]
+    else:
+        margin = comparison["margin"]
+        where = f"The texts differ from token {comparison['first_difference'] + 1} on"
+        apart = "" if margin is None else f"; the two tokens there were {margin:.4f} apart for the target"
+        lines += ["", f"{where}{apart}."]
+    return "\n".join([*lines, outcome["sentence"]])
+
+
+def main() -> None:
+    """Run the command line; every error a person can mend is one line on stderr."""
+    try:
+        status = app(prog_name="specdemo", standalone_mode=False)
+    except BadInput as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        misused = getattr(error, "format_message", None)  # what typer raises for a misused command
+        if misused and type(error).__name__ == "NoArgsIsHelpError":  # then that is the help
+            typer.echo(misused(), err=True)
+            sys.exit(2)
+        if misused:
+            fail(misused())
+        from ..models.errors import explain
+
+        sentence = explain(error)
+        if sentence is None:
+            raise
+        fail(sentence)
+    else:
+        sys.exit(status or 0)
+
+
+def fail(sentence: str) -> None:
+    """One line on stderr and exit status 2."""
+    typer.echo("specdemo: " + " ".join(sentence.split()), err=True)
+    sys.exit(2)

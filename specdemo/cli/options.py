@@ -1,0 +1,253 @@
+"""The options of the commands. A set of options that several commands share is one class: a new option is one line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from tqdm import tqdm
+from typer import Option
+
+from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of
+from ..racing.trace import Request
+from ..system.imports import import_quickly
+from ..types import MATCH, RULES, BadInput, Settings, read_k
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+Item = TypeVar("Item")
+PROMPTS = PRESETS / "prompts"
+
+PresetName = Annotated[str, Option("--preset", help="Which models; see `presets`.")]
+DType = Annotated[str, Option(help="auto, float32, bfloat16 or float16 (on a CPU the weights only).")]
+Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+AnyK = Annotated[
+    Any, Option("-k", "--k", parser=read_k, metavar="K", help="Tokens drafted in a round, 0 to 16 or auto.")
+]
+Ks = Annotated[str, Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
+Drafter = Annotated[str | None, Option(help="Who drafts, the preset's own by default; `none` is the target alone.")]
+Drafters = Annotated[str, Option("--drafters", help="Separated by commas; all that can run by default.")]
+PromptFile = Annotated[Path, Option("--prompts", help="JSON lines of id, category and prompt.")]
+Temperatures = Annotated[str, Option("--temperature", help="Separated by commas.")]
+TopK = Annotated[int, Option(help="Sample from the k likeliest tokens; 0 is off.")]
+TopP = Annotated[float, Option(help="Sample from the likeliest tokens that reach this mass; 1 is off.")]
+MaxNewTokens = Annotated[int, Option(help="Of each text.")]
+Seed = Annotated[int, Option(help="Same seed, settings and machine: same tokens.")]
+RuleName = Annotated[str, Option("--rule", help=f"How drafted tokens are tested: {' or '.join(RULES)}.")]
+Repeats = Annotated[int, Option(min=1, help="How often everything is run.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
+JsonFile = Annotated[Path | None, Option("--json", help="Also write everything to this file.")]
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command for typer: where a parameter is a dataclass, each of its fields becomes an option of the command."""
+    classes: dict[str, type] = {}
+    options = []
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in signature(command).parameters.items():
+        if not is_dataclass(hints[name]):
+            options.append(parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY))
+            continue
+        classes[name] = hints[name]
+        types = get_type_hints(classes[name], include_extras=True)
+        for field in fields(classes[name]):
+            default = Parameter.empty if field.default is MISSING else field.default
+            options.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=types[field.name]))
+
+    def run(**values: Any) -> None:
+        for name, kind in classes.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    run.__signature__ = signature(command).replace(parameters=options)  # type: ignore[attr-defined]
+    return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Models:
+    """Which models to load."""
+
+    preset: PresetName = DEFAULT_PRESET
+    dtype: DType = "auto"
+    device: Device = "auto"
+    target: Annotated[
+        str | None, Option(help="Instead of a preset: a hub id, a folder, a .gguf file, or id:file.gguf.")
+    ] = None
+    draft: Annotated[str | None, Option(help="The draft model of --target, named in the same way.")] = None
+    save_preset: Annotated[str | None, Option(help="Keep --target and --draft as a preset of this name.")] = None
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
+            object.__setattr__(self, "preset", preset_of(self.target, self.draft).name)  # which find_preset knows
+        elif self.draft is not None or self.save_preset is not None:
+            raise BadInput("--draft and --save-preset go with --target.")
+
+    def look(self, preset: Preset) -> None:
+        """Tell on stderr what models given by name will take, and save them if that was asked for.
+
+        Raises:
+            LoadError: they cannot be had, or cannot run here.
+        """
+        reporting = import_quickly("specdemo.models.report")
+        report = reporting.report_on(preset, self.dtype, self.device)
+        for line in report.lines():
+            typer.echo(line, err=True)
+        report.check()
+        if self.save_preset is not None:
+            typer.echo(f"Saved as {reporting.save_preset(preset, self.save_preset)}.", err=True)
+
+    @contextmanager
+    def loaded(self, eager: bool = False) -> Iterator[Loaded]:
+        """The models, with the stages of a long load told on stderr; freed at the end.
+
+        Raises:
+            BadInput: there is no such preset.
+            LoadError: it cannot be loaded.
+        """
+        preset = find_preset(self.preset)
+        if self.target is not None:
+            self.look(preset)
+        load = import_quickly("specdemo.models.loaded").load
+        terminal = sys.stderr.isatty()
+        told = ""
+
+        def tell(fraction: float | None, stage: str) -> None:
+            nonlocal told
+            words = stage if fraction in (None, 1) else f"{stage}, {fraction:.0%}"
+            if terminal and words != told:
+                told = words
+                typer.echo(f"\r\x1b[K{words}", err=True, nl=False)
+
+        loaded = load(preset, self.dtype, self.device, tell, eager)
+        if terminal:
+            typer.echo("\r\x1b[K", err=True, nl=False)
+        try:
+            yield loaded
+        finally:
+            loaded.release()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsOrEager(Models):
+    """Which models to load, and by which engine they run."""
+
+    eager: Annotated[bool, Option("--eager", help="Run the models by transformers' own forward.")] = False
+
+    @contextmanager
+    def loaded(self, eager: bool = False) -> Iterator[Loaded]:
+        with super().loaded(self.eager) as loaded:
+            yield loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How to write one text. What is None is the preset's own."""
+
+    drafter: Drafter = None
+    k: AnyK = None
+    temperature: Annotated[float | None, Option(help="0 is greedy; up to 2.")] = None
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    max_new_tokens: Annotated[int | None, Option(help="The most tokens to write.")] = None
+    seed: Seed = 0
+    rule: RuleName = MATCH
+    stop: Annotated[list[str] | None, Option(help="Stop after this text; may be given several times.")] = None
+    raw: Annotated[
+        bool | None, Option("--raw/--chat", help="Continue the prompt as it is, or put it into the chat template.")
+    ] = None
+
+    def request(self, prompt: str, preset: str) -> Request:
+        """What is asked for, complete.
+
+        Raises:
+            BadInput: there is no such preset, a setting is out of range, or the prompt on stdin is not text.
+        """
+        usual = find_preset(preset).defaults
+        names = ("drafter", "k", "temperature", "max_new_tokens", "raw")
+        asked = usual.filled_in({name: getattr(self, name) for name in names})
+        drafter, raw = asked.pop("drafter"), asked.pop("raw")
+        asked |= {"top_k": self.top_k, "top_p": self.top_p, "seed": self.seed, "rule": self.rule}
+        settings = Settings(**asked, stop=tuple(self.stop or ()))
+        return Request(read_prompt(prompt), preset, drafter, settings, raw)
+
+
+def read_prompt(prompt: str) -> str:
+    try:
+        return sys.stdin.read() if prompt == "-" else prompt
+    except UnicodeDecodeError as error:
+        raise BadInput(f"The prompt on stdin is not text in {error.encoding}.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Where to write what was found."""
+
+    json_: JsonFile = None
+    csv: Annotated[Path | None, Option(help="Also write the table to this file.")] = None
+
+    def __post_init__(self) -> None:
+        check_writable(self.json_, self.csv)
+
+    def write(self, found: Any, rows: Sequence[Any]) -> None:
+        """Write everything found as JSON and the rows of its table as CSV, as far as files were named."""
+        from ..studies.tables import write_csv, write_json
+
+        if self.json_:
+            write_json(self.json_, found)
+        if self.csv:
+            write_csv(self.csv, rows)
+
+
+def show_table(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> None:
+    """Print rows as a table: `shapes` gives the columns and their formats."""
+    from ..studies.tables import text_table
+
+    typer.echo(text_table(rows, shapes) + "\n")
+
+
+def say(lines: Iterable[str]) -> None:
+    for line in lines:
+        typer.echo(line)
+
+
+def with_progress(steps: Iterable[Item], total: int) -> Iterator[Item]:
+    """The steps, with a bar on stderr."""
+    yield from tqdm(steps, total=total, disable=not total)
+
+
+def numbers(text: str, kind: Callable[[str], Item], what: str) -> list[Item]:
+    """The numbers of an option that takes several, separated by commas.
+
+    Raises:
+        BadInput: one of them is none; `what` names the option's numbers.
+    """
+    try:
+        return list(dict.fromkeys(kind(word.strip()) for word in text.split(",")))
+    except ValueError as error:
+        raise BadInput(f"{what} are numbers, separated by commas, not {text!r}.") from error
+
+
+def check_writable(*files: Path | None) -> None:
+    """Refuse, before any work is done, files that could not be written.
+
+    Raises:
+        BadInput: naming the folder that is not there or the file.
+    """
+    for file in files:
+        if file is None:
+            continue
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise BadInput(f"There is no folder {folder} to write {file.name} into.")
+        if file.is_dir() or not os.access(file if file.exists() else folder, os.W_OK):
+            raise BadInput(f"{file} cannot be written. Choose another file.")

@@ -1,0 +1,108 @@
+"""Commands that ask servers which run already."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..racing.trace import read_trace, trace_lines, write_trace
+from ..servers.address import Address
+from ..servers.client import Client
+from ..servers.dialects import Dialect, find_dialect
+from ..servers.race import TURNS, Asked, outcome, race_servers, trace_header
+from ..types import REJECTION, Settings
+from .options import Decoding, check_writable, read_prompt
+
+SERVER_KEY, BASELINE_KEY = "SPECDEMO_SERVER_KEY", "SPECDEMO_BASELINE_KEY"
+NEW_TOKENS = 128  # where nothing is said
+ROWS = {
+    "tokens": "{}",
+    "seconds": "{:.2f}",
+    "tokens_per_second": "{:.1f}",
+    "ttft_seconds": "{:.3f}",
+    "tokens_per_round": "{:.2f}",
+    "acceptance_rate": "{:.0%}",
+    "draft_efficiency": "{:.0%}",
+}
+SERVER_ROWS = {
+    "first_token_seconds": "{:.3f}",
+    "server_seconds": "{:.2f}",
+    "network_seconds": "{:.3f}",
+}
+
+
+@contextmanager
+def connected(address: str, key: str) -> Iterator[Dialect]:
+    """The server at an address.
+
+    Args:
+        key: the environment variable that may hold its API key. A key never goes to another server.
+
+    Raises:
+        BadInput: it cannot be asked, or is of no kind that we know.
+    """
+    with Client(Address.read(address), os.environ.get(key) or None) as client:
+        yield find_dialect(client)
+
+
+def race_server(
+    server: str, baseline: str | None, prompt: str, decoding: Decoding, out: Path | None, json_: bool
+) -> None:
+    """Race a server with another one, or with a trace of one, and print what came out."""
+    check_writable(out)
+    sampling = decoding.temperature or 0.0, decoding.top_k, decoding.top_p
+    most = NEW_TOKENS if decoding.max_new_tokens is None else decoding.max_new_tokens
+    # Two servers share no random numbers, so above temperature 0 their texts are not to be compared.
+    settings = Settings(0, *sampling, most, decoding.seed, tuple(decoding.stop or ()), REJECTION)
+    asked = Asked(read_prompt(prompt), decoding.raw is True, settings)
+    with connected(server, SERVER_KEY) as dialect:
+        if baseline is not None and "://" in baseline:
+            with connected(baseline, BASELINE_KEY) as plain:
+                if plain.facts["model"] != dialect.facts["model"]:
+                    models = f"{plain.facts['model']} and {dialect.facts['model']}"
+                    typer.echo(f"The servers call their models differently: {models}.", err=True)
+                race = race_servers(asked, dialect, plain)
+        else:
+            recorded = read_trace(trace_lines(Path(baseline))) if baseline else None
+            race = race_servers(asked, dialect, recorded)
+    if out is not None:
+        trace = "".join(write_trace(trace_header(race), race.entries)).encode("ascii")
+        out.write_bytes(gzip.compress(trace, mtime=0) if out.suffix == ".gz" else trace)
+    found = outcome(race)
+    typer.echo(json.dumps(found, ensure_ascii=False) if json_ else _table(found))
+
+
+def _table(found: dict[str, Any]) -> str:
+    lanes = [found[name] for name in ("plain", "speculative") if name in found]
+    titles = [f"{lane['server']['engine']}, {name}" for lane, name in zip(lanes, _names(lanes), strict=True)]
+    lines = [f"{'':<22}" + "".join(f"{title:>28}" for title in titles)]
+    for part, rows in (("stats", ROWS), ("server", SERVER_ROWS)):
+        for name, shape in rows.items():
+            values = [lane[part][name] for lane in lanes]
+            cells = (shape.format(value) if value is not None else "-" for value in values)
+            lines.append(f"{name.replace('_', ' '):<22}" + "".join(f"{cell:>28}" for cell in cells))
+    lines.append("")
+    lines += dict.fromkeys(_printable(note) for lane in lanes for note in lane["server"]["notes"])
+    comparison = found["comparison"]
+    if comparison is not None:
+        place = comparison["first_difference"]
+        lines.append("The texts are the same." if place is None else f"The texts differ from token {place + 1} on.")
+    if len(lanes) > 1:
+        lines.append(TURNS)
+    return "\n".join([*lines, found["sentence"]])
+
+
+def _names(lanes: list[Any]) -> list[str]:
+    return ["baseline", "as it is"][-len(lanes) :]
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c == "\n" or unicodedata.category(c) != "Cc" else " " for c in text)

@@ -1,0 +1,84 @@
+"""What every drafter is, and what it may need of a loaded preset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..engines.runner import Runner
+from ..types import Draft, Verdict
+from .rule import Rule
+
+
+@dataclass(frozen=True, repr=False)  # a repr would print every weight
+class DrafterParts:
+    """What a loaded preset has for drafters; None or an empty mapping where it has nothing of the kind.
+
+    `embeddings` are the weights of the target's input and output embeddings, [V, hidden] each. `ready_heads` is where
+    the drafters keep trained heads that are tied to them, by kind, from run to run.
+    """
+
+    embeddings: tuple[Tensor, Tensor] | None = None
+    make_draft_runner: Callable[[int], Runner] | None = None  # from a capacity in tokens, a runner of the draft model
+    ngram_table: Path | None = None
+    skip_layers: int | None = None  # how many of the target's layers draft
+    head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind
+    ready_heads: dict[str, Any] = field(default_factory=dict)
+    captured: bool = False  # the target's passes are captured on a GPU, and so should be a head's
+
+
+class Drafter:
+    """Proposes tokens for the target to check. One object serves one run.
+
+    A new drafter is one new file with a subclass of this and one line in `drafters.names.DRAFTERS`.
+    Whatever it proposes, the text stays the target's own. Under rejection sampling that takes a `Draft.probs` that is
+    exactly the distribution its tokens were drawn from (or None, if they were not drawn).
+    """
+
+    name: ClassVar[str]  # as in `drafters.names.DRAFTERS`
+    parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
+    uses_early_exit: ClassVar[bool] = False  # with the target, whose pass over the draft is that much shorter
+
+    @property
+    def drafts_on(self) -> torch.device | None:
+        """Where it computes, and on whose clock a draft is timed; None stands for the device of the target's logits."""
+        return None
+
+    @classmethod
+    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
+        """Why this preset cannot use the drafter, in words; None if it can."""
+        return None
+
+    @classmethod
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Drafter:
+        """A drafter for one run. `runner` is the target's; `rule` draws the tokens."""
+        return cls()
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        """A run begins."""
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        """At most k >= 1 tokens to follow `context` (prompt and emitted text, the pending token last)."""
+        raise NotImplementedError
+
+    def draft_source(self, context: Sequence[int]) -> Drafter:
+        """The drafter that would propose what follows `context`: this one, unless it hands over to others.
+
+        K = auto keeps what it learns of each apart, by its name.
+        """
+        return self
+
+    def steps(self, tokens: int) -> int:
+        """How many steps, one after another, a draft of `tokens` tokens takes; its cost grows with them."""
+        return min(tokens, 1) if self.parallel_drafting else tokens
+
+    def observe(self, verdict: Verdict) -> None:
+        """What the target made of the last proposal."""
+
+    def release(self) -> None:
+        """Free what the run allocated. Safe to call twice."""

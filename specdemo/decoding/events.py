@@ -1,0 +1,70 @@
+"""The events that a decode yields.
+
+The page, the command line, the statistics, the recorder and the tests read these events and nothing else. A trace
+holds them as JSON lines, see `racing.trace`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..types import DraftedToken, FinishReason, FloatIfKnown, Token
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The prompt has been read and the first token emitted. `seconds` is the time to first token.
+
+    `seed` is the one that this run draws with. With K = auto it is not the one that was asked for, see `race.start`.
+    """
+
+    prompt_tokens: int
+    token: Token
+    seconds: float
+    seed: int | None = None  # None in a trace that does not say
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One draft, one verification, its emitted tokens.
+
+    `k` is how many tokens the drafter was asked for; it may propose fewer. `seconds` is the whole round on the engine's
+    clock: drafting, verifying and bookkeeping. Time spent showing earlier events is in none of them. A server does not
+    tell `draft_seconds` and `verify_seconds`: None. Where it says neither how many tokens it drafted, the last token is
+    of kind UNKNOWN, and `drafted` holds the accepted tokens only.
+
+    `merged` is how many rounds of a server this one stands for, where it told of them together; which of the tokens
+    belong to which of those rounds is then unknown, and so are their kinds.
+    """
+
+    index: int
+    drafted: tuple[DraftedToken, ...]
+    emitted: tuple[Token, ...]
+    draft_seconds: FloatIfKnown
+    verify_seconds: FloatIfKnown
+    seconds: float
+    k: int | None = None  # None in a trace that does not say
+    merged: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Nothing more is emitted."""
+
+    reason: FinishReason
+
+
+Event: TypeAlias = Prefilled | Round | Finished
+
+
+def emitted_tokens(event: Event) -> tuple[Token, ...]:
+    """The tokens an event adds to the text."""
+    if isinstance(event, Prefilled):
+        return (event.token,)
+    return event.emitted if isinstance(event, Round) else ()
+
+
+def engine_seconds(event: Event) -> float:
+    """How far an event moves its lane's clock."""
+    return 0.0 if isinstance(event, Finished) else event.seconds

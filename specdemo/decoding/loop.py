@@ -1,0 +1,169 @@
+"""The one loop: draft, verify, emit, roll back. Plain decoding is the same loop with an empty draft."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import isfinite
+
+import torch
+from torch.nn import functional as F
+
+from ..engines.runner import Runner
+from ..system.hardware import elapsed_seconds, timestamp
+from ..types import (
+    REJECTION,
+    BadInput,
+    Draft,
+    DraftedToken,
+    DraftOutcome,
+    FinishReason,
+    Settings,
+    Token,
+    TokenKind,
+    Verdict,
+)
+from .adaptive_k import DraftLengthController
+from .costs import CostModel
+from .drafter import Drafter
+from .events import Event, Finished, Prefilled, Round
+from .match import Match
+from .rejection import Rejection
+from .rule import Rule
+
+Stop = Callable[[Sequence[int]], bool]
+"""From all token ids emitted up to now, whether a stop string is complete."""
+
+
+def rule_for(settings: Settings) -> Rule:
+    """The verification rule of a run; at temperature 0 both rules accept the same tokens, and match does it faster."""
+    return Rejection(settings) if settings.rule == REJECTION and settings.temperature > 0 else Match(settings)
+
+
+def check_room(prompt_tokens: int, settings: Settings, context: int) -> None:
+    """Refuse a run that does not fit in the context: nothing is cut off silently.
+
+    Raises:
+        BadInput: naming the tokens of the prompt, the new ones and the context.
+    """
+    if prompt_tokens + settings.max_new_tokens > context:
+        raise BadInput(
+            f"The prompt has {prompt_tokens} tokens and {settings.max_new_tokens} new ones were asked for, "
+            f"but the context holds {context}. Shorten the prompt or ask for fewer."
+        )
+
+
+@torch.inference_mode()
+def decode(
+    runner: Runner,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    rule: Rule,
+    eos_ids: frozenset[int] = frozenset(),
+    stop: Stop = lambda ids: False,
+    costs: CostModel | None = None,
+    ks: Iterable[int] | None = None,
+) -> Iterator[Event]:
+    """Generate from the target, drafting ahead, and yield what happens as it happens.
+
+    The emitted tokens follow the target's distribution under the settings of `rule`, whatever the drafter proposes;
+    under the match rule they do not depend on the drafter at all.
+    When the generator ends, is closed or fails, the caches of runner and drafter are released.
+
+    Invariant: at the start of a round the newest token is pending: it is in `ids` but no cache has
+    seen it, `runner.length == len(ids) - 1`. The verification pass reads it first.
+
+    Args:
+        rule: of this run, and the one that `drafter` draws with, see `rule_for`.
+        costs: learns from every round; K = auto needs it.
+        ks: the K of each round, as a trace recorded them; they stand in for the K of `settings`.
+    Raises:
+        BadInput: the prompt is empty, or prompt and new tokens exceed the context.
+    """
+    settings = rule.settings
+    try:
+        if not prompt_ids:
+            raise BadInput("The prompt is empty.")
+        check_room(len(prompt_ids), settings, runner.context)
+        control = DraftLengthController(settings.k if ks is None else ks, costs, len(prompt_ids))
+
+        began = time.perf_counter()
+        logits = runner.prefill(prompt_ids)  # [1, V]
+        drafter.reset(prompt_ids)
+        verdict = rule.verify(logits, Draft(), len(prompt_ids))
+        emitted, reason = _emit(verdict, [], settings, eos_ids, stop)
+        ids = [*prompt_ids, emitted[0].id]
+        yield Prefilled(len(prompt_ids), emitted[0], time.perf_counter() - began, settings.seed)
+
+        index, last = 0, None
+        while reason is None:
+            drafting_on = drafter.drafts_on or runner.device
+            began, drafts_from = time.perf_counter(), timestamp(drafting_on)
+            written = len(ids) - len(prompt_ids)
+            most = settings.max_new_tokens - written - 1  # a round emits up to k + 1
+            k = control.choose(most, last, drafter.draft_source(ids))
+            draft = drafter.propose(ids, k) if k else Draft()
+            drafted = timestamp(drafting_on)
+
+            logits = runner.forward(_following(ids[-1], draft))  # [k + 1, V]
+            verdict = rule.verify(logits, draft, len(ids))
+            verified_at = time.perf_counter()
+
+            emitted, reason = _emit(verdict, ids[len(prompt_ids) :], settings, eos_ids, stop)
+            ids += [token.id for token in emitted]
+            runner.rollback(len(ids) - 1)
+            drafter.observe(verdict)
+            tested = _tests(verdict, len(emitted))
+            ended = time.perf_counter()
+            drafting = elapsed_seconds(drafts_from, drafted)
+            last = Round(index, tested, emitted, drafting, verified_at - began - drafting, ended - began, k)
+            yield last
+            index += 1
+        yield Finished(reason)
+    finally:
+        drafter.release()
+        runner.release()
+
+
+def _following(pending: int, draft: Draft) -> Sequence[int] | torch.Tensor:
+    """The tokens of a verification pass; a draft that was drawn on a device stays there."""
+    if isinstance(draft.token_ids, torch.Tensor):
+        return F.pad(draft.token_ids, (1, 0), value=pending)
+    return [pending, *draft.token_ids]
+
+
+def _emit(
+    verdict: Verdict, written: list[int], settings: Settings, eos_ids: frozenset[int], stop: Stop
+) -> tuple[tuple[Token, ...], FinishReason | None]:
+    """The tokens of a verdict that are emitted: up to the first end, wherever in the round it falls."""
+    n = verdict.accepted
+    margins = [margin if isfinite(margin) else None for margin in verdict.margins] or [None] * (n + 1)
+    tokens = [Token(verdict.drafted[i], TokenKind.ACCEPTED, verdict.p[i], margins[i]) for i in range(n)]
+    tokens.append(Token(verdict.token_id, verdict.kind, verdict.token_p, margins[n]))
+    ids = list(written)
+    for count, token in enumerate(tokens, start=1):
+        ids.append(token.id)
+        if token.id in eos_ids:
+            return tuple(tokens[:count]), FinishReason.EOS
+        if stop(ids):
+            return tuple(tokens[:count]), FinishReason.STOP
+        if len(ids) == settings.max_new_tokens:
+            return tuple(tokens[:count]), FinishReason.LENGTH
+    return tuple(tokens), None
+
+
+def _tests(verdict: Verdict, emitted: int) -> tuple[DraftedToken, ...]:
+    """The outcome of each drafted token; those behind the end of the text are untested."""
+    tested = min(emitted, verdict.accepted + 1)
+    return tuple(
+        DraftedToken(
+            token,
+            DraftOutcome.UNTESTED
+            if place >= tested
+            else DraftOutcome.ACCEPTED
+            if place < verdict.accepted
+            else DraftOutcome.REJECTED,
+            *(verdict.p[place], verdict.q[place], verdict.draws[place] if verdict.draws else None),
+        )
+        for place, token in enumerate(verdict.drafted)
+    )

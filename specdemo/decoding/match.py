@@ -1,0 +1,70 @@
+"""The match rule: a drafted token is accepted if it is the token that the target draws at its position.
+
+The target draws its own token at each position with the noise of (seed, position), see `noise.draw`. The emitted token
+is a function of the prefix, the seed and the position, so the text depends neither on the drafter nor on K: it is the
+text that the target alone writes with that seed. A drafter draws with the same noise (Gumbel coupling, arXiv
+2408.07978), so it often draws the target's token. At temperature 0 both are argmax.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..system.hardware import to_device
+from ..types import MATCH, Draft, Verdict
+from . import noise
+from .rule import Rule, check_finite, kind_after
+from .sampling import certainty, largest
+
+
+class Match(Rule):
+    """The match rule for one run."""
+
+    name = MATCH
+
+    def key(self, position: int) -> int:
+        """The key of the noise at a position."""
+        return noise.key_of(self.settings.seed, position)
+
+    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+        """With the noise that the target will draw with."""
+        return noise.draw(probs, [self.key(position)], token_ids)[0].clamp(min=0)
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        """Accept the drafted tokens that the target draws too, up to the first that differs; see `Rule`.
+
+        The token after the accepted ones is the target's own: *resampled* where it differs from the drafted one,
+        *bonus* behind a fully accepted draft, *target* if nothing was drafted.
+        """
+        k = len(draft.token_ids)
+        x = to_device(draft.token_ids, logits.device)  # [k]
+        if self.settings.temperature == 0:
+            values, tokens, margins = largest(logits)  # [k + 1] each
+            p_drawn = certainty(values)
+            p_drafted = (tokens[:k] == x).to(p_drawn)
+        else:
+            probs = self._target_probs(logits, position)
+            tokens, margins = noise.draw(probs, [self.key(position + i) for i in range(k + 1)])
+            tokens = tokens.clamp(min=0)  # where there is nothing to draw, p of token 0 is 0 or NaN
+            p_drawn = probs.gather(1, tokens[:, None])[:, 0]
+            p_drafted = probs[:k].gather(1, x[:, None])[:, 0]
+        q = torch.ones_like(p_drafted) if draft.q is None else to_device(draft.q, logits.device)
+        accepted = (tokens[:k] == x).long().cumprod(0).sum(0, keepdim=True)  # [1]
+
+        # One transfer, and on a GPU the only wait, brings everything to the host.
+        answer = torch.cat([part.double() for part in (accepted, tokens, margins, p_drawn, p_drafted, q, x)]).tolist()
+        n, rest = int(answer[0]), answer[1:]
+        drawn, margin, p_next = (rest[i * (k + 1) : (i + 1) * (k + 1)] for i in range(3))
+        p, q_x, ids = (rest[3 * (k + 1) + i * k : 3 * (k + 1) + (i + 1) * k] for i in range(3))
+        check_finite(p_next[: n + 1], q_x)
+        return Verdict(
+            accepted=n,
+            token_id=int(drawn[n]),
+            kind=kind_after(n, k),
+            token_p=p_next[n],
+            p=p,
+            q=q_x,
+            drafted=[int(token) for token in ids],
+            margins=margin[: n + 1],
+        )

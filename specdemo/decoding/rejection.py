@@ -1,0 +1,127 @@
+"""Accept, resample, bonus: the rule that makes speculation lossless.
+
+Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, algorithm 2.
+`verify` and its parts are pure functions on tensors; `Rejection` gives them fresh random numbers each round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..system.hardware import to_device
+from ..types import REJECTION, Draft, Settings, Verdict
+from . import noise
+from .rule import Rule, check_finite, kind_after
+from .sampling import one_hot, sample
+
+TESTING, DRAFTING = 1, 2  # purposes of random numbers, see `noise.key_of`
+
+Part = Callable[[Tensor, Tensor], Tensor]  # of p and q
+
+
+def acceptance_probability(p: Tensor, q: Tensor) -> Tensor:
+    """min(1, p / q), elementwise. A drafted token has q > 0, or it could not have been drawn."""
+    return (p / q).clamp(max=1)
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:
+    """The distribution that follows a rejection: max(0, p - q), unnormalised, [..., V].
+
+    Where p = q only rounding can reject a token. There the residual is empty, and p is returned instead.
+    """
+    left = (p - q).clamp(min=0)
+    return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
+
+
+def verify(
+    target_probs: Tensor,
+    draft: Draft,
+    draws: Tensor,
+    passes: Part = acceptance_probability,
+    left: Part = residual,
+) -> Verdict:
+    """Test a draft of k tokens against the target, left to right, and draw the token that follows.
+
+    Drafted token x_i passes iff draws[i] < min(1, p_i(x_i) / q_i(x_i)). The token after the accepted
+    ones is drawn with draws[k]: from the residual max(0, p - q) if a test failed (*resampled*), from
+    the target's own next distribution if none did (*bonus*, or *target* when the draft was empty).
+
+    A draft without probabilities is one-hot: q = 1, so x passes with probability p(x), and the residual
+    is p with x struck out. At temperature 0 p is one-hot as well, and the rule reads: accept iff x is
+    the target's argmax, else emit the argmax.
+
+    Args:
+        target_probs: [k + 1, V], the target's distribution at each drafted position and after the last.
+        draws: [k + 1], uniform in [0, 1).
+        passes, left: the parts of the rule; the Lab breaks one of them on purpose.
+    Raises:
+        NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
+    """
+    k = len(draft.token_ids)
+    x, draws = (to_device(numbers, target_probs.device) for numbers in (draft.token_ids, draws))  # [k], [k + 1]
+    draft_probs = None if draft.probs is None else draft.probs.to(target_probs)  # [k, V]
+
+    p = target_probs[:k].gather(1, x[:, None]).squeeze(1)  # [k]
+    if draft_probs is not None:
+        q = draft_probs.gather(1, x[:, None]).squeeze(1)  # [k]
+    else:
+        q = torch.ones_like(p) if draft.q is None else to_device(draft.q, p.device).to(p.dtype)
+    passed = draws[:k] < passes(p, q)
+    accepted = passed.long().cumprod(0).sum(0, keepdim=True)  # [1], how many passed before the first failure
+
+    p_next = target_probs.index_select(0, accepted)  # [1, V]
+    rest = left(p_next, _draft_probs_at(accepted, x, draft_probs, p_next)) if k else p_next  # nothing was proposed
+    token = (
+        sample(rest, draws[k:]) % rest.shape[-1]
+    )  # [1]; 0 where `sample` finds no token, and then p of 0 is not positive
+
+    # One transfer, and on a GPU the only wait, brings everything to the host.
+    answer = torch.cat([accepted, token, p_next.gather(1, token[:, None])[0], p, q, draws[:k], x]).tolist()
+    n, token_id, token_p, tests = int(answer[0]), int(answer[1]), answer[2], answer[3:]
+    p_x, q_x, drawn, ids = (tests[i * k : (i + 1) * k] for i in range(4))
+    check_finite([*p_x, token_p], q_x)
+    return Verdict(n, token_id, kind_after(n, k), token_p, p_x, q_x, [int(id) for id in ids], drawn)
+
+
+class Rejection(Rule):
+    """Rejection sampling for one run. Its random numbers are keyed by seed, round, purpose and index.
+
+    A number that helped to decide an earlier token is never used again: with numbers keyed by position the text would
+    not follow the target's distribution.
+    """
+
+    name = REJECTION
+    needs_draft_probs = True
+
+    def __init__(self, settings: Settings, passes: Part = acceptance_probability, left: Part = residual) -> None:
+        super().__init__(settings)
+        self._parts, self._round = (passes, left), 0
+
+    def _uniform(self, purpose: int, index: int) -> float:
+        return noise.uniform(noise.key_of(self.settings.seed, self._round, purpose), index)
+
+    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+        draw = torch.tensor([self._uniform(DRAFTING, position)], dtype=torch.float64)
+        return sample(probs, to_device(draw, probs.device)) % probs.shape[-1]
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        """See `verify` and `Rule`."""
+        draws = torch.tensor([self._uniform(TESTING, i) for i in range(len(logits))], dtype=torch.float64)
+        self._round += 1
+        return verify(self._target_probs(logits, position), draft, draws, *self._parts)
+
+
+def _draft_probs_at(position: Tensor, x: Tensor, draft_probs: Tensor | None, like: Tensor) -> Tensor:
+    """The distribution that the drafted token at a position [1] was drawn from, [1, V].
+
+    Zeros behind the draft: the residual against them is p itself, which is what the bonus is drawn from.
+    """
+    inside = position.clamp(max=len(x) - 1)
+    if draft_probs is None:
+        probs = one_hot(x.index_select(0, inside), like.shape[-1], like.dtype)
+    else:
+        probs = draft_probs.index_select(0, inside)
+    return probs * (position < len(x))

@@ -1,0 +1,46 @@
+"""Draws a chain of tokens, one after another, by the rule of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..decoding.rule import Rule
+from ..types import Draft
+
+NextLogits = Callable[[Sequence[Tensor]], Tensor]
+"""Gets the tokens drawn so far, [1] int64 each, and returns the logits of the next one, [1, V]."""
+
+
+def draw_chain(
+    next_logits: NextLogits,
+    k: int,
+    rule: Rule,
+    position: int,
+    token_ids: Tensor | None = None,
+    vocab_size: int = 0,
+) -> Draft:
+    """Draw k tokens one after another, the first for `position`.
+
+    The tokens stay on the device: a drafter that does not look at them lets it work ahead. Logits that are not finite
+    give some token and a draft that `Rule.verify` refuses.
+
+    A drafter that knows only some of the target's `vocab_size` tokens gives their `token_ids` [V'], rising, and the
+    logits of those, [1, V']; it proposes every other token with probability 0.
+    """
+    tokens: list[Tensor] = []
+    drawn = []
+    for i in range(k):
+        drawn.append(rule.draw_draft(next_logits(tokens), position + i, token_ids))
+        column = drawn[-1].column
+        tokens.append(column if token_ids is None else token_ids[column])
+    q = torch.cat([token.q for token in drawn])
+    probs = [token.probs for token in drawn if token.probs is not None]  # [1, V or V'] each, none if chosen
+    if not (probs and rule.needs_draft_probs):
+        return Draft(torch.cat(tokens), q=q)
+    spread = torch.cat(probs)
+    if token_ids is not None:
+        spread = spread.new_zeros(k, vocab_size).index_copy_(1, token_ids, spread)
+    return Draft(torch.cat(tokens), spread, q)

@@ -1,0 +1,22 @@
+"""Heads: small trained networks that draft from the target's own hidden states.
+
+How the pieces go together for one draft, with the shapes of eagle (T new tokens, H the hidden size, L layers read):
+
+    target's hidden states [T, L * H] --fuse--> [T, H] --decoder layer(s)--> [., H] --norm, output--> logits [., V']
+                                                  ^       |        ^
+    embedding of the token behind each [T, H] ----+       v        |
+                                                     the head's cache
+
+    cache entries:   | live: made of the target's states | drafted: made of the head's own outputs | free
+                     0                                 live                         overwritten by the next round
+
+Eagle drafts token by token and reads its own output where the target's next hidden state is not known yet. Block puts
+one entry for each token that the target has read, and then fills K positions behind them in one pass.
+
+networks  the trained parts: `HeadShape`, `EagleHead`, `BlockHead`, and their rotary positions
+files     reads and writes their weights
+cache     keys and values for torch's operations
+backends  `HeadBackend`: the layers over one text, by torch's operations or by the C library for CPUs
+ready     `ReadyHead`: a head tied to its target; `HeadPasses`: what a drafter asks a backend for, captured on a GPU
+drafter   `HeadDrafter`: follows the target's hidden states; `eagle` and `block` are the two kinds
+"""

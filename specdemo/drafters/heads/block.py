@@ -1,0 +1,69 @@
+"""A block head: all K tokens in one pass of a shallow network, in the manner of DFlash (arXiv 2602.06036)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...engines.gpu.graph import Capture, CapturedFunction
+from ...types import MAX_K
+from ..chain import NextLogits
+from .backends import HeadBackend
+from .drafter import HeadDrafter
+from .networks import BlockHead
+from .ready import HeadPasses, ReadyHead
+
+
+class BlockPasses(HeadPasses[BlockHead]):
+    """One pass over what the target has read since, and one over a block behind that."""
+
+    def __init__(self, ready: ReadyHead[BlockHead], backend: HeadBackend) -> None:
+        super().__init__(ready, backend)
+        self.last = ready.zeros(ready.head.shape.hidden)  # the fused state of the last token read
+        self.read: Callable[[Tensor], None] = self._read
+        self.block: Callable[[Tensor, int], Tensor] = self._block
+
+    def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
+        pending = tokens[-1:]
+        self.read(states)
+        logits = self.block(pending, k)
+
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            position, previous = len(drawn), self.ready.embed(drawn[-1] if drawn else pending)
+            return logits[position : position + 1] + self.ready.head.bigram_bias(previous)
+
+        return next_logits
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture) -> None:
+        both = self.states_and_tokens()
+        token = both[-1][1]
+        self.read = CapturedFunction(self._read, capture, [(states,) for states, _ in both])
+        self.block = CapturedFunction(self._block, capture, [(token, k) for k in range(MAX_K, 0, -1)])
+
+    def _read(self, states: Tensor) -> None:
+        """Keep entries, in each layer, of T states of the target, [T, layers * hidden]."""
+        fused = self.ready.head.fused(states)
+        self.backend.run(fused, outputs=0)
+        self.backend.advance(len(states))
+        self.last.copy_(fused[-1])
+
+    def _block(self, pending: Tensor, k: int) -> Tensor:
+        """The logits of k positions behind the pending token [1]: [k, V']."""
+        x = self.ready.head.block(self.ready.embed(pending)[0], self.last, k)  # [k + 1, hidden]
+        return self.backend.logits(self.backend.run(x, outputs=k + 1)[1:])
+
+
+class Block(HeadDrafter):
+    """Draws K tokens from one pass of the head.
+
+    Each layer's cache holds a key and a value for each token the target has read, made of the target's states. Those
+    of a block lie behind them and are overwritten by the next.
+    """
+
+    name = "block"
+    network = BlockHead
+    passes = BlockPasses
+    parallel_drafting = True

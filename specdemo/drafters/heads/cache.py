@@ -1,0 +1,97 @@
+"""The keys and values that a head keeps of a text, for torch's operations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .networks import HeadShape, Rotation, rotation
+
+
+class HeadCache:
+    """Keys and values of each layer, `entries` [depth, 2, kv_heads, capacity, width], a number of them *live*.
+
+    Others are put behind these, and seen there; they become live by `advance`, or are overwritten.
+    """
+
+    def __init__(self, shape: HeadShape, capacity: int, like: Tensor) -> None:
+        """Of the type and on the device of `like`."""
+        self.capacity = capacity
+        self.entries = like.new_zeros(shape.depth, 2, shape.kv_heads, capacity, shape.width)
+        cos, sin = rotation(torch.arange(capacity, device=like.device), shape.width)
+        self.rotations = cos.to(like), sin.to(like)
+        self._live = 0
+
+    def seek(self, live: int) -> None:
+        """Make the first `live` entries the live ones."""
+        self._live = live
+
+    def advance(self, count: int) -> None:
+        """Make the next `count` entries live too."""
+        self._live += count
+
+    def rotation(self, count: int) -> Rotation:
+        """Of the next positions, in the type of the entries."""
+        cos, sin = self.rotations
+        return cos[self._live : self._live + count], sin[self._live : self._live + count]
+
+    def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write entries behind the live ones, [kv_heads, T, width] each."""
+        end = self._live + keys.shape[1]
+        self.entries[layer, 0, :, self._live : end] = keys
+        self.entries[layer, 1, :, self._live : end] = values
+
+    def attend(self, layer: int, q: Tensor, live: int, more: int) -> Tensor:
+        """Attention of queries [heads, T, width] to the last `live` live entries and to `more` entries behind them."""
+        keys, values = self.entries[layer, :, :, max(0, self._live - live) : self._live + more]
+        return _attend(q, keys, values, None)
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Back to zeros: masked entries are read too, and a weight of zero does not undo a stray infinity."""
+        self.entries.zero_()
+
+
+class DeviceCache(HeadCache):
+    """A cache whose number of live entries is on the device, so that what reads it can be captured."""
+
+    def __init__(self, shape: HeadShape, capacity: int, like: Tensor) -> None:
+        super().__init__(shape, capacity, like)
+        self._positions = torch.arange(capacity, device=like.device)
+        self._start = torch.zeros(1, dtype=torch.long, device=like.device)
+
+    def seek(self, live: int) -> None:
+        self._start.fill_(live)
+
+    def advance(self, count: int) -> None:
+        self._start.add_(count)
+
+    def rotation(self, count: int) -> Rotation:
+        cos, sin = self.rotations
+        positions = self._next(count)
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        positions = self._next(keys.shape[1])
+        self.entries[layer, 0].index_copy_(1, positions, keys)
+        self.entries[layer, 1].index_copy_(1, positions, values)
+
+    def attend(self, layer: int, q: Tensor, live: int, more: int) -> Tensor:
+        keys, values = self.entries[layer]
+        seen = (self._positions >= self._start - live) & (self._positions < self._start + more)
+        return _attend(q, keys, values, seen[None])
+
+    def _next(self, count: int) -> Tensor:
+        return self._start + self._positions[:count]
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
+    """Attention of queries [heads, T, width] to the keys [kv_heads, S, width], or to those that are `seen` [1, S].
+
+    The query heads that share a key head become queries of that one: no key or value is copied for them.
+    """
+    kv_heads, _, width = keys.shape
+    grouped = q.reshape(1, kv_heads, -1, width)
+    attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], attn_mask=seen)
+    return attended.reshape(q.shape)  # on a GPU the heads may come out as the inner dimension: no view

@@ -1,0 +1,122 @@
+"""What the drafters with a trained head share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...decoding.drafter import Drafter, DrafterParts
+from ...decoding.rule import Rule
+from ...engines.gpu.graph import Capture, CudaCapture
+from ...engines.runner import Runner
+from ...system.hardware import to_device
+from ...system.progress import tell
+from ...types import MAX_K, Draft, Verdict
+from ..chain import draw_chain
+from .files import load_head_for
+from .networks import Head
+from .ready import HeadPasses, ReadyHead
+
+log = logging.getLogger(__name__)
+
+
+class HeadDrafter(Drafter):
+    """Follows the target's hidden states of the text, and drafts behind them.
+
+    The state of a token goes together with the token that follows it; a state without an entry in the head's cache
+    yet is *unread*. Positions count from the first token that the head's window could still reach.
+    """
+
+    network: ClassVar[type[Head]]
+    passes: ClassVar[type[HeadPasses[Any]]]
+
+    def __init__(self, ready: ReadyHead[Any], runner: Runner, rule: Rule) -> None:
+        self.ready, self.runner, self.rule = ready, runner, rule
+        self.context = runner.context + MAX_K + 1  # entries of its cache, with those of a draft
+        self._unread: list[Tensor] = []  # [T, layers * hidden] each
+        self._live = 0  # entries made of the target's states
+        self._passes: HeadPasses[Any] | None = None
+        if ready.slots:
+            ready.slots.reserve(self, self.context)
+        runner.capture_hidden_states(ready.head.shape.state_layers)
+
+    @property
+    def drafts_on(self) -> torch.device:
+        return self.ready.embedding.device
+
+    @classmethod
+    def unavailable_reason(cls, parts: DrafterParts) -> str | None:
+        return None if cls.network.kind in parts.head_files else f"this preset ships no {cls.network.kind} head"
+
+    @classmethod
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> HeadDrafter:
+        return cls(cls.make_ready(parts), runner, rule)
+
+    @classmethod
+    def make_ready(cls, parts: DrafterParts) -> ReadyHead[Any]:
+        """The preset's head of this kind, made ready once; captured where the target's passes are.
+
+        Raises:
+            BadInput: its file cannot be read, or it was trained for a target of another shape.
+        """
+        kind = cls.network.kind
+        if kind not in parts.ready_heads:
+            assert parts.embeddings is not None, "the models were released"
+            embedding, output = parts.embeddings
+            ready = ReadyHead(load_head_for(output, cls.network, parts.head_files[kind]), embedding, output)
+            parts.ready_heads[kind] = ready
+            if parts.captured:
+                tell(f"capturing the passes of the {kind} head")
+                cls.capture(ready, CudaCapture(embedding.device))
+        ready_head: ReadyHead[Any] = parts.ready_heads[kind]
+        return ready_head
+
+    @classmethod
+    def capture(cls, ready: ReadyHead[Any], capture: Capture) -> None:
+        """Have a head's passes captured, or run as they come where that cannot be done."""
+        try:
+            ready.capture(cls.passes, capture)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            log.warning("The passes of the head cannot be captured: they run as they come.", exc_info=True)
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        states = self.runner.hidden_states
+        assert states is not None, "the prompt has been read"
+        skipped, self._live = max(0, len(states) - self.ready.head.shape.window), 0
+        self._unread = [states[skipped:].clone() if skipped else states]  # a view would keep those of the whole prompt
+        self._release_slot()
+        if self.ready.slots:
+            self._passes = self.ready.slots.acquire(self, self.context)
+        else:
+            self._passes = self.passes(self.ready, self.ready.backend(self.context - skipped))
+
+    def _release_slot(self) -> None:
+        if self._passes and self.ready.slots:
+            self.ready.slots.release(self._passes)
+        self._passes = None
+
+    @torch.inference_mode()
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        assert self._passes is not None, "reset comes first"
+        states, self._unread = torch.cat(self._unread), []
+        tokens = to_device(context[-len(states) :], states.device)
+        self._passes.backend.seek(self._live)
+        next_logits = self._passes.begin(states, tokens, k)
+        draft = draw_chain(next_logits, k, self.rule, len(context), self.ready.token_ids, self.runner.vocab_size)
+        self._live += len(states)
+        return draft
+
+    def observe(self, verdict: Verdict) -> None:
+        states = self.runner.hidden_states
+        assert states is not None
+        self._unread.append(states[: verdict.accepted + 1])
+
+    def release(self) -> None:
+        self._unread = []
+        self._release_slot()

@@ -1,0 +1,63 @@
+"""EAGLE: a one-layer head that continues the target's own hidden states (Li et al., arXiv 2503.01840)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ...engines.gpu.graph import Capture, CapturedFunction
+from ..chain import NextLogits
+from .backends import HeadBackend
+from .drafter import HeadDrafter
+from .networks import EagleHead
+from .ready import HeadPasses, ReadyHead
+
+
+class EaglePasses(HeadPasses[EagleHead]):
+    """The first pass of a draft reads what the target has read since, the others the head's own last output."""
+
+    def __init__(self, ready: ReadyHead[EagleHead], backend: HeadBackend) -> None:
+        super().__init__(ready, backend)
+        self.output = ready.zeros(1, ready.head.shape.hidden, dtype=backend.dtype)
+        self.first: Callable[[Tensor, Tensor], Tensor] = self._first
+        self.next: Callable[[Tensor], Tensor] = self._next
+
+    def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            return self.next(drawn[-1]) if drawn else self.first(states, tokens)
+
+        return next_logits
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture) -> None:
+        both = self.states_and_tokens()
+        self.first = CapturedFunction(self._first, capture, both)
+        self.next = CapturedFunction(self._next, capture, [both[-1][1:]])
+
+    def _first(self, states: Tensor, tokens: Tensor) -> Tensor:
+        """Read T states of the target [T, layers * hidden] with the tokens that follow them [T]."""
+        return self._read(self.ready.head.fused(states), tokens)
+
+    def _next(self, token: Tensor) -> Tensor:
+        """Read the output of the pass before with the token that was drawn from its logits, [1]."""
+        return self._read(self.output, token)
+
+    def _read(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """The logits after the last of T pairs, [1, V']; the entries of all become live."""
+        self.output.copy_(self.backend.run(x, self.ready.embed(tokens), outputs=1))
+        self.backend.advance(len(tokens))
+        return self.backend.logits(self.output)
+
+
+class Eagle(HeadDrafter):
+    """Draws K tokens one after another from the head.
+
+    The head's cache holds one entry for each token the target has read. Entries of drafted tokens, made of the
+    head's own outputs, lie behind them and are overwritten by the target's states as soon as those are known.
+    """
+
+    name = "eagle"
+    network = EagleHead
+    passes = EaglePasses

@@ -1,0 +1,68 @@
+"""The files of trained heads: weights in bfloat16, with the head's sizes and a card that says how it was made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...types import BadInput
+from .networks import Head, HeadShape
+
+H = TypeVar("H", bound=Head)
+
+
+def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:
+    """Write a head, with its card in the file and in a JSON file of the same name."""
+    tensors = {
+        name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor.to(torch.int32)
+        for name, tensor in head.state_dict().items()
+    }
+    facts = {"kind": head.kind, "shape": json.dumps(asdict(head.shape)), "card": json.dumps(card)}
+    partial = path.with_suffix(".partial")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=facts)
+    partial.replace(path)
+    path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
+
+
+def load_head(kind: type[H], path: Path) -> H:
+    """Read a head that `save_head` wrote, in float32.
+
+    Raises:
+        BadInput: the file is missing, damaged, or not a head of that kind.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = file.metadata() or {}
+            if facts.get("kind") != kind.kind:
+                raise BadInput(f"{path.name} is not a head of the kind {kind.kind}.")
+            fields = json.loads(facts["shape"])
+            head = kind(HeadShape(**{**fields, "state_layers": tuple(fields["state_layers"])}))
+            head.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"The head {path.name} cannot be read: {error}.") from error
+    return head
+
+
+def load_head_for(output: Tensor, kind: type[H], path: Path) -> H:
+    """`load_head`, for the target with this output layer, [V, hidden].
+
+    Raises:
+        BadInput: the file cannot be read, or was trained for a target of another shape.
+    """
+    head = load_head(kind, path)
+    ours, theirs = (head.shape.vocab_size, head.shape.hidden), tuple(output.shape)
+    if ours != theirs:
+        raise BadInput(
+            f"The head {path.name} was trained for a target of {ours[0]} tokens and hidden size {ours[1]}, "
+            f"but this one has {theirs[0]} and {theirs[1]}."
+        )
+    return head

@@ -1,0 +1,136 @@
+"""A head made ready for its target, and the passes that a drafter asks it for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, Slot, SlotPool, Work
+from ...engines.layout import Linear, Norm, Step
+from ...system.hardware import compute_dtype, to_device
+from ..chain import NextLogits
+from .backends import HeadBackend, NativeBackend, TorchBackend, native_parts
+from .cache import DeviceCache, HeadCache
+from .networks import Head
+
+H = TypeVar("H", bound=Head)
+
+
+class Packed(nn.Module):
+    """A linear layer or a norm, packed for passes of a few rows."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x)
+
+
+def pack(module: nn.Module, dtype: torch.dtype) -> None:
+    """Replace the linear layers, with weights stored as `dtype`, and the norms below `module` by packed ones.
+
+    They can no longer be trained.
+    """
+    for name, child in module.named_children():
+        if isinstance(child, nn.Linear):
+            bias = None if child.bias is None else child.bias.detach()
+            module._modules[name] = Packed(Linear.of(child.weight.detach().to(dtype), bias))
+        elif isinstance(child, nn.RMSNorm):
+            assert child.eps is not None
+            module._modules[name] = Packed(Norm.of(child.weight.detach(), None, child.eps))
+        else:
+            pack(child, dtype)
+
+
+class ReadyHead(Generic[H]):
+    """A head tied to its target: packed, in the target's number types, with the target's embeddings.
+
+    `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each. Where passes
+    are captured, `slots` holds those of the head.
+    """
+
+    slots: HeadSlots | None = None
+
+    def __init__(self, head: H, embedding: Tensor, output: Tensor) -> None:
+        self.embedding = embedding
+        self.dtype = compute_dtype(embedding.dtype, embedding.device)
+        self.head = head.to(embedding.dtype).to(embedding.device, self.dtype).eval()
+        self.token_ids = head.token_ids.to(embedding.device)  # [V']
+        self._output = Linear.of(output[self.token_ids], None)
+        self._native = native_parts(self.head, self._output, embedding.dtype)
+        pack(self.head, embedding.dtype)
+
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
+        """The target's embeddings, [T, hidden]."""
+        return nn.functional.embedding(to_device(tokens, self.embedding.device), self.embedding).to(self.dtype)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Of the draft vocabulary, [T, hidden] -> [T, V']."""
+        return self._output(self.head.norm(x))
+
+    def zeros(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A buffer on the head's device, in its type unless told."""
+        return torch.zeros(*sizes, dtype=dtype or self.dtype, device=self.embedding.device)
+
+    def backend(self, capacity: int) -> HeadBackend:
+        """The fastest backend here, for one text of at most `capacity` tokens."""
+        if self._native:
+            return NativeBackend(*self._native, capacity, self.dtype)
+        return self.torch_backend(capacity)
+
+    def torch_backend(self, capacity: int, cache: type[HeadCache] = HeadCache) -> TorchBackend:
+        return TorchBackend(self.head, self.logits, cache(self.head.shape, capacity, self.zeros(0)))
+
+    def capture(self, passes: type[HeadPasses[H]], capture: Capture) -> None:
+        """Have the passes of a run captured now, and of others when they begin."""
+        self.slots = HeadSlots(self, passes, capture)
+
+
+class HeadPasses(Slot, Generic[H]):
+    """What a kind of head computes in a run, by whatever backend. A slot of captured passes serves run after run."""
+
+    def __init__(self, ready: ReadyHead[H], backend: HeadBackend) -> None:
+        self.ready, self.backend, self.capacity = ready, backend, backend.capacity
+
+    def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
+        """Read T hidden states of the target [T, layers * hidden], each with the token that follows it [T].
+
+        Their entries are live then. Returns what gives the logits of k tokens behind them, one after another.
+        """
+        raise NotImplementedError
+
+    def capture(self, capture: Capture) -> None:
+        """Have what a draft needs captured; the backend must be torch's, on a `DeviceCache`."""
+        raise NotImplementedError
+
+    def states_and_tokens(self) -> list[tuple[Tensor, Tensor]]:
+        """Buffers for the states and the next token of as many tokens as a round can leave unread."""
+        shape = self.ready.head.shape
+        states = self.ready.zeros(LONGEST, len(shape.state_layers) * shape.hidden)
+        tokens = self.ready.zeros(LONGEST, dtype=torch.long)
+        return [(states[:count], tokens[:count]) for count in LENGTHS]
+
+    def clear(self) -> None:
+        self.backend.clear()
+
+
+class HeadSlots(SlotPool[HeadPasses[Any]]):
+    """A head with slots for its runs."""
+
+    def __init__(self, ready: ReadyHead[Any], passes: type[HeadPasses[Any]], capture: Capture) -> None:
+        self.ready, self.passes, self._capture = ready, passes, capture
+        super().__init__(1)
+
+    def new_slot(self, capacity: int) -> HeadPasses[Any]:
+        slot = self.passes(self.ready, self.ready.torch_backend(capacity, DeviceCache))
+
+        def from_the_start(work: Work) -> Work:  # each call of what is captured takes entries of the cache
+            slot.backend.seek(0)
+            return self._capture(work)
+
+        slot.capture(from_the_start)
+        return slot

@@ -1,0 +1,70 @@
+"""The drafters by name: the one list that the page, the command line, the benches and the tests read.
+
+It imports no torch: a drafter's own module is imported when its class is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ..decoding.drafter import Drafter
+
+
+class Entry(NamedTuple):
+    """Where a drafter's class is, "module:Class" in this package, and one line for the menu.
+
+    `uses_early_exit` is that of the class, for whoever must not import it.
+    """
+
+    path: str
+    description: str
+    uses_early_exit: bool = False
+
+
+DRAFTERS = {
+    "none": Entry("none:NoDrafter", "No speculation: the target alone."),
+    "prompt-lookup": Entry(
+        "prompt_lookup:PromptLookup",
+        "Copies what followed the last time the same words appeared in prompt or text. Free; shines on quoting.",
+    ),
+    "ngram": Entry(
+        "ngram:Ngram",
+        "A table of which token follows which, counted in the target's own writing. Nearly free; knows phrases.",
+    ),
+    "lookup-ngram": Entry(
+        "lookup_first:LookupNgram",
+        "Prompt lookup where the text repeats itself, the n-gram table elsewhere. Nearly free.",
+    ),
+    "eagle": Entry(
+        "heads.eagle:Eagle",
+        "A trained head that reads the target's hidden states. Good guesses; each costs a thin layer.",
+    ),
+    "block": Entry(
+        "heads.block:Block",
+        "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less apt.",
+    ),
+    "lookup-block": Entry(
+        "lookup_first:LookupBlock", "Prompt lookup where the text repeats itself, the block head elsewhere."
+    ),
+    "lookup-eagle": Entry(
+        "lookup_first:LookupEagle", "Prompt lookup where the text repeats itself, the eagle head elsewhere."
+    ),
+    "draft-model": Entry(
+        "draft_model:DraftModel",
+        "A smaller model with the same tokenizer drafts. Good guesses, but each costs a small pass.",
+    ),
+    "layer-skip": Entry(
+        "layer_skip:LayerSkip",
+        "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
+        uses_early_exit=True,
+    ),
+}
+
+
+def drafter_class(name: str) -> type[Drafter]:
+    """The class of a drafter in `DRAFTERS`; this imports its module."""
+    module, _, cls = DRAFTERS[name].path.partition(":")
+    found: type[Drafter] = getattr(import_module(f"{__package__}.{module}"), cls)
+    return found

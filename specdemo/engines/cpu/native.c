@@ -1,0 +1,301 @@
+/* The passes of `native.py`: a model's layers over a few tokens, in one parallel region.
+
+   Keys and values are of type act_t, the residual stream is float32. A function that divides its work among the threads
+   ends without waiting: its caller calls `barrier`.
+
+   `sum_up` computes every product, those of attention too. So a token's logits are the same bits however many tokens a
+   pass reads, if all numbers are finite: attention to an odd number of tokens multiplies the next one by zero.
+
+   The cache. Attention is two products, and `sum_up` reads a weight in blocks [inner / STEP, COLUMNS, STEP]. So keys
+   and values are stored as the weights of these products:
+
+     scores = q @ keys.T         inner: the numbers of a head   columns: positions   a block: COLUMNS positions
+     output = weights @ values   inner: positions               columns: numbers     a block: COLUMNS numbers of a head
+
+     keys   [layers, kv_heads, capacity / COLUMNS, width / STEP,    COLUMNS, STEP]
+     values [layers, kv_heads, wide / COLUMNS,     capacity / STEP, COLUMNS, STEP]   wide: width, rounded up to COLUMNS
+
+   A block of keys, for COLUMNS = 32 and STEP = 2 (k(p, i) is number i of the key at position p):
+
+     k(0, 0) k(0, 1) | k(1, 0) k(1, 1) | ... | k(31, 0) k(31, 1)
+     k(0, 2) k(0, 3) | k(1, 2) k(1, 3) | ... | k(31, 2) k(31, 3)
+     ...                                       width / 2 such lines, then the block of positions 32 to 63
+
+   A block of values has a line for every two positions: v(0, 0) v(1, 0) | v(0, 1) v(1, 1) | ... | v(0, 31) v(1, 31).
+
+   Example: width 64, capacity 512, position 70.
+     number 5 of its key     block 70 / 32 = 2 is at 2 * 32 * 64 = 4096,    + at(5, 70 % 32)  = (2 * 32 + 6) * 2 + 1
+     number 37 of its value  block 37 / 32 = 1 is at 1 * 32 * 512 = 16384,  + at(70, 37 % 32) = (35 * 32 + 5) * 2 + 0 */
+
+#include <math.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "products.h"
+
+#define SPINS 1000 /* how often a thread looks for the others before it gives up its core */
+
+const int columns = COLUMNS, step = STEP;
+
+typedef struct { const float *weight, *bias; float eps; } Norm; /* layer norm, or RMS norm where there is no bias */
+typedef struct {
+    Norm second_input_norm, attention_norm, q_norm, k_norm, mlp_norm; /* without a weight where there is no such norm */
+    Linear qkv, out, up, down; /* the parts of qkv are heads; up has one, or two with a gate, which comes first */
+    int rotated;
+} Layer;
+/* A token sees `window` tokens, or all if that is 0. If a pass is `bidirectional`, its tokens see each other, and the
+   window before the pass. */
+typedef struct { const Layer *layers; long hidden, heads, kv_heads, width, window; int bidirectional; } Model;
+/* Cosines and sines are [capacity, width / 2]. COLUMNS divides the capacity. */
+typedef struct { act_t *keys, *values; const float *cosines, *sines; long capacity; } Cache;
+
+/* Wait until all threads of the region are here. OpenMP's own barrier keeps the cores while it waits: on two cores that
+   two other programs want too, a pass took a second instead of 35 ms. */
+typedef struct { atomic_int here, turn; } Barrier;
+
+static void barrier(Barrier *b) {
+    const int turn = atomic_load_explicit(&b->turn, memory_order_acquire);
+    if (atomic_fetch_add_explicit(&b->here, 1, memory_order_acq_rel) == omp_get_num_threads() - 1) {
+        atomic_store_explicit(&b->here, 0, memory_order_relaxed);
+        atomic_store_explicit(&b->turn, turn + 1, memory_order_release);
+    } else
+        for (int spins = 0; atomic_load_explicit(&b->turn, memory_order_acquire) == turn; spins++)
+            spins < SPINS ? _mm_pause() : (void)sched_yield();
+}
+
+/* The index of number i of column c in a block [., COLUMNS, STEP]. */
+INLINE long at(long i, long c) { return (i / STEP * COLUMNS + c) * STEP + i % STEP; }
+
+/* e to the x, for x <= 0, within two units in the last place (Cephes' polynomial). */
+INLINE float exponential(float exponent) {
+    float x = exponent < -87.0f ? -87.0f : exponent;
+    float n = __builtin_rintf(x * 1.44269504f);
+    float r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    union { int32_t bits; float number; } power = {((int32_t)n + 127) << 23};
+    return exponent < -87.0f ? 0.0f : (p * r * r + r + 1.0f) * power.number;
+}
+
+INLINE float sigmoid(float x) {
+    float small = exponential(-__builtin_fabsf(x));
+    return (x < 0 ? small : 1.0f) / (1.0f + small);
+}
+
+/* out = the rows of x, normed: layer norm, or RMS norm where there is no bias. */
+INLINE void norm_row(const Norm *n, const float *x, long size, void *out, const int how) {
+    float mean = 0, square = 0;
+    if (n->bias) {
+#pragma omp simd reduction(+ : mean)
+        for (long i = 0; i < size; i++) mean += x[i];
+        mean /= size;
+    }
+#pragma omp simd reduction(+ : square)
+    for (long i = 0; i < size; i++) square += (x[i] - mean) * (x[i] - mean);
+    float scale = 1.0f / sqrtf(square / size + n->eps);
+#pragma omp simd
+    for (long i = 0; i < size; i++) {
+        float normed = (x[i] - mean) * scale * n->weight[i] + (n->bias ? n->bias[i] : 0.0f);
+        if (how == WRITE_ACT) ((act_t *)out)[i] = to_act(normed);
+        else ((float *)out)[i] = normed;
+    }
+}
+
+/* The same for the rows of x [count, size]; the rows of `out` are `stride` apart. */
+static void norm_rows(const Norm *n, const float *x, long count, long size, act_t *out, long stride) {
+#pragma omp for schedule(static) nowait
+    for (long row = 0; row < count; row++) norm_row(n, x + row * size, size, out + row * stride, WRITE_ACT);
+}
+
+/* Norm and rotate a head x [width] of the token at `position`, and write it to q [width] or into the cache.
+   The heads are those of the queries, then of the keys, then of the values. */
+static void store_head(const Model *m, const Layer *layer, int index, const Cache *cache, long position, long head,
+                       float *x, act_t *q) {
+    const long width = m->width, half = width / 2, wide = round_up(width, COLUMNS);
+    const long key = head - m->heads, value = key - m->kv_heads;
+    if (value < 0) {
+        const Norm *n = key < 0 ? &layer->q_norm : &layer->k_norm;
+        if (n->weight) norm_row(n, x, width, x, WRITE);
+        if (layer->rotated) {
+            const float *cosine = cache->cosines + position * half, *sine = cache->sines + position * half;
+#pragma omp simd
+            for (long i = 0; i < half; i++) {
+                const float a = x[i], b = x[half + i];
+                x[i] = a * cosine[i] - b * sine[i];
+                x[half + i] = b * cosine[i] + a * sine[i];
+            }
+        }
+    }
+    if (key < 0)
+#pragma omp simd
+        for (long i = 0; i < width; i++) q[i] = to_act(x[i]);
+    else if (value < 0) {
+        act_t *block = cache->keys + ((index * m->kv_heads + key) * cache->capacity + position / COLUMNS * COLUMNS) * width;
+        for (long i = 0; i < width; i++) block[at(i, position % COLUMNS)] = to_act(x[i]);
+    } else {
+        act_t *block = cache->values + (index * m->kv_heads + value) * cache->capacity * wide;
+        for (long i = 0; i < width; i++)
+            block[i / COLUMNS * COLUMNS * cache->capacity + at(position, i % COLUMNS)] = to_act(x[i]);
+    }
+}
+
+/* Compute q [count, heads, width] of the tokens at `start`, and write their keys and values into the cache.
+   `scratch` [count, width] belongs to this thread. */
+static void write_kv(const Model *m, const Layer *layer, int index, const Cache *cache, long start, const act_t *inputs,
+                     long count, float *scratch, act_t *q) {
+    const long width = m->width;
+#pragma omp for schedule(static) nowait
+    for (long head = 0; head < layer->qkv.parts; head++) {
+        for (long column = 0; column < width; column += COLUMNS)
+            multiply_block(&layer->qkv, head, column, inputs, count, scratch + column, width, WRITE);
+        for (long t = 0; t < count; t++)
+            store_head(m, layer, index, cache, start + t, head, scratch + t * width, q + (t * m->heads + head) * width);
+    }
+}
+
+/* exps = e to the power of a row's scores less their maximum, 0 outside of `from` to `end`, where the scores are
+   overwritten. Returns their sum, by which the caller divides. The row has whole `blocks` of COLUMNS, so that vectors
+   cover all of it. */
+static float softmax(float *scores, long from, long end, long blocks, float scale, act_t *exps) {
+    const long size = blocks * COLUMNS;
+    float max = scores[from], sum = 0;
+    for (long key = 0; key < from; key++) scores[key] = -INFINITY;
+    for (long key = end; key < size; key++) scores[key] = -INFINITY;
+#pragma omp simd reduction(max : max)
+    for (long key = 0; key < size; key++) max = scores[key] > max ? scores[key] : max;
+#pragma omp simd reduction(+ : sum)
+    for (long key = 0; key < size; key++) {
+        const float e = exponential((scores[key] - max) * scale);
+        sum += e;
+        exps[key] = to_act(e);
+    }
+    return sum;
+}
+
+/* out [count, heads * width] = attention of the queries of tokens at `start` to all tokens that they see.
+   `scores` and `exps` [ROWS, capacity] belong to this thread. */
+static void attend(const Model *m, int index, const Cache *cache, long start, const act_t *q, long count,
+                   float *scores, act_t *exps, act_t *out) {
+    const long width = m->width, wide = round_up(width, COLUMNS), group = m->heads / m->kv_heads;
+    const long stride = cache->capacity;
+    const float scale = 1.0f / sqrtf(width);
+#pragma omp for schedule(static) collapse(2) nowait
+    for (long kv_head = 0; kv_head < m->kv_heads; kv_head++)
+        for (long t = 0; t < count; t++)
+            for (long head = 0; head < group; head += ROWS) { /* of the query heads that share the key head */
+                const long rows = min(ROWS, group - head), end = start + (m->bidirectional ? count : t + 1);
+                const long behind = (m->bidirectional ? start : end) - m->window;
+                const long from = m->window && behind > 0 ? behind : 0;
+                const long even_from = from / STEP * STEP, even_end = round_up(end, STEP);
+                const long begin = from / COLUMNS * COLUMNS, blocks = round_up(end - begin, COLUMNS) / COLUMNS;
+                const act_t *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
+                const act_t *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
+                const long first = (t * m->heads + kv_head * group + head) * width;
+                float sums[ROWS * COLUMNS], total[ROWS];
+                for (long key = begin; key < end; key += COLUMNS) {
+                    sum_up(rows, 0, 0, keys + key * width, q + first, width, width, sums);
+                    for (long r = 0; r < rows; r++)
+                        memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
+                }
+                for (long r = 0; r < rows; r++)
+                    total[r] = softmax(scores + r * stride + begin, from - begin, end - begin, blocks, scale,
+                                     exps + r * stride + begin);
+                for (long column = 0; column < width; column += COLUMNS) {
+                    sum_up(rows, 0, 0, values + column * cache->capacity + at(even_from, 0), exps + even_from, stride,
+                           even_end - even_from, sums);
+                    for (long r = 0; r < rows; r++)
+                        for (long c = 0; c < min(COLUMNS, width - column); c++)
+                            out[first + r * width + column + c] = to_act(sums[r * COLUMNS + c] / total[r]);
+                }
+            }
+}
+
+/* out [count, outer] = silu(gate) * up, the two products of x; with one product, gelu(up) in its tanh approximation.
+   gates [count, outer]; `scratch` [count, COLUMNS] belongs to this thread. */
+static void activate(const Linear *p, const act_t *x, long count, float *gates, float *scratch, act_t *out) {
+    const int gated = p->parts > 1;
+    if (gated) /* A thread gets the same columns in both loops. A single loop would jump to and fro in memory. */
+#pragma omp for schedule(static) nowait
+        for (long column = 0; column < p->outer; column += COLUMNS)
+            multiply_block(p, 0, column, x, count, gates + column, p->outer, WRITE);
+#pragma omp for schedule(static) nowait
+    for (long column = 0; column < p->outer; column += COLUMNS) {
+        multiply_block(p, p->parts - 1, column, x, count, scratch, COLUMNS, WRITE);
+        for (long row = 0; row < count; row++) {
+            const float *up = scratch + row * COLUMNS, *gate = gates + row * p->outer + column;
+#pragma omp simd
+            for (long c = 0; c < min(COLUMNS, p->outer - column); c++) {
+                const float a = gated ? gate[c] : up[c], slope = gated ? a : 1.5957691216f * (a + 0.044715f * a * a * a);
+                out[row * p->outer + column + c] = to_act(a * sigmoid(slope) * (gated ? up[c] : 1.0f));
+            }
+        }
+    }
+}
+
+/* The input of a layer's queries, keys and values: the second input, if there is one, and x, both normed. */
+static void norm_inputs(const Layer *layer, const float *second_input, const float *x, long count, long hidden,
+                        act_t *out) {
+    if (second_input) norm_rows(&layer->second_input_norm, second_input, count, hidden, out, layer->qkv.inner);
+    norm_rows(&layer->attention_norm, x, count, hidden, out + (second_input ? hidden : 0), layer->qkv.inner);
+}
+
+/* Run the layers from `first` to before `last` over `count` tokens x [count, hidden] at position `start`, in place.
+   With `kv_only` every layer reads x itself, and only writes its keys and values into the cache.
+   Returns 0 if there is no memory left, else 1. */
+int run_layers(const Model *m, int first, int last, float *x, const float *second_input, long count, const Cache *cache,
+               long start, int kv_only, int threads) {
+    const Layer *one = m->layers; /* all have the same shapes */
+    const long hidden = m->hidden, inner = one->down.inner, queries = m->heads * m->width;
+    const long scratch_size = count * (m->width > COLUMNS ? m->width : COLUMNS);
+    const long per_thread = scratch_size * sizeof(float) + ROWS * cache->capacity * (sizeof(float) + sizeof(act_t));
+    const long per_token = inner * sizeof(float) + (one->qkv.inner + 2 * queries + inner) * sizeof(act_t);
+    char *buffers = malloc(threads * per_thread + count * per_token);
+    if (!buffers) return 0;
+    float *gates = (float *)(buffers + threads * per_thread);
+    act_t *inputs = (act_t *)(gates + count * inner), *q = inputs + count * one->qkv.inner;
+    act_t *attended = q + count * queries, *activated = attended + count * queries;
+    Barrier b = {0};
+#pragma omp parallel num_threads(threads)
+    {
+        float *scratch = (float *)(buffers + omp_get_thread_num() * per_thread), *scores = scratch + scratch_size;
+        act_t *exps = (act_t *)(scores + ROWS * cache->capacity);
+        for (int index = first; index < last; index++) {
+            const Layer *layer = m->layers + index;
+            norm_inputs(layer, second_input, x, count, hidden, inputs), barrier(&b);
+            write_kv(m, layer, index, cache, start, inputs, count, scratch, q), barrier(&b);
+            if (kv_only) continue;
+            attend(m, index, cache, start, q, count, scores, exps, attended), barrier(&b);
+            multiply(&layer->out, attended, count, x, ADD), barrier(&b);
+            norm_rows(&layer->mlp_norm, x, count, hidden, inputs, hidden), barrier(&b);
+            activate(&layer->up, inputs, count, gates, scratch, activated), barrier(&b);
+            multiply(&layer->down, activated, count, x, ADD), barrier(&b);
+        }
+    }
+    free(buffers);
+    return 1;
+}
+
+/* out [count, outer] = the product of the normed x [count, inner]. */
+int run_head(const Norm *n, const Linear *p, const float *x, long count, float *out, int threads) {
+    act_t *normed = malloc(count * p->inner * sizeof(act_t) + 1); /* malloc(0) may return NULL */
+    if (!normed) return 0;
+    Barrier b = {0};
+#pragma omp parallel num_threads(threads)
+    {
+        norm_rows(n, x, count, p->inner, normed, p->inner), barrier(&b);
+        multiply(p, normed, count, out, WRITE);
+    }
+    free(normed);
+    return 1;
+}
+
+/* out [count, outer] = the product of x [count, inner]. */
+void run_product(const Linear *p, const act_t *x, long count, act_t *out, int threads) {
+#pragma omp parallel num_threads(threads)
+    multiply(p, x, count, out, WRITE_ACT);
+}

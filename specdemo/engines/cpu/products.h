@@ -1,0 +1,166 @@
+/* Products of a few rows with weights that are read once, by the threads of a parallel region.
+
+   The compiler builds it for one type of weights: -DBFLOAT16, -DFLOAT16 or -DFLOAT32. weight_t is that type, act_t the
+   type of the inputs of products: bfloat16 with bfloat16 weights, else float32. Sums are float32.
+
+   A weight [outer, inner] is packed as [outer / COLUMNS, inner / STEP, COLUMNS, STEP], `outer` rounded up. A block gives
+   COLUMNS outputs: `sum_up` reads it from beginning to end. For COLUMNS = 32 and STEP = 2:
+
+     w[0, 0] w[0, 1] | w[1, 0] w[1, 1] | ... | w[31, 0] w[31, 1]     COLUMNS columns, STEP numbers of each
+     w[0, 2] w[0, 3] | w[1, 2] w[1, 3] | ... | w[31, 2] w[31, 3]
+     ...                                       inner / 2 such lines, then the block of outputs 32 to 63
+
+   Example: w[40, 7] of inner = 64 is in block 40 / 32 = 1, which begins at 1 * 32 * 64, at line 7 / 2 = 3, column
+   40 % 32 = 8, number 7 % 2 = 1: 2048 + (3 * 32 + 8) * 2 + 1 = 2257.
+
+   `sum_up` adds up the numbers of a row in their order, whatever other rows it computes with it. */
+
+#include <immintrin.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+#ifdef __AVX512F__
+#define LANES 16 /* floats of a vector */
+#define ROWS 9   /* the most rows of a product at once: their sums fill the registers */
+#else
+#define LANES 8
+#define ROWS 5
+#endif
+#define VECTORS 2
+#define COLUMNS (VECTORS * LANES) /* columns of a product at once */
+#define LINE 64                   /* bytes of a cache line */
+#define AHEAD 8192                /* bytes by which the prefetch of weights runs ahead, */
+#define LEAST_AHEAD 6             /* from this many rows on: with fewer the CPU's own prefetch is enough */
+
+typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#ifdef BFLOAT16
+#define STEP 2 /* numbers of a row that one instruction multiplies and adds */
+typedef uint16_t act_t, weight_t;
+#else
+#define STEP 1
+typedef float act_t;
+#ifdef FLOAT16
+typedef uint16_t weight_t;
+#else
+typedef float weight_t;
+#endif
+#endif
+
+/* `parts` products of the same input, with `outer` outputs each, one behind the other. A part is packed by itself. */
+typedef struct { const weight_t *weight; const float *bias; long parts, outer, inner; } Linear;
+
+INLINE act_t to_act(float x) {
+#ifdef BFLOAT16
+    union { float value; uint32_t bits; } it = {x};
+    return x != x ? 0x7fc0 : (it.bits + 0x7fff + (it.bits >> 16 & 1)) >> 16; /* to nearest, ties to even */
+#else
+    return x;
+#endif
+}
+
+INLINE long min(long a, long b) { return a < b ? a : b; }
+INLINE long round_up(long size, long part) { return (size + part - 1) / part * part; }
+
+/* Vector `index` of a block; `half` says that it is float16. */
+INLINE vector load(const void *block, long index, const int half) {
+#ifdef __AVX512F__
+    if (half) return (vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)block + index));
+#else
+    if (half) return (vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)block + index));
+#endif
+    return ((const vector *)block)[index];
+}
+
+/* sum + the product of the next STEP numbers of a row with those of LANES columns. */
+INLINE vector add(vector sum, const act_t *x, vector weights) {
+#ifdef BFLOAT16
+    int pair;
+    memcpy(&pair, x, sizeof pair);
+    return (vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
+#else
+    return sum + *x * weights;
+#endif
+}
+
+/* sums [rows, COLUMNS] = x [rows, inner], whose rows are `stride` apart, times a block [inner / STEP, COLUMNS, STEP].
+   Prefetches the weights `ahead` bytes further on. */
+INLINE void sum_rows(const int rows, const int half, const int ahead, const void *block, const act_t *x, long stride,
+                     long inner, float *sums) {
+    vector sum[ROWS][VECTORS], weights[VECTORS];
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < VECTORS; v++) sum[row][v] = (vector){0};
+    const long size = sizeof(vector) / (half ? 2 : 1);
+    for (const act_t *end = x + inner; x < end; x += STEP, block = (const char *)block + VECTORS * size) {
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; v++) {
+            if (ahead && v * size % LINE == 0) _mm_prefetch((const char *)block + v * size + ahead, _MM_HINT_T1);
+            weights[v] = load(block, v, half);
+        }
+#pragma GCC unroll 16
+        for (int row = 0; row < rows; row++)
+            for (int v = 0; v < VECTORS; v++) sum[row][v] = add(sum[row][v], x + row * stride, weights[v]);
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++)
+        for (int v = 0; v < VECTORS; v++) memcpy(sums + row * COLUMNS + v * LANES, &sum[row][v], sizeof(vector));
+}
+
+/* The same for any number of rows up to ROWS: for each there is code of its own, which keeps all sums in registers. */
+INLINE void sum_up(int rows, const int half, const int ahead, const void *block, const act_t *x, long stride, long inner,
+                   float *sums) {
+    switch (rows) {
+#define CASE(n) case n: sum_rows(n, half, n < LEAST_AHEAD ? 0 : ahead, block, x, stride, inner, sums); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
+#if ROWS > 5
+        CASE(6) CASE(7) CASE(8) CASE(9)
+#endif
+    }
+}
+
+enum { WRITE, ADD, WRITE_ACT }; /* what to do with a result: write it as float, add it to floats, write it as act_t */
+
+/* out = the sums of a row + bias for `there` columns; `how` is one of the above. */
+INLINE void put_some(const float *sums, const float *bias, long there, void *out, const int how) {
+#pragma omp simd
+    for (long c = 0; c < there; c++) {
+        const float sum = sums[c] + (bias ? bias[c] : 0.0f);
+        if (how == WRITE_ACT) ((act_t *)out)[c] = to_act(sum);
+        else if (how == ADD) ((float *)out)[c] += sum;
+        else ((float *)out)[c] = sum;
+    }
+}
+
+/* The same; the compiler makes faster code for whole blocks. */
+INLINE void put(const float *sums, const float *bias, long there, void *out, const int how) {
+    there == COLUMNS ? put_some(sums, bias, COLUMNS, out, how) : put_some(sums, bias, there, out, how);
+}
+
+/* out = x [count, inner] times the columns of a part of the weight from `column` on, at most COLUMNS of them. The rows
+   of `out` are `stride` apart. */
+INLINE void multiply_block(const Linear *p, long part, long column, const act_t *x, long count, void *out, long stride,
+                           const int how) {
+    const weight_t *block = p->weight + (part * round_up(p->outer, COLUMNS) + column) * p->inner;
+    const float *bias = p->bias ? p->bias + part * p->outer + column : NULL;
+    const long turns = (count + ROWS - 1) / ROWS, size = how == WRITE_ACT ? sizeof(act_t) : sizeof(float);
+    for (long row = 0, rows, left = turns; left; row += rows, left--) {
+        rows = (count - row + left - 1) / left; /* 6 rows are 3 + 3 where ROWS is 5; the first turn reads from memory */
+        float sums[ROWS * COLUMNS];
+        sum_up(rows, sizeof(weight_t) < sizeof(act_t), AHEAD, block, x + row * p->inner, p->inner, p->inner, sums);
+        for (long r = 0; r < rows; r++)
+            put(sums + r * COLUMNS, bias, min(COLUMNS, p->outer - column), (char *)out + (row + r) * stride * size, how);
+    }
+}
+
+/* out [count, parts * outer] = x [count, inner] @ weight.T + bias. */
+INLINE void multiply(const Linear *p, const act_t *x, long count, void *out, const int how) {
+    const long all = p->parts * p->outer, size = how == WRITE_ACT ? sizeof(act_t) : sizeof(float);
+#pragma omp for schedule(static) collapse(2) nowait
+    for (long part = 0; part < p->parts; part++)
+        for (long column = 0; column < p->outer; column += COLUMNS)
+            multiply_block(p, part, column, x, count, (char *)out + (part * p->outer + column) * size, all, how);
+}

@@ -1,0 +1,214 @@
+"""Transformers' own forward, on any device: the reference that every faster engine is checked against."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, ModuleList
+from transformers import PreTrainedModel
+
+from ..system.hardware import to_device
+from ..system.progress import check_stopped
+from .early_exit import EarlyExitBuffer
+from .preallocated_cache import PreallocatedCache
+from .runner import check_fits, check_part
+
+# Families whose layers read only the layer before and the cache. Only there can a pass begin at a later layer.
+RESUMABLE = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
+
+
+class EagerRunner:
+    """Runs `model` through its own forward, with a cache of `capacity` tokens.
+
+    The cache is allocated at the prefill and lives for one run.
+    """
+
+    exact_rows = 0  # the order of sums in a product may depend on the number of rows
+
+    def __init__(self, model: PreTrainedModel, capacity: int) -> None:
+        self.model = model
+        self.context = capacity
+        self.device = torch.device("cpu") if model.device.type == "mps" else model.device
+        self.vocab_size = model.config.get_text_config().vocab_size
+        self.length = 0
+        self.hidden_states: Tensor | None = None
+        self._captured_layers: tuple[int, ...] = ()
+        self._ahead = EarlyExitBuffer()
+        self._split: Split | None = None
+        self._cache: PreallocatedCache | None = None
+
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        self._captured_layers = tuple(layers)
+
+    def prefill(self, ids: Sequence[int]) -> Tensor:
+        self.release()
+        self._cache = PreallocatedCache(self.model.config.get_text_config().num_hidden_layers, self.context)
+        with stoppable(self.model):
+            return self._read(ids, logits_to_keep=1)
+
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        return self._read(ids, logits_to_keep=0)  # 0 means all of them
+
+    @torch.inference_mode()
+    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
+        check_fits(self, len(self._ahead) + len(ids))
+        if self._split is None or layers != self._ahead.layers:
+            self._ahead, self._split = EarlyExitBuffer(layers), Split.of(self.model, layers)
+        return for_sampling(self._read_ahead(self._split.first, ids).logits[0])
+
+    def rollback(self, length: int) -> None:
+        self._ahead.clear()
+        self.length = min(self.length, length)
+
+    def release(self) -> None:
+        self._ahead.clear()
+        self._cache = self.hidden_states = None
+        self.length = 0
+
+    @torch.inference_mode()
+    def _read(self, ids: Sequence[int] | Tensor, logits_to_keep: int) -> Tensor:
+        check_fits(self, len(ids))
+        model = self.model
+        resumable = model.config.model_type in RESUMABLE and not self._captured_layers
+        self._ahead.keep_beginning_of(ids if resumable else ())
+        if self._split and self._ahead:
+            if len(unread := ids[len(self._ahead) :]):
+                self._read_ahead(self._split.first.base_model, unread)
+            model = self._split.rest_from(self._ahead.hidden_states())
+            self._ahead.clear()
+        layers = layers_at(self.model, self._captured_layers)
+        with outputs_of(layers) as outputs:
+            logits = for_sampling(self._pass(model, ids, self.length, logits_to_keep=logits_to_keep).logits[0])
+        self.length += len(ids)
+        self.device = logits.device  # differs from the input's where the layers are spread over devices
+        if layers:
+            self.hidden_states = torch.cat([for_sampling(outputs[layer][0]).to(self.device) for layer in layers], -1)
+        return logits
+
+    def _read_ahead(self, model: PreTrainedModel, ids: Sequence[int] | Tensor) -> Any:
+        """Read T tokens with the first layers only, after those that were already read so."""
+        assert self._split is not None
+        with outputs_of([self._split.last]) as outputs:
+            answer = self._pass(model, ids, self.length + len(self._ahead))
+        self._ahead.add(ids, outputs[self._split.last][0])
+        return answer
+
+    def _pass(self, model: PreTrainedModel, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
+        assert self._cache is not None, "prefill comes first"
+        self._cache.seek(start)
+        input_ids = to_device(ids, self.model.device)[None]  # [1, T]
+        return model(input_ids, past_key_values=self._cache, use_cache=True, **options)
+
+
+def for_sampling(rows: Tensor) -> Tensor:
+    """Logits or states where they are sampled from and drafted with: an Apple GPU has no float64, so they leave it."""
+    return rows.to("cpu", torch.float32) if rows.device.type == "mps" else rows
+
+
+class Given(Module):
+    """Replaces layers whose output is already known, and returns that output."""
+
+    hidden_states: Tensor  # [1, T, hidden]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.hidden_states
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A model cut in two after its layer `last`. Both parts share the model's weights and do not change it.
+
+    `first` has the layers up to `last`, then the norm and the head. `rest` has the layers after it, which read `given`.
+    """
+
+    first: PreTrainedModel
+    last: Module
+    given: Given
+    rest: PreTrainedModel
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, layers: int) -> Split:
+        """Cut a model after its first `layers` layers."""
+        _, stack = decoder_layers(model)
+        check_part(layers, len(stack))
+        given = Given()
+        first = with_layers(model, stack[:layers])
+        return cls(first, stack[layers - 1], given, with_layers(model, [*[given] * layers, *stack[layers:]]))
+
+    def rest_from(self, states: Tensor) -> PreTrainedModel:
+        """The second part, for tokens with these hidden states [T, hidden] after layer `last`."""
+        self.given.hidden_states = states[None]
+        return self.rest
+
+
+def with_layers(model: PreTrainedModel, layers: Iterable[Module]) -> PreTrainedModel:
+    """A model that shares everything with `model` but has other decoder layers."""
+    name, _ = decoder_layers(model)
+    base = with_parts(model.base_model, {name: ModuleList(layers)})
+    return with_parts(model, {model.base_model_prefix: base})
+
+
+def with_parts(module: Any, parts: Mapping[str, Module]) -> Any:
+    """A shallow copy of a module with some other children.
+
+    On a model that is spread over devices, accelerate replaces a module's `forward` by one that calls a hook and then
+    the original. A plain copy would still run the original module, so the copy gets a hook of its own.
+    """
+    other = copy.copy(module)
+    other._modules = {**other._modules, **parts}
+    if hook := other.__dict__.pop("_hf_hook", None):
+        from accelerate.hooks import add_hook_to_module
+
+        del other.forward, other._old_forward
+        add_hook_to_module(other, hook)
+    return other
+
+
+@contextmanager
+def stoppable(model: PreTrainedModel) -> Iterator[None]:
+    """Within this context a stopped pass ends before its next layer."""
+    parts = [module for parts in model.modules() if isinstance(parts, ModuleList) for module in parts]
+    hooks = [part.register_forward_pre_hook(lambda *_: check_stopped()) for part in parts]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:
+    """The name of a model's list of decoder layers, and that list."""
+    count = model.config.get_text_config().num_hidden_layers
+    return next(
+        (name, child)
+        for name, child in model.base_model.named_children()
+        if isinstance(child, ModuleList) and len(child) == count
+    )
+
+
+def layers_at(model: PreTrainedModel, indices: Iterable[int]) -> list[Module]:
+    """The decoder layers with these indices."""
+    _, stack = decoder_layers(model)
+    return [stack[index] for index in indices]
+
+
+@contextmanager
+def outputs_of(layers: Sequence[Module]) -> Iterator[dict[Module, Tensor]]:
+    """Collect the outputs of some layers (the residual stream, [B, T, hidden]) of a pass within this context."""
+    outputs: dict[Module, Tensor] = {}
+
+    def keep(layer: Module, _args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        outputs[layer] = output if isinstance(output, Tensor) else output[0]
+
+    hooks = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,241 @@
+"""A forward pass of few operations, for the Llama family and GPT-2.
+
+It computes the same as transformers' forward, from rearranged weights (`layout.py`) and with preallocated keys and
+values. It calls no modules, and it makes masks and copies of grouped heads only where they are needed.
+
+In bfloat16 on a CPU the logits of a token are the same bits in every pass of up to `MOST_ROWS` tokens:
+
+- Packed products of `FusedModel.least_rows` to `MOST_ROWS` rows have this property (measured).
+- Attention works on `QUERIES_AT_ONCE` queries at a time. It has the property with at least `LEAST_QUERIES` of them, and
+  with as many keys as `padded` says, which fixes the order of its sums.
+
+So for K < `MOST_ROWS` greedy text is the same to the last bit with and without a draft. In float32 the last bits can
+differ, which changes a token only where two logits tie exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..system.hardware import attends_in_groups, to_device
+from ..system.progress import check_stopped
+from .early_exit import EarlyExitBuffer
+from .layout import FusedModel, Layer
+from .ops import rotate
+from .runner import check_fits, check_part
+
+MOST_ROWS = 9
+QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
+KEYS_AT_ONCE, LONGEST_SUM, KEY_STEP = 512, 192, 32  # see `padded`
+
+
+class KVCache(Protocol):
+    """The cache of a runner: keys and values of the first `length` tokens."""
+
+    length: int
+
+
+class FusedRunner:
+    """A `Runner` of a `FusedModel`. Its cache of `capacity` tokens is allocated at the prefill."""
+
+    def __init__(self, model: FusedModel, capacity: int) -> None:
+        self.model = model
+        self.context = capacity
+        self.device = model.embedding.device
+        self.vocab_size = model.vocab_size
+        self.hidden_states: Tensor | None = None
+        self._captured_layers: tuple[int, ...] = ()
+        self._ahead = EarlyExitBuffer()
+        self._cache: KVCache | None = None
+
+    @property
+    def length(self) -> int:
+        return self._cache.length if self._cache else 0
+
+    @property
+    def exact_rows(self) -> int:
+        return MOST_ROWS if self.model.exact_products else 0
+
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        self._captured_layers = tuple(layers)
+
+    @torch.inference_mode()
+    def prefill(self, ids: Sequence[int]) -> Tensor:
+        self.release()
+        self._cache = self._new_cache()
+        return self._logits(self._read(ids)[-1:])
+
+    @torch.inference_mode()
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        return self._logits(self._read(ids))
+
+    @torch.inference_mode()
+    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
+        check_part(layers, len(self.model.layers))
+        check_fits(self, len(self._ahead) + len(ids))
+        if layers != self._ahead.layers:
+            self._ahead = EarlyExitBuffer(layers)
+        return self._logits(self._read_ahead(ids))
+
+    def rollback(self, length: int) -> None:
+        self._ahead.clear()
+        if self._cache:
+            self._cache.length = min(self._cache.length, length)
+
+    def release(self) -> None:
+        self._ahead.clear()
+        self._cache = self.hidden_states = None
+
+    def _new_cache(self) -> KVCache:
+        return Cache(self.model, self.context)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self.model.head(self.model.norm(self._filled(x)))[: len(x)]
+
+    def _filled(self, x: Tensor) -> Tensor:
+        """x [T, hidden], with its last row repeated up to the fewest rows of the model's products."""
+        missing = self.model.least_rows - len(x)
+        return torch.cat([x, x[-1:].expand(missing, -1)]) if missing > 0 else x
+
+    def _read(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """Hidden states of T more tokens after the last layer, [T, hidden]; their keys and values are kept."""
+        assert self._cache is not None, "prefill comes first"
+        check_fits(self, len(ids))
+        start, layers = self.length, len(self.model.layers)
+        self._ahead.keep_beginning_of(() if self._captured_layers else ids)  # the states asked for may be of any layer
+        if self._ahead:
+            if len(unread := ids[len(self._ahead) :]):
+                self._read_ahead(unread)
+            x = self._through(self._ahead.hidden_states(), start, range(self._ahead.layers, layers))
+            self._ahead.clear()
+        else:
+            x = self._through(self._embed(ids, start), start, range(layers), self._captured_layers)
+        self._cache.length = start + len(ids)
+        return x
+
+    def _read_ahead(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """Hidden states of T tokens behind those already read ahead, after as many layers, [T, hidden]."""
+        start = self.length + len(self._ahead)
+        x = self._through(self._embed(ids, start), start, range(self._ahead.layers))
+        self._ahead.add(ids, x)
+        return x
+
+    def _embed(self, ids: Sequence[int] | Tensor, start: int) -> Tensor:
+        x = self.model.embed(to_device(ids, self.device))
+        return x if self.model.positions is None else x + self.model.positions[start : start + len(ids)]
+
+    def _through(self, x: Tensor, start: int, layers: range, kept: Sequence[int] = ()) -> Tensor:
+        """Run some layers over T tokens [T, hidden] at position `start`, and write their keys and values.
+
+        Padding rows write keys and values too, which the next pass overwrites before it reads them.
+        """
+        model, cache, count = self.model, self._cache, len(x)
+        assert isinstance(cache, Cache), "prefill comes first"
+        x = self._filled(x)
+        end = start + len(x)
+        mask = self._mask(start, end, x.dtype) if start or end <= MOST_ROWS else None
+        rotation = [part[start:end] for part in cache.rotation] if cache.rotation else None
+        read, written = cache.by_layer(0, end if mask is None else mask.shape[1]), cache.by_layer(start, end)
+        outputs: dict[int, Tensor] = {}
+
+        for index in layers:
+            if count > MOST_ROWS:  # a prompt: one layer may take as long as many rounds
+                check_stopped()
+            layer = model.layers[index]
+            qk, v = self._split(layer.qkv(layer.attention_norm(x)), layer, rotation)
+            (keys, values), (new_keys, new_values) = read[index], written[index]
+            new_keys.copy_(qk[:, model.heads :].transpose(0, 1))
+            new_values.copy_(v.transpose(0, 1))
+            x = x + layer.out(self._attend(qk, keys, values, mask))
+            x = x + layer.down(layer.activate(layer.up(layer.mlp_norm(x))))
+            if index in kept:
+                outputs[index] = x
+        if kept:
+            self.hidden_states = torch.cat([outputs[index] for index in kept], -1)[:count]
+        return x[:count]
+
+    def _split(self, qkv: Tensor, layer: Layer, rotation: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Rotated queries and keys in one tensor, [T, heads + kv_heads, width], and values [T, kv_heads, width]."""
+        model = self.model
+        qk, v = qkv.view(len(qkv), -1, model.width).split([model.heads + model.kv_heads, model.kv_heads], 1)
+        if layer.head_norms:
+            parts = zip(layer.head_norms, qk.split([model.heads, model.kv_heads], 1), strict=True)
+            qk = torch.cat([norm(part) for norm, part in parts], 1)
+        if rotation and layer.rotated:
+            qk = rotate(qk, *rotation)
+        return qk, v
+
+    def _attend(self, qk: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of the queries of `_split` over keys and values [kv_heads, S, width]: [T, heads * width].
+
+        The query heads that share a key head become more queries of that head, so that no key or value is copied. A
+        prompt is read from position 0, where the causal triangle needs no mask. There keys and values are copied where
+        torch would otherwise need memory for the square of the prompt's length.
+        """
+        (count, _, width), heads, kv_heads = qk.shape, self.model.heads, self.model.kv_heads
+        group, keys, values = heads // kv_heads, keys[None], values[None]
+        if mask is None:
+            q, grouped = qk[:, :heads].transpose(0, 1)[None], attends_in_groups(qk.dtype, qk.device)
+            if not grouped:
+                keys, values = (part.repeat_interleave(group, 1) for part in (keys, values))
+            out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=grouped)
+            return out[0].transpose(0, 1).reshape(count, heads * width)
+        padding = len(mask) - group * count
+        q = qk[:, :heads].reshape(count, kv_heads, group, width).permute(1, 2, 0, 3)
+        q = q.reshape(1, kv_heads, group * count, width)
+        q = F.pad(q, (0, 0, 0, padding)) if padding else q
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        out = out[0, :, : group * count].unflatten(1, (group, count))
+        return out.permute(2, 0, 1, 3).reshape(count, heads * width)
+
+    def _mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
+        """0 where a grouped query sees a key, minus infinity elsewhere, [group * T, keys], both sizes padded."""
+        group, exact = self.model.heads // self.model.kv_heads, self.model.bit_exact
+        keys = padded(end) if exact else end
+        mask = torch.full((end - start, keys), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
+        in_last = group * len(mask) % QUERIES_AT_ONCE
+        return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - in_last) if in_last and exact else 0))
+
+
+class Cache:
+    """Keys and values [layers, kv_heads, capacity, width] of a run; the first `length` positions are in use."""
+
+    def __init__(self, model: FusedModel, capacity: int) -> None:
+        capacity += model.least_rows - 1  # a padded pass of one token writes this many more
+        shape = len(model.layers), model.kv_heads, padded(capacity), model.width
+        self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype, device=model.embedding.device)
+        self.rotation = model.rotation(capacity) if model.rope else None
+        self.length = 0
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Fill with zeros. Attention reads masked positions too, and infinity times a weight of zero is NaN."""
+        self.keys.zero_()
+        self.values.zero_()
+        self.length = 0
+
+    def by_layer(self, start: int, end: int) -> list[tuple[Tensor, Tensor]]:
+        """The keys and the values of these positions in each layer, [kv_heads, end - start, width] each."""
+        keys, values = self.keys[:, :, start:end].unbind(), self.values[:, :, start:end].unbind()
+        return list(zip(keys, values, strict=True))
+
+
+def padded(keys: int) -> int:
+    """The number of keys to give to attention for `keys` in use, so that more keys do not change the order of its sums.
+
+    The kernel reads `KEYS_AT_ONCE` keys at a time. Its product with the values sums up to `LONGEST_SUM` of them in one
+    piece, and splits one to two times that number into two equal halves (measured), so these are padded to twice
+    `LONGEST_SUM`. Elsewhere the order does not depend on the number, and `KEY_STEP` only avoids odd sizes.
+    """
+    before, rest = divmod(keys, KEYS_AT_ONCE)
+    halved = LONGEST_SUM < rest <= 2 * LONGEST_SUM
+    return before * KEYS_AT_ONCE + (2 * LONGEST_SUM if halved else round_up(rest, KEY_STEP))
+
+
+def round_up(number: int, step: int) -> int:
+    return -(-number // step) * step

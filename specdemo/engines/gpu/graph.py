@@ -1,0 +1,246 @@
+"""The fused path on a GPU, where launching an operation can take longer than running it.
+
+A pass is captured once for each number of tokens and replayed as a whole. So it reads fixed buffers and nothing else:
+token ids, the number of tokens in the cache, keys and values. It waits for nothing, and its operations and their shapes
+do not depend on the length of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...system.hardware import to_device
+from ...system.progress import tell
+from ...types import MAX_K
+from .. import ops as torch_ops
+from ..fused import Cache, FusedRunner, round_up
+from ..layout import FusedModel
+from ..linear import swiglu
+from ..runner import check_fits
+
+LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass is not captured
+LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: shorter passes reuse the memory of the longest
+ROOM = 1024  # the least capacity of a slot, in tokens
+
+Outcome = tuple[Tensor, list[Tensor]]  # logits [T, V], and the output of each layer, [T, hidden]
+Work = Callable[[], Any]  # runs on a GPU and returns tensors
+Capture = Callable[[Work], Work]
+
+
+class CudaCapture:
+    """Makes CUDA graphs that share a memory pool, since none needs what another left there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Work) -> Work:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # during a capture torch cannot free cached memory
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            work()  # the set-up of a first call must not become part of the graph
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                outcome = work()
+            except BaseException:  # such as too little memory; a stream that stays in capture can do nothing else
+                with suppress(RuntimeError):  # the error of a broken capture would hide the cause
+                    graph.capture_end()
+                self.pool = torch.cuda.graph_pool_handle()  # torch may believe that the old one is still in capture
+                raise
+            graph.capture_end()
+        torch.cuda.synchronize(self.device)
+
+        def replay() -> Any:
+            graph.replay()
+            return outcome
+
+        return replay
+
+
+class CapturedFunction:
+    """A function of tensors whose calls are captured. The next call overwrites what the last one returned."""
+
+    def __init__(self, function: Callable[..., Any], capture: Capture, buffers: Iterable[tuple[Any, ...]]) -> None:
+        """Capture a call for each tuple of arguments in `buffers`. Later calls copy their tensors into these."""
+        self.function = function
+        self._calls = {_shapes(own): (own, capture(partial(function, *own))) for own in buffers}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Replay the call that was captured for arguments of these shapes; without one, call the function."""
+        own, replay = self._calls.get(_shapes(arguments), (None, None))
+        if own is None or replay is None:
+            return self.function(*arguments)
+        for buffer, argument in zip(own, arguments, strict=True):
+            if isinstance(buffer, Tensor):
+                buffer.copy_(argument)
+        return replay()
+
+
+def _shapes(arguments: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(tuple(part.shape) if isinstance(part, Tensor) else part for part in arguments)
+
+
+class Slot:
+    """Buffers for one run at a time, of up to `capacity` tokens, with captured passes that work on them."""
+
+    capacity: int
+
+    def clear(self) -> None:
+        """Forget the run."""
+        raise NotImplementedError
+
+
+S = TypeVar("S", bound=Slot)
+
+
+class SlotPool(Generic[S]):
+    """Slots that are captured before their runs begin, and reused.
+
+    ========  ============================  ===============================================================
+    state     the slot belongs to           the next state
+    ========  ============================  ===============================================================
+    free      the pool                      `reserve`: reserved; or dropped, where another size needs room
+    reserved  the pool, for a later run     `acquire`: acquired; free, if the run is freed before it began
+    acquired  a run                         `release`: free
+    ========  ============================  ===============================================================
+
+    A reservation names no slot: for each, the pool keeps one free slot of its capacity. Runs of the same context have
+    slots of the same capacity, and so the same order of sums.
+    """
+
+    def __init__(self, count: int) -> None:
+        """Capture `count` slots of `ROOM` tokens now."""
+        self._free = [self.new_slot(ROOM) for _ in range(count)]
+        self._reserved: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # capacities, by run
+
+    def new_slot(self, capacity: int) -> S:
+        """Capture another slot, which takes seconds."""
+        raise NotImplementedError
+
+    def reserve(self, run: object, context: int) -> None:
+        """Make sure that a run of up to `context` tokens will find a slot. To be called before a race is timed."""
+        capacity = capacity_for(context)
+        others = sum(reserved == capacity for other, reserved in self._reserved.items() if other is not run)
+        if others >= sum(slot.capacity == capacity for slot in self._free):
+            # Drop large slots of another size. The first ones stay: without a graph CUDA would free the memory pool.
+            self._free = [slot for slot in self._free if slot.capacity in (ROOM, capacity)]
+            tell("capturing the passes for texts of this length")
+            self._free.append(self.new_slot(capacity))
+        self._reserved[run] = capacity
+
+    def acquire(self, run: object, context: int) -> S:
+        """A slot for a run; it is reserved first if it was not yet."""
+        self.reserve(run, context)
+        capacity = self._reserved.pop(run)
+        slot = next(slot for slot in self._free if slot.capacity == capacity)
+        self._free.remove(slot)
+        return slot
+
+    def release(self, slot: S) -> None:
+        """Take back the slot of a run that has ended."""
+        slot.clear()
+        self._free.append(slot)
+
+
+class GraphSlot(Slot):
+    """The cache of a run of the target, and its captured passes, by the number of tokens."""
+
+    def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, capacity: int) -> None:
+        self.model, self.ops, self.capacity = model, ops, capacity
+        self.cache = Cache(model, capacity)
+        self.ids = torch.zeros(LONGEST, dtype=torch.long, device=model.embedding.device)
+        self.start = torch.zeros(1, dtype=torch.long, device=model.embedding.device)
+        self._passes = {count: capture(partial(self.run, count)) for count in LENGTHS}
+
+    def read(self, ids: Sequence[int] | Tensor) -> Outcome:
+        """Run the pass over T tokens after those in the cache. The next pass overwrites what this returns."""
+        self.start.fill_(self.cache.length)
+        self.ids[: len(ids)].copy_(to_device(ids, self.ids.device))
+        return self._passes[len(ids)]()
+
+    def clear(self) -> None:
+        self.cache.clear()
+
+    @torch.inference_mode()
+    def run(self, count: int) -> Outcome:
+        """The pass that is captured. It reads `ids`, `start` and the cache, and must not read a number on the host."""
+        model, ops, cache, start = self.model, self.ops, self.cache, self.start
+        x = model.embed(self.ids[:count])
+        if model.positions is not None:
+            positions = start + torch.arange(count, device=start.device)
+            x = x + F.embedding(positions, model.positions)
+        outputs = []
+        for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
+            qkv = ops.product(layer.qkv, x, norm=layer.attention_norm)
+            q = ops.write_kv(qkv, layer.head_norms, cache.rotation if layer.rotated else None, keys, values, start)
+            x = ops.product(layer.out, ops.attend(q, keys, values, start), plus=x)
+            activate = ops.swiglu if layer.activate is swiglu else layer.activate
+            x = ops.product(layer.down, activate(ops.product(layer.up, x, norm=layer.mlp_norm)), plus=x)
+            outputs.append(x)
+        return ops.product(model.head, x, norm=model.norm), outputs
+
+
+class Graphs(SlotPool[GraphSlot]):
+    """A model with slots for its runs."""
+
+    def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
+        self.model, self.ops, self.capture = model, ops, capture
+        super().__init__(slots)
+
+    def new_slot(self, capacity: int) -> GraphSlot:
+        return GraphSlot(self.model, self.ops, self.capture, capacity)
+
+
+def capacity_for(context: int) -> int:
+    """The capacity of the slot for a run of up to `context` tokens: the context, rounded up to a multiple of `ROOM`.
+
+    From 8 * `ROOM` on the multiple is of a larger power of two, an eighth to a quarter of the context, so that few
+    different capacities are captured.
+    """
+    return round_up(context, max(ROOM, 1 << max(context.bit_length() - 3, 0)))
+
+
+class GraphRunner(FusedRunner):
+    """A `FusedRunner` that acquires a slot at the prefill and replays the slot's passes."""
+
+    def __init__(self, graphs: Graphs, capacity: int) -> None:
+        super().__init__(graphs.model, capacity)
+        graphs.reserve(self, capacity)
+        self._graphs = graphs
+        self._slot: GraphSlot | None = None
+
+    @property
+    def exact_rows(self) -> int:
+        """`LONGEST` with Triton's kernels, 0 with torch's operations."""
+        return 0 if self._graphs.ops is torch_ops else LONGEST
+
+    @torch.inference_mode()
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        if self._slot is None or self._ahead or len(ids) > LONGEST:
+            return super().forward(ids)
+        check_fits(self, len(ids))
+        logits, outputs = self._slot.read(ids)
+        self._slot.cache.length += len(ids)
+        if self._captured_layers:
+            self.hidden_states = torch.cat([outputs[layer] for layer in self._captured_layers], -1)
+        return logits.clone()
+
+    def release(self) -> None:
+        super().release()
+        if self._slot:
+            self._graphs.release(self._slot)
+            self._slot = None
+
+    def _new_cache(self) -> Cache:
+        self._slot = self._graphs.acquire(self, self.context)
+        return self._slot.cache

@@ -1,0 +1,318 @@
+"""The operations of a captured pass, in Triton: the functions of `ops.py`, a launch or two each.
+
+A layer has a dozen small operations around its products. On a fast GPU each takes longer to launch than to run, so
+most of them are part of a product here. Sums are float32.
+
+The order of a row's sums depends on the shape of the weights alone, and attention cuts the context into chunks that
+depend on the capacity alone. So a token's logits are the same bits however many tokens a pass reads, and greedy text is
+the same with and without a draft.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor, float16, float32
+
+from ..linear import Linear, Norm
+
+ROWS = 16  # rows of a program: the least that the matrix units take
+GATED = 1024  # numbers of a row that a program gates
+COLUMNS, MANY = 16, 8192  # columns of a product that a program computes; twice that for a product of more than MANY
+STEP_BYTES = 512  # bytes of a row of the weights that a program reads at a time,
+PARTS = 4  # in parts that it sums up side by side: one warp each, so that none waits for another's sum
+STAGES, WIDE_STAGES = 5, 4  # steps in flight: as many as leave room for three programs on a processor of an H100
+KEY_BYTES = 128  # bytes of a column of the keys that a program reads at a time
+LEAST_CHUNK, MOST_CHUNKS = 128, 32
+NOTHING = tl.constexpr(-1e30)  # a logit whose weight is 0; minus infinity less itself would not be a number
+
+
+def usable(width: int) -> bool:
+    """Whether the kernels can run heads of this width: a power of two that the matrix units take."""
+    return width in (16, 32, 64, 128)
+
+
+def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
+    """See `ops.product`. Every program computes some columns, with all of their sums."""
+    assert step.weight is not None, "nothing is packed on a GPU"
+    if norm is not None and (norm.bias is not None or x.dtype == float16):  # float16 may not hold what lacks its scale
+        x, norm = norm(x), None
+    (count, _), (outer, inner) = x.shape, step.weight.shape
+    out = x.new_empty(count, outer)
+    columns, stages = (COLUMNS, STAGES) if outer <= MANY else (2 * COLUMNS, WIDE_STAGES)
+    size = min(STEP_BYTES // x.element_size(), max(16, triton.next_power_of_2(inner)))
+    _product[(triton.cdiv(count, ROWS), triton.cdiv(outer, columns))](
+        *(x, step.weight, x if step.bias is None else step.bias, norm.weight if norm else x),
+        *(x if plus is None else plus, out, count, outer, norm.eps if norm else 0.0),
+        INNER=inner,
+        NORMED=norm is not None,
+        BIASED=step.bias is not None,
+        ADDED=plus is not None,
+        ROWS=ROWS,
+        COLUMNS=columns,
+        STEP=size,
+        PARTS=min(PARTS, size // 16),
+        num_stages=stages,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def _product(  # type: ignore[no-untyped-def]
+    x,
+    weight,
+    bias,
+    norm,
+    plus,
+    out,
+    count,
+    outer,
+    eps,
+    INNER: tl.constexpr,
+    NORMED: tl.constexpr,
+    BIASED: tl.constexpr,
+    ADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    # Rows run fastest: programs that read the same weights follow each other, so they find them in the cache.
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    step = tl.arange(0, PARTS)[:, None] * (STEP // PARTS) + tl.arange(0, STEP // PARTS)[None, :]
+    sums = tl.zeros([PARTS, ROWS, COLUMNS], tl.float32)
+    squares = tl.zeros([PARTS, ROWS, ROWS], tl.float32)
+    for begin in range(0, INNER, STEP):
+        index = begin + step
+        valid = index < INNER
+        at, inside = row[None, :, None] * INNER + index[:, None, :], (row < count)[None, :, None] & valid[:, None, :]
+        some = tl.load(x + at, mask=inside, other=0)
+        part = tl.load(
+            weight + column[None, None, :].to(tl.int64) * INNER + index[:, :, None],
+            mask=(column < outer)[None, None, :] & valid[:, :, None],
+            other=0,
+        )
+        if NORMED:  # the scale of a row is known after the loop, which sums up without it
+            # A row's sum of squares is an entry of the diagonal of rows @ rows.T. The matrix units compute that, though
+            # only the diagonal is used: tl.sum(some * some) would be a second reader of `some`, for which Triton stores
+            # it in shared memory such that eight reads of the matrix units wait for each other (bank conflicts).
+            squares += tl.dot(some, tl.permute(some, (0, 2, 1)), input_precision="ieee")
+            scales = tl.load(norm + index, mask=valid, other=0).to(tl.float32)
+            some = (some.to(tl.float32) * scales[:, None, :]).to(x.dtype.element_ty)
+        sums += tl.dot(some, part, input_precision="ieee")
+    sums = tl.sum(sums, 0)
+    if NORMED:
+        diagonal = tl.arange(0, ROWS)[:, None] == tl.arange(0, ROWS)[None, :]
+        square = tl.sum(tl.where(diagonal, tl.sum(squares, 0), 0), 1)
+        sums *= tl.rsqrt(square / INNER + eps)[:, None]
+    if BIASED:
+        sums += tl.load(bias + column, mask=column < outer, other=0).to(tl.float32)[None, :]
+    at, inside = row[:, None] * outer + column[None, :], (row < count)[:, None] & (column < outer)[None, :]
+    if ADDED:
+        sums = sums.to(x.dtype.element_ty).to(tl.float32) + tl.load(plus + at, mask=inside, other=0).to(tl.float32)
+    tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """See `linear.swiglu`. A launch of its own: else each program of the product that reads it would compute it."""
+    count, inner = len(x), x.shape[1] // 2
+    out = x.new_empty(count, inner)
+    _swiglu[(count, triton.cdiv(inner, GATED))](x, out, INNER=inner, STEP=GATED)
+    return out
+
+
+@triton.jit
+def _swiglu(x, out, INNER: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, index = tl.program_id(0), tl.program_id(1) * STEP + tl.arange(0, STEP)
+    valid = index < INNER
+    gate = tl.load(x + row * 2 * INNER + index, mask=valid, other=0).to(tl.float32)
+    up = tl.load(x + row * 2 * INNER + INNER + index, mask=valid, other=0).to(tl.float32)
+    tl.store(out + row * INNER + index, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=valid)
+
+
+def write_kv(
+    qkv: Tensor,
+    head_norms: tuple[Norm, Norm] | None,
+    rotation: tuple[Tensor, Tensor] | None,
+    keys: Tensor,
+    values: Tensor,
+    start: Tensor,
+) -> Tensor:
+    """See `ops.write_kv`."""
+    (count, _), (kv_heads, capacity, width) = qkv.shape, keys.shape
+    heads = qkv.shape[1] // width - 2 * kv_heads
+    q = qkv.new_empty(count, heads, width)
+    cos, sin = rotation or (qkv, qkv)
+    q_weight, k_weight = (norm.weight for norm in head_norms) if head_norms else (qkv, qkv)
+    _write_kv[(count, heads + 2 * kv_heads)](
+        *(qkv, q, keys, values, cos, sin, q_weight, k_weight, start, capacity),
+        head_norms[0].eps if head_norms else 0.0,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HALF=width // 2,
+        NORMED=head_norms is not None,
+        ROTATED=rotation is not None,
+        num_warps=1,
+    )
+    return q
+
+
+@triton.jit
+def _write_kv(  # type: ignore[no-untyped-def]
+    qkv,
+    queries,
+    keys,
+    values,
+    cos,
+    sin,
+    q_weight,
+    k_weight,
+    start,
+    capacity,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    NORMED: tl.constexpr,
+    ROTATED: tl.constexpr,
+):
+    token, head = tl.program_id(0), tl.program_id(1)
+    position = tl.load(start) + token
+    low = tl.arange(0, HALF)
+    high = HALF + low
+    source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * 2 * HALF
+    if head >= HEADS + KV_HEADS:
+        target = values + ((head - HEADS - KV_HEADS) * capacity + position) * 2 * HALF
+        tl.store(target + low, tl.load(source + low))
+        tl.store(target + high, tl.load(source + high))
+    else:
+        a, b = tl.load(source + low).to(tl.float32), tl.load(source + high).to(tl.float32)
+        if NORMED:
+            scale = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / (2 * HALF) + eps)
+            if head < HEADS:
+                a *= tl.load(q_weight + low).to(tl.float32) * scale
+                b *= tl.load(q_weight + high).to(tl.float32) * scale
+            else:
+                a *= tl.load(k_weight + low).to(tl.float32) * scale
+                b *= tl.load(k_weight + high).to(tl.float32) * scale
+        if ROTATED:
+            angle = position * 2 * HALF
+            turned = a * tl.load(cos + angle + low).to(tl.float32) + b * tl.load(sin + angle + low).to(tl.float32)
+            b = b * tl.load(cos + angle + high).to(tl.float32) + a * tl.load(sin + angle + high).to(tl.float32)
+            a = turned
+        a, b = a.to(qkv.dtype.element_ty), b.to(qkv.dtype.element_ty)
+        if head < HEADS:
+            tl.store(queries + (token * HEADS + head) * 2 * HALF + low, a)
+            tl.store(queries + (token * HEADS + head) * 2 * HALF + high, b)
+        else:
+            target = keys + ((head - HEADS) * capacity + position) * 2 * HALF
+            tl.store(target + low, a)
+            tl.store(target + high, b)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, start: Tensor) -> Tensor:
+    """See `ops.attend`. A program attends to one chunk of the context; `_combine` adds the chunks up."""
+    (count, heads, width), (kv_heads, capacity, _) = q.shape, keys.shape
+    group = heads // kv_heads
+    chunk = max(LEAST_CHUNK, triton.next_power_of_2(triton.cdiv(capacity, MOST_CHUNKS)))
+    chunks = triton.cdiv(capacity, chunk)
+    found = q.new_empty(chunks, count * heads, width, dtype=float32)
+    peak, weight = q.new_empty(2, chunks, count * heads, dtype=float32)
+    _attend[(kv_heads, triton.cdiv(count * group, ROWS), chunks)](
+        *(q, keys, values, start, found, peak, weight, count, capacity, width**-0.5),
+        HEADS=heads,
+        GROUP=group,
+        WIDTH=width,
+        CHUNK=chunk,
+        ROWS=ROWS,
+        KEYS=KEY_BYTES // q.element_size(),
+    )
+    out = q.new_empty(count, heads * width)
+    _combine[(count * heads,)](
+        *(found, peak, weight, start, out, count),
+        HEADS=heads,
+        WIDTH=width,
+        CHUNK=chunk,
+        CHUNKS=triton.next_power_of_2(chunks),
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["count"])
+def _attend(  # type: ignore[no-untyped-def]
+    q,
+    keys,
+    values,
+    start,
+    found,
+    peak,
+    weight,
+    count,
+    capacity,
+    scale,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    kv_head, block, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    live = tl.load(start).to(tl.int32)
+    row = block * ROWS + tl.arange(0, ROWS)  # a query: a token and one of the heads that share this key head
+    token = row // GROUP
+    inside = token < count
+    begin = chunk * CHUNK
+    end = tl.minimum(begin + CHUNK, live + tl.minimum((block * ROWS + ROWS - 1) // GROUP, count - 1) + 1)
+    if begin < end:
+        column = tl.arange(0, WIDTH)
+        at = token * HEADS + kv_head * GROUP + row % GROUP
+        query = tl.load(q + at[:, None] * WIDTH + column[None, :], mask=inside[:, None], other=0)
+        first = kv_head.to(tl.int64) * capacity * WIDTH
+        most = tl.full([ROWS], NOTHING, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        sums = tl.zeros([ROWS, WIDTH], tl.float32)
+        for offset in range(0, CHUNK, KEYS):
+            index = begin + offset + tl.arange(0, KEYS)
+            valid = index < end
+            key = tl.load(keys + first + index[None, :] * WIDTH + column[:, None], mask=valid[None, :], other=0)
+            logits = tl.dot(query, key, input_precision="ieee") * scale
+            logits = tl.where(index[None, :] <= live + token[:, None], logits, NOTHING)
+            higher = tl.maximum(most, tl.max(logits, 1))
+            share = tl.exp(logits - higher[:, None])
+            fade = tl.exp(most - higher)
+            value = tl.load(values + first + index[:, None] * WIDTH + column[None, :], mask=valid[:, None], other=0)
+            sums = sums * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
+            total = total * fade + tl.sum(share, 1)
+            most = higher
+        at += chunk * count * HEADS
+        tl.store(found + at[:, None] * WIDTH + column[None, :], sums, mask=inside[:, None])
+        tl.store(peak + at, most, mask=inside)
+        tl.store(weight + at, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _combine(  # type: ignore[no-untyped-def]
+    found,
+    peak,
+    weight,
+    start,
+    out,
+    count,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    at = tl.program_id(0)
+    chunk = tl.arange(0, CHUNKS)
+    used = chunk * CHUNK <= tl.load(start).to(tl.int32) + at // HEADS  # the others were not written
+    row = chunk * count * HEADS + at
+    peaks = tl.load(peak + row, mask=used, other=NOTHING)
+    share = tl.exp(peaks - tl.max(peaks, 0))
+    total = tl.sum(share * tl.load(weight + row, mask=used, other=0), 0)
+    column = tl.arange(0, WIDTH)
+    parts = tl.load(found + row[:, None] * WIDTH + column[None, :], mask=used[:, None], other=0)
+    answer = tl.sum(parts * share[:, None], 0) / total
+    tl.store(out + at * WIDTH + column, answer.to(out.dtype.element_ty))

@@ -1,0 +1,138 @@
+"""The parts of a layer: a linear map whose weight is stored for a few rows of input, and a norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..system.hardware import compute_dtype, cpu_reads_float16
+from .cpu.library import PackedLinear, library_for
+
+Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], each row by itself
+
+# The fewest numbers of a weight that is packed: with fewer the longer call takes more time than packing saves.
+LEAST_PACKED = {torch.bfloat16: 0, torch.float16: 2**18, torch.float32: 2**18}
+PACKED_FOR = 1  # rows of input that oneDNN packs the weights for; measured to serve 1 to 17 equally well
+FEW_ROWS = 17  # the most rows that a round has; with more a mirrored norm takes longer than a plain one
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm over the last axis: layer norm, or RMS norm where there is no bias.
+
+    On a CPU torch computes an RMS norm of 16-bit numbers in eight operations. Three give the same: the mean of [x, -x]
+    is 0, so the first half of its layer norm is the RMS norm of x. For a few rows that takes half to three quarters of
+    the time. `mirrored` [2 * width] is the weight of that layer norm.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    mirrored: Tensor | None = None
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
+        """A norm, mirrored where that is faster."""
+        mirrors = bias is None and weight.device.type == "cpu" and weight.dtype.itemsize == 2
+        return cls(weight, bias, eps, torch.cat([weight, weight]) if mirrors else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.mirrored is not None and len(x) <= FEW_ROWS:
+            both = F.layer_norm(torch.cat([x, -x], -1), self.mirrored.shape, self.mirrored, None, self.eps)
+            return both[..., : x.shape[-1]]
+        if self.bias is None:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x @ weight.T + bias: [T, in] -> [T, out]. `weight` [out, in] is None where `multiply` holds a packed copy."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    multiply: Step
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.multiply(x)
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, parts: int = 1) -> Linear:
+        """Store a weight [out, in] such that products with a few rows are fast here.
+
+        The first line that applies decides. A weight is large if it has at least `LEAST_PACKED` numbers.
+
+        ============================  ========================  ===========================  =====================
+        device and weight             needs                     stored as                    multiplied by
+        ============================  ========================  ===========================  =====================
+        CPU                           gcc, AVX2 or AVX-512      blocks of columns            `native.c`
+        CPU, large, float16           FBGEMM                    float16, packed              FBGEMM
+        CPU, large, bfloat16/float32  oneDNN                    packed for oneDNN            oneDNN
+        CPU, small, float32, wide     nothing                   columns, each in one piece   torch
+        any other, and on a GPU       nothing                   as it is                     torch
+        ============================  ========================  ===========================  =====================
+
+        FBGEMM and oneDNN also multiply by unpacked weights, but then they pack them in every call, which takes as long
+        as the product itself. On a CPU a float16 weight to which neither of the first two lines applies becomes
+        float32, and the later lines decide.
+
+        Args:
+            parts: the outputs are this many groups of the same size, such as heads.
+        """
+        (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"
+        library = library_for(weight.dtype) if on_cpu else None
+        if library and inner % library.step == 0:
+            return cls(None, bias, PackedLinear(library, weight.detach(), bias, parts))
+        large = on_cpu and weight.numel() >= LEAST_PACKED.get(weight.dtype, math.inf)
+        if large and weight.dtype == torch.float16 and cpu_reads_float16():
+            halves = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
+            multiply_halves = torch.ops.quantized.linear_dynamic_fp16
+            return cls(None, bias, lambda x: multiply_halves(x, halves))
+        weight = upcast(weight)
+        if large and can_pack(weight.dtype):
+            # What torch.compile calls for a frozen linear layer; there is no public name for it.
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
+            multiply = torch.ops.mkldnn._linear_pointwise
+            return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
+        if on_cpu and weight.dtype == torch.float32 and not large and outer >= inner:
+            # For a few rows of input this is up to twice as fast as a weight whose rows are contiguous.
+            columns = weight.T.contiguous().T
+            return cls(None, bias, lambda x: F.linear(x, columns, bias))
+        return cls.unpacked(weight, bias)
+
+    @classmethod
+    def unpacked(cls, weight: Tensor, bias: Tensor | None) -> Linear:
+        """A linear map that keeps the weight as it is."""
+        return cls(weight, bias, lambda x: F.linear(x, weight, bias))
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of this type on this CPU. For bfloat16 it needs AVX-512 or AVX-NE-CONVERT."""
+    if not torch.backends.mkldnn.is_available():  # as on Macs, where torch lacks oneDNN's operators too
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def packs_on_one_core(weight: Tensor) -> bool:
+    """Whether `Linear.of` may pack this weight by FBGEMM, which uses one core for a weight."""
+    return weight.device.type == "cpu" and weight.dtype == torch.float16 and not library_for(weight.dtype)
+
+
+def upcast(weight: Tensor) -> Tensor:
+    """A weight in the type that the model computes in (`compute_dtype`)."""
+    return weight.detach().to(compute_dtype(weight.dtype, weight.device))
+
+
+gelu = partial(F.gelu, approximate="tanh")
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """silu(gate) * up, [T, 2 * inner] -> [T, inner]."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up

@@ -1,0 +1,224 @@
+"""The fused path on a CPU, with one call of `native.c` for each pass.
+
+In a small model, torch's overhead for the small operations takes as long as the products.
+
+The logits of a token are the same bits in every pass, whatever its length and for every type of weights. So greedy text
+is the same to the last bit with and without a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+from itertools import chain, pairwise
+
+import torch
+from torch import Tensor
+
+from ..system.progress import check_stopped
+from . import layout
+from .cpu import library
+from .cpu.library import PackedLinear, address, address_of_rows, as_floats
+from .fused import FusedRunner, round_up
+from .layout import FusedModel, Rope
+from .linear import Linear, Norm, gelu, swiglu
+from .runner import ANY_ROWS
+
+MOST_AT_ONCE = 256  # tokens of a prompt in one call, since the buffers of a pass grow with them
+
+
+class NativeLayers:
+    """Decoder layers as structures of the C library."""
+
+    def __init__(
+        self,
+        layers: Sequence[layout.Layer],
+        heads: int,
+        kv_heads: int,
+        width: int,
+        second_input_norm: Norm | None = None,
+        window: int = 0,
+        bidirectional: bool = False,
+    ) -> None:
+        """The library must have packed all weights, see `can_run`.
+
+        Args:
+            second_input_norm: the norm of a second input. Queries, keys and values are then made of it and x.
+            window: how many tokens a token sees; 0 for all.
+            bidirectional: the tokens of a pass see each other, and the window before the pass.
+        """
+        out, qkv = _packed(layers[0].out), _packed(layers[0].qkv)
+        assert qkv.sizes[0] == heads + 2 * kv_heads, "the parts of qkv are heads"
+        self.library, self.hidden = out.library, out.shape[0]
+        self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
+        self._takes_second_input = second_input_norm is not None
+        self._held: list[Tensor | PackedLinear] = []  # the structures hold their addresses
+        self._layers = (library.Layer * self.depth)(*(self._layer(layer, second_input_norm) for layer in layers))
+        self._described = library.Model(self._layers, self.hidden, heads, kv_heads, width, window, bidirectional)
+
+    def _layer(self, layer: layout.Layer, second_input_norm: Norm | None) -> library.Layer:
+        norms = second_input_norm, layer.attention_norm, *(layer.head_norms or (None, None)), layer.mlp_norm
+        products = map(self.product, (layer.qkv, layer.out, layer.up, layer.down))
+        return library.Layer(*map(self.norm, norms), *products, layer.rotated)
+
+    def norm(self, norm: Norm | None) -> library.Norm:
+        """As a structure of the C library."""
+        if norm is None:
+            return library.Norm(None, None, 0.0)
+        weight, bias = as_floats(norm.weight), None if norm.bias is None else as_floats(norm.bias)
+        self._held += [weight] if bias is None else [weight, bias]
+        return library.Norm(address(weight), address(bias), norm.eps)
+
+    def product(self, product: Linear) -> library.Linear:
+        """As a structure of the C library."""
+        packed = _packed(product)
+        self._held.append(packed)
+        return packed.described
+
+    def run(
+        self,
+        x: Tensor,
+        cache: NativeCache,
+        start: int,
+        layers: tuple[int, int] | None = None,
+        second_input: Tensor | None = None,
+        kv_only: bool = False,
+    ) -> None:
+        """Run the layers from the first to before the last of `layers` over x [T, hidden] float32, in place.
+
+        The tokens stand at position `start`. With `kv_only` every layer reads x itself, and only writes its keys and
+        values into the cache.
+
+        Raises:
+            ValueError: the cache has no room for them, or a tensor has another shape or type.
+        """
+        rows, others = (
+            None if given is None else address_of_rows(given, torch.float32, self.hidden) for given in (x, second_input)
+        )
+        if (0 if second_input is None else len(second_input)) != (len(x) if self._takes_second_input else 0):
+            raise ValueError("These layers read a second input of as many rows as x, or none.")
+        if start + len(x) > cache.capacity:
+            raise ValueError(f"The cache has room for {cache.capacity} tokens; {len(x)} do not fit after {start}.")
+        done = self.library.functions.run_layers(
+            *(byref(self._described), *(layers or (0, self.depth))),
+            *(rows, others, len(x), byref(cache.described), start, kv_only, torch.get_num_threads()),
+        )
+        _check(done)
+
+
+def can_run(layers: Sequence[layout.Layer], head: Linear, width: int) -> bool:
+    """Whether the library can run these layers: they have the same shapes, and it has packed all their weights.
+
+    `Linear.of` must have been told the `parts`: heads for qkv; gate and up.
+    """
+    products = [(layer.qkv, layer.out, layer.up, layer.down) for layer in layers]
+    if not all(isinstance(product.multiply, PackedLinear) for product in [head, *chain(*products)]):
+        return False
+    sizes = {tuple(_packed(product).sizes for product in of_layer) for of_layer in products}
+    activations = {layer.activate for layer in layers}
+    if len(sizes) > 1 or activations not in ({swiglu}, {gelu}):
+        return False
+    (qkv, _, up, down), gated = sizes.pop(), activations == {swiglu}
+    divided = qkv[1] == width and up[:2] == (2 if gated else 1, down[2])
+    return divided and width % (2 * _packed(head).library.step) == 0
+
+
+def _packed(product: Linear) -> PackedLinear:
+    assert isinstance(product.multiply, PackedLinear)
+    return product.multiply
+
+
+class NativeHead:
+    """The final norm and the output layer as structures of the C library."""
+
+    def __init__(self, layers: NativeLayers, norm: Norm, product: Linear) -> None:
+        self._library, (self._outer, self._inner) = layers.library, _packed(product).shape
+        self._norm, self._product = layers.norm(norm), layers.product(product)
+        self._layers = layers  # holds the tensors of the norm and the output layer
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits of T tokens: [T, hidden] -> [T, V], both float32."""
+        logits = x.new_empty(len(x), self._outer)
+        done = self._library.functions.run_head(
+            *(
+                byref(self._norm),
+                byref(self._product),
+                address_of_rows(x, torch.float32, self._inner),
+                len(x),
+                logits.data_ptr(),
+            ),
+            torch.get_num_threads(),
+        )
+        _check(done)
+        return logits
+
+
+def _check(done: int) -> None:
+    if not done:
+        raise MemoryError("There is not enough memory for the activations of a pass.")
+
+
+class NativeCache:
+    """Keys and values of the first `length` tokens of a run, in the layout that `native.c` describes."""
+
+    def __init__(self, layers: NativeLayers, capacity: int, dtype: torch.dtype, rope: Rope | None) -> None:
+        columns = layers.library.columns
+        capacity = round_up(capacity, columns)
+        sizes = layers.depth, layers.kv_heads, capacity
+        self._keys = torch.zeros(*sizes, layers.width, dtype=dtype)
+        self._values = torch.zeros(*sizes, round_up(layers.width, columns), dtype=dtype)
+        self._rotation = rope.rotation(capacity) if rope else ()
+        addresses = [*map(address, (self._keys, self._values, *(self._rotation or (None, None))))]
+        self.described = library.Cache(*addresses, capacity)
+        self.capacity, self.length = capacity, 0
+
+
+class NativeModel:
+    """A `FusedModel` as structures of the C library."""
+
+    def __init__(self, model: FusedModel) -> None:
+        self.fused = model
+        self.layers = NativeLayers(model.layers, model.heads, model.kv_heads, model.width)
+        self.head = NativeHead(self.layers, model.norm, model.head)
+
+
+def native_model(model: FusedModel) -> NativeModel | None:
+    """The model for the C library; None if the library cannot run it."""
+    return NativeModel(model) if can_run(model.layers, model.head, model.width) else None
+
+
+class NativeRunner(FusedRunner):
+    """A `FusedRunner` that calls the C library. The residual stream is float32."""
+
+    def __init__(self, model: NativeModel, capacity: int) -> None:
+        super().__init__(model.fused, capacity)
+        self._native = model
+
+    @property
+    def exact_rows(self) -> int:
+        return ANY_ROWS
+
+    def _new_cache(self) -> NativeCache:
+        return NativeCache(self._native.layers, self.context, self.model.dtype, self.model.rope)
+
+    def _embed(self, ids: Sequence[int] | Tensor, start: int) -> Tensor:
+        return super()._embed(ids, start).float()
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self._native.head(x)
+
+    def _through(self, x: Tensor, start: int, layers: range, kept: Sequence[int] = ()) -> Tensor:
+        """See `FusedRunner`. Changes x in place, and stops after each of the `kept` layers to copy its output."""
+        cache = self._cache
+        assert isinstance(cache, NativeCache), "prefill comes first"
+        outputs: dict[int, Tensor] = {}
+        for part in pairwise(sorted({layers.start, *(index + 1 for index in kept), layers.stop})):
+            for begin in range(0, len(x), MOST_AT_ONCE):
+                if begin:
+                    check_stopped()
+                self._native.layers.run(x[begin : begin + MOST_AT_ONCE], cache, start + begin, part)
+            if (last := part[1] - 1) in kept:
+                outputs[last] = x.to(self.model.dtype, copy=True)
+        if kept:
+            self.hidden_states = torch.cat([outputs[index] for index in kept], -1)
+        return x

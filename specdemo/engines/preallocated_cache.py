@@ -1,0 +1,59 @@
+"""A key-value cache that is allocated once and rolled back by moving an integer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+
+class PreallocatedLayer(DynamicLayer):
+    """One layer's keys and values in fixed buffers of `capacity` positions.
+
+    `DynamicLayer` concatenates for every token, which copies the whole cache each time. Here new keys and values are
+    written after the first `length`, and a rollback only lowers `length`: the positions after it are overwritten
+    before they are read again.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.length = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        batch, heads, _, width = key_states.shape
+        self.keys = key_states.new_empty(batch, heads, self.capacity, width)
+        self.values = value_states.new_empty(*value_states.shape[:2], self.capacity, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values [B, heads, T, width]. Returns views of all of them, [B, heads, length, width]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        end = self.length + key_states.shape[-2]
+        self.keys[:, :, self.length : end] = key_states
+        self.values[:, :, self.length : end] = value_states
+        self.length = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+
+class PreallocatedCache(Cache):
+    """A transformers cache of `PreallocatedLayer`s, for models whose every layer is attention."""
+
+    layers: list[PreallocatedLayer]
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        super().__init__(layers=[PreallocatedLayer(capacity) for _ in range(layers)])
+
+    def seek(self, length: int) -> None:
+        """Let the next pass see the first `length` positions and write after them, in every layer."""
+        for layer in self.layers:
+            layer.length = length

@@ -1,0 +1,103 @@
+"""Runners: a model and its key-value cache. No other object touches a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
+
+
+class Runner(Protocol):
+    """A causal language model that reads one sequence, with a cache that rolls back.
+
+    Attributes:
+        length: tokens in the cache.
+        context: the most tokens it can hold.
+        device: where the logits are.
+        vocab_size: their width V.
+        hidden_states: what `capture_hidden_states` asked for, of each token of the last pass, [T, layers * hidden];
+            None before the first pass, or if no layers were asked for.
+    """
+
+    device: torch.device
+    context: int
+    vocab_size: int
+    hidden_states: Tensor | None
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def exact_rows(self) -> int:
+        """The largest pass, in rows, in which a row's logits are the same bits as in a pass of that row alone.
+
+        0 if there is none. Badges, tolerances and limits of K all come from here. On a GPU it does not hold for
+        `early_exit_forward`.
+        """
+        ...
+
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        """From the next pass on, keep the outputs of these decoder layers in `hidden_states`, in this order.
+
+        Layers count from 0. An output is the residual stream behind the layer, before any final norm: what
+        transformers calls `hidden_states[layer + 1]`, except for the last layer, where that is already normed.
+        """
+        ...
+
+    def prefill(self, ids: Sequence[int]) -> Tensor:
+        """Read a prompt into the empty cache. Returns the logits after its last token, [1, V]."""
+        ...
+
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """Read T more tokens, a list or a tensor [T] int64 on any device. Returns the logits after each, [T, V].
+
+        Raises:
+            ValueError: the cache has no room for them.
+        """
+        ...
+
+    def rollback(self, length: int) -> None:
+        """Forget all tokens from position `length` on. No memory is copied."""
+        ...
+
+    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
+        """Read T more tokens with the first `layers` layers only. Returns the head's logits for their output, [T, V].
+
+        The tokens are not part of the text: `length` stays the same. The next call reads the tokens after them. A
+        `forward` of the same tokens begins behind these layers, so that no layer reads a token twice. `forward` and
+        `rollback` forget all other tokens that were read in this way.
+
+        Raises:
+            ValueError: there are not more than `layers` layers, or the cache has no room.
+        """
+        ...
+
+    def release(self) -> None:
+        """Free the cache and the hidden states. May be called twice."""
+        ...
+
+
+def check_part(layers: int, total: int) -> None:
+    """Check that an early exit leaves out at least one layer, and not all.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not 1 <= layers < total:
+        raise ValueError(f"The model has {total} layers; the first {layers} of them are not a proper part.")
+
+
+def check_fits(runner: Runner, count: int) -> None:
+    """Check that the cache has room for a pass of `count` tokens. Without this, slices would cut it off silently.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if runner.length + count > runner.context:
+        raise ValueError(
+            f"The cache has room for {runner.context} tokens and holds {runner.length}; {count} more do not fit."
+        )

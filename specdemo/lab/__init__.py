@@ -1,1 +1,0 @@
-"""Measurements that the page and the command line share."""

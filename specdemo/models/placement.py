@@ -1,0 +1,171 @@
+"""The devices of a preset's models, and whether they have the memory. Known before any download or release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import torch
+
+from ..engines.choose import SHARE
+from ..engines.layout import head_width
+from ..system.hardware import free_memory
+from .store import LoadError
+from .weights import count, readable
+
+# An estimate of the GPU memory besides the weights: for each model the keys and values of TOKENS tokens (of both lanes
+# and of slots that are captured again), and once WORK_SPACE bytes for libraries and captured passes.
+TOKENS, WORK_SPACE = 4096, 2**29
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model of a preset: the name of its source, its configuration and the type that its weights are stored in."""
+
+    name: str
+    config: Any
+    dtype: torch.dtype
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers its weights are."""
+        return count(self.config) if readable(self.config) else _count(self.config)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of its weights."""
+        return self.numbers * bits(self.config, self.dtype) // 8
+
+    @property
+    def more(self) -> int:
+        """Bytes of its keys and values on a GPU."""
+        config = self.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return 2 * config.num_hidden_layers * heads * head_width(config) * self.dtype.itemsize * TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The device of each model, the target first.
+
+    If no GPU is large enough for the target, `max_memory` are the bytes of weights for each device, as for
+    `from_pretrained`, and `offloaded` of them are in main memory. `replaces` says that there is room only after the
+    loaded preset is released.
+    """
+
+    devices: tuple[torch.device, ...]
+    max_memory: Mapping[int | str, int] | None = None
+    offloaded: int = 0
+    replaces: bool = False
+
+
+def plan(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | None = None) -> Plan:
+    """Choose devices for the target and for the draft model, if there is one.
+
+    Args:
+        device: the device that was asked for. CUDA without a number means all GPUs.
+        held: bytes of weights on each device, by name, of a loaded preset that these models may replace.
+
+    Raises:
+        LoadError: they do not fit, not even without that preset. The message says how much they need and what is free.
+    """
+    if device.type != "cuda":
+        return _in_main_memory(parts, device, held)
+    numbers = range(torch.cuda.device_count()) if device.index is None else [device.index]
+    free = {number: torch.cuda.mem_get_info(number)[0] for number in numbers}
+    beside = _on_gpus(parts, free, whole=held is not None, split=device.index is None)
+    if beside is not None:
+        return beside
+    if held is not None:  # all memory that torch holds on a GPU is of that preset
+        free = {number: size + torch.cuda.memory_reserved(number) for number, size in free.items()}
+        alone = _on_gpus(parts, free, whole=False, split=device.index is None)
+        if alone is not None:
+            return replace(alone, replaces=True)
+    raise _too_large(parts, sum(_needed(part) for part in parts) + WORK_SPACE, sum(free.values()), "GPU memory")
+
+
+def _in_main_memory(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | None) -> Plan:
+    """For the CPU, and for an Apple GPU, which shares its memory."""
+    needed, free = sum(part.weights for part in parts), free_memory()
+    most = free + psutil.swap_memory().free + (held or {}).get(str(device), 0)
+    if needed > most:
+        raise _too_large(parts, needed, most, "memory")
+    return Plan((device,) * len(parts), replaces=held is not None and needed > free * SHARE)
+
+
+def _on_gpus(parts: Sequence[Part], free: Mapping[int, int], whole: bool, split: bool) -> Plan | None:
+    """The first plan that fits: all on one GPU, each model on its own GPU, the target over GPUs and main memory.
+
+    Args:
+        whole: no model may be spread over devices.
+        split: the target may be spread, unless `whole`.
+    """
+    target, *drafts = parts
+    everything = sum(map(_needed, parts)) + WORK_SPACE
+    for number, size in free.items():
+        if everything <= size:
+            return Plan((_gpu(number),) * len(parts))
+    for number, size in free.items():
+        others = [_gpu(other) for other in free if other != number and _fits(drafts, free[other])]
+        if drafts and others and _needed(target) + WORK_SPACE <= size:
+            return Plan((_gpu(number), others[0]))
+    if whole or not split:
+        return None
+    return _spread(target, drafts, free)
+
+
+def _spread(target: Part, drafts: Sequence[Part], free: Mapping[int, int]) -> Plan | None:
+    """The target over all GPUs, the rest of it in main memory; the draft model on the largest GPU."""
+    largest = max(free, key=free.__getitem__)
+    total = sum(free.values())  # keys and values are where their layers are
+    room = {number: size - target.more * size // total - WORK_SPACE for number, size in free.items()}
+    room[largest] -= sum(map(_needed, drafts))
+    room = {number: max(size, 0) for number, size in room.items()}
+    offloaded = max(target.weights - sum(room.values()), 0)
+    in_main_memory = int(free_memory() * SHARE)
+    if offloaded > in_main_memory or not room[largest]:
+        return None
+    first = next(number for number, size in room.items() if size)
+    max_memory: dict[int | str, int] = dict(room.items())
+    max_memory["cpu"] = in_main_memory  # always, since layers are not divided and GPUs cannot be filled exactly
+    return Plan((_gpu(first), *(_gpu(largest) for _ in drafts)), max_memory, offloaded)
+
+
+def _needed(part: Part) -> int:
+    return part.weights + part.more
+
+
+def _fits(drafts: Sequence[Part], size: int) -> bool:
+    return sum(map(_needed, drafts)) + WORK_SPACE <= size
+
+
+def _gpu(number: int) -> torch.device:
+    return torch.device("cuda", number)
+
+
+def _too_large(parts: Sequence[Part], needed: int, free: int, what: str) -> LoadError:
+    names = " and ".join(part.name for part in parts)
+    need = "needs" if len(parts) == 1 else "need"
+    return LoadError(
+        f"{names} {need} {needed / 1e9:.1f} GB of {what}, but {free / 1e9:.1f} GB are free. "
+        "Choose a smaller preset, or run it on a machine with more."
+    )
+
+
+def bits(config: Any, dtype: torch.dtype) -> int:
+    """Bits of a weight."""
+    quantized = getattr(config, "quantization_config", None)
+    if not quantized:
+        return 8 * dtype.itemsize
+    stated = quantized if isinstance(quantized, dict) else vars(quantized)
+    return int(stated.get("bits") or stated.get("w_bit") or (4 if stated.get("load_in_4bit") else 8))
+
+
+def _count(config: Any) -> int:
+    """The number of weights of any causal language model."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())

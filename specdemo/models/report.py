@@ -1,0 +1,272 @@
+"""What models that a person names will take and get, told before their weights are fetched; and saving them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub.utils import build_hf_headers, get_session
+from transformers import AutoConfig, PreTrainedConfig
+
+from ..engines.choose import expected_engine
+from ..engines.layout import LLAMAS, head_width
+from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_memory
+from ..types import BadInput
+from .checkpoint import HUB_SECONDS, find_checkpoint
+from .errors import wrap_load_errors
+from .gguf_header import Header, read_header
+from .loaded import LANES, context_of, differing_token
+from .placement import Part, bits
+from .presets import PRESETS, Gguf, Hub, Preset, Source
+from .store import LoadError, Progress
+
+ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
+TOKENS = 2048  # that a text is reckoned with for the memory of caches
+HEADER_BYTES = 2**25  # of a GGUF file on the hub that are fetched for its header
+
+
+@dataclass(frozen=True, slots=True)
+class OnHub:
+    """What the hub tells of a model: bytes to download (None if it does not say), licence, and whether it is gated."""
+
+    download: int | None
+    licence: str | None = None
+    gated: bool = False
+
+
+NOTHING = OnHub(0)  # for what is on this machine already
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """A model before its weights are fetched. Sizes are in bytes; `download` is None where nobody tells it.
+
+    `caches` are those of the runs that go on at a time, for texts of `TOKENS` tokens or the model's context.
+    """
+
+    name: str
+    download: int | None
+    weights: int
+    caches: int
+    engine: str
+    exact: bool
+    licence: str | None
+    gated: bool
+    vocabulary: Mapping[str, int]
+    reads: int  # how many token ids it can read
+
+    def sentence(self) -> str:
+        """Everything on one line."""
+        size = "nothing to download"
+        if self.download != 0:
+            size = f"downloads {'an unknown size' if self.download is None else f'up to {gigabytes(self.download)}'}"
+        exact = "exact to the bit" if self.exact else "not exact to the bit"
+        return (
+            f"{self.name}: {size}; {gigabytes(self.weights)} of memory for the weights, {gigabytes(self.caches)} for "
+            f"caches; engine {self.engine}, {exact}; licence {self.licence or 'not stated'}"
+            f"{'; gated: its licence must be accepted on the hub' if self.gated else ''}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A target and its draft model, if there is one, before their weights are fetched."""
+
+    models: tuple[ModelReport, ...]
+    free: int  # bytes of main memory
+    on_cpu: bool
+    mismatch: str | None  # why the draft model cannot draft for the target
+
+    @property
+    def needed(self) -> int:
+        """Bytes of memory for the weights and caches of all models."""
+        return sum(model.weights + model.caches for model in self.models)
+
+    def lines(self) -> list[str]:
+        """A sentence a line."""
+        lines = [model.sentence() for model in self.models]
+        if len(self.models) > 1:
+            lines.append(self.mismatch or "The tokenizers match.")
+        who = "It needs" if len(self.models) == 1 else "Together they need"
+        return [*lines, f"{who} {gigabytes(self.needed)} of memory; {gigabytes(self.free)} are free."]
+
+    def check(self) -> None:
+        """Refuse what cannot run here, before anything large is fetched.
+
+        Raises:
+            LoadError: main memory cannot hold it, or the tokenizers differ.
+        """
+        if self.mismatch:
+            raise LoadError(self.mismatch)
+        if self.on_cpu and self.needed > self.free:
+            names = " and ".join(model.name for model in self.models)
+            raise LoadError(
+                f"{names} would take {gigabytes(self.needed)} of memory, but {gigabytes(self.free)} are free: "
+                "choose a smaller model."
+            )
+
+
+def report_on(
+    preset: Preset, dtype: str | None = None, device: str | None = None, progress: Progress = lambda *stage: None
+) -> Report:
+    """Look at the models of a preset. Configurations and tokenizers are fetched, weights are not.
+
+    Raises:
+        BadInput: there is no such dtype or device.
+        LoadError: a model is not there or cannot be used here: one sentence says why.
+    """
+    chosen_device = choose_device(device)
+    chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
+    sources = [source for source in (preset.target, preset.draft_model) if source is not None]
+    looking = partial(_look_at, dtype=chosen_dtype, device=chosen_device, progress=progress)
+    models = [looking(source, lanes=lanes) for source, lanes in zip(sources, (LANES, 1), strict=False)]
+    mismatch = None
+    if len(models) > 1:
+        target, draft = models
+        mismatch = differing_token(target.vocabulary, draft.vocabulary, draft.reads)
+        if mismatch:
+            mismatch = f"{draft.name} cannot draft for {target.name}: they have different tokenizers. {mismatch}"
+    return Report(tuple(models), free_memory(), chosen_device.type == "cpu", mismatch)
+
+
+def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.device, progress: Progress) -> ModelReport:
+    if isinstance(source, Gguf):
+        progress(None, f"looking at {source}")
+        hub = NOTHING if source.repo is None else _on_hub(source.repo, source.revision, source.file)
+        with wrap_load_errors(source):
+            header = _header(source)
+            config, numbers = _config(header), header.numbers
+            vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
+        hub = replace(hub, licence=hub.licence or header.fields.get("general.license"))
+    else:
+        found = find_checkpoint(source, dtype, progress)
+        hub = _on_hub(found.name_or_path, found.revision) if isinstance(source, Hub) else NOTHING
+        config, numbers = found.config, Part(str(source), found.config, dtype).numbers
+        vocabulary = found.tokenizer.get_vocab()
+    engine, exact = expected_engine(config, dtype, device)
+    computed = compute_dtype(dtype, device)
+    stored = computed if engine == "eager" else dtype
+    text = config.get_text_config()
+    if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
+        numbers += text.vocab_size * text.hidden_size  # one for the rows of the input, one laid out for the output
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    row = 2 * text.num_hidden_layers * heads * head_width(text) * computed.itemsize
+    if engine != "eager" and text.model_type != "gpt2":
+        row += ROTATION * head_width(text)
+    return ModelReport(
+        name=str(source),
+        download=hub.download,
+        weights=numbers * bits(config, stored) // 8,
+        caches=row * lanes * min(TOKENS, context_of(config)),
+        engine=engine,
+        exact=exact,
+        licence=hub.licence,
+        gated=hub.gated,
+        vocabulary=vocabulary,
+        reads=text.vocab_size,
+    )
+
+
+def _config(header: Header) -> PreTrainedConfig:
+    """The configuration of a GGUF file, as far as a report needs it."""
+    heads, hidden = int(header.of_model("attention.head_count")), int(header.of_model("embedding_length"))
+    sizes = {
+        "vocab_size": len(header.fields["tokenizer.ggml.tokens"]),
+        "hidden_size": hidden,
+        "intermediate_size": int(header.of_model("feed_forward_length")),
+        "num_hidden_layers": int(header.of_model("block_count")),
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(header.of_model("attention.head_count_kv", heads)),
+        "head_dim": int(header.of_model("attention.key_length", hidden // heads)),
+        "max_position_embeddings": int(header.of_model("context_length", TOKENS)),
+        "tie_word_embeddings": "output.weight" not in header.shapes,
+    }
+    if header.architecture in LLAMAS:
+        return AutoConfig.for_model(header.architecture, **sizes)
+    config = PreTrainedConfig(**sizes)
+    config.model_type = header.architecture
+    return config
+
+
+def _header(source: Gguf) -> Header:
+    if source.repo is None:
+        with Path(source.file).open("rb") as file:
+            return read_header(file)
+    url = hf_hub_url(source.repo, source.file, revision=source.revision)
+    headers = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
+    with get_session().stream("GET", url, headers=headers, timeout=HUB_SECONDS, follow_redirects=True) as answer:
+        if answer.status_code >= 400:
+            raise LoadError(f"There is no file {source.file} in {source.repo} on the hub, or it may not be read.")
+        content = b""
+        for block in answer.iter_bytes():
+            content += block
+            if len(content) >= HEADER_BYTES:
+                break
+    return read_header(BytesIO(content))
+
+
+def _on_hub(repo: str, revision: str | None, file: str | None = None) -> OnHub:
+    """What the hub tells of a repository, or of one of its files."""
+    with wrap_load_errors(Hub(repo, revision)):
+        info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=HUB_SECONDS)
+    files = {one.rfilename: one.size for one in info.siblings or ()}
+    if file is not None and file not in files:
+        there = ", ".join(name for name in files if name.endswith(".gguf")) or "none"
+        raise LoadError(f"There is no file {file} in {repo} on the hub. Its GGUF files: {there}.")
+    wanted = [file] if file else [name for name in files if name.endswith(".safetensors")]
+    sizes = [files[name] for name in wanted]
+    if not wanted:
+        raise LoadError(f"{repo} has no weights in safetensors, the one form that is read here.")
+    card = info.card_data.to_dict() if info.card_data else {}
+    return OnHub(sum(size or 0 for size in sizes) or None, card.get("license"), bool(info.gated))
+
+
+def save_preset(preset: Preset, name: str, folder: Path = PRESETS) -> Path:
+    """Write models that were given by name to a preset file, so that the menu and `--preset` have them.
+
+    Raises:
+        BadInput: the name cannot be that of a file, there is a preset of that name, or the folder cannot be written.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise BadInput(f"A preset is named by letters, digits, dots and dashes, not {name!r}.")
+    path = folder / f"{name}.toml"
+    tables = {"target": preset.target, "draft_model": preset.draft_model}
+    lines = [f"title = {_toml(preset.title)}", f"description = {_toml(preset.description)}"]
+    for table, source in tables.items():
+        if source is not None:
+            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in _fields(source).items() if value)]
+    lines += ["", "[defaults]", f"drafter = {_toml(preset.defaults.drafter)}"]
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    except FileExistsError as error:
+        raise BadInput(f"There is a preset called {name} already: choose another name.") from error
+    except OSError as error:
+        raise BadInput(f"{path} cannot be written: {os.strerror(error.errno or 0)}.") from error
+    return path
+
+
+def _fields(source: Source) -> dict[str, Any]:
+    if isinstance(source, Hub):
+        return {"hub": source.repo, "revision": source.revision}
+    if isinstance(source, Gguf) and source.repo:
+        return {"hub": source.repo, "revision": source.revision, "file": source.file}
+    return {"path": str(source)}
+
+
+def _toml(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)  # a string of JSON is one of TOML
+
+
+def gigabytes(size: int) -> str:
+    """A size in words."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

@@ -1,0 +1,82 @@
+"""The measured results of a preset's drafters. `bench drafters` writes them, and the drafter menu shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..types import AUTO, BadInput
+
+
+def results_path(preset: Path) -> Path:
+    """The results that belong to a preset file: `NAME.results.json` beside `NAME.toml`."""
+    return preset.with_suffix(".results.json")
+
+
+def read_results(path: Path) -> Mapping[str, Any] | None:
+    """The results in a file; None if there is none.
+
+    Raises:
+        BadInput: one sentence naming the file.
+    """
+    if not path.exists():
+        return None
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        for drafter in {"", *(row["drafter"] for row in results["rows"])}:  # finds rows that cannot be described
+            describe_results(results, drafter)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(
+            f"{path.name} does not hold the results of `bench drafters`. Remove it or measure again."
+        ) from error
+    return results
+
+
+def joined(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
+    """New results, with the old rows of drafters that were not measured again, if nothing else has changed.
+
+    Each row names the commit it was measured at. Hardware, versions, weights and settings are the same for all rows.
+    """
+    rows = [{**row, "commit": new["environment"]["commit"]} for row in new["rows"]]
+    measured = {row["drafter"] for row in rows}
+    if old is not None and _circumstances(old) == _circumstances(new):
+        kept = [row for row in old["rows"] if row["drafter"] not in measured]
+        rows = [*({"commit": old["environment"]["commit"], **row} for row in kept), *rows]
+    return {**new, "rows": rows}
+
+
+def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {**results, "environment": {**_environment(results), "commit": None}, "rows": None}
+
+
+def _environment(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment, with defaults for fields that older results lack."""
+    there = results["environment"]
+    return {"weights_dtype": there["dtype"], "cpu_model": None, **there}
+
+
+def describe_results(results: Mapping[str, Any], drafter: str) -> str:
+    """The speed-ups of a drafter at each temperature, with K = auto and with the best K; empty if not measured."""
+    rows = [row for row in results["rows"] if row["drafter"] == drafter]
+    there = _environment(results)
+    dtype, weights = there["dtype"], there["weights_dtype"]
+    numbers = dtype if weights == dtype else f"{dtype} with {weights} weights"
+    family = f" ({str(there['cpu_model']).split(',')[0]})" if there["cpu_model"] else ""  # a name has generations
+    where = f"{there['cpu']}{family}, {there['cores']} cores, {numbers}, {results['prompts']} prompts"
+    temperatures = sorted({row["temperature"] for row in rows})
+    told = []
+    for auto in (True, False):
+        kind = [row for row in rows if (row["k"] == AUTO) == auto]
+        best = [_best(kind, temperature) for temperature in temperatures]
+        speeds = ", ".join(f"{row['speed_up']:.2f}x" if row else "–" for row in best)
+        ks = AUTO if auto else f"K = {', '.join(str(row['k']) if row else '–' for row in best)}"
+        told += [f"{speeds} with {ks}"] if kind else []
+    when = ", ".join(f"{temperature:g}" for temperature in temperatures)
+    return f"Measured at temperature {when}: {'; '.join(told)}. On {where}." if told else ""
+
+
+def _best(rows: list[Mapping[str, Any]], temperature: float) -> Mapping[str, Any] | None:
+    here = [row for row in rows if row["temperature"] == temperature]
+    return max(here, key=lambda row: row["speed_up"]) if here else None

@@ -1,0 +1,106 @@
+"""What keeps the cache whole: checksums, room on the disk, one process at a time, and disk errors in words."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+Progress = Callable[[float | None, str], None]
+"""Told how far the present stage is (0 to 1, None if unknown) and what it is, in words."""
+
+
+class LoadError(RuntimeError):
+    """A model could not be made ready; the message is shown to the person as is."""
+
+
+def check_sum(file: Path, expected: str, what: str) -> None:
+    actual = sha256_of(file)
+    if actual != expected:
+        raise LoadError(
+            f"{what} is not the one this preset was made for and was thrown away: "
+            f"its SHA-256 begins with {actual[:12]}, it should begin with {expected[:12]}."
+        )
+
+
+def sha256_of(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def crc32_of(file: Path) -> int:
+    """Finds damage as well as a cryptographic hash does, and several times faster: this is read at every start."""
+    checksum = 0
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder, which another process may be changing."""
+    size = 0
+    for place, _, names in os.walk(folder):  # which, unlike rglob, minds no folder that pip has just removed
+        for name in names:
+            with suppress(OSError):  # nor a file that it has just moved
+                size += os.path.getsize(os.path.join(place, name))
+    return size
+
+
+def check_room(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise LoadError(
+            f"The weights need {needed / 1e9:.1f} GB of disk space in {folder}, but {free / 1e9:.1f} GB are free. "
+            "Free some, or set SPECDEMO_CACHE to a folder on another disk."
+        )
+
+
+@contextmanager
+def locked(path: Path, progress: Progress) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        progress(None, "waiting for another process that is preparing the same weights")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def disk_errors_in_words(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if is_disk_full(error):
+            raise LoadError(
+                f"The disk became full while preparing the weights in {folder}: free some space and try again, "
+                "or set SPECDEMO_CACHE to a folder on another disk."
+            ) from error
+        if isinstance(error, OSError) and error.errno in UNUSABLE:
+            raise LoadError(
+                f"The cache folder {folder} cannot be used ({error.strerror}): set SPECDEMO_CACHE to a folder "
+                "that can be written."
+            ) from error
+        raise
+
+
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether that is what an error means; safetensors has its own class for it, so the text counts too."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)

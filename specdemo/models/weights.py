@@ -1,0 +1,177 @@
+"""Reads the safetensors files of models that the fused runners know, without transformers' models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ..engines.cpu.library import library_for
+from ..engines.layout import head_width, knows, stored_as
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+Shapes = dict[str, tuple[int, ...]]
+INDEX = ".index.json"  # ends the name of the list of files, if a checkpoint has several
+# The weights that a runner always keeps as they are.
+KEPT = {"model.embed_tokens.weight", "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"}
+
+
+def readable(config: PreTrainedConfig) -> bool:
+    """Whether a model can be run from its configuration and its weights, without transformers' model."""
+    return knows(config) and config.get_text_config() is config
+
+
+def shapes(config: PreTrainedConfig) -> Shapes:
+    """The shapes of the weights of a `readable` model, by transformers' names. A tied head is left out."""
+    return _gpt2_shapes(config) if config.model_type == "gpt2" else _llama_shapes(config)
+
+
+def _llama_shapes(config: PreTrainedConfig) -> Shapes:
+    hidden, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
+    queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
+    products: Shapes = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    if config.model_type == "qwen2":  # has no field for its biases
+        biased = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+    else:
+        attention, mlp = (getattr(config, name, False) for name in ("attention_bias", "mlp_bias"))
+        biased = [name for name in products if (attention if name.startswith("self_attn") else mlp)]
+    layer: Shapes = {f"{name}.weight": shape for name, shape in products.items()}
+    layer |= {f"{name}.bias": products[name][:1] for name in biased}
+    layer |= {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
+    if config.model_type == "qwen3":
+        layer |= {f"self_attn.{name}.weight": (width,) for name in ("q_norm", "k_norm")}
+    table = (config.vocab_size, hidden)
+    head = {} if config.tie_word_embeddings else {"lm_head.weight": table}
+    layers = {
+        f"model.layers.{index}.{name}": shape
+        for index in range(config.num_hidden_layers)
+        for name, shape in layer.items()
+    }
+    return {"model.embed_tokens.weight": table, **layers, "model.norm.weight": (hidden,), **head}
+
+
+def _gpt2_shapes(config: PreTrainedConfig) -> Shapes:
+    hidden = config.n_embd
+    inner = config.n_inner or 4 * hidden
+    products: Shapes = {  # GPT-2 keeps its weights as [in, out]
+        "attn.c_attn": (hidden, 3 * hidden),
+        "attn.c_proj": (hidden, hidden),
+        "mlp.c_fc": (hidden, inner),
+        "mlp.c_proj": (inner, hidden),
+    }
+    layer: Shapes = {f"{name}.weight": shape for name, shape in products.items()}
+    layer |= {f"{name}.bias": shape[1:] for name, shape in products.items()}
+    layer |= {f"{name}.{part}": (hidden,) for name in ("ln_1", "ln_2") for part in ("weight", "bias")}
+    table = (config.vocab_size, hidden)
+    head = {} if config.tie_word_embeddings else {"lm_head.weight": table}
+    layers = {
+        f"transformer.h.{index}.{name}": shape for index in range(config.n_layer) for name, shape in layer.items()
+    }
+    return {
+        "transformer.wte.weight": table,
+        "transformer.wpe.weight": (config.n_positions, hidden),
+        **layers,
+        **{f"transformer.ln_f.{part}": (hidden,) for part in ("weight", "bias")},
+        **head,
+    }
+
+
+def count(config: PreTrainedConfig) -> int:
+    """The number of weights of a `readable` model."""
+    return sum(map(prod, shapes(config).values()))
+
+
+def weights_files(file: Callable[[str], Path | None], variant: str | None = None) -> list[Path]:
+    """The files of safetensors that hold a checkpoint's weights; none if it has none.
+
+    Args:
+        file: gives the path of a file of the checkpoint by its name, None if there is none.
+        variant: part of the files' names, as in `from_pretrained`.
+    """
+    name = f"model.{variant}.safetensors" if variant else "model.safetensors"
+    if (whole := file(name)) is not None:
+        return [whole]
+    if (index := file(name + INDEX)) is None:
+        return []
+    parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return [path for part in sorted(parts) if (path := file(part)) is not None]
+
+
+class StoredWeights(Mapping[str, Tensor]):
+    """The weights of a model in safetensors files, by transformers' names.
+
+    A weight is read when it is asked for, so that memory holds one unpacked weight at a time. The weights that a runner
+    keeps as they are (`KEPT`) are read once and copied, because a tensor that is not copied keeps the file in memory.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
+        self.shapes, self.dtype, self.device = shapes, dtype, device
+        self._copies = device.type == "cpu" and library_for(dtype) is None  # else the C library copies it
+        self._files: dict[str, tuple[safe_open, str]] = {}  # by the name of a weight, with its name there
+        self._kept: dict[str, Tensor] = {}
+
+    @classmethod
+    def of(
+        cls, files: list[Path], config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
+    ) -> StoredWeights | None:
+        """Open the files; None if they do not hold exactly the weights of this configuration.
+
+        Args:
+            dtype: the type that the weights are converted to.
+        """
+        stored = cls(shapes(config), dtype, device)
+        prefix = "transformer." if config.model_type == "gpt2" else "model."
+        for path in files:
+            file = safe_open(path, framework="pt", device=str(device))
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                ours = name if name in stored.shapes else prefix + name  # a model without its head has no prefix
+                if stored.shapes.get(ours) == tuple(file.get_slice(name).get_shape()):
+                    stored._files[ours] = file, name
+        return stored if stored._files.keys() == stored.shapes.keys() else None
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self._kept:
+            return self._kept[name]
+        file, there = self._files[name]
+        read = file.get_tensor(there)
+        weight = stored_as(read, self.dtype)
+        if weight is read and (self._copies or name in KEPT or weight.dim() == 1) and weight.device.type == "cpu":
+            weight = weight.clone()
+        if name in KEPT:
+            self._kept[name] = weight
+        return weight
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all converted weights."""
+        return sum(map(prod, self.shapes.values())) * self.dtype.itemsize
+
+    @property
+    def placement(self) -> dict[str, int]:
+        """Bytes on each device."""
+        return {str(self.device): self.nbytes}

@@ -1,0 +1,1 @@
+"""Lanes raced on one clock, and what comes of them: statistics, comparison, traces, text."""

@@ -1,0 +1,93 @@
+"""The tokens that were most likely at the positions of a round, for the tooltip and the step-through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..decoding import noise
+from ..decoding.events import Event, Round
+from ..decoding.match import Match
+from ..decoding.rule import LastRound, Rule
+from .trace import Candidate, TokenProbabilities
+
+SHOWN = 10  # tokens
+LEAST = 1e-3  # what can be seen as a bar
+DECIMALS = 6
+
+
+def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tuple[TokenProbabilities, ...]:
+    """For each token that a round just emitted, the candidates at its position; read while the round's clock stands.
+
+    Under the match rule they are those of the least e / p and e / q, which decide. Under rejection sampling they are
+    the likeliest by p or q; at the last position, where the token may be drawn from the residual, also by that.
+
+    Args:
+        name: the text of a token by itself.
+    """
+    if not isinstance(event, Round) or rule.last_round is None:
+        return ()
+    count, position = len(event.emitted), rule.last_round.position
+    drafted = [token.id for token in event.drafted[:count]]
+    p, q = target_and_draft_probs(rule.last_round, drafted)
+    p, q = p[:count], torch.cat([q, q.new_zeros(count - len(q), q.shape[-1])])  # the bonus is drawn against no draft
+    emitted = [token.id for token in event.emitted]
+    own = torch.tensor([emitted, [*drafted, *emitted[len(drafted) :]]], device=p.device).T  # [n, 2]
+    if isinstance(rule, Match):
+        keys = [rule.key(position + i) for i in range(count)]
+        ids = torch.cat([own, *(_first_drawn(probs, keys) for probs in (p, q))], 1)  # [n, 22]
+        e = [(-torch.log1p(-noise.uniforms(key, row))).tolist() for key, row in zip(keys, ids.cpu(), strict=True)]
+        left = [None] * count
+        least = 0.0
+    else:
+        rest = (p - q).clamp(min=0)
+        likeliest = torch.cat([torch.maximum(p, q), rest[-1:]]).topk(min(SHOWN, p.shape[-1])).indices
+        ids = torch.cat([own, likeliest[:-1], likeliest[-1:].expand(count, -1)], 1)
+        e = [[None] * ids.shape[1]] * count
+        left = rest.sum(-1).tolist()
+        least = LEAST
+    both = torch.stack([p.gather(1, ids), q.gather(1, ids)], 2).tolist()  # [n, 22, 2]
+    rows = zip(ids.tolist(), both, e, left, strict=True)
+    return tuple(_ranked(list(zip(ids, both, e, strict=True)), rest, least, name) for ids, both, e, rest in rows)
+
+
+def target_and_draft_probs(seen: LastRound, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """p [k + 1, V] and q [n, V] of a round, for the first n drafted tokens; q is one-hot where tokens were chosen."""
+    p = seen.target_probs
+    q = p.new_zeros(len(token_ids), p.shape[-1])
+    for row, token in enumerate(token_ids):
+        probs, ids = seen.draft_probs[row] if seen.draft_probs else (q.new_ones(1, 1), torch.tensor([token]))
+        q[row, slice(None) if ids is None else ids.to(q.device)] = probs[0].to(q)
+    return p, q
+
+
+def _first_drawn(probs: Tensor, keys: Sequence[int]) -> Tensor:
+    """The tokens of the least e / p in each row [n, V], the least first, [n, 10]; token 0 where there are fewer."""
+    probs, drawn = probs.clone(), []
+    for _ in range(min(SHOWN, probs.shape[-1])):
+        drawn.append(noise.draw(probs, keys)[0].clamp(min=0)[:, None])
+        probs.scatter_(1, drawn[-1], 0.0)
+    return torch.cat(drawn, 1)
+
+
+def _ranked(
+    candidates: Sequence[tuple[int, Sequence[float], float | None]],
+    left: float | None,
+    least: float,
+    name: Callable[[int], str],
+) -> TokenProbabilities:
+    """The candidates of one position, likeliest first; the first two are shown in any case."""
+    seen = {id for id, _, _ in candidates[:2]}
+    seen |= {id for id, (p, q), _ in candidates[2:] if max(p / (left or 1), q) > least}
+    ranked = sorted({(-max(p, q), id, p, q, e) for id, (p, q), e in candidates if id in seen})
+    shown = (
+        Candidate(id, name(id), _short(p), _short(q), None if e is None else float(f"{e:.4g}"))
+        for _, id, p, q, e in ranked
+    )
+    return TokenProbabilities(None if left is None else _short(left), tuple(shown))
+
+
+def _short(probability: float) -> float:
+    return round(min(probability, 1.0), DECIMALS)  # a sum in single precision can pass 1

@@ -1,0 +1,20 @@
+"""Where figures come from."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+
+def provenance(loaded: Loaded) -> dict[str, Any]:
+    """Where figures come from: the hardware and versions, the weights, and the commit of this program."""
+    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        commit = subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # not a repository
+        commit = None
+    return {"environment": {**loaded.environment(), "commit": commit}, "weights": loaded.weights}

@@ -1,0 +1,152 @@
+"""Starts runs of a loaded preset, and races the target with a drafter against the target alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import repeat
+from typing import TYPE_CHECKING
+
+from ..decoding.costs import CostModel, measure_passes
+from ..decoding.events import Event
+from ..decoding.loop import check_room, decode, rule_for
+from ..decoding.rule import Rule
+from ..drafters.names import DRAFTERS, drafter_class
+from ..system.progress import check_stopped, tell
+from ..types import AUTO, MAX_K, REJECTION, BadInput, Settings
+from .lanes import Lane, race_lanes
+from .text import LaneText, StopStrings
+from .trace import PLAIN, SPECULATIVE, Entry
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+TRIED_KS, TRIED_TOKENS = (1, 4), 32  # see `try_out`: the K of its runs, and the tokens of their prompts and texts
+TRYING_SECONDS, SLOW_PASS = 0.3, 0.1  # what all of its runs take, and the seconds of a pass above which there are none
+
+
+def check_drafter(loaded: Loaded, drafter: str) -> None:
+    """Refuse a drafter that does not exist or that this preset has nothing for."""
+    if drafter not in DRAFTERS:
+        raise BadInput(f"There is no drafter called {drafter!r}. Choose one of: {', '.join(DRAFTERS)}.")
+    if reason := drafter_class(drafter).unavailable_reason(loaded.parts):
+        raise BadInput(f"The drafter {drafter} cannot be used here: {reason}.")
+
+
+def check_rule(drafter: str, settings: Settings) -> None:
+    """Refuse K = auto with rejection sampling, where a K that depends on drawn tokens would change the distribution."""
+    if settings.k == AUTO and settings.rule == REJECTION and settings.temperature > 0 and drafter != "none":
+        raise BadInput(f"Above temperature 0, K = {AUTO} needs the match rule: choose it, or a K from 1 to {MAX_K}.")
+
+
+def drafters_of(loaded: Loaded, names: str) -> list[str]:
+    """The drafters named, separated by commas; without names, all that this preset can use.
+
+    Raises:
+        BadInput: one of those named does not exist, or this preset has nothing for it.
+    """
+    if not names:
+        able = (name for name in DRAFTERS if not drafter_class(name).unavailable_reason(loaded.parts))
+        return [name for name in able if name != "none"]
+    chosen = [name.strip() for name in names.split(",")]
+    for name in chosen:
+        check_drafter(loaded, name)
+    return chosen
+
+
+def start(
+    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, rule: Rule | None = None
+) -> Iterator[Event]:
+    """A decode of `prompt_ids` by the loaded target with a drafter by name; drafts are tested by `rule` (`rule_for`).
+
+    What the run shows goes into `loaded.costs`, where later runs of the same kind find it. What auto needs to know
+    before it begins is measured first: passes by `costs_of`, drafts by `try_out`.
+
+    Raises:
+        BadInput: no such drafter, prompt and new tokens exceed the context, or K = auto with rejection sampling.
+        Stopped: whoever waits for it has stopped it while costs were measured.
+    """
+    check_drafter(loaded, drafter)
+    check_rule(drafter, settings)
+    check_room(len(prompt_ids), settings, loaded.context)
+    if drafter == "none":
+        settings = replace(settings, k=0)
+    costs = costs_of(loaded, settings)
+    if costs and settings.k == AUTO and drafter not in costs.tried:
+        try_out(loaded, drafter, prompt_ids, settings, costs)
+    return decode_loaded(loaded, drafter, prompt_ids, rule or rule_for(settings), costs)
+
+
+def decode_loaded(
+    loaded: Loaded,
+    drafter: str,
+    prompt_ids: Sequence[int],
+    rule: Rule,
+    costs: CostModel | None,
+    ks: Iterable[int] | None = None,
+) -> Iterator[Event]:
+    """`decode` by the loaded target with a drafter by name; `none` guesses nothing at any K."""
+    ks = repeat(0) if drafter == "none" else ks
+    runner = loaded.target_runner(len(prompt_ids) + rule.settings.max_new_tokens)
+    proposing = drafter_class(drafter).build(loaded.parts, runner, rule)
+    stop = StopStrings(loaded.tokenizer, prompt_ids, rule.settings.stop)
+    return decode(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, ks)
+
+
+def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:
+    """What is known in `loaded.costs` of runs with this kind of sampling; None if nothing is.
+
+    The first time that K = auto asks for it, passes are measured, which takes a part of a second, and kept there.
+    """
+    kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1)
+    if settings.k == AUTO and kind not in loaded.costs:
+        tell("measuring what a pass costs on this machine")
+        runner = loaded.target_runner(MAX_K + 2)
+        most_k = min(MAX_K, runner.exact_rows - 1) if runner.exact_rows else MAX_K  # what is exact stays exact
+        loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), most_k), most_k)
+    return loaded.costs.get(kind)
+
+
+def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, costs: CostModel) -> None:
+    """Let `costs` learn what short and longer drafts cost, before K = auto needs it: a short run with either.
+
+    Not where passes are slow: there the reading of the prompts alone would keep people waiting.
+    """
+    if costs.baseline_seconds <= SLOW_PASS:
+        tell(f"measuring what drafts by {drafter} cost on this machine")
+        prompt_ids = prompt_ids[-TRIED_TOKENS:]
+        new_tokens = min(TRIED_TOKENS, loaded.context - len(prompt_ids))
+        for k in TRIED_KS:
+            short = replace(settings, k=k, max_new_tokens=new_tokens, stop=())
+            run = decode_loaded(loaded, drafter, prompt_ids, rule_for(short), costs)
+            with closing(run) as events:  # type: ignore[type-var]
+                next(events)  # the prefill; the first draft reads the prompt as well
+                end = time.perf_counter() + TRYING_SECONDS / len(TRIED_KS)
+                for _ in events:
+                    check_stopped()
+                    if time.perf_counter() > end:
+                        break
+    costs.tried.add(drafter)
+
+
+def race(
+    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, isolated: bool = False
+) -> Iterator[Entry]:
+    """The target alone and the target with a drafter, see `race_lanes`.
+
+    Above temperature 0, where p and q are more than one token, the speculative rounds come with their probabilities.
+    """
+    rule = rule_for(settings)
+    runs = {
+        PLAIN: start(loaded, "none", prompt_ids, settings),
+        SPECULATIVE: start(loaded, drafter, prompt_ids, settings, rule),
+    }
+    yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rule), isolated)
+
+
+def lanes_of(loaded: Loaded, prompt_ids: Sequence[int], runs: Mapping[str, Iterator[Event]], rule: Rule) -> list[Lane]:
+    """The lanes of some runs of a loaded preset; `rule` is that of the speculative one."""
+    told = loaded.tokenizer, prompt_ids, loaded.eos_ids
+    return [Lane(name, events, LaneText(*told), rule if name == SPECULATIVE else None) for name, events in runs.items()]

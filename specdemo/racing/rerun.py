@@ -1,0 +1,90 @@
+"""Runs the race of a trace again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain, islice, repeat
+from typing import TYPE_CHECKING, Any
+
+from ..decoding import noise
+from ..decoding.events import Event, Prefilled, Round, emitted_tokens
+from ..decoding.loop import check_room, rule_for
+from ..types import AUTO, BadInput, Settings
+from .compare import first_difference
+from .lanes import race_lanes
+from .race import check_drafter, decode_loaded, lanes_of
+from .trace import PLAIN, SPECULATIVE, Entry, environment_of, request_of
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+
+def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> Iterator[Entry]:
+    """Run the race of a trace once more: each lane with the seed that it drew with and the K of each of its rounds.
+
+    A lane that was stopped goes as far as it went.
+
+    Raises:
+        BadInput: the trace lacks what is needed, or the preset has other weights by now.
+    """
+    asked = request_of(header)
+    if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
+        raise BadInput(f"The trace was recorded with other weights than the preset {asked.preset} has now.")
+    check_drafter(loaded, asked.drafter)
+    versions = {lane.get("noise") for lane in header["lanes"]}
+    if asked.settings.temperature > 0 and versions != {noise.VERSION}:
+        raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")
+    prompt_ids = loaded.encode(asked.prompt, asked.raw)
+    check_room(len(prompt_ids), asked.settings, loaded.context)
+    runs, rule = {}, rule_for(asked.settings)
+    for lane, drafter in ((PLAIN, "none"), (SPECULATIVE, asked.drafter)):
+        events = [entry.event for entry in recorded if entry.lane == lane]
+        if events:
+            settings, ks = _recorded(events, drafter, asked.settings)
+            rule = rule_for(settings)  # the last one is that of the speculative lane
+            runs[lane] = _first(len(events), decode_loaded(loaded, drafter, prompt_ids, rule, None, ks))
+    yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rule), asked.isolated)
+
+
+def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[int]]:
+    """The settings that a lane ran with, and the K of each of its rounds; 0 behind those, if the texts part.
+
+    Raises:
+        BadInput: the trace does not say.
+    """
+    auto = settings.k == AUTO and drafter != "none"
+    ks = [event.k for event in events if isinstance(event, Round)]
+    seed = next((event.seed for event in events if isinstance(event, Prefilled)), None)
+    if auto and None in ks:
+        raise BadInput("This race cannot be run again: its trace does not say which K was chosen in each round.")
+    usual = 0 if drafter == "none" or settings.k == AUTO else int(settings.k)
+    settings = replace(settings, k=usual, seed=settings.seed if seed is None else seed)
+    return settings, chain((usual if k is None else k for k in ks), repeat(0))
+
+
+def _first(count: int, events: Iterator[Event]) -> Iterator[Event]:
+    """So many events of a run, which is closed then."""
+    with closing(events):  # type: ignore[type-var]
+        yield from islice(events, count)
+
+
+def differences(recorded: Sequence[Entry], entries: Sequence[Entry]) -> dict[str, int | None]:
+    """Where each lane of a trace and of the race run `again` first have another token id; None where nowhere."""
+    found = {}
+    for lane in dict.fromkeys(entry.lane for entry in recorded):
+        ids = [
+            [token.id for entry in race if entry.lane == lane for token in emitted_tokens(entry.event)]
+            for race in (recorded, entries)
+        ]
+        found[lane] = first_difference(*ids)
+    return found
+
+
+def other_environment(loaded: Loaded, header: dict[str, Any]) -> list[str]:
+    """What decides the last bits of logits and was another when a trace was recorded, "dtype float32" say."""
+    then, now = environment_of(header), loaded.environment()
+    names = ("engine", "exact_rows", "dtype", "weights_dtype", "device_name", "torch")
+    return [f"{name} {then[name]}" for name in names if name in then and then[name] != now[name]]

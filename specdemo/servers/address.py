@@ -1,0 +1,112 @@
+"""Which servers may be asked, and where their names lead.
+
+On one's own machine every address may be asked. A public Space must not become a proxy into the network that it runs
+in: there only the addresses in `SPECDEMO_ALLOW`, separated by commas, may be asked. Each name is resolved once, and
+what it led to is kept: a name that leads elsewhere later is of no use to anybody.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import threading
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ..types import BadInput
+
+PORTS = {"http": 80, "https": 443}
+MAX_ADDRESS = 300  # characters
+_pinned: dict[tuple[str, int], str] = {}
+_pinning = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A server as a person names it; `pinned` is the IP address that its name led to, where that is kept."""
+
+    scheme: str
+    host: str
+    port: int
+    pinned: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Address:
+        """An address such as http://127.0.0.1:8080; a closing `/v1` may stand behind it.
+
+        Raises:
+            BadInput: it is no such address, or may not be asked from here.
+        """
+        wrong = "A server's address looks like http://127.0.0.1:8080"
+        if len(text) > MAX_ADDRESS:
+            raise BadInput(f"{wrong}: at most {MAX_ADDRESS} characters.")
+        try:
+            parts = urlsplit(text.strip())
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise BadInput(f"{wrong}.") from None
+        if parts.username is not None or parts.password is not None:
+            raise BadInput(f"{wrong}: a key does not belong into it, but into the environment.")  # nor is it shown
+        if parts.scheme not in PORTS or not host or not _is_name(host) or parts.path.rstrip("/") not in ("", "/v1"):
+            raise BadInput(f"{wrong}.")
+        if parts.query or parts.fragment:
+            raise BadInput(f"{wrong}, with nothing behind the port.")
+        address = cls(parts.scheme, host, PORTS[parts.scheme] if port is None else port)
+        return address.allowed() if os.environ.get("SPACE_ID") else address
+
+    def allowed(self) -> Address:
+        """This address with its name resolved for good.
+
+        Raises:
+            BadInput: it is not in `SPECDEMO_ALLOW`, or its name leads to no address, or into a private network.
+        """
+        allowed = (entry.strip().rstrip("/").lower() for entry in os.environ.get("SPECDEMO_ALLOW", "").split(","))
+        if str(self) not in {entry if _has_port(entry) else f"{entry}:{PORTS.get(self.scheme)}" for entry in allowed}:
+            raise BadInput(
+                "This Space asks only the servers that its owner allows, and this address is not among them."
+            )
+        with _pinning:
+            where = self.host, self.port
+            if where not in _pinned:
+                _pinned[where] = self._resolved()
+            return Address(self.scheme, self.host, self.port, _pinned[where])
+
+    def _resolved(self) -> str:
+        try:
+            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError:
+            raise BadInput(f"There is no server called {self.host}.") from None
+        ip = str(found[0][4][0])
+        # An address in numbers says where it leads; the name of a server elsewhere must not lead into this network.
+        if ip != self.host and self.host != "localhost" and not ipaddress.ip_address(ip.partition("%")[0]).is_global:
+            raise BadInput(f"The name {self.host} leads into a private network, which this Space does not ask.")
+        return ip
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{_bracketed(self.host)}:{self.port}"
+
+    @property
+    def netloc(self) -> str:
+        """As it stands in a request's head: the usual port is left out."""
+        return _bracketed(self.host) + (f":{self.port}" if self.port != PORTS[self.scheme] else "")
+
+    @property
+    def url(self) -> str:
+        """Where to connect to."""
+        return f"{self.scheme}://{_bracketed(self.pinned or self.host)}:{self.port}"
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _is_name(host: str) -> bool:
+    return host.isascii() and all(c.isalnum() or c in "-._:%" for c in host)
+
+
+def _has_port(entry: str) -> bool:
+    try:
+        return urlsplit(entry).port is not None
+    except ValueError:
+        return True  # no address: it equals none either

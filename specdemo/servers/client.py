@@ -1,0 +1,217 @@
+"""Asks a server over HTTP, and bounds what it may answer: in size, in time, and in kind.
+
+Keys are sent in a header and stand in nothing else: no error, no log, no trace.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from ..types import BadInput
+from .address import Address
+
+CONNECT_SECONDS, SILENT_SECONDS = 5.0, 30.0  # to connect, and between two pieces of an answer
+ANSWER_SECONDS = 600.0  # for a whole answer, however lively it is
+MAX_LINE, MAX_ANSWER = 1_000_000, 64_000_000  # bytes
+MAX_QUOTED = 200  # characters of what a server says is wrong
+STATUSES = {
+    401: "asks for an API key, or does not know the one it was given",
+    403: "does not let this API key ask",
+    404: "has no {path}",
+    408: "took too long to read the request",
+    429: "has too much to do, or too many requests with this key: try again later",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One event of a stream. `seconds` is when it arrived, since the request was sent."""
+
+    seconds: float
+    data: dict[str, Any]
+
+
+class Client:
+    """One server. Close it at the end.
+
+    Args:
+        key: the API key, if it asks for one.
+    """
+
+    def __init__(self, address: Address, key: str | None = None, silent_seconds: float = SILENT_SECONDS) -> None:
+        self.address = address
+        self._key = key
+        headers = {"Accept-Encoding": "identity"}
+        if address.pinned:
+            headers["Host"] = address.netloc
+        if key:
+            if not key.isascii() or not key.isprintable():
+                raise BadInput("An API key consists of plain printable characters.")
+            headers["Authorization"] = f"Bearer {key}"
+        timeout = httpx.Timeout(silent_seconds, connect=CONNECT_SECONDS)
+        # What environment variables and .netrc say is left alone: it could send a key, or the request, elsewhere.
+        self._http = httpx.Client(base_url=address.url, headers=headers, timeout=timeout, trust_env=False)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get(self, path: str) -> dict[str, Any]:
+        """What the server answers, a JSON object.
+
+        Raises:
+            BadInput: it answers something else, or nothing: one sentence.
+        """
+        return self._object("GET", path, None)
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        """As `get`."""
+        return self._object("POST", path, body)
+
+    def text(self, path: str) -> str:
+        """A page of plain text, such as the counters.
+
+        Raises:
+            BadInput: as `get`.
+        """
+        with self._answer("GET", path, None) as response:
+            return self._read(response).decode(errors="replace")
+
+    def stream(self, path: str, **body: Any) -> Iterator[Chunk]:
+        """The server-sent events of an answer, up to its end, which may be said by `[DONE]`.
+
+        Raises:
+            BadInput: it is cut off, stalls, is endless, or is no such stream: one sentence.
+        """
+        began = time.perf_counter()
+        with self._answer("POST", path, body) as response:
+            if not _type(response).startswith("text/event-stream"):
+                raise self._wrong(f"answers {_brief(_type(response) or 'without a content type')} instead of a stream")
+            for line in self._lines(response, began):
+                at = time.perf_counter() - began
+                if not line.startswith(b"data:"):
+                    continue  # comments, names and numbers of events
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield Chunk(at, self._parsed(data))
+
+    def _object(self, how: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+        with self._answer(how, path, body) as response:
+            if "json" not in _type(response):
+                raise self._wrong(f"answers {_brief(_type(response) or 'without a content type')} where JSON belongs")
+            return self._parsed(self._read(response))
+
+    @contextmanager
+    def _answer(self, how: str, path: str, body: dict[str, Any] | None) -> Iterator[httpx.Response]:
+        """The answer, of which only the head has been read."""
+        request = self._http.build_request(how, path, json=body)
+        if self.address.pinned:
+            request.extensions["sni_hostname"] = self.address.host
+        try:
+            response = self._http.send(request, stream=True, follow_redirects=False)
+            try:
+                if not response.is_success:
+                    raise self._wrong(self._status(response, path))
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    raise self._wrong("packs its answer, although it was asked not to")
+                yield response
+            finally:
+                response.close()
+        except httpx.ConnectTimeout:
+            raise self._wrong(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
+        except httpx.TimeoutException:
+            seconds = self._http.timeout.read
+            raise self._wrong(f"has said nothing for {seconds:g} seconds, so the request was given up") from None
+        except httpx.ConnectError as error:
+            raise self._wrong(f"cannot be reached: {self._brief(error)}") from None
+        except httpx.RemoteProtocolError:
+            raise self._wrong("closed the connection in the middle of its answer") from None
+        except httpx.HTTPError as error:
+            raise self._wrong(f"cannot be asked: {self._brief(error)}") from None
+
+    def _status(self, response: httpx.Response, path: str) -> str:
+        """What a status that is no success says, with the server's own words where they cannot hold the key."""
+        code = response.status_code
+        if response.is_redirect:
+            return "answers with a redirect, which is not followed: give the address it leads to"
+        if code in (401, 403):  # some servers quote a part of the key
+            return f"{STATUSES[code]} ({code})"
+        words = STATUSES.get(code, "refuses the request" if code < 500 else "has failed").format(path=path)
+        try:
+            said = json.loads(self._read(response))
+            said = said.get("error", said) if isinstance(said, dict) else said
+            said = said.get("message", "") if isinstance(said, dict) else said
+        except (BadInput, ValueError, RecursionError, httpx.HTTPError):
+            said = ""
+        return f"{words} ({code}{f': {self._brief(said)}' if said else ''})"
+
+    def _lines(self, response: httpx.Response, began: float) -> Iterator[bytes]:
+        """The lines of an answer, without what is too long, too much or too late."""
+        rest, size = b"", 0
+        for piece in response.iter_raw():
+            size += len(piece)
+            if size > MAX_ANSWER:
+                raise self._wrong(f"does not end its answer: more than {MAX_ANSWER // 1_000_000} MB came")
+            if time.perf_counter() - began > ANSWER_SECONDS:
+                raise self._wrong(f"does not end its answer within {ANSWER_SECONDS:g} seconds")
+            *lines, rest = (rest + piece).split(b"\n")
+            if max(map(len, (*lines, rest))) > MAX_LINE:
+                raise self._wrong(f"sends a line of more than {MAX_LINE // 1_000_000} MB")
+            yield from lines
+        if rest:
+            yield rest
+
+    def _read(self, response: httpx.Response) -> bytes:
+        """A whole answer that is no stream."""
+        parts, size, began = [], 0, time.perf_counter()
+        for piece in response.iter_raw():
+            size += len(piece)
+            if size > MAX_LINE or time.perf_counter() - began > ANSWER_SECONDS:
+                raise self._wrong("answers with more than was asked for")
+            parts.append(piece)
+        return b"".join(parts)
+
+    def _parsed(self, data: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(data.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise self._wrong("sends half a character") from None
+        except (ValueError, RecursionError):
+            raise self._wrong("sends something that is no JSON") from None
+        if not isinstance(value, dict):
+            raise self._wrong("sends something else than a JSON object")
+        if value.get("error"):  # in the middle of a stream the status has been sent long ago
+            error = value["error"]
+            raise self._wrong(f"has failed: {self._brief(error.get('message') if isinstance(error, dict) else error)}")
+        return value
+
+    def _wrong(self, words: str) -> BadInput:
+        return BadInput(f"The server at {self.address} {words}.")
+
+    def _brief(self, said: object) -> str:
+        """What a server or a library says, on one line, without the key."""
+        text = str(said).replace(self._key, "***") if self._key else str(said)
+        return _brief(text)
+
+
+def _type(response: httpx.Response) -> str:
+    return str(response.headers.get("content-type", "")).partition(";")[0].strip().lower()
+
+
+def _brief(text: str) -> str:
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    words = " ".join(printable.split()).rstrip(".")
+    return words if len(words) <= MAX_QUOTED else words[: MAX_QUOTED - 3] + "..."

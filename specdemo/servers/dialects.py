@@ -1,0 +1,55 @@
+"""The kinds of servers: how each is told from the others, and what all of them can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from ..types import BadInput, Settings
+from .client import Client
+from .counters import Counters
+from .llamacpp import LlamaCpp
+from .sglang import SGLang
+from .steps import Prompt, Step, Told
+from .vllm import VLLM
+
+
+class Dialect(Protocol):
+    """One kind of server. `facts` are its engine, version and model, as it tells them."""
+
+    client: Client
+    facts: dict[str, str]
+
+    def prompt_of(self, text: str, raw: bool) -> Prompt:
+        """A text as the server's model reads it: as it is, or in the server's own chat template."""
+
+    def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
+        """One text, greedy or sampled. Fills in `told`, the last of it behind the last step.
+
+        Raises:
+            BadInput: the server answers something else: one sentence.
+        """
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of some tokens."""
+
+    def counters(self) -> Counters | None:
+        """None if the server does not show them."""
+
+
+def find_dialect(client: Client) -> Dialect:
+    """What kind of server it is, by what it says of its models.
+
+    Raises:
+        BadInput: it cannot be asked, or is none of those we know.
+    """
+    try:
+        model = client.get("/v1/models")["data"][0]
+        name, owner = str(model["id"]), str(model["owned_by"])
+    except (KeyError, IndexError, TypeError):
+        owner = ""
+    if owner == "llamacpp":
+        return LlamaCpp(client)
+    if owner in ("vllm", "sglang"):
+        return (VLLM if owner == "vllm" else SGLang)(client, name)
+    raise BadInput(f"What answers at {client.address} is neither llama.cpp's server nor vLLM nor SGLang.")

@@ -1,0 +1,141 @@
+"""A race between a server that speculates and one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..decoding.events import Event, emitted_tokens
+from ..racing.compare import compare, tokens_of
+from ..racing.lanes import Lane, race_lanes
+from ..racing.stats import Stats, speed_up
+from ..racing.trace import PLAIN, SPECULATIVE, Entry, request_of
+from ..racing.verdict import race_verdict
+from ..types import BadInput, Settings
+from .dialects import Dialect
+from .lane import recorded_lane, server_lane, told_of
+from .steps import Told
+
+OWN_DRAFTER = "the server's own"  # what a trace calls it: a server does not say what drafts
+TURNS = "The two lanes took turns, so that neither slowed the other down: a server cannot be stopped between rounds."
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked of both servers."""
+
+    prompt: str
+    raw: bool
+    settings: Settings
+
+
+@dataclass(slots=True)
+class ServerRace:
+    """A finished race: its entries, and what is known of the servers of its lanes."""
+
+    asked: Asked
+    entries: list[Entry]
+    servers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def of(self, lane: str) -> list[Entry]:
+        return [entry for entry in self.entries if entry.lane == lane]
+
+    def events(self, lane: str) -> list[Event]:
+        return [entry.event for entry in self.of(lane)]
+
+
+def race_servers(
+    asked: Asked, server: Dialect, baseline: Dialect | tuple[dict[str, Any], list[Entry]] | None
+) -> ServerRace:
+    """One text by the baseline, then one by the server.
+
+    Args:
+        baseline: another server, or a trace that one wrote, or nothing.
+
+    Raises:
+        BadInput: a server cannot be asked or answers something else, or the trace is of another race.
+    """
+    lanes: list[Lane] = []
+    told: dict[str, tuple[Dialect, Told]] = {}
+    servers: dict[str, dict[str, Any]] = {}
+    if isinstance(baseline, tuple):
+        lane, servers[PLAIN] = _recorded(asked, server, *baseline)
+        lanes.append(lane)
+    for name, dialect in ((PLAIN, baseline), (SPECULATIVE, server)):
+        if dialect is not None and not isinstance(dialect, tuple):
+            lane, answer = server_lane(name, dialect, asked.prompt, asked.raw, asked.settings)
+            lanes.append(lane)
+            told[name] = dialect, answer
+    entries = list(race_lanes(lanes, isolated=True))
+    return ServerRace(asked, entries, servers | {name: told_of(*found) for name, found in told.items()})
+
+
+def _recorded(
+    asked: Asked, server: Dialect, header: dict[str, Any], entries: Sequence[Entry]
+) -> tuple[Lane, dict[str, Any]]:
+    """The lane of a trace in which nothing was drafted, and what its header says of its server."""
+    lanes = {lane["name"]: lane.get("server") for lane in header["lanes"]}
+    for name, facts in lanes.items():
+        events = [entry for entry in entries if entry.lane == name]
+        if isinstance(facts, dict) and events and Stats.of(entry.event for entry in events).drafted == 0:
+            break
+    else:
+        raise BadInput("The trace holds no lane of a server that drafted nothing, so it is no baseline.")
+    before = request_of(header)
+    if (before.prompt, before.raw, asdict(before.settings)) != (asked.prompt, asked.raw, asdict(asked.settings)):
+        raise BadInput("The trace was recorded with another prompt or other settings, so it is no baseline.")
+    if facts.get("model") != server.facts["model"]:
+        raise BadInput(f"The trace was recorded with another model than {server.facts['model']}, so it is no baseline.")
+    return recorded_lane(PLAIN, events), facts
+
+
+def outcome(race: ServerRace) -> dict[str, Any]:
+    """What a race of servers showed, ready for JSON: as `racing.summary.summary`, with `server` for each lane.
+
+    Figures that are not known are None. Without a baseline there is no lane `plain`, and nothing to compare.
+    """
+    names = [name for name in (PLAIN, SPECULATIVE) if race.events(name)]
+    lanes = {name: report(race, name) for name in names}
+    found: dict[str, Any] = {**lanes, "speed_up": None, "sentence": "", "comparison": None}
+    if PLAIN not in lanes:
+        found["sentence"] = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
+        return found
+    plain, speculative = (Stats.of(race.events(name)) for name in names)
+    found["speed_up"], found["sentence"] = speed_up(plain, speculative), race_verdict(plain, speculative)
+    if race.asked.settings.temperature == 0:
+        found["comparison"] = asdict(compare(*(tokens_of(race.of(name)) for name in names)))
+    return found
+
+
+def report(race: ServerRace, lane: str) -> dict[str, Any]:
+    """One lane's outcome, as `racing.summary.report`, with `server`: what is known of it."""
+    events = race.events(lane)
+    tokens = [token for event in events for token in emitted_tokens(event)]
+    stats = Stats.of(events)
+    figures, totals = stats.as_dict(), race.servers[lane].get("totals") or {}
+    if stats.drafted is None and totals.get("drafted"):  # rounds that cannot be told apart are in the totals
+        figures |= {name: totals[name] for name in ("drafted", "accepted")}
+        figures["draft_efficiency"] = totals["accepted"] / totals["drafted"]
+    return {
+        "text": "".join(text for entry in race.of(lane) for text in entry.spans.emitted),
+        "token_ids": [token.id for token in tokens],
+        "kinds": [token.kind.value for token in tokens],
+        "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
+        "stats": figures,
+        "server": race.servers[lane],
+    }
+
+
+def trace_header(race: ServerRace) -> dict[str, Any]:
+    """The header of a race's trace: neither an address nor a key stands in it."""
+    drafters = {PLAIN: "none", SPECULATIVE: OWN_DRAFTER}
+    names = [name for name in drafters if race.events(name)]
+    return {
+        "lanes": [{"name": name, "drafter": drafters[name], "server": race.servers[name]} for name in names],
+        "preset": str(race.servers[SPECULATIVE]["model"]),
+        "drafter": OWN_DRAFTER,
+        "prompt": race.asked.prompt,
+        "raw": race.asked.raw,
+        "settings": asdict(race.asked.settings),
+    }

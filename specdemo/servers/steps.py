@@ -1,0 +1,257 @@
+"""Rounds from what a server tells: how many tokens, how many of them drafted and accepted, and when.
+
+The last token of a round is the target's own: the bonus if all drafted tokens were accepted, else resampled. What a
+server does not tell stays unknown: the ids and probabilities of rejected tokens, and, where it does not say how many
+tokens it drafted, which of the two the last token is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any, TypeVar
+
+from ..decoding.events import Event, Finished, Prefilled, Round
+from ..racing.trace import Spans
+from ..types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+
+Prompt = str | list[int]
+Lists = tuple[list[int], list[int]] | None
+"""Accepted and drafted tokens of each round that had a draft."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked(read: F) -> F:
+    """Turn what goes wrong while reading an answer into a sentence: other programs may serve the same paths."""
+
+    @wraps(read)
+    def steps(self: Any, *args: Any) -> Iterator[Step]:
+        try:
+            yield from read(self, *args)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            if isinstance(error, BadInput):
+                raise
+            words = f"sends a stream that is not what {self.facts['engine']} sends, or too old a version does"
+            raise BadInput(f"The server at {self.client.address} {words}.") from error
+
+    return steps  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Tokens that a server told together: those of one round, or of several that it merged.
+
+    `texts` has one string for each of `ids`. `seconds` is the time since the step before, or since the request was
+    sent. `accepted` may be more than was emitted, where the text ended inside the round.
+    """
+
+    ids: tuple[int | None, ...]
+    texts: tuple[str, ...]
+    seconds: float
+    drafted: int | None = None
+    accepted: int | None = None
+    rounds: int = 1
+
+
+@dataclass(slots=True)
+class Told:
+    """What a server says of one answer besides its tokens; None where it does not say.
+
+    `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens.
+    `counted` says whether its counters counted the same. `server_seconds` is by the server's clock, `seconds` and
+    `first_seconds` (to the first token) by ours. `rest` is text that belongs to no single token. `notes` are sentences
+    on what could not be recovered.
+    """
+
+    prompt_tokens: int | None = None
+    reason: FinishReason | None = None
+    rest: str = ""
+    counted: bool | None = None
+    rounds: int | None = None
+    drafted: int | None = None
+    accepted: int | None = None
+    server_seconds: float | None = None
+    first_seconds: float | None = None
+    seconds: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def events_of(steps: Iterable[Step], told: Told) -> Iterator[tuple[Event, Spans]]:
+    """The events of a lane. The first token comes with the prompt; `told` is read behind the last step.
+
+    Raises:
+        BadInput: the server wrote nothing.
+    """
+    index = -1
+    for step in steps:
+        rest = step
+        if index < 0:
+            token = Token(step.ids[0], TokenKind.TARGET)
+            yield Prefilled(told.prompt_tokens or 0, token, step.seconds), Spans(step.texts[:1])
+            index, rest = 0, replace(step, ids=step.ids[1:], texts=step.texts[1:], seconds=0.0)
+        if rest.ids:
+            for event, spans in _rounds(rest, index):
+                yield event, spans
+                index += 1
+    if index < 0:
+        raise BadInput("The server ended its answer without a single token.")
+    yield Finished(told.reason or FinishReason.LENGTH), Spans((told.rest,) if told.rest else ())
+
+
+def _rounds(step: Step, index: int) -> Iterator[tuple[Round, Spans]]:
+    """The rounds of a step; where those of a merged one can be told apart, they share its time equally."""
+    count = len(step.ids)
+    if step.rounds == count > 1 and step.drafted == 0:
+        for place in range(count):
+            part = replace(step, ids=step.ids[place : place + 1], texts=step.texts[place : place + 1], rounds=1)
+            yield _round(replace(part, seconds=step.seconds / count), index + place)
+    else:
+        yield _round(step, index)
+
+
+def _round(step: Step, index: int) -> tuple[Round, Spans]:
+    count = len(step.ids)
+    if step.rounds > 1:
+        unknown = tuple(Token(id, TokenKind.UNKNOWN) for id in step.ids)
+        return Round(index, (), unknown, None, None, step.seconds, merged=step.rounds), Spans(step.texts)
+    drafted, accepted = step.drafted, count - 1 if step.accepted is None else min(step.accepted, count)
+    kinds = [TokenKind.ACCEPTED] * accepted + [_last(drafted, accepted)] * (count - accepted)
+    emitted = tuple(Token(id, kind) for id, kind in zip(step.ids, kinds, strict=True))
+    outcomes = [DraftOutcome.ACCEPTED] * accepted
+    if drafted is not None:
+        failed = DraftOutcome.REJECTED if kinds[-1] is TokenKind.RESAMPLED else DraftOutcome.UNTESTED
+        outcomes += [failed, *[DraftOutcome.UNTESTED] * (drafted - accepted - 1)][: drafted - accepted]
+    guesses = tuple(
+        DraftedToken(step.ids[place] if place < accepted else None, outcome) for place, outcome in enumerate(outcomes)
+    )
+    texts = step.texts[:accepted] + ("",) * (len(guesses) - accepted)
+    return Round(index, guesses, emitted, None, None, step.seconds), Spans(step.texts, texts)
+
+
+def _last(drafted: int | None, accepted: int) -> TokenKind:
+    """The kind of the target's own token behind the accepted ones."""
+    if drafted is None:
+        return TokenKind.UNKNOWN
+    if drafted == 0:
+        return TokenKind.TARGET
+    return TokenKind.BONUS if accepted == drafted else TokenKind.RESAMPLED
+
+
+def with_drafts(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]) -> list[Step] | None:
+    """Steps of one round each, with what was drafted in them, from lists over the rounds that had a draft.
+
+    A step of one token may be a round whose draft failed or a round without one: where both lie between the same two
+    longer steps, which is which is unknown. The last step may have been cut by the end of the text.
+
+    Returns:
+        None if the lists do not fit the steps: some of these then hold several rounds.
+    """
+    found: list[Step] = []
+    at = 0
+    singles: list[Step] = []
+
+    def settle(zeros: Sequence[int]) -> bool:
+        """Give the drafts that failed to the steps of one token before a longer step."""
+        if len(zeros) > len(singles):
+            return False
+        sure = len(zeros) in (0, len(singles))
+        for place, step in enumerate(singles):
+            known = (zeros[place] if zeros else 0) if sure else None
+            found.append(replace(step, drafted=known, accepted=0))
+        singles.clear()
+        return True
+
+    for number, step in enumerate(steps):
+        last = number == len(steps) - 1
+        if len(step.ids) == 1 and not (last and any(accepted[at:])):
+            singles.append(step)
+            continue
+        upto = next((place for place in range(at, len(accepted)) if accepted[place]), None)
+        if upto is None or not settle(drafted[at:upto]):
+            return None
+        if not (accepted[upto] + 1 == len(step.ids) or (last and accepted[upto] >= len(step.ids))):
+            return None
+        found.append(replace(step, drafted=drafted[upto], accepted=accepted[upto]))
+        at = upto + 1
+    return found if not any(accepted[at:]) and settle(drafted[at:]) else None
+
+
+def split(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]) -> list[Step] | None:
+    """The rounds of merged steps, where every round had a draft: then the counts alone say where each begins.
+
+    A round has the time of the step that its last token came with, in which it shares with the others that ended there.
+
+    Returns:
+        None if the counts do not make up the text.
+    """
+    ids = [id for step in steps for id in step.ids]
+    texts = [text for step in steps for text in step.texts]
+    owner = [number for number, step in enumerate(steps) for _ in step.ids]
+    ends, at = [], 0
+    for count in accepted:
+        at += count + 1
+        ends.append(min(at, len(ids)))
+    if not accepted or not at - (accepted[-1] + 1) < len(ids) <= at:
+        return None
+    owners = [owner[end - 1] for end in ends]
+    found, begin = [], 0
+    for place, end in enumerate(ends):
+        seconds = steps[owners[place]].seconds / owners.count(owners[place])
+        part = Step(tuple(ids[begin:end]), tuple(texts[begin:end]), seconds, drafted[place], accepted[place])
+        found.append(part)
+        begin = end
+    return found
+
+
+def with_totals(steps: Sequence[Step], told: Told, k: int | None) -> list[Step]:
+    """Steps of one round each with what was drafted in them, where the totals of the answer leave one possibility.
+
+    That is so where nothing was drafted at all, and where every round drafted all the `k` tokens that it could. Adds a
+    note where steps merged.
+    """
+    if told.drafted == 0:
+        return [replace(step, drafted=0, accepted=0, rounds=len(step.ids)) for step in steps]
+    if told.rounds is None or told.drafted is None or told.accepted is None or not k:
+        return [*steps]
+    if told.rounds > len(steps):
+        told.notes.append(
+            f"The server counted {told.rounds} rounds with a draft, but its stream held only {len(steps)} pieces: some "
+            "are several rounds."
+        )
+    elif (
+        told.rounds == len(steps) and told.drafted == k * told.rounds and all(len(step.ids) <= k + 1 for step in steps)
+    ):
+        before = [len(step.ids) - 1 for step in steps[:-1]]
+        last = told.accepted - sum(before)  # the text may have ended inside the last round
+        if len(steps[-1].ids) - 1 <= last <= k:
+            counts = zip(steps, [*before, last], strict=True)
+            return [replace(step, drafted=k, accepted=accepted) for step, accepted in counts]
+    return [*steps]
+
+
+def recovered(steps: Sequence[Step], lists: Lists, told: Told, k: int | None) -> list[Step]:
+    """The pieces of a stream with what was drafted in each, as far as lists or totals tell."""
+    first, rest = [*steps[:1]], [*steps[1:]]
+    if lists is None:
+        return first + with_totals(rest, told, k)
+    if (found := with_drafts(rest, *lists)) is None:
+        found = split(rest, *lists)
+        words = "could not be told apart" if found is None else "share the time of the piece that they came in"
+        told.notes.append(f"The server merged rounds in its stream; they {words}.")
+    return first + (rest if found is None else found)
+
+
+def texts_split(text_of: Callable[[Sequence[int]], str], steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps with the text of each token, where the server's words for each of them add up to that of all."""
+    known: dict[int, str] = {}
+    for step in steps:
+        whole, ids = "".join(step.texts), [id for id in step.ids if id is not None]
+        if len(step.ids) > 1 and whole:
+            for id in ids:
+                if id not in known:
+                    known[id] = text_of([id])
+            texts = tuple(known[id] for id in ids)
+            yield replace(step, texts=texts) if "".join(texts) == whole else step
+        else:
+            yield step

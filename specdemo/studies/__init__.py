@@ -1,0 +1,1 @@
+"""What the Lab page and `python -m specdemo lab` measure."""

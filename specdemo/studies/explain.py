@@ -1,0 +1,137 @@
+"""A measured race compared with the theory, and the gap between the two by its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, permutations
+from math import factorial
+from operator import mul
+from statistics import fmean
+
+from ..decoding.events import Event, Round
+from ..racing.stats import Stats, counts_by_place, speed_up
+from ..types import BadInput
+from . import theory
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One simplification of the theory replaced by what was measured.
+
+    `change` is what that does to the speed-up, as the mean over all orders in which the simplifications can be
+    replaced, and `speedup` the prediction plus the changes so far.
+    """
+
+    name: str
+    words: str
+    speedup: float
+    change: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A race in the terms of the theory.
+
+    `one_pass` are the seconds of a mean target pass over one token, `k` is the longest draft, `alpha` the acceptance
+    rate, `draft_cost` c and `verify_cost` the mean verification pass, both in target passes, `by_position` the
+    acceptance rate at each position of the draft, None where nothing was tested. `predicted` is what the formula says
+    and `measured` the speed-up behind the prompt: the changes of the `parts` add up to the gap exactly.
+    """
+
+    one_pass: float
+    k: int
+    alpha: float
+    draft_cost: float
+    parallel: bool
+    verify_cost: float
+    by_position: tuple[float | None, ...]
+    predicted: float
+    measured: float
+    parts: tuple[Part, ...]
+
+    def in_words(self) -> list[str]:
+        """The gap in sentences."""
+        what = "a draft" if self.parallel else "a drafted token"
+        lines = [
+            f"{self.alpha:.0%} of the tested guesses passed, {what} cost {self.draft_cost:.0%} of a target "
+            f"pass, and drafts were up to {self.k} long: the formula says {self.predicted:.2f}x. "
+            f"Measured: {self.measured:.2f}x."
+        ]
+        return lines + [f"{part.change:+.2f}x  {part.words}" for part in self.parts]
+
+
+def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool = False) -> Explained:
+    """Replace the formula's simplifications by what was measured, and say what each of them is worth.
+
+    The value of one depends on which others are still there, so each gets its mean over all orders: the
+    Shapley value. Every figure is a mean over rounds, so that with all of them replaced the prediction is the
+    measurement itself and nothing is left over.
+
+    Args:
+        parallel: the drafter drafts all tokens at once, see `theory.Costs`.
+    Raises:
+        BadInput: a lane has no rounds, or nothing was drafted and tested.
+    """
+    alone = [event for event in plain if isinstance(event, Round)]
+    rounds = [event for event in speculative if isinstance(event, Round)]
+    stats, measured = Stats.of(speculative), speed_up(Stats.of(plain), Stats.of(speculative))
+    if not alone or stats.acceptance_rate is None or stats.tokens_per_round is None or measured is None:
+        raise BadInput("There is nothing to explain: a race of both lanes is needed in which guesses were tested.")
+
+    one_pass = fmean(event.verify_seconds for event in alone)
+    lengths = [len(event.drafted) for event in rounds]
+    k, alpha, tau = max(lengths), stats.acceptance_rate, stats.tokens_per_round
+    reading = stats.prompt_seconds - stats.ttft_seconds  # by the first draft: part of the prompt, not of the rounds
+    draft = (stats.draft_seconds - reading) / len(rounds) / one_pass  # of a mean round
+    verify = stats.verify_seconds / len(rounds) / one_pass
+    seconds = (stats.seconds - stats.prompt_seconds) / len(rounds) / one_pass
+    drafts = fmean(length > 0 for length in lengths) if parallel else fmean(lengths)
+    costs = theory.Costs(draft / drafts, parallel=parallel)
+    by_position = [accepted / tested if tested else None for tested, accepted in counts_by_place(rounds)]
+    passing = [rate or 0.0 for rate in by_position]
+    reached = [0.0, *accumulate(accumulate(passing, mul))]  # tokens accepted of a draft of 0, 1, 2, ... tokens
+    by_round = tau / (1 + fmean(reached[n] for n in lengths))
+
+    @cache
+    def predict(replaced: frozenset[str]) -> float:
+        """The speed-up with some of the simplifications replaced."""
+        drafted = lengths if "drafts" in replaced else [k]
+        if "positions" in replaced:
+            tokens = fmean(1 + reached[n] for n in drafted)
+        else:
+            tokens = fmean(theory.expected_tokens(alpha, n) for n in drafted)
+        tokens *= by_round if "rounds" in replaced else 1.0
+        spent = fmean(costs.round(n) - 1 for n in drafted) + (verify if "checking" in replaced else 1.0)
+        if "overhead" not in replaced:
+            return tokens / spent
+        per_token = fmean(event.seconds for event in alone) / one_pass
+        return tokens * per_token / (spent + seconds - draft - verify)
+
+    words = {
+        "drafts": "drafts were shorter",
+        "positions": "guesses pass more or less often by their position in the draft",
+        "rounds": "they also do so by the round, and the end of the text cuts some off",
+        "checking": f"a pass that checks guesses takes {verify:.2f} times as long as one over a single token",
+        "overhead": "sampling and bookkeeping",
+    }
+    predicted = before = predict(frozenset())
+    parts = []
+    for name, change in _shapley(predict, list(words)).items():
+        before += change
+        parts.append(Part(name, words[name], before, change))
+    return Explained(
+        one_pass, k, alpha, costs.draft, parallel, verify, tuple(by_position), predicted, measured, tuple(parts)
+    )
+
+
+def _shapley(value: Callable[[frozenset[str]], float], names: Sequence[str]) -> dict[str, float]:
+    """What each name adds to `value` of a set of names, as the mean over all orders in which they can be added."""
+    found = dict.fromkeys(names, 0.0)
+    for order in permutations(names):
+        there: frozenset[str] = frozenset()
+        for name in order:
+            found[name] += (value(there | {name}) - value(there)) / factorial(len(names))
+            there |= {name}
+    return found

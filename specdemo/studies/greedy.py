@@ -1,0 +1,151 @@
+"""Is the text with a drafter the target's own? Token for token, against the target alone and transformers.
+
+Under the match rule that is so at every temperature. At temperature 0 the target alone is compared with transformers:
+its own `generate` runs the same weights through its own forward, cache and loop: it shares no code with ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..decoding.events import emitted_tokens
+from ..decoding.loop import check_room
+from ..racing.compare import compare, is_exact, is_near_tie
+from ..racing.race import check_drafter, start
+from ..types import Settings, Token, TokenKind
+from .prompts import Prompt
+from .statistics import POWER
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+TRANSFORMERS = "transformers"
+
+
+@dataclass(frozen=True, slots=True)
+class GreedyCheck:
+    """Two texts of one prompt, which should be the same.
+
+    `text` is a drafter's name, or `transformers`; it is compared with the target alone. Where they part, `margin` is
+    how close the two tokens were for the target, and `near_tie` whether rounding decides between them: never with a
+    drafter on an engine that is exact to the bit.
+    """
+
+    prompt_id: str
+    category: str
+    text: str
+    k: int | str
+    temperature: float
+    tokens: int
+    identical: bool
+    first_difference: int | None
+    margin: float | None
+    near_tie: bool | None
+
+
+def steps(prompts: Sequence[Prompt], drafters: Sequence[str], transformers: bool = True) -> int:
+    """How many checks `greedy` yields."""
+    return len(prompts) * (len(drafters) + transformers)
+
+
+def greedy(
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    drafters: Sequence[str],
+    settings: Settings,
+    transformers: bool = True,
+) -> Iterator[GreedyCheck]:
+    """Check every prompt with every drafter, and the target alone against transformers unless `transformers` is False.
+
+    Args:
+        settings: temperature 0, or the match rule; transformers is compared with at temperature 0 only.
+    Raises:
+        BadInput: a drafter cannot be used here, or a prompt has no room.
+    """
+    transformers = transformers and settings.temperature == 0
+    for name in drafters:
+        check_drafter(loaded, name)
+    prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in prompts}
+    for ids in prompt_ids.values():
+        check_room(len(ids), settings, loaded.context)
+    held = loaded.model if transformers else None  # opened once for all prompts, and freed with this  # noqa: F841
+    for prompt in prompts:
+        ids = prompt_ids[prompt.id]
+        plain = _text(loaded, "none", ids, settings)
+        for name in drafters:
+            exact = is_exact(loaded.environment(), name, settings.k)
+            yield _check(loaded, prompt, settings, name, plain, _text(loaded, name, ids, settings), exact)
+        if transformers:
+            theirs = [Token(token, TokenKind.TARGET) for token in _theirs(loaded, ids, settings.max_new_tokens)]
+            yield _check(loaded, prompt, settings, TRANSFORMERS, plain, theirs)
+
+
+def in_words(checks: Sequence[GreedyCheck]) -> list[str]:
+    """What the checks showed, one sentence for each drafter, K and temperature, and for transformers."""
+    lines = []
+    groups: dict[tuple[str, int | str, float], list[GreedyCheck]] = {}
+    for check in checks:
+        groups.setdefault((check.text, check.k, check.temperature), []).append(check)
+    for (text, k, temperature), mine in groups.items():
+        same, ties = sum(check.identical for check in mine), sum(bool(check.near_tie) for check in mine)
+        texts, are = "text" if len(mine) == 1 else "texts", "is" if 1 in (same, len(mine)) else "are"
+        name = text if text == TRANSFORMERS else f"{text}, K = {k}, temperature {temperature:g}"
+        line = f"{name}: {same} of {len(mine)} {texts} {are} the target's own, token for token"
+        if ties:
+            line += f"; {ties} {_part(ties)} at a near-tie, which rounding decides (float32 rounds less)"
+        if unexplained := len(mine) - same - ties:
+            line += f"; {unexplained} {_part(unexplained)} where rounding is no explanation: something is wrong"
+        if same == len(mine):
+            caught = 1 - (1 - POWER) ** (1 / same)
+            line += f" (a fault that parts {caught:.0%} of all texts would show in {POWER:.0%} of such runs)"
+        lines.append(line + ".")
+    return lines
+
+
+def _part(count: int) -> str:
+    return "parts" if count == 1 else "part"
+
+
+def _text(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> list[Token]:
+    return [token for event in start(loaded, drafter, prompt_ids, settings) for token in emitted_tokens(event)]
+
+
+def _theirs(loaded: Loaded, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
+    """What transformers' `generate` writes greedily. All other settings are those of the checkpoint."""
+    from transformers import GenerationConfig
+
+    ids = torch.tensor([prompt_ids], device=loaded.device)
+    ends = sorted(loaded.eos_ids)
+    config = GenerationConfig(
+        do_sample=False,
+        repetition_penalty=1.0,  # some checkpoints ask for another
+        max_new_tokens=max_new_tokens,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else None,
+    )
+    out = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    return [int(token) for token in out[0, len(prompt_ids) :]]
+
+
+def _check(
+    loaded: Loaded,
+    prompt: Prompt,
+    settings: Settings,
+    text: str,
+    plain: list[Token],
+    other: list[Token],
+    exact: bool = False,
+) -> GreedyCheck:
+    found = compare(plain, other)
+    near_tie = None
+    if not found.identical:
+        margin, dtype = found.margin, str(loaded.dtype).removeprefix("torch.")
+        near_tie = margin is not None and not exact and is_near_tie(margin, dtype, settings.temperature)
+    return GreedyCheck(
+        *(prompt.id, prompt.category, text, settings.k, settings.temperature, len(plain)),
+        *(found.identical, found.first_difference, found.margin, near_tie),
+    )

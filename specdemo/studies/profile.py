@@ -1,0 +1,198 @@
+"""What the models of a preset cost on this machine: a token, a pass over several tokens, a drafted token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from statistics import fmean, median, quantiles
+from typing import TYPE_CHECKING, Any
+
+from ..decoding.events import Prefilled, Round
+from ..decoding.loop import check_room, decode, rule_for
+from ..drafters.names import drafter_class
+from ..drafters.none import NoDrafter
+from ..engines.runner import Runner
+from ..racing.race import check_drafter, start
+from ..types import MAX_K, Settings
+from . import theory
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+TARGET, DRAFT_MODEL = "target", "draft model"
+SWEEPS = 3  # over the lengths of a pass, in one step
+FREE = 1.25  # a pass over K + 1 tokens that costs no more than this many passes over one is called nearly free
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One thing that was timed.
+
+    `part` is "first token" (a prompt of `tokens` read), "token" (one more emitted), "pass" (one pass over `tokens`
+    tokens, through the target or the draft model `name`) or "draft" (`tokens` drafted at once by the drafter `name`).
+    """
+
+    part: str
+    name: str
+    tokens: int
+    seconds: float
+
+
+def steps(loaded: Loaded, drafters: Sequence[str], repeats: int) -> int:
+    """How many lists of timings `profile` yields."""
+    return (1 + repeats) * (2 * len(_models(loaded)) + len(drafters))
+
+
+def profile(
+    loaded: Loaded,
+    prompt_ids: Sequence[int],
+    drafters: Sequence[str],
+    k: int = 4,
+    new_tokens: int = 32,
+    repeats: int = 3,
+) -> Iterator[list[Timing]]:
+    """Time everything in turn, `repeats` times over, so that a slow minute of the machine slows all parts equally.
+
+    All at temperature 0. Passes go to the full `new_tokens`, past any end of the text; drafts end with it. Close it to
+    stop. The first time round only warms up, and yields empty lists.
+
+    Raises:
+        BadInput: the context has no room, or a drafter cannot be used here.
+    """
+    longest = MAX_K + 1
+    settings = Settings(k=k, max_new_tokens=max(new_tokens, longest))
+    check_room(len(prompt_ids), settings, loaded.context)
+    for name in drafters:
+        check_drafter(loaded, name)
+    capacity = len(prompt_ids) + settings.max_new_tokens
+    for repeat in range(-1, repeats):
+        measured = slice(None) if repeat >= 0 else slice(0)
+        for name in _models(loaded):
+            make = loaded.target_runner if name == TARGET else loaded.draft_runner
+            yield _timed_text(name, make(capacity), prompt_ids, settings)[measured]
+            yield _timed_passes(name, make(capacity), prompt_ids, longest)[measured]
+        for name in drafters:
+            yield _timed_drafts(loaded, name, prompt_ids, settings)[measured]
+
+
+def _models(loaded: Loaded) -> list[str]:
+    return [TARGET] if loaded.draft_model is None else [TARGET, DRAFT_MODEL]
+
+
+def _timed_text(name: str, runner: Runner, prompt_ids: Sequence[int], settings: Settings) -> list[Timing]:
+    """Plain decoding, token by token."""
+    timings = []
+    for event in decode(runner, NoDrafter(), prompt_ids, rule_for(replace(settings, k=0))):
+        if isinstance(event, Prefilled):
+            timings.append(Timing("first token", name, len(prompt_ids), event.seconds))
+        elif isinstance(event, Round):
+            timings.append(Timing("token", name, 1, event.seconds))
+    return timings
+
+
+def _timed_passes(name: str, runner: Runner, prompt_ids: Sequence[int], longest: int) -> list[Timing]:
+    """Passes over 1 to `longest` tokens behind the prompt; the tokens are the prompt's own."""
+    timings = []
+    try:
+        runner.prefill(prompt_ids)
+        for count in [*range(1, longest + 1)] * SWEEPS:
+            ids = [prompt_ids[index % len(prompt_ids)] for index in range(count)]
+            began = time.perf_counter()
+            float(runner.forward(ids)[-1, 0])  # a GPU is done when a number can be read
+            timings.append(Timing("pass", name, count, time.perf_counter() - began))
+            runner.rollback(len(prompt_ids))
+    finally:
+        runner.release()
+    return timings
+
+
+def _timed_drafts(loaded: Loaded, name: str, prompt_ids: Sequence[int], settings: Settings) -> list[Timing]:
+    """The drafts of a run with this drafter."""
+    with closing(start(loaded, name, prompt_ids, settings)) as events:  # type: ignore[type-var]
+        rounds = [event for event in events if isinstance(event, Round)]
+    return [Timing("draft", name, len(event.drafted), event.draft_seconds) for event in rounds]
+
+
+def summarise(timings: Sequence[Timing]) -> dict[str, list[dict[str, Any]]]:
+    """`models`, `passes` and `drafters`, a row each, from any timings so far; times in milliseconds.
+
+    `cost` is in passes of the same model over one token. A drafter's `draft_cost` is c, in target passes: drafting one
+    token, or with `parallel` a whole draft (`theory.Costs`); None where it never drafted.
+    """
+    seconds: dict[tuple[str, str, int], list[float]] = {}
+    for timing in timings:
+        seconds.setdefault((timing.part, timing.name, timing.tokens), []).append(timing.seconds)
+    one = {name: median(values) for (part, name, tokens), values in seconds.items() if (part, tokens) == ("pass", 1)}
+    models, passes = [], []
+    for (part, name, tokens), values in seconds.items():
+        if part == "token":
+            first = [timing.seconds for timing in timings if (timing.part, timing.name) == ("first token", name)]
+            models.append(
+                {
+                    "model": name,
+                    "tokens_per_second": 1 / fmean(values),
+                    **_milliseconds(values),
+                    "ttft_ms": 1000 * median(first),
+                }
+            )
+        elif part == "pass":
+            passes.append(
+                {"model": name, "tokens": tokens, **_milliseconds(values), "cost": median(values) / one[name]}
+            )
+    return {"models": models, "passes": passes, "drafters": list(_drafters(timings, one.get(TARGET)))}
+
+
+def _drafters(timings: Sequence[Timing], one_pass: float | None) -> Iterator[dict[str, Any]]:
+    for name in dict.fromkeys(timing.name for timing in timings if timing.part == "draft"):
+        drafts = [timing for timing in timings if (timing.part, timing.name) == ("draft", name) and timing.tokens]
+        parallel = drafter_class(name).parallel_drafting
+        each = [draft.seconds / draft.tokens for draft in drafts]
+        cost = [draft.seconds for draft in drafts] if parallel else each
+        yield {
+            "drafter": name,
+            "parallel": parallel,
+            "drafts": len(drafts),
+            "tokens_per_draft": fmean(draft.tokens for draft in drafts) if drafts else None,
+            "ms_per_drafted_token": 1000 * median(each) if drafts else None,
+            "draft_cost": median(cost) / one_pass if drafts and one_pass else None,
+        }
+
+
+def _milliseconds(seconds: Sequence[float]) -> dict[str, float]:
+    p90 = quantiles(seconds, n=10, method="inclusive")[-1] if len(seconds) > 1 else seconds[0]
+    return {"mean_ms": 1000 * fmean(seconds), "p50_ms": 1000 * median(seconds), "p90_ms": 1000 * p90}
+
+
+def costs(summary: dict[str, list[dict[str, Any]]], drafter: str) -> theory.Costs | None:
+    """The costs of a drafter in a profile, as the theory takes them; None if it never drafted."""
+    found = next((row for row in summary["drafters"] if row["drafter"] == drafter), None)
+    measured = [row["cost"] for row in summary["passes"] if row["model"] == TARGET]
+    if found is None or found["draft_cost"] is None:
+        return None
+    return theory.Costs(found["draft_cost"], measured, found["parallel"])
+
+
+def in_words(summary: dict[str, list[dict[str, Any]]], k: int) -> list[str]:
+    """What the profile means, in sentences."""
+    lines = []
+    measured = {row["tokens"]: row["cost"] for row in summary["passes"] if row["model"] == TARGET}
+    if k + 1 in measured:
+        cost = measured[k + 1]
+        verdict = "checking is nearly free here" if cost <= FREE else "checking is not free here"
+        lines.append(f"One pass over {k + 1} tokens takes {cost:.2f} times as long as over one: {verdict}.")
+    for row in summary["drafters"]:
+        found = costs(summary, row["drafter"])
+        if found is None:
+            lines.append(f"{row['drafter']}: it found nothing to draft in this text.")
+            continue
+        least = theory.break_even(k, found)
+        needed = (
+            "no share of passing guesses is enough"
+            if least is None
+            else f"{theory.share_in_words(least)} of its guesses must pass"
+        )
+        what = "a draft, however long," if found.parallel else "a drafted token"
+        lines.append(f"{row['drafter']}: {what} costs {found.draft:.1%} of a target pass; to pay at K = {k}, {needed}.")
+    return lines

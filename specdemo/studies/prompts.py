@@ -1,0 +1,84 @@
+"""Prompt files, and which prompts a model can read."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..types import BadInput
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+ALL = "all"  # the category that holds every prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One line of a prompt file."""
+
+    id: str
+    category: str
+    prompt: str
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts from JSON lines of `id`, `category` and `prompt`.
+
+    Raises:
+        BadInput: the file cannot be read, a line is not such an object, two have the same id, or a category has the
+            name of all.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may hold other ends of a line
+    except OSError as error:
+        raise BadInput(f"The prompts cannot be read: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path.name} is no text in UTF-8.") from error
+    prompts = [_prompt(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
+        raise BadInput(f"{path.name} holds no prompts.")
+    if twice := [name for name, count in Counter(prompt.id for prompt in prompts).items() if count > 1]:
+        raise BadInput(f"{path.name} has two prompts with the id {twice[0]!r}.")
+    if any(prompt.category == ALL for prompt in prompts):
+        raise BadInput(f"{path.name} has a category called {ALL!r}, which stands for all of them.")
+    return prompts
+
+
+def _prompt(path: Path, number: int, line: str) -> Prompt:
+    try:
+        prompt = Prompt(**json.loads(line))
+        if all(isinstance(text, str) for text in astuple(prompt)):
+            "".join(astuple(prompt)).encode()  # half a character cannot be written to a file
+            return prompt
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise BadInput(f"{path.name}, line {number}: every line must be an object of id, category and prompt, all texts.")
+
+
+def readable(loaded: Loaded, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+    """Those that the model can read, and those that it cannot: a character model may know no digits."""
+    can: list[Prompt] = []
+    cannot: list[Prompt] = []
+    for prompt in prompts:
+        try:
+            loaded.encode(prompt.prompt)
+        except BadInput:
+            cannot.append(prompt)
+        else:
+            can.append(prompt)
+    return can, cannot
+
+
+def some(prompts: Sequence[Prompt], each: int) -> list[Prompt]:
+    """The first `each` prompts of every category; all if that is 0."""
+    seen = Counter[str]()
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.category] += 1
+        chosen += [prompt] if not each or seen[prompt.category] <= each else []
+    return chosen

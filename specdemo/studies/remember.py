@@ -1,0 +1,137 @@
+"""The same context thousands of times over, without paying for the network thousands of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..engines.runner import Runner
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+ROOM = 2**28  # bytes of logits that are remembered; what is read beyond them is read again when it is needed
+
+
+class Remembering:
+    """A Runner in front of another that reads no text twice: what a network says is a function of the text.
+
+    Every text must go on from `root`, which the real runner keeps in its cache and goes back to. `release` ends a
+    run, not the memory.
+    """
+
+    def __init__(self, real: Runner, root: Sequence[int], next_token: int | None = None) -> None:
+        """With `next_token`, reading the root says that this token follows, with certainty."""
+        self.real, self.root, self.next_token = real, tuple(root), next_token
+        self.device, self.context, self.vocab_size = real.device, real.context, real.vocab_size
+        self.hidden_states: Tensor | None = None
+        self.passes = 0  # made by the real runner
+        self._text: tuple[int, ...] = ()
+        self._ahead: tuple[int, ...] = ()
+        self._rows: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor | None]] = {}
+        self._held = 0
+
+    @property
+    def length(self) -> int:
+        return len(self._text)
+
+    @property
+    def exact_rows(self) -> int:
+        return self.real.exact_rows
+
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        self.real.capture_hidden_states(layers)
+
+    def prefill(self, ids: Sequence[int]) -> Tensor:
+        if not self.real.length:
+            self._after_root = self.real.prefill(self.root)  # [1, V]
+            self._root_hidden_states = self.real.hidden_states
+        self._text, self.hidden_states = self.root, self._root_hidden_states
+        if behind := tuple(ids[len(self.root) :]):
+            return self.forward(behind)[-1:]
+        if self.next_token is None:
+            return self._after_root
+        certain = torch.full_like(self._after_root, -torch.inf)
+        certain[0, self.next_token] = 0
+        return certain
+
+    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        self._text, self._ahead = (*self._text, *map(int, ids)), ()
+
+        def read() -> Tensor:
+            self.real.rollback(len(self.root))
+            return self.real.forward(self._text[len(self.root) :])
+
+        logits, self.hidden_states = self._recall(0, self._text, len(ids), read)
+        return logits
+
+    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
+        self._ahead = (*self._ahead, *ids)
+
+        def read() -> Tensor:
+            self.real.rollback(len(self.root))
+            if behind := self._text[len(self.root) :]:
+                self.real.forward(behind)
+            return self.real.early_exit_forward(self._ahead, layers)
+
+        return self._recall(layers, (*self._text, *self._ahead), len(ids), read)[0]
+
+    def rollback(self, length: int) -> None:
+        self._text, self._ahead = self._text[:length], ()
+
+    def release(self) -> None:
+        self._text, self._ahead, self.hidden_states = (), (), None
+
+    def _recall(
+        self, layers: int, text: tuple[int, ...], count: int, read: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits after each of the last `count` tokens of a text, and the states kept of them."""
+        keys = [(layers, text[: len(text) - count + place]) for place in range(1, count + 1)]
+        rows = [self._rows[key] for key in keys if key in self._rows]
+        if len(rows) < count:
+            logits = read()[-count:]
+            self.passes += 1
+            captured = None if layers else self.real.hidden_states
+            kept = [None] * count if captured is None else captured[-count:]
+            # A pass of another length may round otherwise, and no text may be told in two ways.
+            rows = [self._rows.get(key, row) for key, row in zip(keys, zip(logits, kept, strict=True), strict=True)]
+            if self._held < ROOM:
+                self._rows.update(zip(keys, rows, strict=True))
+                self._held += logits.nbytes
+        states = [state for _, state in rows if state is not None]
+        return torch.stack([row for row, _ in rows]), torch.stack(states) if states else None
+
+
+@contextmanager
+def from_one_context(loaded: Loaded, context: Sequence[int], new_tokens: int) -> Iterator[tuple[Loaded, Remembering]]:
+    """The loaded models with runners that remember, for any number of runs on `context[:-1]`; and the target's.
+
+    Reading that prompt says `context[-1]` with certainty, so that the first round of every run begins in this very
+    context, as it does in the middle of a text. No token ends a run early.
+    """
+    *root, last = context
+    capacity = len(context) + new_tokens
+    target = Remembering(loaded.target_runner(capacity), root, last)
+    runners, make_draft_runner = [target], None
+    if loaded.draft_model is not None:
+        draft = Remembering(loaded.draft_runner(capacity), root)
+        runners, make_draft_runner = [target, draft], lambda _: draft
+    try:
+        yield (
+            replace(
+                loaded,
+                eos_ids=frozenset(),
+                make_target_runner=lambda _: target,
+                make_draft_runner=make_draft_runner,
+                costs={},  # what is remembered takes no time, which says nothing of real passes
+            ),
+            target,
+        )
+    finally:
+        for runner in runners:
+            runner.real.release()

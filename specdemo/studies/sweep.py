@@ -1,0 +1,237 @@
+"""Which K, which drafter, and what temperature does to them, on easy and on hard prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from ..decoding.events import engine_seconds
+from ..decoding.loop import check_room
+from ..racing.lanes import take_turns
+from ..racing.race import PLAIN, SPECULATIVE, check_drafter, start
+from ..racing.stats import Stats
+from ..types import MATCH, BadInput, Settings
+from .prompts import Prompt
+from .statistics import Spread, best_of, geometric_mean, log_means, pooled_rate
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+KS = (0, 1, 2, 4, 8, 16)
+TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
+WARM_UP = 8  # tokens
+ALONE = "none"  # the target alone, in a summary
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One text with a drafter, and the pace of the target alone, which wrote its own text in turns.
+
+    `tokens_per_second`, `alone` and `speedup` are behind the prompt (`stats.Pace`), None of a text of one token.
+    """
+
+    prompt_id: str
+    category: str
+    drafter: str
+    k: int | str
+    temperature: float
+    seed: int
+    tokens: int
+    rounds: int
+    drafted: int
+    tested: int
+    accepted: int
+    seconds: float
+    tokens_per_second: float | None
+    alone: float | None
+    speedup: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run: every drafter and K, at every temperature, on every prompt, with every seed."""
+
+    prompts: Sequence[Prompt]
+    drafters: Sequence[str]
+    ks: Sequence[int | str] = KS
+    temperatures: Sequence[float] = (0.0,)
+    seeds: Sequence[int] = (0,)
+    max_new_tokens: int = 64
+    rule: str = MATCH
+
+    @property
+    def cases(self) -> list[tuple[str, int | str]]:
+        """Each drafter with each K above 0; the target alone runs with every one of them."""
+        return [(drafter, k) for drafter in self.drafters for k in self.ks if k]
+
+    @property
+    def texts(self) -> list[tuple[Prompt, float, int]]:
+        """Every prompt at every temperature with every seed."""
+        return [(prompt, t, seed) for seed in self.seeds for prompt in self.prompts for t in self.temperatures]
+
+    @property
+    def steps(self) -> int:
+        """How many runs there are."""
+        return len(self.texts) * len(self.cases)
+
+    def settings(self, k: int | str, temperature: float, seed: int) -> Settings:
+        return Settings(k=k, temperature=temperature, max_new_tokens=self.max_new_tokens, seed=seed, rule=self.rule)
+
+
+def sweep(loaded: Loaded, plan: Plan) -> Iterator[Run]:
+    """Run the plan; whatever was yielded by the time it is closed can be summarised.
+
+    Each run is a race: the drafter and the target alone take turns, so both run on the machine in the same state. The
+    order of the cases moves on by one with every text, and within a case the lane that begins changes, so no case
+    always comes first. A short race of each case comes before all others, to warm up.
+
+    Raises:
+        BadInput: a setting out of range, a drafter that cannot be used here, a prompt without room, or no K above 0.
+    """
+    cases, texts = plan.cases, plan.texts
+    if not cases:
+        raise BadInput("Give at least one drafter and one K above 0: the target alone runs with them anyway.")
+    prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in plan.prompts}
+    for drafter, k in cases:
+        check_drafter(loaded, drafter)
+        for prompt, temperature, seed in texts:
+            check_room(len(prompt_ids[prompt.id]), plan.settings(k, temperature, seed), loaded.context)
+    for drafter, k in cases:
+        short = replace(plan.settings(k, texts[0][1], 0), max_new_tokens=min(WARM_UP, plan.max_new_tokens))
+        _race(loaded, drafter, prompt_ids[plan.prompts[0].id], short, False)
+    for turn, (prompt, temperature, seed) in enumerate(texts):
+        first = turn % len(cases)
+        for index, (drafter, k) in enumerate([*cases[first:], *cases[:first]]):
+            settings = plan.settings(k, temperature, seed)
+            plain, stats = _race(loaded, drafter, prompt_ids[prompt.id], settings, (turn + index) % 2 == 1)
+            yield Run(
+                *(prompt.id, prompt.category, drafter, k, temperature, seed),
+                *(stats.tokens, stats.rounds, stats.drafted, stats.tested, stats.accepted, stats.seconds),
+                *(stats.tokens_per_second, plain.tokens_per_second, stats.pace.to(plain.pace)),
+            )
+
+
+def _race(
+    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, drafter_first: bool
+) -> tuple[Stats, Stats]:
+    """The figures of the target alone and of the drafter; the lane whose clock is behind goes next."""
+    names = {PLAIN: ALONE, SPECULATIVE: drafter}
+    order = (SPECULATIVE, PLAIN) if drafter_first else (PLAIN, SPECULATIVE)
+    stats = {lane: Stats() for lane in order}
+    lanes = {lane: start(loaded, names[lane], prompt_ids, settings) for lane in order}
+    with closing(take_turns(lanes, engine_seconds)) as events:  # type: ignore[type-var]
+        for lane, event in events:
+            stats[lane].add(event)
+    return stats[PLAIN], stats[SPECULATIVE]
+
+
+def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A row for each category, temperature, drafter and K: every figure as a `Spread`, None where there is none.
+
+    Speeds and speed-ups are geometric means, rates are over all texts together; the intervals are over prompts, or over
+    the seeds of a single prompt. The rows of the target alone, K = 0, are over all the texts it wrote.
+    """
+    groups: dict[tuple[str, float, str, int | str], list[Run]] = {}
+    for run in runs:
+        for drafter, k in ((ALONE, 0), (run.drafter, run.k)):
+            groups.setdefault((run.category, run.temperature, drafter, k), []).append(run)
+    seen = [*dict.fromkeys(name for category, _, drafter, _ in groups for name in (category, drafter))]
+
+    def order(key: tuple[str, float, str, int | str]) -> tuple[Any, ...]:
+        return seen.index(key[0]), key[1], key[2] != ALONE, seen.index(key[2]), isinstance(key[3], str), key[3]
+
+    return [
+        {**dict(zip(("category", "temperature", "drafter", "k"), key, strict=True)), **_figures(groups[key], *key[2:])}
+        for key in sorted(groups, key=order)
+    ]
+
+
+def _figures(runs: Sequence[Run], drafter: str, k: int | str) -> dict[str, Any]:
+    """The figures of a row."""
+    units = _units(runs)
+    if drafter == ALONE:
+        speeds = {unit: [run.alone for run in mine if run.alone] for unit, mine in units.items()}
+        rates = dict.fromkeys(("tokens_per_round", "acceptance_rate", "draft_efficiency"))
+        return {
+            "tokens_per_second": geometric_mean(speeds),
+            "speedup": Spread(1.0, None, None, len(units)),
+            **rates,
+            "runs": len(runs),
+        }
+
+    def rate(part: Callable[[Run], int], whole: Callable[[Run], int], most: float = 1.0) -> Spread | None:
+        return pooled_rate([(sum(map(part, mine)), sum(map(whole, mine))) for mine in units.values()], most)
+
+    speeds = {unit: [run.tokens_per_second for run in mine if run.tokens_per_second] for unit, mine in units.items()}
+    return {
+        "tokens_per_second": geometric_mean(speeds),
+        "speedup": geometric_mean(_speedups(runs)),
+        "tokens_per_round": rate(lambda run: run.tokens - 1, lambda run: run.rounds, inf),
+        "acceptance_rate": rate(lambda run: run.accepted, lambda run: run.tested),
+        "draft_efficiency": rate(lambda run: run.accepted, lambda run: run.drafted),
+        "runs": len(runs),
+    }
+
+
+def _units(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs by prompt, or by seed if there is only one."""
+    several = len({run.prompt_id for run in runs}) > 1
+    units: dict[str, list[Run]] = {}
+    for run in runs:
+        units.setdefault(run.prompt_id if several else str(run.seed), []).append(run)
+    return units
+
+
+def _speedups(runs: Sequence[Run]) -> dict[str, list[float]]:
+    return {unit: [run.speedup for run in mine if run.speedup] for unit, mine in _units(runs).items()}
+
+
+def best_k(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """For each category, temperature and drafter the fastest `k`, the others that are `tied` with it, and a `sentence`.
+
+    K = 0, do not speculate, is one of them: the target alone has the speed-up 1 on every prompt. Ties are
+    what paired tests over prompts, corrected for their number, cannot tell apart. `speedup` is that of the fastest K
+    above 0, whose interval is corrected for its being picked; None where no text had a pace. `sure` says that the
+    fastest K is above 0 and not tied with 0.
+    """
+    groups: dict[tuple[str, float, str], dict[int | str, list[Run]]] = {}
+    for run in runs:
+        groups.setdefault((run.category, run.temperature, run.drafter), {}).setdefault(run.k, []).append(run)
+    found = []
+    for (category, temperature, drafter), by_k in groups.items():
+        row = {"category": category, "temperature": temperature, "drafter": drafter}
+        found.append(row | _best(f"{drafter} on {category} prompts at T = {temperature:g}", by_k))
+    return found
+
+
+def _best(where: str, by_k: Mapping[int | str, Sequence[Run]]) -> dict[str, Any]:
+    logs = {k: found for k, runs in by_k.items() if (found := log_means(_speedups(runs)))}
+    if not logs:
+        return {"k": 0, "tied": [], "speedup": None, "sure": False, "sentence": f"{where}: no text is long enough."}
+    nothing: dict[int | str, Mapping[str, float]] = {0: {unit: 0.0 for found in logs.values() for unit in found}}
+    best, tied = best_of({**nothing, **logs})
+    k = best or max(logs, key=lambda k: fmean(logs[k].values()))
+    gain = geometric_mean(_speedups(by_k[k]), len(logs))
+    assert gain is not None
+    gained = f"{gain.mean:.2f}x the target alone"
+    if gain.low is not None:
+        gained += f" ({gain.low:.2f} to {gain.high:.2f})"
+    of = f" of {len(logs)}" if len(logs) > 1 else ""
+    if best == 0:
+        sentence = f"{where}: do not speculate; the fastest{of} was {gained}, with K = {k}."
+    else:
+        sentence = f"{where}: K = {k} was the fastest{of}, {gained}."
+    if others := sorted((k for k in tied if k != 0), key=lambda k: (isinstance(k, str), k)):
+        sentence += f" These prompts cannot tell {'it' if best else 'this'} from {_listed(others)}."
+    if best != 0 and 0 in tied:
+        sentence += " They are too few or too different to tell it from no gain."
+    return {"k": best, "tied": tied, "speedup": gain, "sure": best != 0 and 0 not in tied, "sentence": sentence}
+
+
+def _listed(ks: Sequence[int | str]) -> str:
+    *most, last = (str(k) for k in ks)
+    return f"K = {', '.join(most)} or {last}" if most else f"K = {last}"

@@ -1,0 +1,80 @@
+"""Tables of what was measured, for files and for people."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from .statistics import Spread
+
+
+def json_text(result: Any) -> str:
+    """The result as JSON, one item of a list on each line; dataclasses in it become objects."""
+
+    def compact(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, default=asdict)
+
+    if not isinstance(result, Mapping):
+        return compact(result) + "\n"
+    parts = []
+    for key, value in result.items():
+        rows = ",\n  ".join(map(compact, value)) if isinstance(value, (list, tuple)) and value else None
+        parts.append(f" {json.dumps(key)}: " + (compact(value) if rows is None else f"[\n  {rows}\n ]"))
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each row; what is nested in a row becomes columns called `outer.inner`, None an empty cell."""
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    file = StringIO(newline="")
+    writer = csv.DictWriter(file, names)
+    writer.writeheader()
+    writer.writerows(flat)
+    return file.getvalue()
+
+
+def write_json(path: Path, result: Any) -> None:
+    """`json_text` as a file, whole or not at all: what was there before is lost only when this is written."""
+    path, text = path.resolve(), json_text(result)
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not path.is_file()):  # such as a pipe
+        path.write_text(text, encoding="utf-8")
+        return
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """`csv_text` as a file."""
+    path.write_bytes(csv_text(rows).encode())
+
+
+def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for name, value in row.items():
+        inner = asdict(value) if isinstance(value, Spread) else value
+        cells |= _flat(inner, f"{outer}{name}.") if isinstance(inner, Mapping) else {f"{outer}{name}": inner}
+    return cells
+
+
+def text_table(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> str:
+    """Columns for a terminal: `shapes` gives the columns and their formats; what is None or missing is a dash."""
+    lines = [list(shapes)]
+    for row in rows:
+        lines.append([_cell(row.get(name), shape) for name, shape in shapes.items()])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _cell(value: Any, shape: str) -> str:
+    if isinstance(value, Spread):
+        interval = "" if value.low is None else f" ({value.low:{shape}} to {value.high:{shape}})"
+        return f"{value.mean:{shape}}{interval}"
+    return "-" if value is None else f"{value:{shape}}"

@@ -1,0 +1,1 @@
+"""The machine: hardware, folders, compiling C, progress. It knows nothing of decoding."""

@@ -1,0 +1,215 @@
+"""The device and the number type to run on, and facts about this machine."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+import psutil
+import torch
+from torch import Tensor
+
+from ..types import BadInput
+
+CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux
+CONTAINERS = (  # of cgroup 2 and 1: a container's limit, its usage, and how much of that is cached files
+    ("memory.max", "memory.current", "memory.stat", ("active_file", "inactive_file")),
+    (
+        *("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+        ("total_active_file", "total_inactive_file"),
+    ),
+)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(asked: str | None) -> torch.device:
+    """The device with this name; for None or "auto" a GPU if there is one.
+
+    The chosen GPU becomes torch's current one, which Triton's kernels run on. Attention by cuDNN is turned off there.
+
+    Raises:
+        BadInput: there is no such device, or not on this machine.
+    """
+    device = _device(asked)
+    if device.type == "cuda":
+        if device.index is not None:
+            torch.cuda.set_device(device)
+        # cuDNN plans again for every length of a text, reportedly for tenths of a second.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
+
+
+def _device(asked: str | None) -> torch.device:
+    if asked in (None, "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(str(asked))
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == "mps" and torch.backends.mps.is_available():
+        return torch.device("mps", 0)
+    if device.type == "mps":
+        raise BadInput("This machine has no Apple GPU that PyTorch can use.")
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"There is no device called {asked!r}. Choose one of: auto, cpu, cuda, cuda:0, mps.")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput("This machine has no NVIDIA or AMD GPU that PyTorch can use.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"There is no GPU number {device.index}: this machine has {torch.cuda.device_count()}.")
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
+    """The number type with this name; for None or "auto" the fastest on this device.
+
+    Raises:
+        BadInput: there is no such number type.
+    """
+    if asked not in (None, "auto"):
+        if asked not in DTYPES:
+            raise BadInput(f"There is no dtype called {asked!r}. Choose one of: auto, {', '.join(DTYPES)}.")
+        return DTYPES[asked]
+    if device.type == "mps":
+        return torch.float16  # the first of them have no instructions for bfloat16
+    if device.type == "cuda":
+        # Older GPUs emulate bfloat16, slowly.
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    if cpu_multiplies_bf16():
+        return torch.bfloat16
+    return torch.float16 if cpu_reads_float16() else torch.float32
+
+
+def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type that a model with weights of this type computes in.
+
+    On a CPU float16 only stores weights, and everything is computed in float32: a pass takes most of its time to read
+    the weights, and float16 halves them.
+    """
+    return torch.float32 if dtype == torch.float16 and device.type == "cpu" else dtype
+
+
+def cpu_multiplies_bf16() -> bool:
+    """Whether the CPU has instructions for bfloat16 products. Without them bfloat16 is slower than float32."""
+    capabilities = torch.cpu.get_capabilities()
+    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+
+
+def cpu_reads_float16() -> bool:
+    """Whether torch can multiply float32 inputs by float16 weights (FBGEMM). Measured on x86 CPUs only."""
+    return quantized_engine() in ("x86", "fbgemm") and bool(torch.cpu.get_capabilities().get("avx2"))
+
+
+def attends_in_groups(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch's attention without a mask supports query heads that share a key head (`enable_gqa`) efficiently.
+
+    On a GPU only flash attention does, which needs 16-bit numbers and compute capability 8.0. Without it torch stores
+    all scores, whose number is the square of the number of tokens.
+    """
+    if device.type != "cuda":
+        return True
+    return dtype.itemsize == 2 and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def quantized_engine() -> str:
+    """Torch's backend for quantized weights. "x86", which is FBGEMM, is the default where it runs."""
+    return str(torch.backends.quantized.engine)
+
+
+def to_device(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:
+    """Token ids or a tensor on a device.
+
+    A copy to a CUDA GPU does not block: the GPU makes it after its earlier work. A copy to the CPU blocks, or it
+    would be read too early.
+    """
+    tensor = numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.long)
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()  # a copy from other memory would block
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
+Timestamp: TypeAlias = "float | torch.cuda.Event"
+
+
+def timestamp(device: torch.device) -> Timestamp:
+    """The current time of a device. That of a GPU is when it has finished all work launched so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def elapsed_seconds(begin: Timestamp, end: Timestamp) -> float:
+    """Seconds between two timestamps of the same device. Waits until the device has reached the second one."""
+    if isinstance(begin, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        if not end.query():  # nobody has waited for a GPU that drafted nothing in this round
+            end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+    assert not isinstance(end, torch.cuda.Event)
+    return end - begin
+
+
+def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
+    """Seconds that some work takes on a device, measured by the device's clock. Waits for the work."""
+    begin = timestamp(device)
+    work()
+    end = timestamp(device)
+    wait(device)
+    return elapsed_seconds(begin, end)
+
+
+def wait(device: torch.device) -> None:
+    """Wait until a GPU has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free_memory() -> int:
+    """Free bytes of main memory, within the limit of a container."""
+    free = int(psutil.virtual_memory().available)
+    for limit, usage, stat, files in CONTAINERS:
+        with suppress(OSError, ValueError, KeyError):  # another kind of cgroup, or none, or the limit is "max"
+            facts = dict(line.split() for line in (CGROUP / stat).read_text().splitlines())
+            taken = int((CGROUP / usage).read_text()) - sum(int(facts[name]) for name in files)
+            free = min(free, int((CGROUP / limit).read_text()) - taken)
+    return max(free, 0)
+
+
+def device_name(device: torch.device) -> str:
+    """The product name of the GPU or the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "Apple GPU" if device.type == "mps" else cpu_name()
+
+
+def cpu_name() -> str:
+    """The product name of the CPU."""
+    return _cpu_info(CPU_INFO).get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_model() -> str | None:
+    """Family, model and stepping of the CPU, if they can be read. On virtual machines the name says less."""
+    info = _cpu_info(CPU_INFO)
+    numbers = [f"{name} {info[name]}" for name in ("cpu family", "model", "stepping") if name in info]
+    return ", ".join(numbers) or None
+
+
+def cpu_flags() -> frozenset[str]:
+    """The CPU's features as the Linux kernel names them; empty if they cannot be read."""
+    return frozenset(_cpu_info(CPU_INFO).get("flags", "").split())
+
+
+@cache
+def _cpu_info(file: Path) -> Mapping[str, str]:
+    """The fields of /proc/cpuinfo, of the last core if cores differ. With many cores this takes some time."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -1,0 +1,26 @@
+"""Imports slow libraries with the garbage collector off. No other module touches the collector."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+from types import ModuleType
+
+
+def import_quickly(name: str) -> ModuleType:
+    """Import a module that needs Gradio, torch or transformers.
+
+    The import makes hundreds of thousands of objects and no garbage, so the collector is off meanwhile. The objects of
+    torch live until the program ends. They are frozen, because a collection that visits them all would take a quarter
+    of a second in the middle of a race.
+    """
+    first = "torch" not in sys.modules
+    gc.disable()
+    try:
+        module = importlib.import_module(name)
+    finally:
+        gc.enable()
+    if first and "torch" in sys.modules:
+        gc.freeze()
+    return module

@@ -1,0 +1,132 @@
+"""A job of the engine: from the request to its last message. The Race tab and the Lab tab each have one kind."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from sys import getsizeof
+from typing import Any
+
+from .engine import Engine, EngineTrouble, Status
+from .values import to_json
+
+JOB_BYTES = 4_000  # the memory of a job without messages, roughly (measured)
+GRACE_SECONDS = 15.0
+
+
+class Job:
+    """Work for the engine: its messages so far, and a way to stop it.
+
+    Its id cannot be guessed, so that only those who were given it can read its messages and its result. `local` says
+    whether it is followed on this machine, `on_page` whether by the page, see `Runs.begin`. `seconds` is its time limit
+    once the preset is loaded, None without one; `overdue` says whether that has stopped it.
+    """
+
+    kind = "job"
+
+    def __init__(self, preset: str, seconds: float | None = None) -> None:
+        self.id = secrets.token_hex(8)
+        self.preset = preset
+        self.seconds = seconds
+        self.overdue = False
+        self.session = ""
+        self.on_page = False
+        self.grace = GRACE_SECONDS
+        self.local = False
+        self.messages: list[str] = []
+        self.stop = threading.Event()
+        self.ended = threading.Event()
+        self.followers: set[Callable[[], None]] = set()  # each is called for every message and at the end
+        self._alone_since = 0.0
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in memory."""
+        return JOB_BYTES + sum(map(getsizeof, self.messages))
+
+    def stop_unless_followed(self, heard: Callable[[], bool] = lambda: False) -> None:
+        """Stop it in `grace` seconds, unless someone follows it by then or has followed it in between.
+
+        In the server's event loop.
+
+        Args:
+            heard: says whether the page that asked for it still hears of it in another way.
+        """
+        alone = self._alone_since = time.monotonic()
+
+        def look() -> None:
+            if not self.followers and not heard() and self._alone_since == alone:  # or else a later look decides
+                self.stop.set()
+
+        asyncio.get_running_loop().call_later(self.grace, look)
+
+    def play(self, engine: Engine) -> Iterator[str]:
+        """Run the job and yield its messages. Closing the generator ends the job and frees its caches.
+
+        Raises:
+            EngineTrouble: anything went wrong. The sentence is also the last of `messages`.
+        """
+        try:
+            for message in self._play(engine):
+                self.messages.append(message)
+                self._tell()
+                yield message
+        except Exception as error:
+            sentence = engine.sentence(error)
+            self.messages.append(self.message(error=sentence, stopped=self.stop.is_set()))
+            raise EngineTrouble(sentence) from error
+        except GeneratorExit:  # tells the followers that it has ended
+            self.messages.append(self.message(error="Stopped.", stopped=True))
+            raise
+        finally:
+            self.ended.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        for follower in tuple(self.followers):
+            follower()
+
+    def message(self, **news: Any) -> str:
+        """The next message as a JSON string; `seq` counts up from 0."""
+        return to_json({"run": self.id, "seq": len(self.messages), **news})
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """Within this context the job is stopped when its time is up."""
+
+        def end() -> None:
+            self.overdue = not self.stop.is_set()
+            self.stop.set()
+
+        timer = threading.Timer(self.seconds or 0, end)
+        timer.daemon = True
+        if self.seconds is not None:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    @property
+    def limit(self) -> str:
+        """The time limit in words, for an overdue job."""
+        return f"{self.seconds:g} s, the most that a {self.kind} may take here"
+
+    def _before_it_began(self) -> EngineTrouble:
+        return EngineTrouble(f"Stopped {f'after {self.limit}, ' if self.overdue else ''}before it began.")
+
+    def _play(self, engine: Engine) -> Iterator[str]:
+        raise NotImplementedError
+
+    def _load(self, engine: Engine) -> Iterator[Status]:
+        """What the model is doing until the preset is loaded."""
+        for status in engine.follow(self.preset, self.stop):
+            yield status
+            if status.stage == "failed":
+                raise EngineTrouble(status.words)
+        if self.stop.is_set():
+            raise self._before_it_began()

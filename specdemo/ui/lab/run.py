@@ -1,0 +1,127 @@
+"""One measurement of the Lab, from the request to the files of what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
+from sys import getsizeof
+from typing import TYPE_CHECKING, Any
+
+from ...drafters.names import drafter_class
+from ...system.progress import Stopped, attended
+from ..engine import Engine, EngineTrouble, Said
+from ..jobs import Job
+from .views import View
+
+if TYPE_CHECKING:
+    from .plots import Picture
+    from .studies import Measured, Study
+
+Progress = tuple[float | None, str]
+"""How far it is, from 0 to 1 if that is known, and a sentence on what it is at."""
+PICTURE_SECONDS = 2.0  # between two pictures: what the browser draws, the engine pays for
+
+
+class LabRun(Job):
+    """A measurement that was asked for, and what there is of it so far.
+
+    Attributes:
+        picture: all that there is to show.
+        pictured: how many pictures there were.
+        values, measured: what was measured for fields of the form, and beside them.
+        files: the result as JSON and CSV, once it is over.
+        outcome: how it ended, in words.
+    """
+
+    kind = "view"
+
+    def __init__(self, preset: str, view: View, asked: dict[str, Any], seconds: float | None = None) -> None:
+        super().__init__(preset, seconds)
+        self.view, self.asked = view, asked
+        self.picture: Picture = []
+        self.pictured = 0
+        self.values: dict[str, Any] = {}
+        self.measured: Measured | None = None
+        self.files: dict[str, str] = {}
+        self.outcome = ""
+
+    @property
+    def size(self) -> int:
+        plots = sum(getsizeof(figure.plot) for section in self.picture if section for figure in section.figures)
+        return super().size + plots + sum(map(getsizeof, self.files.values()))
+
+    def play(self, engine: Engine) -> Iterator[Progress]:  # type: ignore[override]
+        """Do it and tell how far it is. Closing the generator ends it and frees its caches.
+
+        Raises:
+            EngineTrouble: whatever went wrong, as a sentence.
+        """
+        try:
+            for status in self._load(engine):
+                if status.stage == "loading":
+                    yield status.fraction, f"The model is not ready yet: {status.words}"
+            batches = engine.stream(self.preset, self._measure, self.local)
+            with closing(batches):
+                for batch in batches:
+                    if reports := [item for item in batch if not isinstance(item, Said)]:  # its own steps say enough
+                        yield reports[-1]
+        except Exception as error:
+            raise EngineTrouble(engine.sentence(error)) from error
+        finally:
+            self.ended.set()
+
+    def _measure(self, loaded: Any) -> Generator[Progress]:
+        """The measurement in the engine's thread. Pictures are made between two steps, when nothing is being timed."""
+        from .studies import STUDIES
+
+        several = self.asked.get("drafters", [])  # which of them can be used was not known if another preset was loaded
+        if able := [name for name in several if not drafter_class(name).unavailable_reason(loaded.parts)]:
+            self.asked["drafters"] = able
+        study = STUDIES[self.view.name](loaded, self.asked)
+        began = pictured = time.monotonic()
+        yield 0.0, "Warming up"
+        whole = False
+        with (
+            suppress(Stopped),
+            self._limited(),
+            closing(study.run()) as steps,  # type: ignore[type-var]
+            attended(self.stop.is_set),
+        ):
+            for words in steps:
+                now = time.monotonic()
+                if self.stop.is_set():
+                    break
+                if now - pictured >= PICTURE_SECONDS:
+                    self._show(study.picture())
+                    pictured = now
+                yield study.done / study.steps, f"{words}. {_left(now - began, study.done, study.steps)}"
+            else:
+                whole = True
+        if self.stop.is_set() and not study.done:
+            raise self._before_it_began()
+        self.values, self.measured = study.values(), study.measured()
+        self._show(study.picture())
+        stopped = not whole and self.stop.is_set()
+        until = "This is what there was until then." if self.picture else "There was nothing to show yet."
+        after = f" after {self.limit}" if self.overdue and stopped else ""
+        self.outcome = f"Stopped{after}. {until}" if stopped else "Done."
+        if self.picture:
+            self.files = self._files(loaded, study)
+        yield 1.0, self.outcome
+
+    def _show(self, picture: Picture) -> None:
+        """What there is to show, once there is something: until then the page keeps what it shows."""
+        if any(picture):
+            self.picture, self.pictured = picture, self.pictured + 1
+
+    def _files(self, loaded: Any, study: Study) -> dict[str, str]:
+        from ...studies.tables import csv_text, json_text
+
+        asked = {"view": self.view.name, "preset": self.preset, "stopped": self.stop.is_set(), "asked": self.asked}
+        whole = {**asked, "weights": loaded.weights, "environment": loaded.environment(), **study.result()}
+        return {"json": json_text(whole), "csv": csv_text(study.rows())}
+
+
+def _left(seconds: float, done: int, steps: int) -> str:
+    return f"About {max(1, round(seconds * (steps - done) / done))} s left" if done else ""

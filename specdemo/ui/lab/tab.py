@@ -1,0 +1,285 @@
+"""The Lab tab: its forms, its runs, and what it tells while they run. What is measured, `studies` says.
+
+A run holds Gradio's line and reports to Gradio's progress bar. Its pictures come by a timer of the view instead: what a
+generator yields would hide the bar for a moment each time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import gradio as gr
+
+from ..budgets import Budgets
+from ..engine import Engine
+from ..race.run import Run
+from ..runs import Runs
+from ..serving.line import MODEL, QUIET, job
+from ..values import one_of
+from .results import Results, Updates
+from .run import LabRun
+from .views import ABLE, VIEWS, Field, View
+
+TICK_SECONDS = 1.5
+Changes = dict[Any, dict[str, Any]]
+REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
+
+
+def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budgets: Budgets) -> None:
+    """Put the Lab where it is called. It measures the chosen preset.
+
+    Args:
+        top: triggers `able` when it is known what the preset can use.
+    """
+    with gr.Tabs(elem_id="lab"):
+        views = [ViewTab(view, engine, runs) for view in VIEWS.values()]
+    for view in views:
+        view.wire_run(preset, [other.run for other in views], budgets.lab_seconds)
+        view.wire_drafters(preset, top)
+        if view.view.name == "theory":
+            view.wire_theory()
+
+
+class ViewTab:
+    """One view: its form on the left, on the right what there is to show."""
+
+    def __init__(self, view: View, engine: Engine, runs: Runs) -> None:
+        self.view, self.engine, self.runs = view, engine, runs
+        with gr.Tab(view.title, id=view.name, elem_id=f"lab-{view.name}") as self.tab:
+            self.timer = gr.Timer(TICK_SECONDS, active=False)
+            self.seen = gr.State()  # the run and the number of the picture that is shown
+            self.measured = gr.State()  # `studies.Measured`
+            gr.Markdown(view.words, elem_classes="lab-words")
+            with gr.Row(elem_classes="lab-view"):
+                with gr.Column(scale=0, min_width=330, elem_classes="lab-form"):
+                    self.fields = dict(_controls(view, engine))
+                    with gr.Row():
+                        self.run = gr.Button(view.run, variant="primary", scale=2, min_width=80, elem_classes="lab-run")
+                        self.stop = gr.Button("Stop", interactive=False, min_width=80, elem_classes="lab-stop")
+                        self.leave = gr.Button("Stop", visible=False, min_width=80, elem_classes="lab-leave")
+                    if view.name == "theory":
+                        self.from_race = gr.Button("Take my last race")
+                with gr.Column(elem_classes="lab-results"):
+                    self.says = gr.HTML(html_template='<p role="status">${value}</p>', elem_classes="lab-says")
+                    with gr.Row(visible=False, elem_classes="lab-files") as self.files:
+                        self.downloads = {
+                            kind: gr.DownloadButton(f"Download {kind.upper()}", size="md", scale=0, min_width=150)
+                            for kind in ("json", "csv")
+                        }
+                    self.results = Results(view.name)
+        self.tab.select(None, js=REDRAW)
+
+    def wire_run(self, preset: gr.Dropdown, all_runs: list[gr.Button], seconds: float) -> None:
+        """
+        Args:
+            all_runs: the buttons that rest while one of the runs goes on.
+            seconds: the most that a run may take.
+        """
+        says, stop, leave, timer, files = self.says, self.stop, self.leave, self.timer, self.files
+
+        @job
+        def run(request: gr.Request, progress: Any = gr.Progress(), *values: Any) -> Iterator[Updates]:  # noqa: B008
+            try:
+                asked = self.read(values, seconds)
+                self.runs.begin(asked, request.session_hash, request.client)
+                yield {stop: gr.update(visible=True, interactive=True), leave: gr.update(visible=False)}
+                for share, words in self.runs.play(asked, self.engine):
+                    progress(share, desc=words)
+            except Exception as error:
+                yield {says: failed(self.engine.sentence(error))}
+                return
+            with TemporaryDirectory() as folder:  # Gradio makes copies of its own
+                updates: Updates = {says: escape(asked.outcome), files: gr.update(visible=bool(asked.files))}
+                for kind, text in asked.files.items():
+                    file = Path(folder) / f"specdemo-{self.view.name}.{kind}"
+                    file.write_text(text, encoding="utf-8", newline="")
+                    updates[self.downloads[kind]] = str(file)
+                yield updates
+
+        def refused(request: gr.Request) -> str:
+            """Why it was not let into the line."""
+            return failed(self.runs.refusal(request.session_hash) or "It could not be run.")
+
+        def halt(request: gr.Request) -> None:
+            self.runs.stop(request.session_hash, LabRun)
+
+        outputs = [says, stop, leave, files, *self.downloads.values()]
+        bar = {"show_progress": "full", "show_progress_on": says, "api_visibility": "private"}
+        bar["trigger_mode"] = "multiple"  # or after a lost connection Gradio would run no other
+        rest: Changes = {button: {"interactive": False} for button in all_runs}
+        waiting: Changes = {
+            stop: {"visible": False},
+            leave: {"visible": True},
+            timer: {"active": True},
+            files: {"visible": False},
+        }
+        self.run.click(**at_once(rest | waiting | {says: {"value": "Waiting for the model."}}))
+        running = self.run.click(run, [preset, *self.fields.values()], outputs, preprocess=False, **MODEL, **bar)
+        running.failure(refused, None, says, queue=False, **QUIET)
+
+        shown = {"inputs": self.seen, "outputs": [self.seen, *self.results.parts, self.measured, *self.numbers]}
+        timer.tick(self.show, **shown, queue=False, **QUIET)
+        again: Changes = {button: {"interactive": True} for button in all_runs}
+        idle: Changes = {stop: {"visible": True, "interactive": False, "value": "Stop"}, leave: {"visible": False}}
+        ended = at_once(again | idle | {timer: {"active": False}})
+        running.failure(**ended)  # of one that was not let in, Gradio does not go on to `then`
+        running.then(**ended).then(self.show, **shown, queue=False, **QUIET)
+
+        # Asked to stop, a run ends by itself, after the step that it is at. One that still waits is cancelled.
+        stop.click(**at_once({stop: {"interactive": False, "value": "Stopping"}, leave: {}}))
+        stop.click(halt, queue=False, **QUIET)
+        left = leave.click(halt, cancels=[running], queue=False, **QUIET)  # it may just have begun
+        left.then(**at_once(again | idle | {timer: {"active": False}, says: {"value": "Stopped."}}))
+
+    @property
+    def numbers(self) -> list[Any]:
+        """The three fields of the theory, which a measurement fills in."""
+        return list(self.fields.values())[:3] if self.view.name == "theory" else []
+
+    def read(self, values: Any, seconds: float | None = None) -> LabRun:
+        """The run that the raw values of the preset and of the form ask for.
+
+        Raises:
+            BadInput: the first value that is wrong.
+        """
+        preset, *given = values
+        one_of("preset", preset, list(self.engine.presets))
+        return LabRun(preset, self.view, self.view.read(dict(zip(self.fields, given, strict=True))), seconds)
+
+    def show(self, seen: Any, request: gr.Request) -> Updates:
+        """What there is of the visitor's run, if the page does not show it yet."""
+        asked = self.runs.latest(request.session_hash, LabRun)
+        if asked is None or asked.view != self.view or not asked.picture or seen == (asked.id, asked.pictured):
+            return {self.seen: gr.skip()}
+        updates = {self.seen: (asked.id, asked.pictured), **self.results.update(asked.picture)}
+        if asked.measured:
+            updates[self.measured] = asked.measured
+        return updates | {self.fields[name]: _short(value) for name, value in asked.values.items()}
+
+    # --- drafters: what the preset can use, as far as that is known by now
+
+    def wire_drafters(self, preset: gr.Dropdown, top: gr.HTML) -> None:
+        fields = [field for field in self.view.fields if field.kind.startswith("drafter")]
+        controls = [self.fields[field.name] for field in fields]
+
+        def missing(name: Any) -> Mapping[str, str]:
+            status = self.engine.status
+            return (status.preset == name and status.unavailable) or {}
+
+        def begin(name: Any) -> Any:
+            """A preset was chosen: each begins as that has it."""
+            return listed([offer(field, self.engine, name, missing(name)) for field in fields])
+
+        def keep(name: Any, *chosen: Any) -> Any:
+            """It is known what the preset can use: what was chosen stays where it can be used."""
+            pairs = zip(fields, chosen, strict=True)
+            return listed([offer(field, self.engine, name, missing(name), value) for field, value in pairs])
+
+        preset.change(begin, preset, controls, preprocess=False, queue=False, **QUIET)
+        top.able(keep, [preset, *controls], controls, preprocess=False, queue=False, **QUIET)
+
+    # --- the theory answers at once, and takes numbers from a race
+
+    def wire_theory(self) -> None:
+        outputs = [self.says, self.measured, *self.numbers, *self.results.parts]
+
+        def attempt(measured: Any, *numbers: Any, drop: bool = False, tried: bool = True) -> Updates:
+            from .studies import Measured, theory_of
+
+            try:
+                with self.engine.beside.work():
+                    if drop:  # the costs of passes were measured for other numbers
+                        measured = Measured(race=measured.race) if measured else None
+                    picture = theory_of(dict(zip(self.fields, numbers, strict=False)), measured)
+            except Exception as error:
+                return {self.says: failed(self.engine.sentence(error))}
+            said: Updates = {self.says: ""} if tried else {}
+            return {**said, self.measured: measured, **self.results.update(picture)}
+
+        def take(request: gr.Request) -> Updates:
+            from .studies import race_numbers
+
+            try:
+                with self.engine.beside.work():
+                    numbers, measured = race_numbers(self.runs.latest(request.session_hash, Run))
+            except Exception as error:
+                return {self.says: failed(self.engine.sentence(error))}
+            found = {self.fields[name]: _short(value) for name, value in numbers.items()}
+            said = "Numbers and measured point are those of the race that you ran last."
+            return {**attempt(measured, *found.values()), **found, self.says: said}
+
+        each = {"outputs": outputs, "queue": False, "trigger_mode": "always_last", **QUIET}
+        inputs = [self.measured, *self.numbers]
+        for number, drop in zip(self.numbers, (True, True, False), strict=True):
+            number.input(partial(attempt, drop=drop), inputs, **each)
+        self.tab.select(partial(attempt, tried=False), inputs, **each)
+        self.from_race.click(take, None, outputs, queue=False, **QUIET)
+
+
+def at_once(changes: Changes) -> dict[str, Any]:
+    """An event's arguments for changes that the browser makes by itself."""
+    updates = [{"__type__": "update", **change} for change in changes.values()]
+    return {"fn": None, "inputs": None, "outputs": list(changes), "js": f"() => {json.dumps(updates)}", **QUIET}
+
+
+def failed(sentence: str) -> str:
+    return f"{escape(sentence)}</p><i></i>"
+
+
+def listed(updates: list[Any]) -> Any:
+    return updates if len(updates) != 1 else updates[0]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _controls(view: View, engine: Engine) -> Iterator[tuple[str, Any]]:
+    """The controls of the form by name, where they are called."""
+    group = ""
+    for field in view.fields:
+        if field.group != group:
+            group = field.group
+            gr.Markdown(f"### {group}")
+        yield field.name, _control(field, f"lab-{view.name}-{field.name}", engine)
+
+
+def _control(field: Field, elem_id: str, engine: Engine) -> Any:
+    named = {"label": field.label, "elem_id": elem_id}
+    choices = [(words, value) for value, words in (field.choices or {}).items()]
+    match field.kind:
+        case "whole" | "number":
+            bounds = f"{field.low:g} to {field.high:,g}."
+            step = 1 if field.kind == "whole" else 0.05
+            return gr.Number(field.value, info=f"{bounds} {field.info}".strip(), step=step, **named)
+        case "text":
+            return gr.Textbox(field.value, lines=2, max_lines=6, **named)
+        case "choice":
+            return gr.Radio(choices, value=field.value, **named)
+        case "list":
+            return gr.Dropdown(choices, value=field.value, **named)
+    part = gr.Dropdown if field.kind == "drafter" else gr.CheckboxGroup
+    begins = offer(field, engine, next(iter(engine.presets)), {})
+    return part(**{name: begins[name] for name in ("choices", "value", "info")}, **named)
+
+
+def offer(field: Field, engine: Engine, preset: Any, missing: Mapping[str, str], chosen: Any = None) -> dict[str, Any]:
+    """An update of a control for drafters: those that the preset can use, and why not the others."""
+    if preset not in engine.presets:
+        return gr.skip()
+    able = [name for name in ABLE if name not in missing]
+    own = engine.presets[preset].defaults.drafter
+    usual = own if own in able else next(iter(able), None)
+    info = "; ".join(f"{name}: {why}" for name, why in missing.items())
+    if field.kind == "drafter":
+        value: Any = chosen if chosen in able else usual
+    else:
+        kept = [name for name in able if name in chosen] if isinstance(chosen, list) else []
+        value = kept or (able if field.value == "all" else [usual])
+    return gr.update(choices=able, value=value, info=f"Not here: {info}." if info else "")

@@ -1,0 +1,148 @@
+"""The form of the Race tab: its controls, what they begin with, and what their values ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gradio as gr
+
+from ...drafters.names import DRAFTERS
+from ...models.presets import Defaults, Preset
+from ...models.results import describe_results
+from ...racing.trace import Request
+from ...types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Settings, brief
+from ..budgets import Budgets, starting
+from ..values import one_of
+from .request import read_request
+
+FIELDS = (
+    *("prompt", "preset", "drafter", "k", "auto", "temperature", "match", "max_new_tokens"),
+    *("seed", "top_k", "top_p", "stop", "mode", "order"),
+)
+STARTING = "drafter", "k", "auto", "temperature", "max_new_tokens", "mode"  # the fields that a preset has its own for
+CHAT, RAW = "chat", "raw"
+HIDE_MATCH = (
+    "(t) => { document.getElementById('match').classList.toggle('sd-off', t === 0) }"  # it changes nothing then
+)
+INTERLEAVED, ISOLATED = "interleaved", "isolated"
+
+
+def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]], budgets: Budgets) -> dict[str, Any]:
+    """Add the controls to the page that is being built. Returns them by name; the first preset is chosen."""
+    first = next(iter(presets.values()))
+    usual, chosen = Settings(), starting(first.defaults, budgets)
+    form: dict[str, Any] = {}
+    form["prompt"] = gr.Textbox(
+        label="Prompt", lines=4, max_lines=4, placeholder="Ask something, or pick an example.", elem_id="prompt"
+    )
+    form["examples"] = gr.HTML(
+        html_template="<div></div>",
+        js_on_load="specdemo.mountExamples(element, props, trigger); // 'pick'",
+        apply_default_css=False,
+        prompts=dict(prompts),
+        elem_id="examples",
+    )
+    with gr.Row(elem_id="go"):
+        form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
+        form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+    form["drafter"] = gr.Dropdown(
+        list(DRAFTERS), value=chosen.drafter, label="Drafter", info=describe(first, chosen.drafter), elem_id="drafter"
+    )
+    k, auto = _k(chosen)
+    with gr.Row(elem_id="k-row"):
+        form["k"] = gr.Slider(
+            *(0, MAX_K, k),
+            step=1,
+            label="Draft length K",
+            info="Tokens per round.",
+            buttons=[],
+            min_width=100,
+            elem_id="k",
+        )
+        form["auto"] = gr.Checkbox(auto, label="auto", scale=0, min_width=80, elem_id="auto")
+    form["k"].input(None, None, form["auto"], js="() => false")
+    with gr.Row(elem_id="temperature-row"):
+        form["temperature"] = gr.Slider(
+            0, 2, chosen.temperature, step=0.05, label="Temperature", buttons=[], min_width=100, elem_id="temperature"
+        )
+        form["match"] = gr.Checkbox(
+            True,
+            label="Same draws in both lanes",
+            scale=0,
+            min_width=120,
+            elem_id="match",
+            elem_classes=[] if chosen.temperature else ["sd-off"],
+        )
+    form["temperature"].change(None, form["temperature"], None, js=HIDE_MATCH)
+    with gr.Row():
+        form["max_new_tokens"] = gr.Number(
+            chosen.max_new_tokens,
+            label="Max new tokens",
+            info=f"At most {budgets.new_tokens:,}.",
+            min_width=100,
+            elem_id="max-new-tokens",
+        )
+        form["seed"] = gr.Number(usual.seed, label="Seed", info="Picks the draws.", min_width=80, elem_id="seed")
+    form["preset"] = gr.Dropdown(
+        [(preset.title, name) for name, preset in presets.items()],
+        value=first.name,
+        label="Preset",
+        info=first.description,
+        elem_id="preset",
+    )
+    with gr.Accordion("More settings", open=False, elem_id="more"):
+        form["mode"] = gr.Radio(
+            [("Chat template", CHAT), ("Raw text", RAW)],
+            value=_mode(chosen),
+            label="Prompt format",
+            info="A model that has no chat template continues raw text either way.",
+            elem_id="mode",
+        )
+        form["order"] = gr.Radio(
+            [("Alternating", INTERLEAVED), ("One after the other", ISOLATED)],
+            value=INTERLEAVED,
+            label="Schedule",
+            elem_id="order",
+        )
+        with gr.Row():
+            form["top_k"] = gr.Number(usual.top_k, label="Top-k (0 is off)", min_width=100, elem_id="top-k")
+            form["top_p"] = gr.Number(usual.top_p, label="Top-p (1 is off)", step=0.05, min_width=100, elem_id="top-p")
+        form["stop"] = gr.Textbox("", label="Stop strings, one a line", lines=2, max_lines=4, elem_id="stop-strings")
+    return form
+
+
+def _k(defaults: Defaults) -> tuple[int | str, bool]:
+    """What the slider and its box begin with."""
+    auto = defaults.k == AUTO
+    return Settings().k if auto else defaults.k, auto
+
+
+def starting_values(defaults: Defaults) -> dict[str, Any]:
+    """What a preset begins with, by the names of `STARTING`."""
+    values = *_k(defaults), defaults.temperature, defaults.max_new_tokens, _mode(defaults)
+    return dict(zip(STARTING, (defaults.drafter, *values), strict=True))
+
+
+def _mode(defaults: Defaults) -> str:
+    return RAW if defaults.raw else CHAT
+
+
+def describe(preset: Preset, drafter: str) -> str:
+    """What the form says of a drafter: what it is, and what was measured with this preset."""
+    measured = describe_results(preset.results, drafter) if preset.results else ""
+    return f"{DRAFTERS[drafter].description} {measured}".rstrip()
+
+
+def read_form(values: Sequence[Any], presets: Mapping[str, Preset], most_new_tokens: int | None = None) -> Request:
+    """The request that the raw values of the form, in the order of `FIELDS`, stand for."""
+    named = dict(zip(FIELDS, values, strict=True))
+    mode, order, auto, match = (named.pop(name) for name in ("mode", "order", "auto", "match"))
+    one_of("prompt mode", mode, (CHAT, RAW))
+    one_of("order of lanes", order, (INTERLEAVED, ISOLATED))
+    if auto is True:
+        named["k"] = AUTO
+    if not isinstance(match, bool):
+        raise BadInput(f"match must be true or false, not {brief(match)}.")
+    named |= {"raw": mode == RAW, "isolated": order == ISOLATED, "rule": MATCH if match else REJECTION}
+    return read_request(presets=list(presets), most_new_tokens=most_new_tokens, **named)

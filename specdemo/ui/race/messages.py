@@ -1,0 +1,118 @@
+"""From the events of a race to what the page shows: small JSON messages.
+
+A message holds the run's id, a sequence number and, as far as there is news, one of these:
+
+    start    the settings that the panes show; it clears what an earlier run left
+    lanes    {lane: {"rounds": [[round, k, tokens], ...], "figures": {...}}}
+    end      the summary: the final figures, the sentence, how exact it was
+    status   what the model is doing before a run can begin
+    error    a sentence for the person; `stopped` comes with it and says whether Stop was pressed
+
+A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]; p, q and draw are null where they are
+unknown. The text may hold
+anything at all: the page puts it into text nodes, and it never passes through a template.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...decoding.events import Finished, Prefilled
+from ...racing.stats import Stats
+from ...racing.trace import Entry
+from ...types import DraftOutcome, TokenKind
+
+CODES = {
+    TokenKind.ACCEPTED: "a",
+    TokenKind.RESAMPLED: "r",
+    TokenKind.BONUS: "b",
+    TokenKind.TARGET: "t",
+    TokenKind.UNKNOWN: "",
+    DraftOutcome.ACCEPTED: "a",
+    DraftOutcome.REJECTED: "x",
+    DraftOutcome.UNTESTED: "u",
+}
+PREFILL = -1  # the round number of the token that prefill emits
+REST = ""  # the code of text that belongs to no single token: bytes that never became a character
+
+
+@dataclass(slots=True)
+class LaneNews:
+    """One lane so far: its figures, and what has not been handed out yet."""
+
+    stats: Stats = field(default_factory=Stats)
+    fresh: list[list[Any]] = field(default_factory=list)
+    changed: bool = False
+
+
+class Lanes:
+    """The lanes of one race: takes events in, hands news out."""
+
+    def __init__(self) -> None:
+        self.lanes: defaultdict[str, LaneNews] = defaultdict(LaneNews)
+
+    def add(self, entry: Entry) -> None:
+        """Take in one event of the race."""
+        lane = self.lanes[entry.lane]
+        lane.stats.add(entry.event)
+        lane.changed = True
+        if row := row_of(entry):
+            lane.fresh.append(row)
+
+    def news(self) -> dict[str, Any]:
+        """What is new in each lane since this was last asked."""
+        news = {}
+        for name, lane in self.lanes.items():
+            if lane.changed:
+                news[name] = {"rounds": lane.fresh, "figures": live_figures(lane.stats)}
+                lane.fresh, lane.changed = [], False
+        return news
+
+
+def row_of(entry: Entry) -> list[Any] | None:
+    """An event as the page draws it: [round, k, tokens], in reading order; None if there is nothing to draw."""
+    event, spans = entry.event, entry.spans
+    if isinstance(event, Finished):
+        return [PREFILL, 0, [[text, REST, 0] for text in spans.emitted]] if spans.emitted else None
+    if isinstance(event, Prefilled):
+        return [PREFILL, 0, [[spans.emitted[0], CODES[event.token.kind], _short(event.token.p)]]]
+    tokens: list[list[Any]] = []
+    accepted = 0
+    for place, token in enumerate(event.drafted):
+        passed = token.outcome is DraftOutcome.ACCEPTED
+        text = spans.emitted[accepted] if passed else spans.drafted[place]  # in a tree, others stand in between
+        tokens.append([text, CODES[token.outcome], _short(token.p), _short(token.q), _short(token.draw), place + 1])
+        accepted += passed
+    for place in range(accepted, len(event.emitted)):
+        emitted = event.emitted[place]
+        tokens.append([spans.emitted[place], CODES[emitted.kind], _short(emitted.p)])
+    return [event.index, len(event.drafted), tokens]
+
+
+def live_figures(stats: Stats) -> dict[str, Any]:
+    """The figures that are worth showing while a race runs, and cheap enough to send with every flush."""
+    return {
+        "tokens": stats.tokens,
+        "seconds": round(stats.seconds, 6),
+        "tokens_per_second": stats.tokens_per_second,
+        "ttft_seconds": stats.ttft_seconds,
+        "prompt_seconds": stats.prompt_seconds,
+        "draft_seconds": stats.draft_seconds,
+        "verify_seconds": stats.verify_seconds,
+        "other_seconds": stats.other_seconds,
+        "acceptance_rate": stats.acceptance_rate,
+        "draft_efficiency": stats.draft_efficiency,
+        "tokens_per_round": stats.tokens_per_round,
+        "accepted_lengths": {**stats.accepted_lengths},
+        "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
+    }
+
+
+def _short(number: float | None) -> float | None:
+    """Four significant digits: what a tooltip can show. What is not quite certain stays so, what is unknown too."""
+    if number is None:
+        return None
+    short = float(f"{number:.4g}")
+    return 0.9999 if number < 1 <= short else short

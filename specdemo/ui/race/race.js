@@ -1,0 +1,249 @@
+// The arena: takes the messages of a run (see messages.py) and draws them. Text only ever becomes text nodes.
+(() => {
+  const sd = window.specdemo;
+  // A browser on the same processor takes from the engine what it draws: text as it comes, figures more seldom.
+  const FIGURES_MS = 500;
+  const CHARTS_MS = 2000;
+  const NARROW = 900; // px; there the arena lies below the form, see race.css
+  const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
+
+  /** How many times as fast the speculative lane is by the figures so far, see stats.speed_up. */
+  const speedUp = (plain, speculative) => {
+    const ratio = speculative.tokens_per_second / plain.tokens_per_second;
+    return speculative.draft_efficiency !== null && ratio > 0 && ratio < Infinity ? ratio : null;
+  };
+
+  /** The whole arena inside one gr.HTML. */
+  class Race {
+    constructor(element, trigger, server) {
+      this.server = server;
+      this.trigger = trigger;
+      element.replaceChildren(sd.clone("sd-race"));
+      element.classList.add("sd-arena");
+      this.root = element;
+      const find = (selector) => element.querySelector(selector);
+      this.parts = { ratio: find(".sd-ratio"), sentence: find(".sd-sentence"), badge: find(".sd-badge") };
+      this.parts.why = find(".sd-why-exact");
+      this.parts.how = find(".sd-how");
+      this.parts.spoken = find(".sd-spoken");
+      this.parts.trace = find(".sd-trace");
+      this.parts.again = find(".sd-again");
+      this.lanes = { plain: new sd.Lane("plain"), speculative: new sd.Lane("speculative") };
+      find(".sd-lanes").append(this.lanes.plain.node, this.lanes.speculative.node);
+      this.legend(find(".sd-legend ul"));
+      this.charts = new sd.Charts(element);
+      this.hide = find(".sd-hide input");
+      this.hide.addEventListener("change", () => element.classList.toggle("sd-hiding", this.hide.checked));
+      this.parts.trace.addEventListener("click", () => this.download());
+      this.parts.again.addEventListener("click", sd.showReplay);
+      find(".sd-link").addEventListener("click", () => trigger("link"));
+      sd.tooltips(element);
+      this.say("idle");
+    }
+
+    legend(list) {
+      this.legendCounts = {};
+      for (const [code, name, words] of sd.KINDS) {
+        const item = sd.make("li");
+        item.tabIndex = 0;
+        item.sdWhy = [name, words];
+        item.append(sd.make("span", `tok ${code}`, name), (this.legendCounts[code] = sd.make("b", "", "0")));
+        list.append(item);
+      }
+    }
+
+    say(state) {
+      this.state = state;
+      this.root.dataset.state = state;
+      this.root.closest("#stage")?.toggleAttribute("data-busy", this.busy); // how Stop looks; it can always be pressed
+    }
+
+    get busy() {
+      return ["waiting", "loading", "running"].includes(this.state);
+    }
+
+    words(sentence, more = "") {
+      this.parts.sentence.textContent = sentence;
+      this.parts.badge.textContent = "";
+      delete this.parts.badge.dataset.mark;
+      this.parts.why.textContent = more;
+    }
+
+    /** Run was pressed; nothing has come back yet. */
+    waiting() {
+      if (this.busy) return;
+      this.run = null;
+      if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
+      this.say("waiting");
+      this.words("Waiting for the model.");
+      sd.askPlace(() => this.state === "waiting" && !this.run);
+    }
+
+    /** Where a race that waits is in the line, see status.py. */
+    place(line) {
+      if (this.state !== "waiting" || this.run) return;
+      const first = sd.lab?.busy?.job ? "Your run in the Lab comes first." : "Your race starts when those before it have ended.";
+      this.words(sd.placeInWords(line), first);
+    }
+
+    /** The run is over without a last message: it was cancelled or never got into the queue. */
+    halted(sentence) {
+      if (!this.busy) return;
+      this.say("ended");
+      this.words(sentence);
+    }
+
+    /** Stop was pressed, and the server had its time to end the race properly. A race that has begun ends by itself. */
+    stop() {
+      if (!this.busy) return;
+      if (this.run) return this.words("Stopping after this step.");
+      this.cancel("cancel");
+      this.halted("Stopped.");
+    }
+
+    /** Gradio gives up what it runs for this page. It calls that a failure, maybe when the next race was asked for. */
+    cancel(event) {
+      this.cancelled = true;
+      this.trigger(event);
+    }
+
+    /** Gradio could not run it. */
+    unable() {
+      if (!this.cancelled && !this.run) this.halted("The race could not be run.");
+      this.cancelled = false;
+    }
+
+    /** The run of this page. */
+    follow(run) {
+      [this.run, this.cancelled] = [run, false];
+      this.source?.close();
+      this.source = sd.listen(run, (message) => this.apply(message), () => this.lost());
+    }
+
+    /** This race ends, whenever the server hears of it, and Gradio forgets it, or it would run no other. */
+    lost() {
+      this.server.halt(this.run);
+      this.cancel("forget");
+      this.fail(sd.UNREACHABLE);
+    }
+
+    apply(message) {
+      if (message.status) this.status(message.status);
+      if (message.start) this.start(message.start);
+      for (const [name, news] of Object.entries(message.lanes || {})) this.lanes[name].take(news);
+      if (message.end) this.finish(message.end);
+      if (message.error && message.stopped) this.halted(message.error);
+      else if (message.error) this.fail(message.error);
+      if (message.end || message.error) this.source?.close();
+      this.schedule();
+    }
+
+    status(status) {
+      sd.showStatus(status);
+      if (status.stage !== "loading") return;
+      this.say("loading");
+      this.words("The race starts as soon as the model is ready.", status.words);
+    }
+
+    start(request) {
+      this.say("running");
+      const max = request.settings.max_new_tokens;
+      for (const lane of Object.values(this.lanes)) lane.clear(max, request.settings.rule);
+      this.due = { figures: 0, charts: 0 };
+      const { k, temperature } = request.settings;
+      const drafts = request.drafter !== "none";
+      this.lanes.speculative.title(drafts ? `With ${request.drafter}` : "With no drafter");
+      this.parts.how.textContent = `at ${drafts ? `K ${k}, ` : ""}temperature ${temperature}`;
+      this.charts.clear(drafts ? (k === "auto" ? 4 : k) : 0);
+      this.parts.trace.disabled = this.parts.again.disabled = true;
+      this.speed(null);
+      this.parts.spoken.textContent = "";
+      this.words(request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
+    }
+
+    finish(end) {
+      this.draw();
+      this.drawFigures(performance.now());
+      this.speed(end.speed_up);
+      const why = end.disturbed ? `${end.exactness.words} ${DISTURBED}` : end.exactness.words;
+      this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, why);
+      this.parts.badge.textContent = end.exactness.title;
+      this.parts.badge.dataset.mark = end.exactness.mark;
+      this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
+      this.parts.trace.disabled = this.parts.again.disabled = false;
+      this.traceRun = this.run;
+      this.charts.show(end.stats, true);
+      this.say("ended");
+    }
+
+    fail(sentence) {
+      this.say("failed");
+      this.speed(null); // it is of the race before
+      this.words(sentence);
+      this.parts.spoken.textContent = sentence;
+    }
+
+    speed(ratio) {
+      this.parts.ratio.textContent = ratio ? `${ratio.toFixed(2)}×` : "–";
+      this.parts.ratio.toggleAttribute("data-slower", Boolean(ratio) && ratio < 0.98);
+    }
+
+    /** All of it in the next frame, also the figures and charts that are drawn more seldom. */
+    drawNow() {
+      this.due = { figures: 0, charts: 0 };
+      this.schedule();
+    }
+
+    schedule() {
+      if (this.scheduled) return;
+      this.scheduled = true;
+      requestAnimationFrame(() => {
+        this.scheduled = false;
+        this.draw();
+      });
+    }
+
+    draw() {
+      const { plain, speculative } = this.lanes;
+      const now = performance.now();
+      plain.draw();
+      speculative.draw();
+      if (this.state === "running" && now >= this.due.figures) this.drawFigures(now);
+      plain.scroll(); // after everything else, because it makes the browser lay out what has changed
+      speculative.scroll();
+    }
+
+    drawFigures(now) {
+      const { plain, speculative } = this.lanes;
+      this.due.figures = now + FIGURES_MS;
+      plain.drawFigures();
+      speculative.drawFigures();
+      for (const [code, node] of Object.entries(this.legendCounts)) {
+        sd.put(node, String(speculative.counts[code]));
+      }
+      if (!plain.figures || !speculative.figures) return;
+      this.speed(speedUp(plain.figures, speculative.figures));
+      if (now < this.due.charts) return;
+      this.due.charts = now + CHARTS_MS;
+      this.charts.show({ plain: plain.figures, speculative: speculative.figures }, false);
+    }
+
+    async download() {
+      const lines = await this.server.trace(this.traceRun);
+      if (lines) return sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
+      const gone = "This trace is no longer kept. Run the race again to download it.";
+      this.parts.why.textContent = lines === null ? gone : sd.UNREACHABLE; // the result stays
+    }
+  }
+
+  sd.Race = Race; // a replay has one of its own
+
+  sd.mountRace = (element, props, watch, trigger, server) => {
+    sd.race = new Race(element, trigger, server);
+    watch("value", () => {
+      const { run, error } = JSON.parse(props.value);
+      if (run) sd.race.follow(run);
+      else sd.race.fail(error);
+    });
+  };
+})();

@@ -1,0 +1,67 @@
+"""What the form, a link or an API call asks for, checked: nothing is clamped, everything wrong is refused in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...drafters.names import DRAFTERS
+from ...racing.trace import Request
+from ...types import BadInput, Settings, brief
+from ..values import one_of
+
+MAX_PROMPT = 200_000  # characters: more than any context here holds, and cheap to refuse before tokenising
+
+
+def read_request(
+    *,
+    prompt: Any,
+    preset: Any,
+    drafter: Any,
+    presets: Sequence[str],
+    most_new_tokens: int | None = None,
+    stop: Any = (),
+    raw: Any = False,
+    isolated: Any = False,
+    **settings: Any,
+) -> Request:
+    r"""Check the values of a form or a call.
+
+    Args:
+        most_new_tokens: how many may be asked for here, None if the context is the only limit.
+        stop: a list, or a text with one string a line (where \n stands for a line break).
+
+    Raises:
+        BadInput: a sentence naming what was given and what is allowed.
+    """
+    if not isinstance(prompt, str):
+        raise BadInput("The prompt must be a text.")
+    if not prompt.strip():
+        raise BadInput("The prompt is empty: type something first.")
+    if len(prompt) > MAX_PROMPT:
+        raise BadInput(f"The prompt has {len(prompt):,} characters; at most {MAX_PROMPT:,} are taken. Shorten it.")
+    one_of("preset", preset, presets)
+    one_of("drafter", drafter, list(DRAFTERS))
+    for name, value in (("raw", raw), ("isolated", isolated)):
+        if not isinstance(value, bool):
+            raise BadInput(f"{name} must be true or false, not {brief(value)}.")
+    numbers = {name: _whole_if_it_is(value) for name, value in settings.items()}
+    read = Settings(**numbers, stop=_stop_strings(stop))
+    if most_new_tokens is not None and read.max_new_tokens > most_new_tokens:
+        raise BadInput(f"At most {most_new_tokens:,} new tokens are written here, not {read.max_new_tokens:,}.")
+    return Request(prompt, preset, drafter, read, raw, isolated)
+
+
+def _whole_if_it_is(value: Any) -> Any:
+    """JSON and sliders write 4 as 4.0 at times. Only a float that is a whole number is taken for one."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def _stop_strings(stop: Any) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    if isinstance(stop, str):
+        return tuple(line.replace("\\n", "\n") for line in stop.split("\n") if line)
+    if not isinstance(stop, (list, tuple)):
+        raise BadInput("The stop strings must be a list of texts.")
+    return tuple(stop)

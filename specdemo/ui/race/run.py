@@ -1,0 +1,127 @@
+"""One race, from the request to its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from sys import getsizeof
+from typing import Any
+
+from ...decoding.events import Round, emitted_tokens
+from ...racing.trace import PLAIN, SPECULATIVE, Entry, Request, write_trace
+from ...system.progress import Stopped, attended
+from ..engine import Engine, Said, has_every_core
+from ..jobs import Job
+from .exactness import exactness, is_whole
+from .messages import Lanes
+
+# About what each takes in memory, measured.
+ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220
+
+
+class Run(Job):
+    """A race that was asked for: its messages, see `lanes`, and its trace."""
+
+    kind = "race"
+
+    def __init__(self, request: Request, seconds: float | None = None) -> None:
+        super().__init__(request.preset, seconds)
+        self.request = request
+        self.header: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        self.entries: list[Entry] = []
+        self._lanes = Lanes()
+        self._entry_bytes = 0
+
+    @property
+    def size(self) -> int:
+        return super().size + getsizeof(self.request.prompt) + self._entry_bytes
+
+    def _play(self, engine: Engine) -> Iterator[str]:
+        request = self.request
+        for status in self._load(engine):
+            yield self.message(status=asdict(status))
+        batches = engine.stream(request.preset, lambda loaded: self._race(engine, loaded), self.local)
+        with closing(batches):
+            said = begun = False
+            try:
+                for batch in batches:
+                    for item in batch:
+                        if isinstance(item, Said):
+                            said = True
+                            yield self.message(status=asdict(replace(engine.status, stage="loading", words=item.words)))
+                            continue
+                        if not begun:  # only now: a request that cannot be served leaves the last race on the page
+                            begun = True
+                            news = {"status": asdict(engine.status)} if said else {}
+                            yield self.message(start=request.as_dict(), **news)
+                        self._lanes.add(item)
+                    if lanes := self._lanes.news():
+                        yield self.message(lanes=lanes)
+            except Exception:
+                if said and not begun:  # the top of the page still shows what was said
+                    yield self.message(status=asdict(engine.status))
+                raise
+        yield self.message(end=self._ending())
+
+    def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
+        """The race itself and then its summary, in the engine's thread."""
+        request, backend = self.request, engine.backend
+        others = engine.beside.watch()
+        prompt_ids = loaded.encode(request.prompt, request.raw)
+        header = backend.trace_header(loaded, request.drafter, request.prompt, request.raw, request.settings)
+        self.header = {**header, "isolated": request.isolated}
+        race = backend.race(loaded, request.drafter, prompt_ids, request.settings, request.isolated)
+        with (
+            suppress(Stopped),
+            self._limited(),
+            closing(race) as entries,  # type: ignore[type-var]
+            attended(self.stop.is_set),
+        ):
+            for entry in entries:
+                self.entries.append(entry)
+                self._entry_bytes += size_of(entry)
+                yield entry
+                if self.stop.is_set():
+                    break
+        if not self.entries:
+            raise self._before_it_began()
+        if has_every_core(loaded) and others():
+            self.header["disturbed"] = True
+        self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries)
+        if self._cut_short:
+            self.summary["sentence"] = f"It had run for {self.limit}. {self.summary['sentence']}"
+
+    @property
+    def _cut_short(self) -> bool:
+        return self.overdue and not is_whole(self.entries)
+
+    def _ending(self) -> dict[str, Any]:
+        """What the page shows of the summary; the texts it has already."""
+        summary, stopped = self.summary, not is_whole(self.entries)
+        badge = exactness(summary, self.request, self.header["environment"], stopped)
+        if self._cut_short:
+            stopping = f"stopped after {self.seconds:g} s"
+            badge["title"] = f"{badge['title']}, {stopping}" if badge["title"] else stopping.capitalize()
+        return {
+            "stopped": stopped,
+            "speed_up": summary["speed_up"],
+            "sentence": summary["sentence"],
+            "exactness": badge,
+            "stats": {lane: summary[lane]["stats"] for lane in (PLAIN, SPECULATIVE)},
+            "disturbed": self.header.get("disturbed", False),
+        }
+
+    def trace(self) -> str:
+        """The trace as JSON lines."""
+        return "".join(write_trace(self.header, self.entries))
+
+
+def size_of(entry: Entry) -> int:
+    """About how many bytes an entry takes in memory; counted while the race's clock stands still, so cheaply."""
+    event = entry.event
+    tokens = len(emitted_tokens(event)) + (len(event.drafted) if isinstance(event, Round) else 0)
+    candidates = sum(len(place.candidates) for place in entry.probabilities)
+    places = PLACE_BYTES * len(entry.probabilities) + CANDIDATE_BYTES * candidates
+    return ENTRY_BYTES + TOKEN_BYTES * tokens + places

@@ -1,0 +1,185 @@
+"""The Race tab: the form, the arena, and what happens when someone uses them.
+
+The handlers take the raw values of the form (`preprocess=False`) and check them by `request`, so that the page, a link
+and an API call are refused in the same words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import gradio as gr
+
+from ...drafters.names import DRAFTERS
+from ...types import BadInput
+from ..budgets import Budgets, starting
+from ..engine import Engine, EngineTrouble
+from ..runs import Runs
+from ..serving.line import MODEL, QUIET, job
+from ..values import one_of, to_json
+from .form import (
+    CHAT,
+    FIELDS,
+    INTERLEAVED,
+    ISOLATED,
+    RAW,
+    STARTING,
+    add_form,
+    describe,
+    read_form,
+    starting_values,
+)
+from .run import Run
+
+STOP_SECONDS = 2.0
+
+
+def add_race(engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], budgets: Budgets) -> dict[str, Any]:
+    """Add the contents of the tab to the page that is being built. Returns the controls of its form by name.
+
+    Args:
+        prompts: example prompts by category.
+    """
+    with gr.Row(elem_id="stage"):
+        with gr.Column(scale=0, min_width=330, elem_id="controls"):
+            form = add_form(engine.presets, prompts, budgets)
+        with gr.Column(scale=1, min_width=320, elem_id="arena"):
+            arena = gr.HTML(
+                html_template="<div></div>",
+                js_on_load="specdemo.mountRace(element, props, watch, trigger, server); // 'link', 'cancel', 'forget'",
+                apply_default_css=False,
+                server_functions=_answers(runs),
+                elem_id="race",
+            )
+    fields = [form[name] for name in FIELDS]
+    _wire_runs(engine, runs, form, fields, arena, budgets)
+    form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
+    arena.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
+    return form
+
+
+def _answers(runs: Runs) -> list[Any]:
+    """What the script in the page may ask for; it knows the ids of the runs it was shown, and no others."""
+
+    def trace(run_id: Any) -> str | None:
+        with runs.engine.beside.work():
+            run = runs.find(Run, str(run_id))
+            return run.trace() if run else None
+
+    def halt(run_id: Any) -> None:
+        if run := runs.find(Run, str(run_id)):
+            run.stop.set()
+
+    return [trace, halt]
+
+
+def _wire_runs(
+    engine: Engine, runs: Runs, form: dict[str, Any], fields: list[Any], race: gr.HTML, budgets: Budgets
+) -> None:
+    @job
+    def run(request: gr.Request, *values: Any) -> Iterator[str]:
+        """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
+        try:
+            asked = Run(read_form(values, engine.presets, budgets.new_tokens), budgets.race_seconds)
+            begun = runs.begin(asked, request.session_hash, request.client, on_page=True)
+        except Exception as error:
+            yield refusal(engine.sentence(error))
+            return
+        yield to_json({"run": begun.id})
+        with suppress(EngineTrouble):  # the page was told by the run's last message
+            for _ in runs.play(begun, engine):
+                pass
+
+    def refusal(sentence: str) -> str:
+        return to_json({"refused": uuid4().hex, "error": sentence})  # new, or the page would see no change
+
+    def refused(request: gr.Request) -> Any:
+        """Why it was not let into the line."""
+        sentence = runs.refusal(request.session_hash)
+        return refusal(sentence) if sentence else gr.skip()
+
+    def stop(request: gr.Request) -> None:
+        stopping = runs.stop(request.session_hash, Run)
+        if stopping is not None:
+            stopping.ended.wait(STOP_SECONDS)
+
+    def cancel(request: gr.Request) -> None:
+        """A race that was still waiting when Stop was pressed, but may just have begun."""
+        runs.stop(request.session_hash, Run)
+
+    running = form["run"].click(
+        run, fields, race, preprocess=False, js="(...values) => specdemo.pressed(values)", **MODEL, **QUIET
+    )
+    told = running.failure(refused, None, race, queue=False, **QUIET)
+    told.then(None, js="() => specdemo.race.unable()")  # if nothing was told
+    # Asked to stop, a race ends by itself, after the step that it is at, and is summed up. One that still waits in line
+    # is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
+    form["halt"].click(stop, queue=False, **QUIET).then(None, js="() => specdemo.race.stop()")
+    race.cancel(cancel, cancels=[running], queue=False, **QUIET)
+    race.forget(None, cancels=[running])
+
+
+def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> None:
+    """Load the preset that is chosen, and tell what it begins with."""
+
+    def check(preset: Any) -> None:
+        try:
+            one_of("preset", preset, list(engine.presets))
+        except BadInput as error:
+            raise gr.Error(str(error), print_exception=False) from error
+
+    def begin(preset: Any) -> list[Any]:
+        """At once, though others may have the model: what the visitor changes from here on stays."""
+        if preset is None:
+            return [gr.skip()] * len(begins)
+        check(preset)
+        begun = engine.presets[preset]
+        drafter, *others = starting_values(starting(begun.defaults, budgets)).values()
+        update = gr.update(value=drafter, info=describe(begun, drafter))
+        return [gr.update(info=begun.description), update, *others]
+
+    def load(preset: Any) -> Iterator[None]:
+        """Holds the line until it is loaded or cannot be. The page is told by `status`."""
+        if preset is not None:
+            check(preset)
+            for _ in engine.follow(preset):
+                yield
+
+    def chose_drafter(preset: Any, drafter: Any) -> Any:
+        known = preset in engine.presets and drafter in DRAFTERS
+        return gr.update(info=describe(engine.presets[preset], drafter)) if known else gr.skip()
+
+    chosen, drafter = form["preset"], form["drafter"]
+    begins = [chosen, *(form[name] for name in STARTING)]
+    # Gradio tells of a choice also when the list is only left: the script passes on what is new. Whatever is gets into
+    # the line, so that the last choice counts, also while another is being loaded.
+    each = {"preprocess": False, "trigger_mode": "multiple", **QUIET}
+    begun = chosen.input(begin, chosen, begins, queue=False, js="(preset) => specdemo.chose(preset)", **each)
+    begun.success(load, chosen, None, js="(preset) => specdemo.wanted(preset)", **MODEL, **each)
+    top.retry(load, chosen, None, preprocess=False, **MODEL, **QUIET)
+    top.able(None, None, drafter, js="() => specdemo.able()")
+    drafter.change(chose_drafter, [chosen, drafter], drafter, preprocess=False, queue=False, **QUIET)
+
+
+def fill_from_link(
+    page: gr.Blocks, engine: Engine, form: dict[str, Any], notes: Sequence[str], budgets: Budgets
+) -> Any:
+    """Fill in the form of a page that is opened, from its link where that says something. Returns that event.
+
+    Args:
+        notes: sentences that the page shows once.
+    """
+    choices = {
+        "preset": list(engine.presets),
+        "drafter": list(DRAFTERS),
+        "mode": [CHAT, RAW],
+        "order": [INTERLEAVED, ISOLATED],
+    }
+    begins = {name: starting_values(starting(preset.defaults, budgets)) for name, preset in engine.presets.items()}
+    known = json.dumps({"choices": choices, "starting": begins, "notes": list(notes)})
+    fields = [form[name] for name in FIELDS]
+    return page.load(None, fields, fields, js=f"(...values) => specdemo.opened({known}, values)")

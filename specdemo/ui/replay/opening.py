@@ -1,0 +1,53 @@
+"""Reads a visitor's trace in a process of its own.
+
+In this process the engine would wait while Python reads the file. The other process has a low priority: it gets a 28th
+of a core that the engine uses too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+from ..values import to_json
+from .playable import uploaded
+
+MAX_TRACE = 16_000_000  # bytes of a file, unpacked; twice what the largest race of the page takes, see `budgets`
+OPENING_SECONDS = 60.0  # a file may take, from its first byte
+OPENING_MEMORY = 500_000_000 + 40 * MAX_TRACE  # bytes: what Python needs to begin, and the objects of the largest trace
+OPEN = "import os; getattr(os, 'nice', int)(15); from specdemo.ui.replay.opening import open_file; open_file()"
+TOO_LARGE = f"This file is too large: a trace has at most {MAX_TRACE / 1e6:g} MB."
+NOT_OPENED = "This file could not be opened: reading it takes too long or too much memory."
+
+
+async def opened(file: AsyncIterator[bytes]) -> bytes | str:
+    """What the script plays for a visitor's file, made by another process."""
+    body = bytearray()
+    async for part in file:
+        body += part
+        if len(body) > MAX_TRACE:
+            return to_json({"error": TOO_LARGE})
+    pipe, root = asyncio.subprocess.PIPE, Path(__file__).resolve().parents[3]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", OPEN), stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, cwd=root
+    )
+    try:
+        told, _ = await process.communicate(body)
+    finally:
+        with suppress(ProcessLookupError):  # it has ended
+            process.kill()
+    return told if process.returncode == 0 else to_json({"error": NOT_OPENED})
+
+
+def open_file() -> None:
+    """The other process: reads a trace from stdin and writes what the script plays to stdout."""
+    with suppress(ImportError):  # Windows has no such limits
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_DATA, (OPENING_MEMORY, OPENING_MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(OPENING_SECONDS), int(OPENING_SECONDS)))
+    told = uploaded(sys.stdin.buffer.read().decode("utf-8", "replace"))
+    sys.stdout.buffer.write(told.encode())

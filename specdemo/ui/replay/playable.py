@@ -1,0 +1,169 @@
+"""Makes from a trace what the script of the Replay tab plays.
+
+The trace is a recording that ships, the race that a visitor has just run, or a visitor's file:
+
+    request   what was asked for; `facts` says where it ran, `kind` whose trace it is
+    lanes     {side: {"title": text or None, "prompt": tokens of the prompt, "events": [event, ...]}}; the side "plain"
+              has the target alone, if it is among the lanes shown; a `note` says if others are not shown
+    end       the summary, as at the end of a race
+
+An event holds `at`, the time of its lane's clock after it, and the `row` and `figures` of a race (see `messages`). A
+round also has its `seconds` [draft, verify, all], whether its draft is a `tree`, and `places`
+[[residual, [[text, p, q, mark], ...]], ...]. The mark is "g" for the drafted token that was tested there, "d" for the
+token that was drawn instead, else empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...decoding.events import Event, Round
+from ...racing.compare import compare, is_comparable, tokens_of
+from ...racing.stats import Stats, speed_up
+from ...racing.trace import (
+    PLAIN,
+    SPECULATIVE,
+    Entry,
+    Request,
+    TokenProbabilities,
+    environment_of,
+    read_trace,
+    request_of,
+)
+from ...racing.verdict import race_verdict
+from ...types import BadInput, DraftOutcome
+from ..race.exactness import exactness, is_whole
+from ..race.messages import live_figures, row_of
+from ..race.request import MAX_PROMPT
+from ..values import to_json
+
+SIDES = PLAIN, SPECULATIVE  # the page has room for two lanes, whatever their names in the trace are
+MAX_WORDS = 200  # characters of a name in the header
+
+
+def uploaded(text: str) -> str:
+    """What the script plays for the text of a file, which may be anything."""
+    return playable_json("file", lambda: text.split("\n"))
+
+
+def playable_json(kind: str, lines: Callable[[], Iterable[str]]) -> str:
+    """What the script plays, or `{"error": sentence}`."""
+    try:
+        told = to_json({"kind": kind, **playable(*read_trace(lines()))})
+        told.encode("utf-8")
+        return told
+    except UnicodeEncodeError:
+        sentence = "The trace holds half of a character (a lone surrogate), which is not text."
+    except BadInput as error:
+        sentence = str(error).encode("utf-8", "replace").decode("utf-8")
+    return to_json({"error": sentence})
+
+
+def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
+    """What the script plays, see above.
+
+    Raises:
+        BadInput: the header lacks what is needed, or there is nothing to play.
+    """
+    if not entries:
+        raise BadInput("The trace holds no events.")
+    request, facts = playable_request(header), facts_of(header)
+    held = {lane["name"]: lane.get("drafter") for lane in header["lanes"]}
+    running = {entry.lane for entry in entries}
+    names = [name for name in held if name in running]
+    shown = names[: len(SIDES)]
+    note = ""
+    if len(names) > len(shown):
+        note = f"The trace holds {len(names)} lanes; the first {len(shown)} are shown."
+    alone = [name for name in shown if name == PLAIN or held[name] == "none"][:1]
+    drafting = [name for name in shown if name not in alone]
+    sides = dict(zip(SIDES if alone or len(drafting) > 1 else (SPECULATIVE,), [*alone, *drafting], strict=False))
+    events = {side: [entry for entry in entries if entry.lane == name] for side, name in sides.items()}
+    disturbed = header.get("disturbed") is True
+    return {
+        "request": request.as_dict(),
+        "facts": facts,
+        "note": note,
+        "lanes": {side: {"title": _title(sides[side], held), **_lane(found)} for side, found in events.items()},
+        "end": _ending(request, environment_of(header), events, bool(alone), disturbed),
+    }
+
+
+def _title(name: str, drafters: Mapping[str, Any]) -> str | None:
+    """The title of a lane on the page; None for the two lanes of a usual race, which the page knows."""
+    if drafters.keys() <= {*SIDES}:
+        return None
+    return "Target alone" if name == PLAIN else name
+
+
+def playable_request(header: dict[str, Any]) -> Request:
+    """What the race of a trace was asked for.
+
+    Raises:
+        BadInput: the header does not say it.
+    """
+    asked = request_of(header)
+    if len(asked.prompt) > MAX_PROMPT or len(asked.preset) > MAX_WORDS or len(asked.drafter) > MAX_WORDS:
+        raise BadInput("Line 1 of the trace cannot be read: prompt, preset or drafter is too long.")
+    return asked
+
+
+def facts_of(header: dict[str, Any]) -> dict[str, str]:
+    """What the header says about the machine: `dtype`, `weights_dtype`, `device_name` and `cores`, if it does."""
+    known = environment_of(header)
+    names = ("dtype", "weights_dtype", "device_name", "cores")
+    return {name: str(known[name])[:MAX_WORDS] for name in names if isinstance(known.get(name), (str, int))}
+
+
+def _lane(entries: Sequence[Entry]) -> dict[str, Any]:
+    stats, events = Stats(), []
+    for entry in entries:
+        event = entry.event
+        stats.add(event)
+        told: dict[str, Any] = {"at": round(stats.seconds, 6), "row": row_of(entry), "figures": live_figures(stats)}
+        if isinstance(event, Round):
+            told["seconds"] = [event.draft_seconds, event.verify_seconds, event.seconds]
+            told["tree"] = any(token.parent is not None for token in event.drafted)
+            told["places"] = [_place(event, at, place) for at, place in enumerate(entry.probabilities)]
+        events.append(told)
+    return {"prompt": stats.prompt_tokens, "events": events}
+
+
+def _place(event: Round, at: int, place: TokenProbabilities) -> list[Any]:
+    path = [-1, *(index for index, token in enumerate(event.drafted) if token.outcome is DraftOutcome.ACCEPTED)]
+    before = path[at] if at < len(path) else None
+    parents = [index - 1 if token.parent is None else token.parent for index, token in enumerate(event.drafted)]
+    tested = {token.id: "g" for token, parent in zip(event.drafted, parents, strict=True) if parent == before}
+    marks = {event.emitted[at].id: "d", **tested}
+    return [place.residual, [[c.text, c.p, c.q, marks.get(c.id, ""), c.e] for c in place.candidates]]
+
+
+def _ending(
+    request: Request, environment: dict[str, Any], entries: dict[str, list[Entry]], alone: bool, disturbed: bool
+) -> dict[str, Any]:
+    """How a race with these lanes ends; `alone` says whether one of them is the target alone."""
+    events: dict[str, list[Event]] = {side: [entry.event for entry in entries.get(side, ())] for side in SIDES}
+    stats = {side: Stats.of(found) for side, found in events.items()}
+    stopped = not is_whole((entry for found in entries.values() for entry in found), len(entries))
+    told: dict[str, Any] = {
+        "stopped": stopped,
+        "speed_up": None,
+        "stats": {side: found.as_dict() for side, found in stats.items()},
+        "disturbed": disturbed,
+    }
+    if len(entries) < len(SIDES) or not alone:
+        one = len(entries) < len(SIDES)
+        sentence = "This trace holds one lane only." if one else "Neither of these lanes is the target alone."
+        exact = {"mark": "", "title": "", "words": "There is nothing to compare it with."}
+        return {**told, "sentence": sentence, "exactness": exact}
+    tokens = {side: tokens_of(entries.get(side, ())) for side in SIDES}
+    summary = {side: {"token_ids": [token.id for token in found]} for side, found in tokens.items()}
+    comparison = asdict(compare(tokens[PLAIN], tokens[SPECULATIVE])) if is_comparable(request.settings) else None
+    return {
+        **told,
+        "speed_up": speed_up(stats[PLAIN], stats[SPECULATIVE]),
+        "sentence": race_verdict(stats[PLAIN], stats[SPECULATIVE]),
+        "exactness": exactness({**summary, "comparison": comparison}, request, environment, stopped),
+    }

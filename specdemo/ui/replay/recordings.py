@@ -1,0 +1,36 @@
+"""The recordings that ship."""
+
+from __future__ import annotations
+
+import gzip
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ...racing.trace import read_trace, trace_lines
+from .playable import playable_json, playable_request
+
+RECORDINGS = Path(__file__).resolve().parents[3] / "presets" / "recordings"
+SUFFIX = ".jsonl.gz"
+
+
+@cache
+def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
+    """The recordings that ship, by the name of the file that the page fetches: what `recordings` says of it, and what
+    the script plays, as packed JSON. Made once in a process, so that a visit costs the engine nothing."""
+    found = {}
+    for path in sorted(RECORDINGS.glob(f"*{SUFFIX}")):
+        name, lines = path.name.removesuffix(SUFFIX), trace_lines(path)
+        asked = playable_request(read_trace(lines[:1])[0])
+        packed = gzip.compress(playable_json("recording", lambda lines=lines: lines).encode(), mtime=0)  # type: ignore[misc]
+        file = f"{name}-{sha256(packed).hexdigest()[:12]}.json"  # so that browsers can keep it for good
+        settings = f"{asked.drafter}, temperature {asked.settings.temperature:g}"
+        told = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
+        found[file] = {**told, "file": file}, packed
+    return found
+
+
+def recordings() -> list[dict[str, Any]]:
+    """The recordings that ship: `name`, `category`, `prompt`, `settings` in a few words, and the `file` to fetch."""
+    return [told for told, _ in prepared().values()]

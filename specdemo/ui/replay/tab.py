@@ -1,0 +1,44 @@
+"""The Replay tab: recorded races, played in the lanes of a race with no model loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gradio as gr
+
+from ...types import BadInput
+from ..race.run import Run
+from ..runs import Runs
+from .opening import MAX_TRACE
+from .playable import playable_json
+from .recordings import recordings
+
+
+def add_replay(runs: Runs) -> None:
+    """Add the contents of the tab to the page that is being built."""
+    gr.HTML(
+        html_template="<div></div>",
+        js_on_load="specdemo.mountReplay(element, props, server);",
+        apply_default_css=False,
+        server_functions=[_run_of(runs)],
+        recordings=recordings(),
+        limit=MAX_TRACE,
+        elem_id="replay",
+    )
+
+
+def _run_of(runs: Runs) -> Callable[[Any], str]:
+    def race(run_id: Any) -> str:
+        """What the script plays for a race that the page has just shown."""
+
+        def lines() -> Sequence[str]:
+            run = runs.find(Run, str(run_id))
+            if run is None:
+                raise BadInput("This race is no longer kept. Run it again to replay it.")
+            return run.trace().split("\n")
+
+        with runs.engine.beside.work():
+            return playable_json("race", lines)
+
+    return race

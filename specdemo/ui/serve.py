@@ -1,0 +1,80 @@
+"""Builds the page and launches it, for `python app.py` and `python -m specdemo serve`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from ..models.presets import find_preset, fitting_first, load_presets, load_prompts
+from ..types import BadInput
+from .budgets import Budgets
+from .engine import Engine, real_backend
+from .look import launch_options
+from .page import build_page
+from .runs import Runs
+
+
+def serve(
+    preset: str | None = None,
+    port: int | None = None,
+    host: str | None = None,
+    open_browser: bool = False,
+    auth: Path | None = None,
+) -> None:
+    """Serve the page until the process ends.
+
+    Args:
+        preset: the preset that is loaded first and that the page opens with; the first one by default.
+        port: by default the first free one from 7860 on, or `GRADIO_SERVER_PORT`.
+        host: by default the page is for this machine alone, or at `GRADIO_SERVER_NAME`. A Space sets its own address.
+        auth: a file that says who may log in, see `read_logins`; without it there is no login.
+    Raises:
+        BadInput: there is no such preset or none at all, the address cannot be served at, or `auth` cannot be read.
+    """
+    logins = read_logins(auth) if auth else None
+    presets, notes = load_presets()
+    presets = fitting_first(presets, psutil.virtual_memory().total)
+    if preset is not None:
+        presets = {preset: presets.get(preset) or find_preset(preset), **presets}
+    if not presets:
+        raise BadInput(" ".join(notes) or "There are no presets.")
+    try:
+        prompts = load_prompts()
+    except BadInput as error:
+        prompts, notes = {}, [*notes, str(error)]
+    engine, runs = Engine(presets, real_backend()), Runs()
+    page = build_page(engine, runs, prompts, notes, Budgets.of(os.environ))
+    engine.begin_loading(next(iter(presets)))
+    on_space = bool(os.environ.get("SPACE_ID"))
+    if host is None and not on_space:
+        host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    address = {"server_name": host, "server_port": port, "inbrowser": open_browser, "auth": logins}
+    try:
+        page.launch(**address, **launch_options(runs, proxied=on_space))
+    except OSError as error:
+        where = f"{host} has no free port" if port is None else f"port {port} of {host} is taken or not to be had"
+        raise BadInput(f"The page cannot be served: {where}.") from error
+
+
+def read_logins(file: Path) -> list[tuple[str, str]]:
+    """The names and passwords of those who may log in, from a file of `user:password` lines.
+
+    Raises:
+        BadInput: the file cannot be read, names nobody or has a line that is not of this form; no password is told.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"The file of logins {file} cannot be read: it is missing, locked or not a text.") from error
+    logins = []
+    for number, line in enumerate(lines, start=1):
+        user, _, password = line.strip().partition(":")
+        if user and password:
+            logins.append((user, password))
+        elif line.strip():
+            raise BadInput(f"Line {number} of the file of logins {file} is not of the form user:password.")
+    if not logins:
+        raise BadInput(f"The file of logins {file} names nobody: it needs a line of the form user:password.")
+    return logins

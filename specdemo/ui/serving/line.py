@@ -1,0 +1,181 @@
+"""The line for the model: who may join it, and what others are told.
+
+Gradio keeps the line: it starts one event after the other, tells each browser its rank and the expected time, and
+removes events whose page is gone. It has no limits for a session or an address, and says of a full line only that it is
+full. So each event passes through `Door` before it joins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..runs import Runs
+
+MODEL_LINE = "model"  # Gradio's concurrency_id of whatever uses the model
+MODEL: dict[str, Any] = {"concurrency_id": MODEL_LINE, "concurrency_limit": 1}  # for an event that waits in the line
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}  # for an event of the page's own
+MAX_WAITING = 16
+MAX_OF_ADDRESS = 3
+CANCELLING = "/gradio_api/cancel"
+JOINING = re.compile(r"/gradio_api/(?:queue/join|call/(?:v2/)?(?P<name>[^/]+))/?$")
+
+
+def job(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a handler whose event is a race or a measurement, and not the loading of a preset."""
+    handler.is_job = True  # type: ignore[attr-defined]
+    return handler
+
+
+class Door:
+    """Middleware that lets an event join the line, or answers 429 with a sentence on why it may not; and keeps Gradio
+    from cancelling another event than the one that a page names.
+
+    One race or measurement for each session and three for each address can be waiting or running, and sixteen events
+    can wait. The page asks for the sentence by `Runs.refusal`, because Gradio's script shows it for some seconds only.
+    """
+
+    def __init__(self, app: ASGIApp, runs: Runs, proxied: bool = False) -> None:
+        """
+        Args:
+            proxied: whether every request comes through a proxy that says whose it is, as on a Space.
+        """
+        self.app, self.runs, self.proxied = app, runs, proxied
+        self._one_by_one = asyncio.Lock()  # else several could join between the check and the joining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        posted = scope["path"] if scope["type"] == "http" and scope["method"] == "POST" else ""
+        called, cancels = JOINING.search(posted), posted.endswith(CANCELLING)
+        if not called and not cancels:
+            return await self.app(scope, receive, send)
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
+            return
+        read: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Message:
+            return read.pop() if read else await receive()
+
+        if called is None:
+            late = _is_late(scope["app"].get_blocks(), body)
+            app = JSONResponse({"success": True}) if late else self.app
+            return await app(scope, again, send)
+        async with self._one_by_one:
+            fn, session = _asked(scope, called["name"], body)
+            sentence = self._refusal(scope, fn, session) if fn is not None else ""
+            if not sentence:
+                return await self.app(scope, again, send)
+        if session and _is_job(fn):
+            self.runs.refuse(session, sentence)
+        by_client = fn.api_visibility == "public" and called["name"] is None  # which reads no other answer
+        told = [{"__type__": "validate", "is_valid": False, "parameter_name": "line", "message": sentence}]
+        answer = JSONResponse({"detail": told if by_client else sentence}, 422 if by_client else 429)
+        await answer(scope, again, send)
+
+    def _refusal(self, scope: Scope, fn: Any, session: str) -> str:
+        """A sentence if the event may not join, else an empty text."""
+        waiting, running = _line(scope["app"].get_blocks())
+        if _is_job(fn):
+            jobs = [event for event in (*running, *waiting) if _is_job(event.fn)]
+            places = {id(event): f"waiting at place {number}" for number, event in enumerate(waiting, 1)}
+            for event in jobs:
+                if session and event.session_hash == session:
+                    return f"Your last one is still {places.get(id(event), 'running')}: wait for it, or stop it."
+            address = address_of(scope, self.proxied)
+            theirs = [event for event in jobs if address_of(event.request.scope, self.proxied) == address]
+            if len(theirs) >= MAX_OF_ADDRESS:
+                last = places.get(id(theirs[-1]), "running")
+                return f"{len(theirs)} from your address are in the line, the last {last}: wait for one to end."
+        if len(waiting) >= MAX_WAITING:
+            return f"{len(waiting)} are waiting; try again {self._in(len(waiting))}."
+        return ""
+
+    def _in(self, waiting: int) -> str:
+        """When the line may have moved on, estimated from the last jobs."""
+        seconds = self.runs.engine.expected_wait(waiting)
+        if not seconds:
+            return "later"
+        minutes = round(seconds / 60)
+        return f"in about {max(1, round(seconds))} s" if minutes < 2 else f"in about {minutes} minutes"
+
+
+def _is_job(fn: Any) -> bool:
+    return getattr(fn.fn, "is_job", False) is True
+
+
+def address_of(scope: Scope, proxied: bool) -> str:
+    """The address that a request comes from: that of the connection, or the one that a proxy names.
+
+    Each proxy adds its caller to the right of `x-forwarded-for`, and a caller can write anything to the left of that.
+    So it is the last address there outside private networks, which the host's own proxies are in.
+    """
+    if proxied:
+        headers = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        for address in reversed(",".join(headers).split(",")):
+            with suppress(ValueError):  # no address
+                if ip_address(address.strip()).is_global:
+                    return address.strip()
+    return str((scope.get("client") or ("",))[0])
+
+
+def _asked(scope: Scope, name: str | None, body: bytes) -> tuple[Any, str]:
+    """The called function, None if it does not use the model's line, and the calling session."""
+    try:
+        asked = json.loads(body)
+        fns = scope["app"].get_blocks().fns
+        found = fns.get(asked["fn_index"]) if name is None else next(fn for fn in fns.values() if fn.api_name == name)
+        session = asked.get("session_hash")
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
+        return None, ""  # Gradio refuses it
+    in_line = found is not None and found.concurrency_id == MODEL_LINE
+    return found if in_line else None, session if isinstance(session, str) else ""
+
+
+def _is_late(blocks: Any, body: bytes) -> bool:
+    """Whether the event to cancel is over while another of the same function and session runs: Gradio cancels that."""
+    try:
+        asked = json.loads(body)
+        event, session, fn = asked["event_id"], asked["session_hash"], asked["fn_index"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False  # which Gradio refuses
+    waiting, running = _line(blocks)
+    theirs = {other._id for other in (*waiting, *running) if (other.session_hash, other.fn._id) == (session, fn)}
+    return bool(theirs) and event not in theirs
+
+
+def place_of(blocks: Any, session: str) -> tuple[int, int] | None:
+    """The place in line, from 1, of a session's last event, and how many wait; None if it does not wait."""
+    waiting, _ = _line(blocks)
+    places = [place for place, event in enumerate(waiting, 1) if event.session_hash == session]
+    return (places[-1], len(waiting)) if places else None
+
+
+def is_heard(blocks: Any, session: str) -> bool:
+    """Whether the page of a session still listens to the event that has the model."""
+    return any(event.alive for event in _line(blocks)[1] if event.session_hash == session)
+
+
+def _line(blocks: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The events that wait for the model, in order, and those that have it.
+
+    Gradio has no public way to read its line. If a version keeps it elsewhere, all may join, and only Gradio's own
+    limit holds.
+    """
+    try:
+        queue = blocks._queue
+        line = queue.event_queue_per_concurrency_id.get(MODEL_LINE)
+        waiting = list(line.queue) if line else []
+        running = [event for events in queue.active_jobs for event in events or ()]
+        return waiting, [event for event in running if event.concurrency_id == MODEL_LINE]
+    except AttributeError:
+        return [], []

@@ -1,0 +1,54 @@
+"""What several of these tests need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from specdemo.bench.gpu_models import Pair, captured, first_layers
+from specdemo.decoding.events import Event, emitted_tokens
+from specdemo.drafters.prompt_lookup import PromptLookup
+from specdemo.engines.gpu.graph import Graphs
+from specdemo.engines.layout import FusedModel
+
+VOCAB = 512
+EXACT, ROUGH = 1e-4, 2e-2  # the largest relative errors: in float32, in 16 bits
+
+
+def tiny(family: str, device: torch.device, vocab: int = VOCAB) -> PreTrainedModel:
+    """A random model of four layers in float32. Its weights are large: no rounding error changes its greedy text."""
+    sizes = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8, "vocab_size": vocab}
+    wide = {"intermediate_size": 192, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.2}
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = AutoConfig.for_model(family, **sizes, **wide, **ids)
+    return AutoModelForCausalLM.from_config(config).eval().to(device)
+
+
+def graphs_of(model: PreTrainedModel) -> Graphs:
+    return captured(FusedModel.of(model))
+
+
+def pair_of(target: PreTrainedModel) -> Pair:
+    """A target with its own first two layers as its draft model."""
+    return Pair(target, graphs_of(target), graphs_of(first_layers(target, 2)))
+
+
+def text_of(events: Iterable[Event]) -> list[int]:
+    """The emitted token ids."""
+    return [token.id for event in events for token in emitted_tokens(event)]
+
+
+def relative_error(ours: Tensor, truth: Tensor) -> float:
+    """|ours - truth| / |truth|; infinite where a number is NaN."""
+    error = float((ours.double() - truth.double()).norm() / truth.double().norm())
+    return error if error == error else float("inf")
+
+
+class Copying(PromptLookup):
+    """Prompt lookup that copies the beginning where it finds nothing: in a random text hardly anything comes twice."""
+
+    def match(self, context: Sequence[int]) -> int | None:
+        return super().match(context) or 0

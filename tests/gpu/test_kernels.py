@@ -1,0 +1,108 @@
+"""Each operation of a captured pass against torch in float64: Triton's kernels on a GPU, torch's own on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdemo.bench import gpu_models
+from specdemo.engines import ops
+from specdemo.engines.choose import OLDEST
+from specdemo.engines.layout import FusedModel, Linear, Norm
+
+from .helpers import EXACT, ROUGH, relative_error, tiny
+
+READS = ((1, 0), (1, 127), (5, 126), (17, 300))  # tokens to read, and tokens in the cache before them
+WIDE, LONG = 8250, 5000  # a product's rows and a cache's capacity for which the kernels take larger tiles
+
+
+def fastest(device: torch.device) -> ModuleType:
+    """The operations that captured passes are made of on this device."""
+    return gpu_models.ops_for(FusedModel.of(tiny("qwen3", device)))
+
+
+@pytest.mark.gpu
+def test_passes_are_made_of_tritons_kernels(cuda: torch.device) -> None:
+    """Passes of torch's operations are right as well, and slow."""
+    if not find_spec("triton") or torch.cuda.get_device_capability(cuda) < OLDEST:
+        pytest.skip("the kernels do not run on this machine")
+    assert fastest(cuda) is not ops
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 2, 64), (6, 6, 32), (9, 3, 16)], ids=str)
+def test_operations_agree_with_float64(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    """`shape` is the number of heads and of key heads, and their width."""
+    functions, errors = fastest(device), dict[str, float]()
+    for count, live in READS:
+        for name, inputs in operation_inputs(*shape, count, live, device, dtype):
+            exact = [in_float64(value) for value in inputs]
+            ours, truth = getattr(functions, name)(*inputs), getattr(ops, name)(*exact)
+            if name == "write_kv":  # writes keys and values too
+                ours, truth = (ours, *inputs[3:5]), (truth, *exact[3:5])
+            both = zip(ours, truth, strict=True) if isinstance(ours, tuple) else [(ours, truth)]
+            errors[name] = max(errors.get(name, 0.0), *(relative_error(*pair) for pair in both))
+    limit = EXACT if dtype == torch.float32 else ROUGH
+    assert max(errors.values()) < limit, f"relative errors: {errors}"
+
+
+def operation_inputs(
+    heads: int, kv_heads: int, width: int, count: int, live: int, device: torch.device, dtype: torch.dtype
+) -> Iterator[tuple[str, list[Any]]]:
+    """The name of an operation and its arguments, for each operation and each way to call it."""
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    hidden, outer, capacity = heads * width, 70, live + count + 77
+    start = torch.tensor([live], device=device)
+    linear = Linear.unpacked(noise(outer, hidden), None)
+    for norm in (None, Norm(noise(hidden), None, 1e-5), Norm(noise(hidden), noise(hidden), 1e-5)):
+        yield "product", [linear, noise(count, hidden), norm]
+    biased = Linear.unpacked(noise(outer, hidden), noise(outer))
+    yield "product", [biased, noise(count, hidden), None, noise(count, outer)]
+    yield "swiglu", [noise(count, 2 * hidden)]
+    for head_norms in (None, (Norm(noise(width), None, 1e-6), Norm(noise(width), None, 1e-6))):
+        for rotation in (None, (noise(capacity, 1, width), noise(capacity, 1, width))):
+            qkv, (keys, values) = noise(count, (heads + 2 * kv_heads) * width), noise(2, kv_heads, capacity, width)
+            yield "write_kv", [qkv, head_norms, rotation, keys, values, start]
+    keys, values = noise(2, kv_heads, capacity, width)
+    keys[:, live + count :] = values[:, live + count :] = 1e4  # entries behind the text, which must not be read
+    yield "attend", [noise(count, heads, width), keys, values, start]
+    if not live:
+        yield "product", [Linear.unpacked(noise(WIDE, hidden), None), noise(count, hidden)]
+        keys, values = noise(2, kv_heads, LONG, width)
+        yield "attend", [noise(count, heads, width), keys, values, start + LONG - count]
+
+
+def in_float64(value: Any) -> Any:
+    """A copy of an argument in float64."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, Linear):
+        assert value.weight is not None
+        return Linear.unpacked(value.weight.double(), in_float64(value.bias))
+    if isinstance(value, Norm):
+        return Norm(value.weight.double(), in_float64(value.bias), value.eps)
+    return tuple(map(in_float64, value)) if isinstance(value, tuple) else value
+
+
+@pytest.mark.gpu
+def test_a_row_of_attention_is_the_same_bits_in_every_pass(cuda: torch.device) -> None:
+    """A token read alone and the same token read among 17. Torch's own operations do not promise this."""
+    functions = fastest(cuda)
+    if functions is ops:
+        pytest.skip("passes are made of torch's own operations here")
+    same = 0
+    for live in range(100, 100 + 17 * 20, 17):
+        q, start = torch.randn(17, 8, 64, device=cuda).bfloat16(), torch.tensor([live], device=cuda)
+        keys, values = torch.randn(2, 2, 512, 64, device=cuda).bfloat16()
+        alone = [functions.attend(q[at : at + 1], keys, values, start + at) for at in range(17)]
+        same += torch.equal(torch.cat(alone), functions.attend(q, keys, values, start))
+    assert same == 20, f"{same} of 20 passes over 17 tokens equal single ones bit by bit"

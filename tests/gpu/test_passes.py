@@ -1,0 +1,93 @@
+"""Captured passes against transformers' forward, and captured heads against heads that are not captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdemo.bench.gpu_models import WITH_HEADS, capture_for, captured, random_head
+from specdemo.drafters.heads.ready import HeadPasses
+from specdemo.engines import ops
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.gpu.graph import GraphRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.runner import Runner
+from specdemo.types import MAX_K
+
+from .helpers import EXACT, graphs_of, relative_error, tiny
+
+LENGTHS = (1, 3, 6, MAX_K + 1)  # of passes
+CONTEXT = 150  # tokens
+NO_WORSE = 1.25  # the largest ratio of our error to that of transformers' forward
+HEAD_READS = ((60, 0), (1, 60), (5, 61), (17, 550), (1, 567))  # states to read, and entries in the cache before them
+HEAD_CONTEXT = 700  # tokens, more than a head's window
+
+
+@pytest.mark.parametrize(
+    ("family", "functions"), [("llama", None), ("qwen3", None), ("gpt2", None), ("qwen3", ops)], ids=str
+)
+def test_logits_are_those_of_transformers(device: torch.device, family: str, functions: ModuleType | None) -> None:
+    """Passes of several lengths in float32, made of these functions or of the fastest."""
+    model = tiny(family, device)
+    ours = GraphRunner(captured(FusedModel.of(model), functions), 2 * CONTEXT)
+    error = max(relative_error(*rows) for rows in passes([ours, EagerRunner(model, 2 * CONTEXT)]))
+    assert error < EXACT, f"relative error {error:.0e}"
+
+
+def test_bfloat16_is_as_near_to_float32_as_transformers_own(device: torch.device) -> None:
+    exact = tiny("qwen3", device)
+    rough = type(exact)(exact.config).eval().to(device)
+    rough.load_state_dict(exact.state_dict())
+    rough = rough.bfloat16()
+    capacity = 2 * CONTEXT
+    runners = EagerRunner(exact, capacity), GraphRunner(graphs_of(rough), capacity), EagerRunner(rough, capacity)
+    errors = [(relative_error(ours, truth), relative_error(theirs, truth)) for truth, ours, theirs in passes(runners)]
+    ours, theirs = (sum(error) / len(errors) for error in zip(*errors, strict=True))
+    assert ours < NO_WORSE * theirs, f"relative error {ours:.1e}, that of transformers {theirs:.1e}"
+
+
+def passes(runners: Sequence[Runner]) -> Iterator[list[Tensor]]:
+    """The logits of the same passes by each runner. After each pass half of its tokens are taken back."""
+    vocab = runners[0].vocab_size
+    prompt = torch.randint(vocab, (CONTEXT,)).tolist()
+    yield [runner.prefill(prompt) for runner in runners]
+    for count in LENGTHS:
+        ids = torch.randint(vocab, (count,)).tolist()
+        yield [runner.forward(ids) for runner in runners]
+        for runner in runners:
+            runner.rollback(runner.length - count // 2)
+    for runner in runners:
+        runner.release()
+
+
+@pytest.mark.parametrize("name", WITH_HEADS)
+@torch.inference_mode()
+def test_captured_heads_draft_the_same(device: torch.device, name: str) -> None:
+    """The logits of drafts after the same random states, in float32."""
+    kind = WITH_HEADS[name]
+    ready = random_head(kind, tiny("qwen3", device), capture_for(device))
+    assert ready.slots, "nothing is captured"
+    shape = ready.head.shape
+    states = torch.randn(HEAD_CONTEXT, len(shape.state_layers) * shape.hidden, device=device)
+    tokens = torch.randint(shape.vocab_size, (HEAD_CONTEXT,), device=device)
+    both = ready.slots.acquire(ready, HEAD_CONTEXT), kind.passes(ready, ready.torch_backend(2 * HEAD_CONTEXT))
+    errors = []
+    for count, live in HEAD_READS:
+        read = slice(live, live + count)
+        for one in both:
+            one.backend.seek(live)
+        errors.append(relative_error(*(drafted(one, states[read], tokens[read], tokens[-3:]) for one in both)))
+    ready.slots.release(both[0])
+    assert max(errors) < EXACT, f"relative errors of {len(errors)} drafts: {errors}"
+
+
+def drafted(head: HeadPasses[Any], states: Tensor, tokens: Tensor, drawn: Tensor) -> Tensor:
+    """The logits of a draft of the tokens `drawn`, [T, draft vocabulary]."""
+    next_logits = head.begin(states, tokens, len(drawn))
+    ids = drawn.split(1)
+    return torch.cat([next_logits(ids[:position]).clone() for position in range(len(ids))])

@@ -1,0 +1,315 @@
+"""What one request may take: tokens, seconds, memory; and that what is kept can be opened again."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import tracemalloc
+from collections.abc import Iterator, Mapping
+from random import Random
+from typing import Any
+
+import pytest
+from gradio_client import Client
+from playwright.sync_api import expect
+
+from specdemo.decoding.events import Finished, Prefilled, Round
+from specdemo.models.presets import Defaults
+from specdemo.racing.trace import PLAIN, SPECULATIVE, Candidate, Entry, Request, Spans, TokenProbabilities, read_trace
+from specdemo.types import MAX_K, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.ui.budgets import Budgets, starting
+from specdemo.ui.engine import EngineTrouble
+from specdemo.ui.jobs import Job
+from specdemo.ui.lab.plots import Section
+from specdemo.ui.lab.run import LabRun
+from specdemo.ui.lab.studies import STUDIES, Study
+from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.race.request import read_request
+from specdemo.ui.race.run import Run, size_of
+from specdemo.ui.replay.opening import MAX_TRACE
+from specdemo.ui.replay.playable import uploaded
+from specdemo.ui.runs import OWN_RUNS, Runs
+
+from .browser import run, served, tokens_shown
+from .conftest import Visit
+from .scripted import PRESETS, Script
+from .test_messages import slow_engine
+
+SHORT = Budgets(new_tokens=40, race_seconds=1.0, lab_seconds=0.3)
+
+
+def ask(**settings: Any) -> Request:
+    return Request("one two three", "scripted", "prompt-lookup", Settings(**settings))
+
+
+def ready(script: Script) -> Any:
+    engine = script.engine()
+    *_, status = engine.follow("scripted")
+    assert status.stage == "ready"
+    return engine
+
+
+# Tokens and seconds ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "budgets"),
+    [
+        ({}, Budgets(2000, 120.0, 600.0)),
+        ({"SPACE_ID": ""}, Budgets()),
+        ({"SPACE_ID": "a/b"}, Budgets(512, 60.0, 120.0)),
+    ],
+)
+def test_a_space_grants_less_than_a_page_of_ones_own(environment: Mapping[str, str], budgets: Budgets) -> None:
+    assert Budgets.of(environment) == budgets
+
+
+def test_a_preset_begins_within_the_budget() -> None:
+    assert starting(Defaults(max_new_tokens=128), SHORT).max_new_tokens == 40
+    assert starting(Defaults(max_new_tokens=24), SHORT).max_new_tokens == 24
+
+
+def test_a_race_ends_with_what_it_has_when_its_time_is_up() -> None:
+    script = Script()
+    script.pace = 0.01
+    race = Run(ask(max_new_tokens=500), seconds=0.4)
+    began = time.monotonic()
+    *_, last = map(json.loads, race.play(ready(script)))
+    assert 0.4 < time.monotonic() - began < 3
+    assert last["end"]["stopped"]
+    assert last["end"]["sentence"].startswith("It had run for 0.4 s, the most that a race may take here. ")
+    assert last["end"]["sentence"] == race.summary["sentence"]  # which /compare returns
+    assert last["end"]["exactness"]["title"] == "Identical so far, stopped after 0.4 s"
+    assert 1 < last["end"]["stats"][PLAIN]["tokens"] < 100
+    assert read_trace(race.trace().split("\n"))[1] == race.entries
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_pass_that_takes_longer_is_cut_short(before: int) -> None:
+    race = Run(ask(max_new_tokens=20), seconds=0.3)
+    engine = slow_engine("measuring", threading.Event(), before)
+    assert [status.stage for status in engine.follow("scripted")][-1] == "ready"
+    began = time.monotonic()
+    if before:
+        *_, last = map(json.loads, race.play(engine))
+        assert last["end"]["exactness"]["title"] == "Stopped after 0.3 s"
+    else:
+        words = "Stopped after 0.3 s, the most that a race may take here, before it began."
+        with pytest.raises(EngineTrouble, match=words):
+            list(race.play(engine))
+    assert time.monotonic() - began < 5  # not the ten seconds of the race
+
+
+@pytest.mark.parametrize("seconds", [None, 5.0])
+def test_a_race_that_ends_in_time_says_nothing_of_it(seconds: float | None) -> None:
+    race = Run(ask(max_new_tokens=20), seconds)
+    *_, last = map(json.loads, race.play(ready(Script())))
+    assert not last["end"]["stopped"]
+    assert "most" not in last["end"]["sentence"]
+    assert last["end"]["exactness"]["title"] == "Identical to the target alone"
+
+
+def test_a_race_that_a_person_stopped_says_nothing_of_a_limit() -> None:
+    script = Script()
+    script.pace = 0.01
+    race = Run(ask(max_new_tokens=500), seconds=60)
+    for number, _ in enumerate(messages := race.play(ready(script))):
+        if number == 2:
+            race.stop.set()
+    assert list(messages) == []
+    end = json.loads(race.messages[-1])["end"]
+    assert end["stopped"]
+    assert "It had run" not in end["sentence"]
+    assert end["exactness"]["title"] == "Identical so far"
+
+
+class Endless(Study):
+    """A view that measures for as long as it is let."""
+
+    def run(self) -> Iterator[str]:
+        while True:
+            self.done += 1
+            time.sleep(0.01)
+            yield "Counting"
+
+    def picture(self) -> Any:
+        return [Section(f"{self.done} steps")]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [{"steps": self.done}]
+
+
+def test_a_view_of_the_lab_ends_with_what_it_has_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STUDIES, "domains", Endless)
+    view = LabRun("scripted", VIEWS["domains"], {"drafter": "ngram"}, seconds=0.3)
+    began = time.monotonic()
+    *_, (share, words) = view.play(ready(Script()))
+    assert 0.3 < time.monotonic() - began < 3
+    assert words == view.outcome
+    assert words == "Stopped after 0.3 s, the most that a view may take here. This is what there was until then."
+    assert share == 1.0
+    assert view.picture[0]
+    assert view.picture[0].verdict.endswith(" steps")
+    assert json.loads(view.files["json"])["rows"][0]["steps"] > 5
+
+
+def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STUDIES, "domains", Endless)
+    script = Script()
+    with served(script, budgets=SHORT) as url:
+        page = visit("?max_new_tokens=41&prompt=one+two+three", at=url)
+        expect(page.locator("#max-new-tokens")).to_contain_text("At most 40.")
+        run(page, until="failed")
+        expect(page.locator(".sd-sentence").first).to_have_text("At most 40 new tokens are written here, not 41.")
+        assert not script.races
+        script.pace = 0.1
+        page.fill("#max-new-tokens input", "40")
+        run(page)
+        expect(page.locator(".sd-sentence").first).to_contain_text(
+            "Stopped. It had run for 1 s, the most that a race may take here."
+        )
+        expect(page.locator(".sd-badge").first).to_have_text("Identical so far, stopped after 1 s")
+        expect(page.locator(".sd-trace").first).to_be_enabled()
+        assert 2 < len(tokens_shown(page, PLAIN)) < 20
+        page.get_by_role("tab", name="Lab").click()
+        page.get_by_role("tab", name=VIEWS["domains"].title, exact=True).click()
+        lab = page.locator("#lab-domains")
+        lab.locator(".lab-run").click()
+        expect(lab.locator("[role=status]")).to_contain_text("Stopped after 0.3 s, the most that a view may take here.")
+        expect(lab.locator(".lab-section")).to_contain_text("steps")
+        expect(lab.get_by_text("Download JSON")).to_be_visible()
+        page.close()  # before its server, which it would miss
+
+
+def test_a_call_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    script = Script()
+    with served(script, budgets=Budgets(new_tokens=10, race_seconds=0.5)) as url:
+        client = Client(url, verbose=False, analytics_enabled=False)
+        for endpoint in ("/race", "/compare"):
+            with pytest.raises(Exception, match="At most 10 new tokens are written here, not 11"):
+                client.predict(prompt="one two", max_new_tokens=11, api_name=endpoint)
+        assert (
+            client.predict(prompt="one two", api_name="/compare")[PLAIN]["stats"]["tokens"] == 10
+        )  # the preset has 24
+        script.pace = 0.1
+        outcome = client.predict(prompt="one two", api_name="/compare")
+        assert outcome["sentence"].startswith("It had run for 0.5 s, the most that a race may take here.")
+        assert 0 < outcome[PLAIN]["stats"]["tokens"] < 10
+        client.close()
+
+
+# Memory and files ------------------------------------------------------------------------------------------
+
+
+def largest(tokens: int) -> list[Entry]:
+    """A race of as many tokens whose every round drafts 16 and accepts none, with all that a place can hold."""
+    chance = Random(0)
+
+    def share() -> float:
+        return chance.random() or 0.5
+
+    def token(kind: TokenKind) -> Token:
+        return Token(chance.randrange(10_000, 150_000), kind, share())
+
+    def text() -> str:
+        return f" {chance.randrange(1000)}雨雨"
+
+    entries = []
+    for lane in (PLAIN, SPECULATIVE):
+        entries.append(Entry(lane, Prefilled(100, token(TokenKind.TARGET), share()), Spans((text(),))))
+        for index in range(tokens - 1):
+            drafted: tuple[DraftedToken, ...] = ()
+            places: tuple[TokenProbabilities, ...] = ()
+            if lane == SPECULATIVE:
+                outcomes = [DraftOutcome.REJECTED, *[DraftOutcome.UNTESTED] * (MAX_K - 1)]
+                drafted = tuple(DraftedToken(chance.randrange(150_000), f, share(), share(), share()) for f in outcomes)
+                candidates = [Candidate(chance.randrange(150_000), text(), share(), share()) for _ in range(22)]
+                places = (TokenProbabilities(share(), tuple(candidates)),)
+            kind = TokenKind.RESAMPLED if drafted else TokenKind.TARGET
+            event = Round(index, drafted, (token(kind),), share(), share(), share(), MAX_K)
+            entries.append(Entry(lane, event, Spans((text(),), tuple(text() for _ in drafted)), places))
+        entries.append(Entry(lane, Finished(FinishReason.LENGTH), Spans()))
+    return entries
+
+
+def test_the_largest_race_of_the_page_can_be_opened_again() -> None:
+    race = Run(ask(max_new_tokens=Budgets().new_tokens, temperature=1.0, k=MAX_K))
+    script = Script()
+    loaded = script.load(PRESETS["scripted"], lambda *_: None)
+    race.header = script.header(loaded, "prompt-lookup", "one", False, race.request.settings)
+    race.entries = largest(Budgets().new_tokens)
+    trace = race.trace()
+    assert 8_000_000 < len(trace) < MAX_TRACE  # more than the page once opened
+    told = json.loads(uploaded(trace))
+    assert "error" not in told
+    assert len(told["lanes"][SPECULATIVE]["events"]) == Budgets().new_tokens + 1
+
+
+def test_the_estimate_of_a_race_is_near_what_it_takes() -> None:
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        entries = largest(300)
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert 0.7 < sum(map(size_of, entries)) / taken < 1.5
+
+
+class Sized(Job):
+    """A job of a given size."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__("scripted")
+        self._size = size
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+
+def kept(runs: Runs, jobs: list[Sized]) -> list[int]:
+    return [place for place, made in enumerate(jobs) if runs.find(Job, made.id)]
+
+
+def test_runs_are_kept_by_what_they_take() -> None:
+    runs = Runs(most_bytes=100)
+    assert len(kept(runs, [runs.begin(Sized(1), f"visitor {n}") for n in range(100)])) == 100
+    large = [runs.begin(Sized(60), f"another {n}") for n in range(2)]
+    assert kept(runs, large) == [1]  # both do not fit
+
+
+def test_a_visitors_last_three_survive_the_runs_of_others() -> None:
+    runs = Runs(most_bytes=100)
+    mine = [runs.begin(Sized(10), "me") for _ in range(5)]
+    theirs = [runs.begin(Sized(10), "they") for _ in range(50)]
+    assert kept(runs, mine) == [2, 3, 4]
+    assert kept(runs, theirs) == list(range(43, 50))
+    assert OWN_RUNS == 3
+
+
+def test_where_all_are_someones_last_the_oldest_give_way_and_never_the_newest() -> None:
+    runs = Runs(most_bytes=100)
+    made = [runs.begin(Sized(30), f"visitor {n}") for n in range(6)]
+    assert kept(runs, made) == [3, 4, 5]
+    assert kept(runs, [runs.begin(Sized(1000), "last")]) == [0]
+    assert kept(runs, made) == []
+
+
+def test_a_run_counts_with_what_it_has_become_when_it_ends() -> None:
+    runs, engine = Runs(most_bytes=20_000), ready(Script())
+    first, second = (runs.begin(Run(ask(max_new_tokens=200)), f"visitor {n}") for n in range(2))
+    for race in (first, second):
+        list(runs.play(race, engine))
+        assert race.size > 20_000
+    assert (runs.find(Run, first.id), runs.find(Run, second.id)) == (None, second)
+
+
+def test_what_is_too_much_is_refused_before_it_begins() -> None:
+    values: dict[str, Any] = {"prompt": "one", "preset": "scripted", "drafter": "none", "presets": ["scripted"]}
+    assert read_request(**values, max_new_tokens=2000, most_new_tokens=2000).settings.max_new_tokens == 2000
+    with pytest.raises(BadInput, match="At most 2,000 new tokens are written here, not 2,001"):
+        read_request(**values, max_new_tokens=2001, most_new_tokens=2000)
+    assert read_request(**values, max_new_tokens=100_000).settings.max_new_tokens == 100_000  # without a budget

@@ -1,0 +1,158 @@
+"""A page whose network has a gap, and a page that is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from specdemo.racing.trace import PLAIN, SPECULATIVE
+from specdemo.ui.jobs import GRACE_SECONDS
+from specdemo.ui.race.run import Run
+from specdemo.ui.runs import Runs
+from specdemo.ui.serving.line import MODEL_LINE, is_heard
+
+from .browser import run, served, tokens_of, tokens_shown
+from .conftest import Visit
+from .scripted import Script
+from .test_line import wait_until
+from .test_messages import ask, in_a_loop_of_its_own
+
+
+class Network:
+    """What lies between a browser and the server: while it is `cut`, no heartbeat passes, and those there were end."""
+
+    def __init__(self, server: str) -> None:
+        self.server = urlsplit(server)
+        self.cut = False
+        self.beats: set[socket.socket] = set()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                near, _ = self.listener.accept()
+                far = socket.create_connection((str(self.server.hostname), int(self.server.port or 80)))
+                for pipe in ((near, far, True), (far, near, False)):
+                    threading.Thread(target=self._pipe, args=pipe, daemon=True).start()
+
+    def _pipe(self, source: socket.socket, sink: socket.socket, asks: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if asks and data.startswith(b"GET /gradio_api/heartbeat/"):
+                    self.beats.add(source)
+                    if self.cut:
+                        break
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def drop(self) -> None:
+        self.cut = True
+        for beat in self.beats:
+            with suppress(OSError):
+                beat.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def network(server: str) -> Iterator[Network]:
+    between = Network(server)
+    try:
+        yield between
+    finally:
+        between.listener.close()
+
+
+@pytest.mark.parametrize("gap", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_heartbeat_that_is_cut_for_seconds_ends_no_race(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch, gap: int
+) -> None:
+    """The grace is shorter than the gap, so the race goes on because the page follows it."""
+    script = Script()
+    script.pace = 0.05
+    runs, left = Runs(grace=1.0), []
+    leave = runs.leave
+    monkeypatch.setattr(runs, "leave", lambda session: left.append(session) or leave(session))  # type: ignore[func-returns-value]
+    with served(script, runs=runs) as url, network(url) as between:
+        page = visit(f"?max_new_tokens={16 * gap}", at=between.url, forgive="ERR_")
+        run(page, "one two three", until="running")
+        page.locator("[data-lane=plain] .tok").nth(3).wait_for()
+        assert between.beats
+        between.drop()
+        time.sleep(gap)
+        assert left  # Gradio has taken it for a closed tab
+        assert script.open_races == 1
+        between.cut = False
+        page.locator(".sd-arena[data-state=ended]").wait_for()
+        for lane in (PLAIN, SPECULATIVE):
+            assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+        assert len(tokens_shown(page, PLAIN)) == 16 * gap
+        expect(page.locator(".sd-badge").first).to_have_text("Identical to the target alone")
+        page.close()  # before its server, which it would miss
+
+
+def test_a_race_of_a_closed_page_ends_and_one_that_waits_leaves_the_line(visit: Visit) -> None:
+    script = Script()
+    script.pace = 0.05
+    with served(script, runs=Runs(grace=1.0)) as url:
+        first, second = visit("?max_new_tokens=2000", at=url), visit("?max_new_tokens=5", at=url)
+        run(first, "one two three", until="running")
+        first.locator("[data-lane=plain] .tok").nth(3).wait_for()
+        run(second, "four five", until="waiting")
+        status = f"{url}gradio_api/queue/status"
+        wait_until(lambda: httpx.get(status).json()["queue_size"] == 1)
+        second.close()
+        wait_until(lambda: httpx.get(status).json()["queue_size"] == 0, 12)
+        assert script.open_races == 1
+        closed = time.monotonic()
+        first.close()
+        wait_until(lambda: script.open_races == 0, 5)
+        assert time.monotonic() - closed > 0.9  # and not at once
+        assert len(script.races) == 1
+
+
+# Without a browser -----------------------------------------------------------------------------------------
+
+
+def test_a_page_is_heard_while_gradio_has_a_live_event_of_its_session() -> None:
+    events = [SimpleNamespace(session_hash=name, alive=alive, fn=None) for name, alive in (("a", True), ("b", False))]
+    for event in events:
+        event.concurrency_id = MODEL_LINE
+    queue = SimpleNamespace(event_queue_per_concurrency_id={}, active_jobs=[events, None])
+    assert [is_heard(SimpleNamespace(_queue=queue), name) for name in "abc"] == [True, False, False]
+
+
+def test_a_run_is_stopped_only_if_nobody_follows_it_for_so_long() -> None:
+    assert GRACE_SECONDS == 15.0
+    runs = Runs(grace=0.3)
+    runs.heard = lambda session: session == "heard"  # its page hears of it through Gradio
+    left, back, away, heard = (runs.begin(Run(ask()), name) for name in ("left", "back", "away", "heard"))
+
+    async def follow() -> list[list[bool]]:
+        seen = []
+        back.followers.add(lambda: None)
+        for job in (left, back, away, heard):
+            runs.leave(job.session)
+        runs.leave("unknown")
+        await asyncio.sleep(0.2)
+        away.stop_unless_followed()  # it was followed in between, and lost again
+        await asyncio.sleep(0.2)
+        seen.append([job.stop.is_set() for job in (left, back, away)])
+        await asyncio.sleep(0.3)
+        seen.append([job.stop.is_set() for job in (left, back, away)])
+        assert not heard.stop.is_set()
+        return seen
+
+    assert in_a_loop_of_its_own(follow()) == [[True, False, False], [True, False, True]]

@@ -1,0 +1,259 @@
+"""Who may join the line for the model, what those are told who may not, and 64 programs that call at once."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import httpx
+import psutil
+import pytest
+from gradio_client import Client
+from playwright.sync_api import expect
+
+from specdemo.ui.page import _look_less_often
+from specdemo.ui.runs import Runs
+from specdemo.ui.serving.line import MAX_OF_ADDRESS, MAX_WAITING, _line, address_of
+
+from .browser import run, served
+from .conftest import Visit
+from .scripted import Script
+
+CLIENTS = 64
+
+
+def wait_until(done: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class Caller:
+    """A program that speaks HTTP from one of this machine's addresses."""
+
+    def __init__(self, url: str, number: int = 1) -> None:
+        transport = httpx.HTTPTransport(local_address=f"127.0.0.{number}", verify=False)  # or it reads certificates
+        self.http = httpx.Client(base_url=url, transport=transport, timeout=60)
+
+    def join(self, prompt: str, session: str | None = None, **settings: Any) -> httpx.Response:
+        asked = {"preset": "scripted", "drafter": "none", "k": 1, "temperature": 0, "max_new_tokens": 4, **settings}
+        data = [prompt, *asked.values(), 0, 0, 1.0, None, False, False, "match"]
+        body = {"data": data, **({"session_hash": session} if session else {})}
+        return self.http.post("/gradio_api/call/compare", json=body)
+
+    def outcome(self, joined: httpx.Response) -> Any:
+        """The summary of the race that was joined for; None if it failed."""
+        event = joined.json()["event_id"]
+        with self.http.stream("GET", f"/gradio_api/call/compare/{event}") as answer:
+            events = dict(re.findall("event: (.*)\ndata: (.*)\n", answer.read().decode()))
+        return json.loads(events["complete"])[0] if "complete" in events else None
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[tuple[str, Script, Runs]]:
+    script, runs = Script(), Runs()
+    with served(script, runs=runs) as url:
+        yield url, script, runs
+
+
+@pytest.fixture
+def held(place: tuple[str, Script, Runs]) -> Iterator[str]:
+    """The address of a page whose races stand still until the test is over."""
+    url, script, _ = place
+    script.reset()
+    script.gate.clear()
+    yield url
+    script.gate.set()
+    with Caller(url, 250) as last:  # behind all others in the line
+        wait_until(lambda: httpx.get(f"{url}gradio_api/queue/status").json()["queue_size"] < MAX_WAITING)
+        assert last.outcome(last.join("last"))
+
+
+def test_a_session_has_one_in_the_line(held: str) -> None:
+    with Caller(held, 1) as first, Caller(held, 2) as second:
+        assert first.join("one", "mine").status_code == 200
+        wait_until(lambda: "running" in first.join("one", "mine").text)
+        again = first.join("two", "mine")
+        assert (again.status_code, again.json()["detail"]) == (
+            429,
+            "Your last one is still running: wait for it, or stop it.",
+        )
+        assert second.join("one", "theirs").status_code == 200
+        assert second.join("two", "theirs").json()["detail"] == (
+            "Your last one is still waiting at place 1: wait for it, or stop it."
+        )
+
+
+def fill(caller: Caller, script: Script) -> None:
+    """As many races of an address as may be, the first of which runs."""
+    for number in range(MAX_OF_ADDRESS):
+        assert caller.join("one", f"session {number}").status_code == 200
+        wait_until(lambda: script.open_races == 1)
+
+
+def test_an_address_has_three_in_the_line(held: str, place: Any) -> None:
+    with Caller(held, 1) as first, Caller(held, 2) as second:
+        fill(first, place[1])
+        refused = first.join("one", "session 4")
+        assert refused.status_code == 429
+        assert refused.json()["detail"] == (
+            "3 from your address are in the line, the last waiting at place 2: wait for one to end."
+        )
+        assert first.join("no session").status_code == 429
+        assert second.join("one").status_code == 200
+
+
+def test_a_full_line_says_how_many_wait_and_how_long_that_may_take(held: str, place: Any) -> None:
+    recent = place[2].engine._recent
+    recent.clear()
+    callers = [Caller(held, number) for number in range(1, 4 + MAX_WAITING)]
+    assert callers[0].join("one").status_code == 200
+    wait_until(lambda: place[1].open_races == 1)
+    answers = [caller.join("one") for caller in callers[1:]]
+    assert [answer.status_code for answer in answers] == [200] * MAX_WAITING + [429] * 2
+    assert answers[-1].json()["detail"] == "16 are waiting; try again later."
+    for seconds, when in ((0.5, "in about 8 s"), (11.0, "in about 3 minutes")):  # the first has used up its own by now
+        recent.append(seconds)
+        assert callers[-1].join("one").json()["detail"] == f"16 are waiting; try again {when}."
+        recent.clear()
+    for caller in callers:
+        caller.http.close()
+
+
+def test_a_python_client_is_told_the_sentence(held: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    client = Client(held, verbose=False, analytics_enabled=False)
+    waiting = client.submit(prompt="one", api_name="/race")
+    with Caller(held, 2) as other:
+        wait_until(lambda: other.join("one", client.session_hash).status_code == 429)
+        for endpoint in ("/race", "/compare"):
+            with pytest.raises(Exception, match="Your last one is still running: wait for it, or stop it"):
+                client.predict(prompt="two", api_name=endpoint)
+    waiting.cancel()
+    client.close()
+
+
+@pytest.mark.parametrize("body", [b"", b"[", b"[]", b"{}", b'{"fn_index": []}', b'{"fn_index": 1e400}', b"[" * 100_000])
+def test_what_is_no_call_is_left_to_gradio(held: str, body: bytes) -> None:
+    for path in ("queue/join", "call/compare", "call/unknown", "call/v2/compare"):
+        answer = httpx.post(f"{held}gradio_api/{path}", content=body, headers={"content-type": "application/json"})
+        assert 400 <= answer.status_code <= 500
+        assert "Traceback" not in answer.text
+
+
+def test_a_direct_call_does_not_pass_the_line_by(held: str) -> None:
+    body = {"data": ["one", "scripted", "none", 1, 0, 4, 0, 0, 1.0, None, False, False]}
+    assert httpx.post(f"{held}gradio_api/api/compare", json=body).status_code == 404
+    assert httpx.post(f"{held}gradio_api/run/compare", json=body).status_code == 404
+
+
+def scope(client: str, *forwarded: str) -> Any:
+    headers = [(b"x-forwarded-for", value.encode("latin-1")) for value in forwarded]
+    return {"client": (client, 1234), "headers": [(b"host", b"x"), *headers]}
+
+
+@pytest.mark.parametrize(
+    ("forwarded", "address"),
+    [
+        ([], "10.16.3.80"),
+        (["93.184.216.34"], "93.184.216.34"),
+        (["93.184.216.34, 10.1.2.3"], "93.184.216.34"),
+        (["1.1.1.1, 93.184.216.34"], "93.184.216.34"),  # what a caller writes itself stands to the left
+        (["1.1.1.1", "93.184.216.34, 10.0.0.1"], "93.184.216.34"),
+        (["2606:4700::1111"], "2606:4700::1111"),
+        (["unknown, é, 10.0.0.1"], "10.16.3.80"),
+    ],
+)
+def test_behind_a_proxy_an_address_is_whom_the_proxy_names(forwarded: list[str], address: str) -> None:
+    assert address_of(scope("10.16.3.80", *forwarded), proxied=True) == address
+    assert address_of(scope("10.16.3.80", *forwarded), proxied=False) == "10.16.3.80"  # anyone can write it
+
+
+def test_a_gradio_that_keeps_its_line_elsewhere_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _line(SimpleNamespace()) == ([], [])
+    assert _line(SimpleNamespace(_queue=object())) == ([], [])
+    with gr.Blocks() as page:
+        pass
+    page._queue = SimpleNamespace()
+    _look_less_often(page)
+    assert vars(page._queue) == {}
+    monkeypatch.setattr("specdemo.ui.serving.line._line", lambda blocks: ([], []))
+    with served(Script()) as url, Caller(url) as caller:
+        outcome = caller.outcome(caller.join("one two", max_new_tokens=5))
+        assert outcome["plain"]["stats"]["tokens"] == 5
+
+
+def test_the_page_says_why_it_may_not_join(held: str, place: Any, visit: Visit) -> None:
+    page = visit(at=held, forgive="429")
+    with Caller(held, 1) as neighbour:
+        fill(neighbour, place[1])
+        run(page, "one two three", until="failed")
+        words = "3 from your address are in the line, the last waiting at place 2: wait for one to end."
+        expect(page.locator(".sd-sentence").first).to_have_text(words)
+        page.get_by_role("tab", name="Lab").click()
+        page.click("#lab-profile .lab-run")
+        expect(page.locator("#lab-profile [role=status]")).to_have_text(words)
+        expect(page.locator("#lab-profile .lab-run")).to_be_enabled()
+    page.close()
+
+
+# 64 at once ------------------------------------------------------------------------------------------------
+
+
+def call(url: str, number: int) -> tuple[int, str]:
+    """One race of a prompt of its own: the status, and the target's text or the sentence."""
+    with Caller(url, 10 + number) as caller:
+        joined = caller.join(f"w{number}x y{number}z", f"visitor {number}", max_new_tokens=8)
+        if joined.status_code != 200:
+            return joined.status_code, joined.json()["detail"]
+        return 200, caller.outcome(joined)["plain"]["text"]
+
+
+def all_at_once(url: str) -> list[tuple[int, str]]:
+    start = threading.Barrier(CLIENTS)
+
+    def one(number: int) -> tuple[int, str]:
+        start.wait(30)
+        return call(url, number)
+
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        return list(threads.map(one, range(CLIENTS)))
+
+
+def test_64_at_once_are_served_or_told_their_place_and_leave_no_memory_behind() -> None:
+    """Clients and server are one process here, so that the memory of both is seen."""
+    script = Script()
+    script.pace = 0.005
+    process = psutil.Process()
+    with served(script) as url:
+        all_at_once(url)  # what is imported and grown once
+        gc.collect()
+        before = process.memory_info().rss
+        began = time.monotonic()
+        answers = all_at_once(url)
+        assert time.monotonic() - began < 30
+        served_ones = [number for number, (status, _) in enumerate(answers) if status == 200]
+        for number, (status, text) in enumerate(answers):
+            if status == 200:  # its own prompt's, and whole
+                assert text == (f"w{number}x y{number}z" * 4)
+            else:
+                assert (status, text.partition(";")[0]) == (429, f"{MAX_WAITING} are waiting")
+        assert MAX_WAITING <= len(served_ones) < CLIENTS
+        assert script.open_races == 0
+        gc.collect()
+        assert process.memory_info().rss < 1.05 * before

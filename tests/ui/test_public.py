@@ -1,0 +1,221 @@
+"""What a stranger can send and see: odd headers and numbers, a login, failures that are not ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from specdemo.types import BadInput
+from specdemo.ui.engine import Beside
+from specdemo.ui.lab.studies import theory_of
+from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.race import tab as race_tab
+from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, read_form
+from specdemo.ui.race.run import Run
+from specdemo.ui.runs import Runs
+from specdemo.ui.serving import stream
+from specdemo.ui.serving.early import EarlyScript
+
+from .browser import served
+from .scripted import PRESETS, Script
+from .test_line import Caller
+from .test_messages import ask, in_a_loop_of_its_own
+
+ODD_NUMBERS: list[Any] = [
+    *(math.nan, math.inf, -math.inf, float("1e400"), 1e308, -1, -0.5, 4.5, True, None),
+    *(10**20, 10**400, -(10**400), 10**5000, "4 ", "²", "١", "1e400", "", [], {}, [4]),
+]
+SOUND = {
+    **{
+        "prompt": "one",
+        "preset": "scripted",
+        "drafter": "none",
+        "k": 4,
+        "auto": False,
+        "temperature": 0.0,
+        "match": True,
+    },
+    **{"max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1.0, "stop": "", "mode": CHAT, "order": INTERLEAVED},
+}
+NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]
+
+
+def taken(read: Callable[[], Any]) -> Any:
+    """What is read; None if it is refused in a short sentence."""
+    refusal = ""
+    try:
+        return read()
+    except BadInput as error:
+        refusal = str(error)
+    assert len(refusal) < 200
+    assert refusal.endswith(".")
+    return None
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", ODD_NUMBERS, ids=lambda value: f"{type(value).__name__}")
+def test_a_number_of_the_race_is_taken_as_it_is_or_refused_in_a_sentence(name: str, value: Any) -> None:
+    values = [{**SOUND, name: value}[field] for field in FIELDS]
+    kept = taken(lambda: getattr(read_form(values, PRESETS, 2000).settings, name))
+    assert kept is None or (kept == value and not isinstance(kept, bool))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("value", ODD_NUMBERS, ids=lambda value: f"{type(value).__name__}")
+def test_a_number_of_the_lab_is_taken_as_it_is_or_refused_in_a_sentence(view: str, value: Any) -> None:
+    for field in VIEWS[view].fields:
+        if field.kind in ("whole", "number"):
+            kept = taken(partial(field.read, value))
+            assert kept is None or (kept == value and field.low <= kept <= field.high)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1, 10**400, "1", None, True, [1]])
+@pytest.mark.parametrize("name", ["draft_ms", "target_ms", "alpha"])
+def test_a_number_of_the_theory_that_cannot_be_is_refused(name: str, number: Any) -> None:
+    with pytest.raises(BadInput, match="must be a number from"):
+        theory_of({"draft_ms": 1, "target_ms": 10, "alpha": 0.5, name: number})
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[tuple[str, Runs]]:
+    runs = Runs()
+    with served(Script(), runs=runs) as url:
+        yield url, runs
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "9" * 5000, "9" * 400, '"4 "', "true", "[[4]]", "{}"])
+@pytest.mark.parametrize("place", [3, 4, 5, 6, 7, 8])
+def test_a_number_in_a_call_is_refused_without_a_word_of_pythons(
+    site: tuple[str, Runs], place: int, number: str
+) -> None:
+    data = ['"one"', '"scripted"', '"none"', "1", "0", "4", "0", "0", "1.0", "null", "false", "false", '"match"']
+    data[place] = number
+    with Caller(site[0]) as caller:
+        content, kind = f'{{"data": [{",".join(data)}]}}', {"content-type": "application/json"}
+        joined = caller.http.post("/gradio_api/call/compare", content=content, headers=kind)
+        assert joined.status_code in (200, 400, 422)
+        text = joined.text
+        if joined.status_code == 200:
+            event = joined.json()["event_id"]
+            text = caller.http.get(f"/gradio_api/call/compare/{event}").text
+            assert re.search("event: error\ndata: .*must be a", text)
+    assert not re.search("Traceback|Exceeds the limit|OverflowError|File ", text)
+
+
+# The stream of a run ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", ["²", "-1", "9" * 5000, "١", "1.5", "1e3", "+1", "0x1"])
+def test_an_odd_number_of_the_last_message_is_taken_for_none(site: tuple[str, Runs], last: str) -> None:
+    url, runs = site
+    run = runs.begin(Run(ask()), "anyone")
+    run.messages.append(run.message(status={}))
+    run.ended.set()
+    request = httpx.Request("GET", f"{url}races/{run.id}", headers=[(b"last-event-id", last.encode())])
+    answer = httpx.Client().send(request)
+    assert answer.status_code == 200
+    assert answer.text == f"id: 0\ndata: {run.messages[0]}\n\n"
+
+
+def test_a_silent_run_keeps_its_connection_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.05)
+    run = Run(ask())
+
+    async def follow() -> list[str]:
+        events = stream._events(run, 0)
+        first = [await asyncio.wait_for(anext(events), 10) for _ in range(2)]
+        run.messages.append(run.message(status={}))
+        run._tell()
+        return [*first, await asyncio.wait_for(anext(events), 10)]
+
+    *comments, message = in_a_loop_of_its_own(follow())
+    assert comments == [": still here\n\n"] * 2  # a comment: no browser shows it
+    assert message.startswith("id: 0\n")
+
+
+def test_behind_a_login_a_run_is_shown_to_no_one_else() -> None:
+    runs = Runs()
+    with served(Script(), runs=runs, auth=("me", "secret")) as url:
+        run = runs.begin(Run(ask()), "mine")
+        run.messages.append(run.message(status={"words": "a text of mine"}))
+        run.ended.set()
+        stranger = httpx.get(f"{url}races/{run.id}")
+        assert (stranger.status_code, stranger.text) == (401, "")
+        assert httpx.get(f"{url}races/{run.id}", headers={"cookie": "access-token=x"}).status_code == 401
+        with httpx.Client(base_url=url) as own:
+            assert own.post("/login", data={"username": "me", "password": "wrong"}).status_code == 400
+            assert own.get(f"/races/{run.id}").status_code == 401
+            assert own.post("/login", data={"username": "me", "password": "secret"}).status_code == 200
+            shown = own.get(f"/races/{run.id}")
+            assert shown.status_code == 200
+            assert "a text of mine" in shown.text
+            assert own.get("/races/unknown").status_code == 204
+
+
+# Failures that are not ours --------------------------------------------------------------------------------
+
+
+def test_what_python_says_of_a_failure_does_not_reach_the_page(
+    site: tuple[str, Runs], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("/home/someone/secret")
+
+    monkeypatch.setattr(race_tab, "describe", broken)
+    monkeypatch.setattr(race_tab, "read_form", broken)
+    with httpx.Client(base_url=site[0], timeout=30) as client:
+        fns = client.get("/config").json()["dependencies"]
+        # A handler outside the line, which Gradio itself answers for.
+        index = {(fn["targets"][0][1], len(fn["inputs"])): fn["id"] for fn in fns if fn["targets"]}
+        body = {"fn_index": index["change", 2], "data": ["scripted", "none"], "session_hash": "a"}
+        answer = client.post("/gradio_api/run/predict", json=body)
+        assert (answer.status_code, answer.json()) == (500, {"error": None})
+        # The handler of Run.
+        body = {"fn_index": index["click", 14], "data": [None] * 14, "session_hash": "a"}
+        assert client.post("/gradio_api/queue/join", json=body).status_code == 200
+        told = client.get("/gradio_api/queue/data", params={"session_hash": "a"}).text
+    assert "Something went wrong in the engine: RuntimeError. The log of the server says more." in told
+    assert "secret" not in told
+    assert "/home/someone/secret" in caplog.text
+
+
+# The script at the beginning of the page -------------------------------------------------------------------
+
+
+def to_device(messages: list[Message]) -> list[Message]:
+    """What is sent when an application sends these for the page."""
+    out: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+
+    async def keep(message: Message) -> None:
+        out.append(message)
+
+    runs: Any = SimpleNamespace(engine=SimpleNamespace(beside=Beside()))
+    script: Callable[..., Any] = EarlyScript(app, "early()", runs)
+    in_a_loop_of_its_own(script({"type": "http", "path": "/"}, None, keep))
+    return out
+
+
+def test_the_script_is_put_into_the_page_and_into_nothing_else() -> None:
+    start: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]}
+    body: Message = {"type": "http.response.body", "body": b"<head>", "more_body": True}
+    first, page, end = to_device([start, body, {"type": "http.response.body"}])
+    assert first["headers"] == []
+    assert page["body"] == b"<head><script>early()</script>"
+    assert end["body"] == b""
+    path = {"type": "http.response.pathsend", "path": "/tmp/index.html"}
+    assert to_device([dict(start), dict(path)])[1] == path
+    assert json.dumps(path)

@@ -1,0 +1,351 @@
+"""What the top bar and a waiting race tell of the model, of the line for it, and of other visitors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from urllib.request import Request, urlopen
+
+import gradio as gr
+import pytest
+from playwright.sync_api import Page, expect
+
+from specdemo.racing.race import PLAIN
+from specdemo.ui.engine import Beside, EngineTrouble
+from specdemo.ui.lab import studies
+from specdemo.ui.page import build_page
+from specdemo.ui.replay.recordings import recordings
+from specdemo.ui.runs import Runs
+from specdemo.ui.serving.line import MODEL
+from specdemo.ui.serving.status import _news
+
+from .browser import run, served, served_engine, tokens_shown
+from .conftest import Visit
+from .scripted import PROMPTS, Script, ScriptedLoaded
+from .test_messages import in_a_loop_of_its_own
+from .test_race import wait_until
+
+ONLOOKERS = 64
+
+
+def choose(page: Page, title: str) -> None:
+    page.click("#preset input")
+    page.get_by_role("option", name=title).click()
+
+
+# The stream -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_but_the_model_occupies_a_worker_of_gradios_line() -> None:
+    page = build_page(Script().engine(), Runs(), PROMPTS)
+    queued = {fn.name: fn.concurrency_id for fn in page.fns.values() if fn.fn is not None and fn.queue is not False}
+    del queued["leave"]  # which no page waits for
+    assert queued.keys() == {"run", "load", "race", "compare"}
+    assert {*queued.values()} == {MODEL["concurrency_id"]}
+
+
+def test_a_race_runs_while_many_pages_look_on() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    engine.begin_loading("scripted")
+    with served_engine(engine, PROMPTS) as url, ExitStack() as open_pages:
+        pages = [open_pages.enter_context(urlopen(f"{url}status", timeout=30)) for _ in range(ONLOOKERS)]
+        assert {status(page)["stage"] for page in pages} == {"loading"}
+        assert len(engine.followers) == ONLOOKERS
+        script.loading.set()
+        told = [status_when(page, "ready") for page in pages]
+        assert [*map(json.dumps, told)] == [json.dumps(told[0])] * ONLOOKERS
+        body = {"data": ["one two", "scripted", "none", 1, 0, 5, 0, 0, 1, None, False, False, "match"]}
+        call = Request(f"{url}gradio_api/call/compare", json.dumps(body).encode(), {"content-type": "application/json"})
+        urlopen(call).close()
+        wait_until(lambda: script.ended_races == 1)
+        open_pages.close()
+        wait_until(lambda: not engine.followers)
+
+
+def status(stream: Any) -> dict[str, Any]:
+    """The next message of a stream."""
+    for line in stream:
+        if line.startswith(b"data: "):
+            return json.loads(line[len(b"data: ") :])
+    raise AssertionError("the stream ended")
+
+
+def status_when(stream: Any, stage: str) -> dict[str, Any]:
+    while (found := status(stream))["stage"] != stage:
+        pass
+    return found
+
+
+def test_a_page_sleeps_until_something_changes() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    runs = Runs()
+    runs.engine = engine
+
+    async def follow() -> list[str]:
+        news = _news(runs, "session")
+        said = [await anext(news)]
+        following = asyncio.ensure_future(anext(news))
+        await asyncio.sleep(0.5)
+        assert not following.done()
+        threading.Thread(target=engine.begin_loading, args=["scripted"]).start()
+        said.append(await asyncio.wait_for(following, 20))
+        script.loading.set()
+        await news.aclose()  # type: ignore[attr-defined]
+        return said
+
+    told = [json.loads(message.removeprefix("data: ")) for message in in_a_loop_of_its_own(follow())]
+    assert [message["stage"] for message in told] == ["idle", "loading"]
+    assert not engine.followers
+
+
+def test_a_page_out_of_sight_does_not_hold_a_connection(visit: Visit) -> None:
+    engine = Script().engine()
+    engine.begin_loading("scripted")
+    with served_engine(engine, PROMPTS) as url:
+        page = visit(at=url)
+        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+        wait_until(lambda: len(engine.followers) == 1)
+        hide = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+        hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+        page.evaluate(hide, True)
+        wait_until(lambda: not engine.followers)
+        page.evaluate(hide, False)
+        wait_until(lambda: len(engine.followers) == 1)
+        page.close()  # before its server, which it would miss
+        wait_until(lambda: not engine.followers)
+
+
+# The line ---------------------------------------------------------------------------------------------------
+
+
+def test_who_waits_is_told_the_place_in_the_line_and_the_wait(visit: Visit) -> None:
+    script = Script()
+    with served(script) as url:
+        pages = [visit(at=url) for _ in range(3)]
+        first, second, third = pages
+        script.pace = 0.01
+        run(first, "one two")  # from here on it is known how long a race takes
+        script.gate.clear()
+        run(first, "alpha beta", until="waiting")
+        wait_until(lambda: script.open_races == 1)
+        run(second, "gamma delta", until="waiting")
+        expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 1, a few seconds.")
+        run(third, "epsilon zeta", until="waiting")
+        expect(third.locator("#race .sd-sentence")).to_have_text("Waiting: number 2 of 2, a few seconds.")
+        expect(third.locator("#race .sd-why-exact")).to_have_text("Your race starts when those before it have ended.")
+        expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 2, a few seconds.")
+        second.click("#stop")
+        expect(third.locator("#race .sd-sentence")).to_contain_text("Waiting: number 1 of 1")
+        script.pace = 0
+        script.gate.set()
+        third.locator(".sd-arena[data-state=ended]").wait_for()
+        assert len(tokens_shown(third, PLAIN)) == 24
+        for page in pages:
+            page.close()  # before their server, which they would miss
+
+
+def test_the_wait_is_what_the_last_jobs_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    engine = Script().engine()
+    list(engine.follow("scripted"))
+    assert engine.expected_wait(0) is None  # nothing has been run yet
+    monkeypatch.setattr("specdemo.ui.engine.time", type("Clock", (), {"monotonic": lambda: now[0]}))
+
+    def work(seconds: float) -> Generator[float | None]:
+        now[0] += seconds
+        yield engine.expected_wait(2)
+
+    list(engine.stream("scripted", lambda _: work(10.0)))
+    assert engine.expected_wait(0) == 0.0
+    assert engine.expected_wait(2) == 20.0
+    batches = list(engine.stream("scripted", lambda _: work(4.0)))
+    assert batches == [[6.0 + 20.0]]  # what is left of the job in progress, and two more
+    with pytest.raises(EngineTrouble):
+        list(engine.stream("other", lambda _: work(1.0)))
+    assert engine.expected_wait(1) == 7.0  # one that failed says nothing of how long others take
+    engine.status = engine.status.__class__("loading", "other", "downloading")
+    assert engine.expected_wait(1) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (None, "Waiting: number 3 of 5."),
+        (0, "Waiting: number 3 of 5, a few seconds."),
+        (40, "Waiting: number 3 of 5, about 40 s."),
+        (120, "Waiting: number 3 of 5, about 2 min."),
+    ],
+)
+def test_a_wait_is_put_in_words(visit: Visit, seconds: int | None, words: str) -> None:
+    assert visit().evaluate("specdemo.placeInWords", {"place": 3, "of": 5, "seconds": seconds}) == words
+
+
+# Other visitors ---------------------------------------------------------------------------------------------
+
+
+def test_the_top_bar_follows_what_others_load(visit: Visit) -> None:
+    script = Script()
+    with served(script) as url:
+        mine, theirs = visit(at=url), visit(at=url)
+        top = mine.locator(".sd-top")
+        expect(top).to_have_attribute("data-stage", "ready")
+        script.loading.clear()
+        choose(theirs, "Other 1.7B")
+        expect(theirs.locator(".sd-model")).to_have_text("Downloading, 10% done")
+        expect(theirs.locator(".sd-progress")).to_have_attribute("value", "0.1")
+        late = visit(at=url)
+        for page in (mine, late):
+            expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
+            expect(page.locator(".sd-facts")).to_have_text("is being loaded for another visitor: downloading, 10% done")
+            expect(page.locator(".sd-progress")).to_be_hidden()
+        script.loading.set()
+        expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "ready")
+        expect(top).to_have_attribute("data-stage", "other")
+        expect(mine.locator(".sd-facts")).to_have_text("Scripted 135M is loaded when you press Run")
+        run(mine, "one two")
+        expect(top).to_have_attribute("data-stage", "ready")
+        expect(mine.locator(".sd-model")).to_have_text("Scripted 135M")
+        expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "other")
+        for page in (mine, theirs, late):
+            page.close()  # before their server, which they would miss
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ({"preset": "scripted"}, ["failed", "Too large.", ""]),
+        ({"preset": "other"}, ["idle", "No model is loaded yet", ""]),
+        ({"preset": "other", "loaded": "scripted", "facts": ["float32"]}, ["ready", "Scripted 135M", "float32"]),
+    ],
+)
+def test_a_load_that_failed_is_told_to_who_chose_it(
+    visit: Visit, script: Script, status: dict[str, Any], shown: list[str]
+) -> None:
+    """By a status as the server sends it, since the scripted engine keeps nothing after a failed load."""
+    page = visit()
+    told = page.evaluate(
+        """status => {
+          specdemo.showStatus({ stage: "failed", words: "Too large.", fraction: null, ...status });
+          const top = document.querySelector(".sd-top");
+          const text = (part) => top.querySelector(part).textContent;
+          return [top.dataset.stage, text(".sd-model"), text(".sd-facts")];
+        }""",
+        status,
+    )
+    assert told == shown
+
+
+# Work beside a race -----------------------------------------------------------------------------------------
+
+
+def test_work_beside_the_engine_is_seen_if_it_overlaps() -> None:
+    beside = Beside()
+    with beside.work():
+        pass
+    seen = beside.watch()
+    assert not seen()
+    with beside.work():
+        during = beside.watch()
+        assert during()
+    assert seen()
+    assert during()
+    assert not beside.watch()()
+
+
+def run_held(page: Page, script: Script) -> None:
+    """A race that has begun and waits for the script's gate."""
+    script.gate.clear()
+    page.fill("#prompt textarea", "one two three")
+    page.click("#run")
+    wait_until(lambda: script.open_races == 1)
+
+
+@contextmanager
+def every_core(has: bool) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptedLoaded, "environment", lambda _: {"threads": 2, "cores": 2 if has else 4})
+        yield
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_race_beside_which_another_page_was_served_says_so(visit: Visit, script: Script, url: str, has: bool) -> None:
+    page = visit()
+    with every_core(has):
+        run_held(page, script)
+        urlopen(url).close()
+        script.gate.set()
+        page.locator(".sd-arena[data-state=ended]").wait_for()
+        why = page.locator("#race .sd-why-exact")
+        words = "Disturbed: another page was served during this race, so its timing may be off."
+        expect(why).to_contain_text(words) if has else expect(why).not_to_contain_text("Disturbed")
+        page.get_by_role("button", name="Replay", exact=True).click()
+        page.locator(".sd-play:enabled").wait_for()
+        page.keyboard.press("End")
+        page.locator("#replay [data-state=ended]").wait_for()
+        why = page.locator("#replay .sd-why-exact")
+        expect(why).to_contain_text(words) if has else expect(why).not_to_contain_text("Disturbed")
+        page.get_by_role("tab", name="Race").click()
+        page.fill("#max-new-tokens input", "7")
+        page.click("#run")  # with nobody else
+        expect(page.locator("#race .sd-tokens").first).to_have_text("7 of 7 tokens")
+        expect(page.locator("#race .sd-why-exact")).to_contain_text("All 7 tokens")
+        expect(page.locator("#race .sd-why-exact")).not_to_contain_text("Disturbed")
+
+
+@pytest.mark.parametrize("asked", ["trace", "race"])
+def test_what_a_page_is_answered_counts_as_work_beside_a_race(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runs = Script().engine(), Runs()
+    page = build_page(engine, runs, PROMPTS)
+    answers = {
+        name: getattr(block, name)
+        for block in page.blocks.values()
+        for name in ("trace", "race")
+        if getattr(getattr(block, name, None), "_is_server_fn", False)
+    }
+    seen: list[bool] = []
+    watch = engine.beside.watch()
+    monkeypatch.setattr(runs, "find", lambda *_: seen.append(watch()))
+    answers[asked]({})
+    assert seen == [True]
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("attempt", (None, 1, 1, 1)), ("take", (gr.Request(),))])
+def test_the_theory_counts_as_work_beside_a_race(
+    name: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, runs, seen = Script().engine(), Runs(), list[bool]()
+    page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
+
+    def noted(*_: Any) -> list[Any]:
+        seen.append(watch())
+        return []
+
+    monkeypatch.setattr(studies, "theory_of", noted)
+    monkeypatch.setattr(runs, "latest", noted)
+    handlers = [getattr(block.fn, "func", block.fn) for block in page.fns.values()]
+    next(handler for handler in handlers if getattr(handler, "__name__", "") == name)(*arguments)
+    assert seen == [True]
+
+
+def test_recordings_and_files_are_no_work_beside_a_race(url: str, script: Script, visit: Visit) -> None:
+    page = visit()
+    page.get_by_role("tab", name="Replay").click()
+    page.locator(".sd-play:enabled").wait_for()
+    racer = visit()
+    with every_core(True):
+        run_held(racer, script)
+        page.select_option(".sd-which", recordings()[3]["name"])
+        expect(page.locator(".sd-facts-of")).to_contain_text("A recording that ships")
+        page.locator(".sd-file").set_input_files({"name": "a.jsonl", "mimeType": "text/plain", "buffer": b"nothing"})
+        expect(page.locator("#replay .sd-sentence")).to_have_text("This is not a trace of specdemo.")
+        script.gate.set()
+        racer.locator(".sd-arena[data-state=ended]").wait_for()
+        expect(racer.locator("#race .sd-why-exact")).not_to_contain_text("Disturbed")

@@ -1,0 +1,88 @@
+"""What a bench keeps, and the results that ship: every row from the runs beside it, every table from a row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdemo.bench import results
+from specdemo.bench.cases import ALONE, Case
+from specdemo.bench.results import drafters_markdown, markdown, read_record, record
+from specdemo.bench.throughput import bench
+from specdemo.models.loaded import Loaded
+from specdemo.models.presets import PRESETS
+from specdemo.racing.provenance import provenance
+from specdemo.studies.prompts import Prompt
+from specdemo.studies.tables import write_json
+from specdemo.types import AUTO, BadInput
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
+
+
+@pytest.fixture
+def outcome(loaded: Loaded) -> dict[str, Any]:
+    cases = [Case("hf"), ALONE, Case("speculative", "ngram", 3), Case("speculative", "ngram", AUTO)]
+    facts = {"command": "python -m specdemo bench", **provenance(loaded), "prompts_sha256": "x"}
+    return {**facts, **bench(loaded, PROMPTS, cases, [0.0, 0.8], 8, 1)}
+
+
+@pytest.fixture
+def kept(outcome: dict[str, Any], tmp_path: Path) -> Path:
+    write_json(tmp_path / "some.json", record(outcome))
+    return tmp_path / "some.json"
+
+
+def test_what_is_kept_holds_every_run_and_gives_its_rows(outcome: dict[str, Any], kept: Path) -> None:
+    facts, runs = read_record(kept)
+    assert facts["environment"]["torch"]
+    assert len(runs) == len(outcome["runs"])
+    assert "token_ids" not in kept.read_text()
+    assert max(map(len, kept.read_text().splitlines())) < 1000
+    assert runs[0]["tokens_per_second"] == pytest.approx(outcome["runs"][0]["tokens_per_second"], rel=1e-5)
+    lines = markdown(results.rows_of(runs))
+    assert lines[0] == "| | T | tokens/s | times transformers | times the target alone |"
+    assert len(lines) == 2 + 4 * 2
+    assert len(drafters_markdown(runs)) == 2 + 2
+
+
+def test_kept_rows_that_are_not_those_of_the_runs_are_refused(kept: Path) -> None:
+    whole = json.loads(kept.read_text())
+    for name, change, reason in (
+        ("rows", [*whole["rows"][1:]], "its rows are not those of its runs"),
+        ("runs", [row[:-1] for row in whole["runs"]], "does not hold"),
+        ("columns", [], "other columns"),
+        ("rows", [{**row, "runs": 5} for row in whole["rows"]], "its rows are not those"),
+    ):
+        kept.write_text(json.dumps({**whole, name: change}))
+        with pytest.raises(BadInput, match=f"some\\.json.*{reason}"):
+            read_record(kept)
+    kept.write_text("[]")
+    with pytest.raises(BadInput, match="does not hold"):
+        read_record(kept)
+
+
+SHOWN = {"auto-sweep": drafters_markdown, "auto-layer-skip": drafters_markdown}
+
+
+def test_the_results_that_ship_are_small_whole_and_those_of_the_docs() -> None:
+    """Every row that a file gives stands in the docs, as it is: a table cannot be edited by hand."""
+    docs = "".join((PRESETS.parent / name).read_text(encoding="utf-8") for name in ("README.md", "docs/speed.md"))
+    folder = PRESETS / "results"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
+    seen = 0
+    for path in sorted(folder.glob("*.json")):
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        assert whole["command"].startswith("python -m specdemo "), path
+        assert {"cpu", "cores", "torch", "transformers", "commit"} <= whole["environment"].keys(), path
+        if "runs" not in whole:
+            continue
+        seen += 1
+        _, runs = read_record(path)
+        lines = drafters_markdown(runs) if path.stem in SHOWN else markdown(results.rows_of(runs))
+        assert [line for line in lines if line not in docs] == [], path
+    assert seen

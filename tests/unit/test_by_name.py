@@ -1,0 +1,376 @@
+"""Models that a person names: every family, what is told before anything is fetched, and inputs that are wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from transformers import PreTrainedTokenizerFast
+
+from specdemo.cli import main as cli
+from specdemo.decoding.events import emitted_tokens
+from specdemo.engines.choose import expected_engine
+from specdemo.models import report as reporting
+from specdemo.models.cached import delete_cached, list_cached
+from specdemo.models.loaded import Loaded, load
+from specdemo.models.presets import AND, Folder, Gguf, Hub, find_preset, load_presets, preset_of, read_preset
+from specdemo.models.report import report_on, save_preset
+from specdemo.models.store import LoadError
+from specdemo.racing.race import start
+from specdemo.types import BadInput, Settings
+
+from .checkpoints import make_tokenizer, save, tiny, write_gguf
+from .test_memory import floats
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+GROUPED = {"num_key_value_heads": 1}
+FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
+    "llama": (hf.LlamaConfig, GROUPED),
+    "mistral": (hf.MistralConfig, {**GROUPED, "sliding_window": None}),
+    "mistral, sliding": (hf.MistralConfig, {**GROUPED, "sliding_window": 8}),
+    "qwen2": (hf.Qwen2Config, GROUPED),
+    "qwen3": (hf.Qwen3Config, {**GROUPED, "head_dim": 32}),
+    "smollm3": (hf.SmolLM3Config, GROUPED),
+    "gemma": (hf.GemmaConfig, {**GROUPED, "head_dim": 32}),
+    "gemma2": (hf.Gemma2Config, {**GROUPED, "head_dim": 32, "sliding_window": 8}),
+    "gemma3": (hf.Gemma3TextConfig, {**GROUPED, "head_dim": 32, "sliding_window": 8}),
+    "phi": (hf.PhiConfig, {}),
+    "phi3": (hf.Phi3Config, GROUPED),
+    "gpt2": (hf.GPT2Config, {}),
+    "gpt-neox": (hf.GPTNeoXConfig, {}),
+}
+FUSED = {"llama", "qwen2", "qwen3", "smollm3", "gpt2"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> dict[str, Path]:
+    """A tiny random checkpoint of every family."""
+    folder = tmp_path_factory.mktemp("families")
+    saved = {}
+    for name, (kind, more) in FAMILIES.items():
+        torch.manual_seed(0)
+        model = hf.AutoModelForCausalLM.from_config(kind(vocab_size=len(tokenizer), **{**SIZES, **more})).eval()
+        saved[name] = save(model, tokenizer, folder / name)
+    return saved
+
+
+def tokens_of(loaded: Loaded, drafter: str, count: int = 24) -> list[int]:
+    ids = loaded.encode("the cat sat on the mat", raw=True)
+    run = start(loaded, drafter, ids, Settings(k=3, max_new_tokens=count))
+    return [token.id for event in run for token in emitted_tokens(event)]
+
+
+# Families -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_familys_text_is_that_of_generate(folders: dict[str, Path], family: str) -> None:
+    preset = preset_of(str(folders[family]))
+    report = report_on(preset, "float32", "cpu")
+    loaded = load(preset, "float32", "cpu")
+    assert (loaded.engine != "eager") == (family in FUSED)
+    (told,) = report.models
+    assert (told.engine, told.exact) == (loaded.engine, loaded.exact_rows > 0)
+    model = loaded.model
+    prompt = torch.tensor([loaded.encode("the cat sat on the mat", raw=True)])
+    with torch.inference_mode():
+        out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24)
+    expected = out[0, prompt.shape[1] :].tolist()
+    assert len(expected) > 8
+    assert tokens_of(loaded, "none") == expected
+    assert tokens_of(loaded, "prompt-lookup") == expected
+    loaded.release()
+
+
+# Told before anything is fetched -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_memory_told_is_what_is_taken(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, family: str, dtype: str
+) -> None:
+    kind, more = FAMILIES[family]
+    sizes = {**SIZES, "hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 1024}
+    torch.manual_seed(0)
+    config = kind(vocab_size=len(tokenizer), **{**sizes, **more, "tie_word_embeddings": family != "llama"})
+    folder = save(hf.AutoModelForCausalLM.from_config(config), tokenizer, tmp_path / "model")
+    preset = preset_of(str(folder))
+    (told,) = report_on(preset, dtype, "cpu").models
+    if told.engine == "fused":
+        pytest.skip("this CPU packs weights out of sight")
+    before = floats()
+    loaded = load(preset, dtype, "cpu")
+    weights = floats()
+    taken = sum(size for place, size in weights.items() if place not in before)
+    assert told.weights == pytest.approx(taken, rel=0.1)
+    runners = [loaded.target_runner(1024) for _ in range(2)]
+    for runner in runners:
+        runner.prefill([3, 4, 5])
+    caches = sum(size for place, size in floats().items() if place not in weights and place not in before)
+    assert told.caches == pytest.approx(caches, rel=0.1)
+    for runner in runners:
+        runner.release()
+    loaded.release()
+
+
+def test_a_report_is_sentences_and_a_pair_that_does_not_match_is_one(folders: dict[str, Path], tmp_path: Path) -> None:
+    report = report_on(preset_of(str(folders["llama"]), str(folders["qwen2"])), "float32", "cpu")
+    target, draft, tokenizers, memory = report.lines()
+    assert "llama: nothing to download; " in target
+    assert "of memory for the weights" in target
+    assert "licence not stated." in draft
+    assert tokenizers == "The tokenizers match."
+    assert memory.startswith("Together they need ")
+    report.check()
+    other = make_tokenizer(["quite another text of other words altogether"])
+    unlike = save(tiny("llama", len(other)), other, tmp_path / "unlike")
+    with pytest.raises(LoadError, match=r"cannot draft for .*: they have different tokenizers\. Token "):
+        report_on(preset_of(str(folders["llama"]), str(unlike)), "float32", "cpu").check()
+
+
+def test_what_memory_cannot_hold_is_refused_by_its_report(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "free_memory", lambda: 1000)
+    with pytest.raises(LoadError, match=r"would take .* of memory, but 0\.0 MB are free: choose a smaller model"):
+        report_on(preset_of(str(folders["llama"])), "float32", "cpu").check()
+
+
+def test_a_gguf_file_is_told_from_its_header_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
+    model = write_gguf(tmp_path / "tiny.gguf")
+    preset = preset_of(str(tmp_path / "tiny.gguf"))
+    (told,) = report_on(preset, "bfloat16", "cpu").models
+    loaded = load(preset, "bfloat16", "cpu")
+    assert told.engine == loaded.engine
+    assert told.weights == 2 * sum(weight.numel() for weight in model.parameters()) == loaded.held["cpu"]
+    assert told.vocabulary == loaded.tokenizer.get_vocab()
+    assert loaded.weights["target"]["source"] == "gguf"
+    assert (tmp_path / "tiny.gguf").is_file()
+    (entry,) = (entry for entry in list_cached() if not entry.of_hub)
+    assert entry.name.startswith("tiny-")
+    assert entry.size > told.weights
+    delete_cached(entry.name)
+    assert not entry.path.exists()
+    with pytest.raises(BadInput, match=f"Nothing called '{entry.name}' was fetched"):
+        delete_cached(entry.name)
+
+
+# Names ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_become_sources(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    assert preset_of("Qwen/Qwen2.5-0.5B").target == Hub("Qwen/Qwen2.5-0.5B")
+    assert preset_of("gpt2@main").target == Hub("gpt2", "main")
+    assert preset_of("a/b:c-Q4_K_M.gguf").target == Gguf("c-Q4_K_M.gguf", "a/b")
+    assert preset_of("a/b@v1:c.gguf").target == Gguf("c.gguf", "a/b", "v1")
+    assert preset_of(str(tmp_path / "a.gguf")).target == Gguf(str(tmp_path / "a.gguf"))
+    assert preset_of(str(tmp_path)).target == Folder(tmp_path)
+    pair = preset_of("a/b", "c/d")
+    assert (pair.target, pair.draft_model, pair.defaults.drafter) == (Hub("a/b"), Hub("c/d"), "draft-model")
+    assert find_preset(pair.name) == pair
+    assert pair.name == f"a/b{AND}c/d"
+
+
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [("a/b", None), ("a/b@v1", "c/d:e.gguf"), ("{folder}", "{folder}/x.gguf")],
+)
+def test_a_preset_that_was_saved_is_read_again(tmp_path: Path, target: str, draft: str | None) -> None:
+    (tmp_path / "x.gguf").touch()
+    preset = preset_of(target.format(folder=tmp_path), None if draft is None else draft.format(folder=tmp_path))
+    save_preset(preset, "mine", tmp_path)
+    presets, broken = load_presets(tmp_path)
+    assert not broken
+    mine = presets["mine"]
+    assert (mine.target, mine.draft_model, mine.defaults) == (preset.target, preset.draft_model, preset.defaults)
+    with pytest.raises(BadInput, match="There is a preset called mine already"):
+        save_preset(preset, "mine", tmp_path)
+    for name in ("", "../x", "a b", ".x"):
+        with pytest.raises(BadInput, match="A preset is named by"):
+            save_preset(preset, name, tmp_path)
+    with pytest.raises(BadInput, match="cannot be written: No such file"):
+        save_preset(preset, "mine", tmp_path / "absent")
+
+
+def test_a_space_loads_what_its_owner_allows(monkeypatch: pytest.MonkeyPatch, folders: dict[str, Path]) -> None:
+    monkeypatch.setenv("SPACE_ID", "someone/space")
+    for name in ("a/b", str(folders["llama"]), "a/b:c.gguf"):
+        with pytest.raises(BadInput, match="This Space loads its presets only"):
+            preset_of(name)
+    monkeypatch.setenv("SPECDEMO_ALLOW", "a/b, c/d")
+    assert preset_of("a/b", "c/d").target == Hub("a/b")
+    with pytest.raises(BadInput, match="not a/b@v1"):
+        preset_of("a/b", "a/b@v1")
+
+
+# Wrong inputs -----------------------------------------------------------------------------------------------------
+
+NAMES = {  # refused as they are
+    "empty": ("", "Name a model"),
+    "blank": ("  ", "Name a model"),
+    "an address": ("https://huggingface.co/a/b", "is an address"),
+    "no such path": ("./absent", "There is no file or folder"),
+    "no such GGUF file": ("absent.gguf", "There is no file or folder"),
+    "several words": ("my favourite model", "is neither a hub id"),
+    "two lines": ("a/b\nc/d", "is neither a hub id"),
+    "too many parts": ("a/b/c", "is neither a hub id"),
+    "one of several files": ("a/b:x-00001-of-00003.gguf", "join them first"),
+    "a pickle": ("{folder}/pickle.bin", "is a pickle"),
+    "a text": ("{folder}/text.txt", "is no model"),
+}
+MODELS = {  # refused when they are looked at
+    "an empty folder": ("empty", "has no config.json"),
+    "a broken configuration": ("broken", "cannot be loaded: "),
+    "an encoder": ("encoder", "is an encoder"),
+    "an encoder and decoder": ("t5", "is not a causal language model"),
+    "a state that cannot be taken back": ("mamba", "cannot be rolled back"),
+    "an unknown kind": ("unknown", "cannot be loaded: "),
+    "code of its own": ("code", "needs code from its own repository, which is never run here"),
+    "no tokenizer": ("silent", "cannot be loaded: "),
+    "pickled weights": ("pickled", "has no weights in safetensors"),
+    "truncated weights": ("truncated", "cannot be loaded: "),
+    "no GGUF file": ("false.gguf", "is not a GGUF file"),
+    "half a GGUF file": ("half.gguf", "is not whole"),
+}
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> Path:
+    """A folder of things that are no models to run."""
+    folder = tmp_path_factory.mktemp("wrong")
+    (folder / "pickle.bin").write_bytes(b"x")
+    (folder / "text.txt").write_text("x")
+    (folder / "empty").mkdir()
+    for name in ("broken", "unknown", "code", "silent", "pickled", "truncated", "encoder", "t5", "mamba"):
+        shutil.copytree(folders["llama"], folder / name)
+    (folder / "broken" / "config.json").write_text("{")
+    stated = json.loads((folders["llama"] / "config.json").read_text())
+    (folder / "unknown" / "config.json").write_text(json.dumps({**stated, "model_type": "nobodys"}))
+    code = {"auto_map": {"AutoConfig": "code.Config"}, "model_type": "nobodys"}
+    (folder / "code" / "config.json").write_text(json.dumps({**stated, **code}))
+    (folder / "code" / "code.py").write_text("raise SystemExit('this must never run')")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / "silent" / name).unlink()
+    (folder / "pickled" / "model.safetensors").unlink()
+    torch.save({}, folder / "pickled" / "pytorch_model.bin")
+    weights = folder / "truncated" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:3000])
+    hf.BertConfig().save_pretrained(folder / "encoder")
+    hf.T5Config().save_pretrained(folder / "t5")
+    hf.MambaConfig().save_pretrained(folder / "mamba")
+    (folder / "false.gguf").write_bytes(b"not a GGUF file")
+    write_gguf(folder / "whole.gguf")
+    (folder / "half.gguf").write_bytes((folder / "whole.gguf").read_bytes()[:2000])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def before(folders: dict[str, Path]) -> Iterator[tuple[Loaded, list[int]]]:
+    """What is loaded while something wrong is asked for, and its text."""
+    loaded = load(preset_of(str(folders["llama"])), "float32", "cpu")
+    yield loaded, tokens_of(loaded, "prompt-lookup")
+    loaded.release()
+
+
+@pytest.mark.parametrize(("name", "words"), NAMES.values(), ids=NAMES.keys())
+def test_a_wrong_name_is_one_sentence(wrong: Path, name: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words) as caught:
+        preset_of(name.format(folder=wrong))
+    assert "\n" not in str(caught.value).replace("a/b\nc/d", "")
+
+
+@pytest.mark.parametrize(("name", "words"), MODELS.values(), ids=MODELS.keys())
+def test_a_wrong_model_is_one_sentence_and_what_was_loaded_still_races(
+    wrong: Path, before: tuple[Loaded, list[int]], name: str, words: str
+) -> None:
+    preset = preset_of(str(wrong / name))
+    loaded, text = before
+
+    def look_and_load() -> None:
+        report_on(preset, "float32", "cpu")
+        load(preset, "float32", "cpu", instead_of=loaded)
+
+    with pytest.raises((BadInput, LoadError), match=words) as caught:
+        look_and_load()
+    assert "\n" not in str(caught.value)
+    assert tokens_of(loaded, "prompt-lookup") == text
+
+
+# The command line --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the command line in this process: exit status, stdout, stderr."""
+
+    def _run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["specdemo", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return _run
+
+
+def test_a_pair_by_name_is_reported_saved_and_run(
+    run: Any, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting.save_preset, "__defaults__", (tmp_path,))
+    names = ["--target", str(folders["llama"]), "--draft", str(folders["qwen2"])]
+    words = ["generate", "--prompt", "the cat", "--max-new-tokens", "6", "-k", "2", "--json", *names]
+    status, out, err = run(*words, "--save-preset", "mine")
+    assert status == 0
+    assert json.loads(out)["stats"]["drafted"] > 0
+    assert "engine " in err
+    assert "The tokenizers match." in err
+    assert read_preset(tmp_path / "mine.toml").draft_model == Folder(folders["qwen2"])
+    status, out, err = run("generate", "--prompt", "the cat", "--draft", "a/b")
+    assert (status, out, err) == (2, "", "specdemo: --draft and --save-preset go with --target.\n")
+    status, out, err = run("generate", "--prompt", "the cat", "--target", "absent.gguf")
+    assert (status, out, err) == (2, "", "specdemo: There is no file or folder absent.gguf.\n")
+
+
+def test_what_was_fetched_is_listed_and_deleted(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path))
+    (tmp_path / "model-v1").mkdir()
+    (tmp_path / "model-v1" / "model.safetensors").write_bytes(bytes(2_000_000))
+    (tmp_path / "model-v1.lock").touch()
+    status, out, _ = run("cache")
+    assert status == 0
+    assert "      2.0 MB  model-v1\n" in out
+    assert ".lock" not in out
+    assert run("cache", "--delete", "model-v1") == (0, "Deleted model-v1, 2.0 MB.\n", "")
+    status, _, err = run("cache", "--delete", "model-v1")
+    assert status == 2
+    assert err.startswith("specdemo: Nothing called 'model-v1' was fetched.")
+
+
+def test_the_engine_of_quantised_weights_is_transformers(folders: dict[str, Path]) -> None:
+    config = hf.AutoConfig.from_pretrained(folders["llama"])
+    config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    assert expected_engine(config, torch.bfloat16, torch.device("cpu")) == ("eager", False)

@@ -1,0 +1,215 @@
+"""What a machine is asked: with stand-ins for the GPUs and the systems that this one does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdemo.system import hardware
+from specdemo.types import BadInput
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+class Event:
+    """Stands for `torch.cuda.Event`; `clock` is the GPU's, in milliseconds. Until it is reached it has no time."""
+
+    clock = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at, self.stream, self.reached, self.waits = -1.0, "", False, 0
+
+    def record(self, stream: str) -> None:
+        self.at, self.stream = Event.clock, stream
+
+    def query(self) -> bool:
+        return self.reached
+
+    def synchronize(self) -> None:
+        self.reached, self.waits = True, self.waits + 1
+
+    def elapsed_time(self, end: Event) -> float:
+        assert end.reached
+        return end.at - self.at
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A stand-in for `torch.cuda` on a machine with two GPUs; `asked` is what was called, in order."""
+    asked: list[Any] = []
+    fake = SimpleNamespace(
+        asked=asked,
+        Event=Event,
+        bf16=True,
+        capability=(9, 0),
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        set_device=lambda device: asked.append(("set_device", device)),
+        synchronize=lambda device: asked.append(("synchronize", device)),
+        current_stream=lambda device: f"stream of {device}",
+        get_device_name=lambda device: f"name of {device}",
+    )
+    fake.is_bf16_supported = lambda including_emulation: fake.bf16 or including_emulation
+    fake.get_device_capability = lambda device: fake.capability
+    monkeypatch.setattr(torch, "cuda", fake)
+    sdp = SimpleNamespace(enable_cudnn_sdp=lambda on: asked.append(("cudnn", on)))
+    monkeypatch.setattr(torch.backends, "cuda", sdp)
+    return fake
+
+
+# The device ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [None, "auto"])
+def test_a_gpu_is_chosen_where_there_is_one(asked: str | None, cuda: SimpleNamespace) -> None:
+    """With a fake `torch.cuda`."""
+    assert hardware.choose_device(asked) == GPU
+    assert cuda.asked == [("cudnn", False)]  # which would plan anew for every length of a text
+
+
+@pytest.mark.parametrize("asked", [None, "auto", "cpu", "cpu:0"])
+def test_the_cpu_is_chosen_where_there_is_no_gpu(asked: str | None, cuda: SimpleNamespace) -> None:
+    """With a fake `torch.cuda`, and as on a Mac whose own GPU torch could use: the CPU is what was tested."""
+    cuda.is_available = lambda: False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.mps, "is_available", lambda: True)
+        assert hardware.choose_device(asked) == CPU
+    assert cuda.asked == []
+
+
+def test_a_gpu_by_its_number_becomes_the_current_one(cuda: SimpleNamespace) -> None:
+    """With a fake `torch.cuda`."""
+    assert hardware.choose_device("cuda:1") == torch.device("cuda:1")
+    assert cuda.asked == [("set_device", torch.device("cuda:1")), ("cudnn", False)]
+    assert hardware.choose_device("cpu") == CPU
+    assert len(cuda.asked) == 2
+
+
+def test_a_gpu_that_is_not_there_is_refused(cuda: SimpleNamespace) -> None:
+    """With a fake `torch.cuda`."""
+    with pytest.raises(BadInput, match=r"^There is no GPU number 2: this machine has 2\.$"):
+        hardware.choose_device("cuda:2")
+    cuda.is_available = lambda: False
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(BadInput, match=r"^This machine has no NVIDIA or AMD GPU"):
+            hardware.choose_device(name)
+
+
+# The number type -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_the_dtype_of_a_gpu_is_the_one_that_it_does_not_emulate(
+    bf16: bool, expected: torch.dtype, cuda: SimpleNamespace
+) -> None:
+    """With a fake `torch.cuda`."""
+    cuda.bf16 = bf16
+    assert hardware.choose_dtype("auto", GPU) == expected
+    assert hardware.choose_dtype("float32", GPU) == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "expected"),
+    [
+        (torch.float16, (7, 5), False),
+        (torch.float16, (8, 0), True),
+        (torch.bfloat16, (9, 0), True),
+        (torch.float32, (9, 0), False),
+    ],
+)
+def test_where_attention_copies_no_keys(
+    dtype: torch.dtype, capability: tuple[int, int], expected: bool, cuda: SimpleNamespace
+) -> None:
+    """With a fake `torch.cuda`."""
+    cuda.capability = capability
+    assert hardware.attends_in_groups(dtype, GPU) == expected
+    assert hardware.attends_in_groups(dtype, CPU)
+
+
+# Transfers and clocks --------------------------------------------------------------------------------------
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it lies on a GPU, and keeps how it was asked to go elsewhere."""
+
+    asked: list[tuple[torch.device, bool]]
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> torch.Tensor:  # type: ignore[override]
+        self.asked.append((device, non_blocking))
+        return torch.zeros(2)
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cpu", True), ("cuda:0", False), ("cuda:1", False)])
+def test_only_what_comes_from_a_gpu_to_the_cpu_is_waited_for(device: str, waits: bool) -> None:
+    """With a fake tensor: read on the CPU before it is there, it would be whatever lay in that memory."""
+    tensor = torch.zeros(2).as_subclass(Elsewhere)
+    tensor.asked = []
+    hardware.to_device(tensor, torch.device(device))
+    assert tensor.asked == [(torch.device(device), not waits)]
+
+
+def test_what_goes_to_a_gpu_leaves_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fakes of `pin_memory` and `to`: there is no GPU."""
+    asked: list[Any] = []
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        asked.append("pinned")
+        return tensor
+
+    def moved(tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+        asked.append((device, non_blocking))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
+    monkeypatch.setattr(torch.Tensor, "to", moved)
+    assert hardware.to_device([3, 1], GPU).tolist() == [3, 1]
+    assert hardware.to_device(torch.tensor([5]), GPU).tolist() == [5]
+    assert asked == ["pinned", (GPU, True)] * 2
+    asked.clear()
+    assert hardware.to_device([3, 1], CPU).dtype == torch.long
+    assert asked == [(CPU, False)]
+
+
+def test_a_gpu_is_timed_by_its_own_clock(cuda: SimpleNamespace) -> None:
+    """With a fake `torch.cuda`."""
+    stamps: list[hardware.Timestamp] = []
+
+    def work() -> None:
+        stamps.append(hardware.timestamp(GPU))
+        Event.clock += 250
+
+    assert hardware.seconds_of(GPU, work) == 0.25
+    assert cuda.asked == [("synchronize", GPU)]  # the time of an event is known when the GPU has got there
+    (stamp,) = stamps
+    assert isinstance(stamp, Event)
+    assert stamp.stream == "stream of cuda"
+    later = hardware.timestamp(GPU)
+    assert isinstance(later, Event)
+    for _ in range(2):
+        assert hardware.elapsed_seconds(stamp, later) == 0.25
+    assert later.waits == 1  # only where the GPU has not got there yet
+
+
+def test_a_cpu_is_timed_by_the_wall_clock(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fake clock, and a fake `torch.cuda` that is asked for nothing."""
+    times = iter([3.0, 3.5])
+    monkeypatch.setattr(hardware.time, "perf_counter", lambda: next(times))
+    work: Callable[[], object] = list
+    assert hardware.seconds_of(CPU, work) == 0.5
+    assert cuda.asked == []
+
+
+def test_a_device_goes_by_the_name_its_maker_gave_it(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a fake `torch.cuda`."""
+    monkeypatch.setattr(hardware, "cpu_name", lambda: "a CPU")
+    assert hardware.device_name(torch.device("cuda:1")) == "name of cuda:1"
+    assert hardware.device_name(CPU) == "a CPU"

