@@ -33,24 +33,42 @@ class BestLength(NamedTuple):
 def best_length(costs: CostModel, source: Drafter, longest: int, optimistic: bool = False) -> BestLength | None:
     """The K from 1 to `longest` of the highest rate; None while it is not known what a draft costs.
 
-        rate(k) = E[tokens](k) / (T(k + 1) + D(k))
+        rate(k) = E[tokens](k) / (T(n + 1) + D(n))
         E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k
+        n = m_1 + m_2 + ... + m_k
 
-    a_i is the chance that guess i passes if those before it did (1 if `optimistic`), T(n) the cost of a pass over n
-    tokens and D(k) = a + b k that of drafting k tokens, both in passes over one token.
+    a_i is the chance that guess i is made and passes if those before it did, m_i the share of drafts that reach guess i
+    (both 1 if `optimistic`), T(n) the cost of a pass over n tokens and D(n) = a + b n that of drafting n tokens, both
+    in passes over one token.
     """
     best: BestLength | None = None
-    expected = all_pass = 1.0
-    for k, chance in enumerate(costs.acceptance[source.name].chances()[:longest], start=1):
+    stats = costs.acceptance[source.name]
+    expected, all_pass, made = 1.0, 1.0, 0.0
+    for k, (chance, share_made) in enumerate(zip(stats.chances()[:longest], stats.shares_made(), strict=False), 1):
         all_pass *= 1.0 if optimistic else chance
         expected += all_pass
-        drafting = costs.drafts[source.name].of(source.steps(k))
-        if drafting is None:
+        made += 1.0 if optimistic else share_made
+        cost = _cost(costs, source, made)
+        if cost is None:
             return None
-        cost = costs.passes[k + 1] + drafting
         if best is None or expected / cost > best.rate:
             best = BestLength(k, expected / cost, cost)
     return best
+
+
+def _cost(costs: CostModel, source: Drafter, tokens: float) -> float | None:
+    """Of a round with a draft of so many tokens; None while it is not known what a draft costs."""
+    drafting = costs.drafts[source.name].of(source.steps(tokens))
+    return None if drafting is None else costs.pass_over(tokens + 1) + drafting
+
+
+def least_chance(costs: CostModel, source: Drafter, best: BestLength) -> float:
+    """The chance that all guesses so far pass below which one more costs more than it brings at the best rate."""
+    longer = min(best.k + 1, costs.most_k)
+    first, last = _cost(costs, source, 1), _cost(costs, source, longer)
+    if source.parallel_drafting or longer == 1 or first is None or last is None:
+        return 0.0
+    return best.rate * (last - first) / (longer - 1)
 
 
 class Attempts:
@@ -107,6 +125,7 @@ class DraftLengthController:
         loss = best.cost * (1 / alone - best.rate) + beginning / alone  # of a try, in tokens
         if pays or second or costs.idle[source.name] >= loss / PROBING:
             costs.idle[source.name] = 0
+            source.stop_below = least_chance(costs, source, best)
             return best.k
         costs.idle[source.name] += 1
         attempts.in_a_row, attempts.resting = 0, REST
@@ -134,4 +153,4 @@ class DraftLengthController:
             costs.learn_first(source.name, steps, last.draft_seconds, self.prompt_tokens)
         attempts.began = True
         attempts.passed = outcomes[:1] == [DraftOutcome.ACCEPTED]
-        costs.acceptance[source.name].add(outcomes)
+        costs.acceptance[source.name].add(outcomes, last.k)

@@ -72,11 +72,17 @@ class CostModel:
         self.passes[tokens] *= slower ** (1 / self._weights[tokens])
         self.baseline_seconds *= slower**DRIFT
 
-    def learn_draft(self, drafter: str, steps: int, seconds: float) -> None:
+    def pass_over(self, tokens: float) -> float:
+        """The cost of a pass over so many tokens on average."""
+        low = int(tokens)
+        part = tokens - low
+        return self.passes[low] + (part * (self.passes[low + 1] - self.passes[low]) if part else 0.0)
+
+    def learn_draft(self, drafter: str, steps: float, seconds: float) -> None:
         """A draft of `steps` steps (`Drafter.steps`) took `seconds`."""
         self.drafts[drafter].add(steps, seconds / self.baseline_seconds)
 
-    def learn_first(self, drafter: str, steps: int, seconds: float, prompt_tokens: int) -> None:
+    def learn_first(self, drafter: str, steps: float, seconds: float, prompt_tokens: int) -> None:
         """The first draft of a run, of `steps` steps, which also read the prompt, took `seconds`."""
         cost = self.drafts[drafter]
         extra = max(seconds / self.baseline_seconds - (cost.of(steps) or 0.0), 0.0) / prompt_tokens
@@ -121,7 +127,7 @@ class DraftCost:
         self._drafts = 0
         self._sums = [0.0] * 5  # of 1, x, y, x x and x y
 
-    def add(self, steps: int, cost: float) -> None:
+    def add(self, steps: float, cost: float) -> None:
         """One more draft. One without a token says nothing of the others."""
         if not steps:
             return
@@ -134,11 +140,11 @@ class DraftCost:
         terms = 1.0, steps, cost, steps * steps, steps * cost
         self._sums = [FORGET * total + term for total, term in zip(self._sums, terms, strict=True)]
 
-    def of(self, steps: int) -> float | None:
+    def of(self, steps: float) -> float | None:
         """The cost of a draft of `steps` steps; None until two drafts are known: one may be an outlier."""
         return self._fit(steps) if self._drafts > 1 else None
 
-    def _fit(self, steps: int) -> float:
+    def _fit(self, steps: float) -> float:
         n, x, y, xx, xy = self._sums
         # Half a draft of no steps and no cost: drafts of one length say nothing of the constant.
         constant = max((xx * y - x * xy) / ((n + 0.5) * xx - x * x), 0.0)
@@ -147,26 +153,48 @@ class DraftCost:
 
 
 class AcceptanceStats:
-    """How many guesses were tested at each position of a draft, and how many passed; older drafts weigh less."""
+    """What became of the guesses at each position of a draft; older drafts weigh less.
+
+    Attributes, each by position:
+        asked: drafts that were to reach it.
+        made: those that did; a drafter may stop earlier.
+        tested: those of which all guesses before it passed, whether they reached it or not.
+        passed: those whose guess there passed.
+    """
 
     def __init__(self) -> None:
-        self.passed, self.tested = [0.0] * MAX_K, [0.0] * MAX_K
+        self.asked, self.made, self.tested, self.passed = ([0.0] * MAX_K for _ in range(4))
 
-    def add(self, outcomes: Sequence[DraftOutcome]) -> None:
-        """One more draft was tested."""
+    def add(self, outcomes: Sequence[DraftOutcome], asked: int) -> None:
+        """One more draft was tested. One that stopped before `asked` tokens failed where it stopped; none if empty."""
+        if not outcomes:
+            return
         self.weigh(FORGET)
-        for position, outcome in enumerate(outcomes):
+        stopped = [DraftOutcome.REJECTED] * (len(outcomes) < asked and DraftOutcome.REJECTED not in outcomes)
+        for position, outcome in enumerate([*outcomes, *stopped]):
             self.tested[position] += outcome is not DraftOutcome.UNTESTED
             self.passed[position] += outcome is DraftOutcome.ACCEPTED
+        for position in range(asked):
+            self.asked[position] += 1
+            self.made[position] += position < len(outcomes)
 
     def weigh(self, factor: float) -> None:
         """Have all drafts up to now weigh less."""
-        self.passed, self.tested = [factor * n for n in self.passed], [factor * n for n in self.tested]
+        for counts in (self.asked, self.made, self.tested, self.passed):
+            counts[:] = [factor * n for n in counts]
 
     def chances(self) -> list[float]:
-        """a_i: the chance that the guess at each position passes if those before it did; at first the one before's."""
-        chance = LIKELY
-        return [
-            chance := (passed + LIKELY_TESTS * chance) / (tested + LIKELY_TESTS)
-            for passed, tested in zip(self.passed, self.tested, strict=True)
-        ]
+        """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before."""
+        return _shares(self.passed, self.tested, LIKELY)
+
+    def shares_made(self) -> list[float]:
+        """m_i: the share of drafts that reach guess i if they are to; at first that of the one before."""
+        return _shares(self.made, self.asked, 1.0)
+
+
+def _shares(parts: Sequence[float], totals: Sequence[float], share: float) -> list[float]:
+    """Part of total by position; each has the one before it as its prior, and the first one `share`."""
+    return [
+        share := (part + LIKELY_TESTS * share) / (total + LIKELY_TESTS)
+        for part, total in zip(parts, totals, strict=True)
+    ]

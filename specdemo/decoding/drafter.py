@@ -43,6 +43,7 @@ class Drafter:
     name: ClassVar[str]  # as in `drafters.names.DRAFTERS`
     parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
     uses_early_exit: ClassVar[bool] = False  # with the target, whose pass over the draft is that much shorter
+    stop_below: float = 0.0  # a chain ends with the token that makes all of its tokens less likely to pass; by K = auto
 
     @property
     def drafts_on(self) -> torch.device | None:
@@ -73,7 +74,7 @@ class Drafter:
         """
         return self
 
-    def steps(self, tokens: int) -> int:
+    def steps(self, tokens: float) -> float:
         """How many steps, one after another, a draft of `tokens` tokens takes; its cost grows with them."""
         return min(tokens, 1) if self.parallel_drafting else tokens
 

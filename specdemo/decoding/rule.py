@@ -67,6 +67,12 @@ class Rule:
         self._draft_probs.append((probs, token_ids))
         return Drawn(column, probs[0].gather(0, column), probs)
 
+    def confidence(self, logits: Tensor, drawn: Drawn) -> float:
+        """How likely the drafter takes the token to be that it drew from logits [1, V]; NaN if they are not finite."""
+        if self.settings.temperature > 0:
+            return float(drawn.q)
+        return float(logits[0].softmax(-1)[drawn.column])
+
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Test a draft of k tokens, and draw the token that follows the accepted ones.
 

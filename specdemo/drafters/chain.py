@@ -21,26 +21,36 @@ def draw_chain(
     position: int,
     token_ids: Tensor | None = None,
     vocab_size: int = 0,
+    stop_below: float = 0.0,
 ) -> Draft:
-    """Draw k tokens one after another, the first for `position`.
+    """Draw at most k tokens one after another, the first for `position`.
 
     The tokens stay on the device: a drafter that does not look at them lets it work ahead. Logits that are not finite
     give some token and a draft that `Rule.verify` refuses.
+
+    On a CPU the draft ends with the token at which the product of the drafter's own probabilities, its estimate of the
+    chance that all tokens up to there pass, falls below `stop_below`. A GPU would have to be waited for.
 
     A drafter that knows only some of the target's `vocab_size` tokens gives their `token_ids` [V'], rising, and the
     logits of those, [1, V']; it proposes every other token with probability 0.
     """
     tokens: list[Tensor] = []
     drawn = []
+    all_pass = 1.0
     for i in range(k):
-        drawn.append(rule.draw_draft(next_logits(tokens), position + i, token_ids))
+        logits = next_logits(tokens)
+        drawn.append(rule.draw_draft(logits, position + i, token_ids))
         column = drawn[-1].column
         tokens.append(column if token_ids is None else token_ids[column])
+        if stop_below and logits.is_cpu:
+            all_pass *= rule.confidence(logits, drawn[-1])
+            if all_pass < stop_below:
+                break
     q = torch.cat([token.q for token in drawn])
     probs = [token.probs for token in drawn if token.probs is not None]  # [1, V or V'] each, none if chosen
     if not (probs and rule.needs_draft_probs):
         return Draft(torch.cat(tokens), q=q)
     spread = torch.cat(probs)
     if token_ids is not None:
-        spread = spread.new_zeros(k, vocab_size).index_copy_(1, token_ids, spread)
+        spread = spread.new_zeros(len(tokens), vocab_size).index_copy_(1, token_ids, spread)
     return Draft(torch.cat(tokens), spread, q)

@@ -57,7 +57,7 @@ class DraftModel(Drafter):
             padding = self.vocab_size - logits.shape[-1]  # negative where there is something to cut
             return F.pad(logits, (0, padding), value=-torch.inf)
 
-        return draw_chain(next_logits, k, self.rule, len(context))
+        return draw_chain(next_logits, k, self.rule, len(context), stop_below=self.stop_below)
 
     def observe(self, verdict: Verdict) -> None:
         self._context_length += verdict.accepted  # nothing was proposed where K was 0, and nothing changes then

@@ -40,5 +40,5 @@ class LayerSkip(Drafter):
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
             return self.target.early_exit_forward(drawn[-1].tolist() if drawn else context[-1:], self.layers)
 
-        draft = draw_chain(next_logits, k, self.rule, len(context))
+        draft = draw_chain(next_logits, k, self.rule, len(context), stop_below=self.stop_below)
         return replace(draft, token_ids=[int(id) for id in draft.token_ids])  # what was read ahead is known by them

@@ -142,4 +142,4 @@ class Ngram(Drafter):
             probs = torch.from_numpy(self.table.next_token_probs([*text, *map(int, drawn)]))[None]
             return probs if self.rule.settings.temperature == 0 else probs.log()  # the largest is the same
 
-        return draw_chain(next_logits, k, self.rule, len(context))
+        return draw_chain(next_logits, k, self.rule, len(context), stop_below=self.stop_below)

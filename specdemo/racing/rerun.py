@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..decoding import noise
 from ..decoding.events import Event, Prefilled, Round, emitted_tokens
 from ..decoding.loop import check_room, rule_for
+from ..drafters.names import drafter_class
 from ..types import AUTO, BadInput, Settings
 from .compare import first_difference
 from .lanes import race_lanes
@@ -56,7 +57,9 @@ def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tupl
         BadInput: the trace does not say.
     """
     auto = settings.k == AUTO and drafter != "none"
-    ks = [event.k for event in events if isinstance(event, Round)]
+    # A draft that stopped early is asked for what it had; one that is made at once is another if it is shorter.
+    whole = drafter_class(drafter).parallel_drafting
+    ks = [event.k if whole else event.k and len(event.drafted) for event in events if isinstance(event, Round)]
     seed = next((event.seed for event in events if isinstance(event, Prefilled)), None)
     if auto and None in ks:
         raise BadInput("This race cannot be run again: its trace does not say which K was chosen in each round.")

@@ -308,13 +308,24 @@ def chances(*drafts: Sequence[DraftOutcome]) -> list[float]:
     """What is believed after these drafts."""
     stats = AcceptanceStats()
     for outcomes in drafts:
-        stats.add(outcomes)
+        stats.add(outcomes, len(outcomes))
     return stats.chances()
 
 
 def test_the_chance_of_a_guess_is_even_until_tests_say_more() -> None:
     assert chances() == [0.5] * MAX_K
     assert chances(PASSED)[:4] == pytest.approx([2 / 3, 7 / 9, 23 / 27, 23 / 27])
+
+
+def test_a_draft_that_stopped_failed_where_it_did() -> None:
+    stats = AcceptanceStats()
+    for _ in range(100):
+        stats.add(PASSED, 6)
+    assert stats.chances()[2] > 0.8 > 0.2 > stats.chances()[3]
+    assert stats.shares_made()[2] == 1.0
+    assert stats.shares_made()[3] < 0.2
+    stats.add([], 6)  # it had nothing to say, which says nothing of its guesses
+    assert stats.chances()[0] > 0.8
 
 
 def test_older_drafts_weigh_less() -> None:
@@ -363,10 +374,12 @@ def speed(
     tokens: int = 1000,
     drafter: Drafter = ONE_BY_ONE,
     unread: float = 0.0,
+    stops: bool = False,
 ) -> float:
     """Tokens per second of a run in a world where guesses pass by chance.
 
-    A draft takes `unread` seconds more for every token that was written since the last one.
+    A draft takes `unread` seconds more for every token that was written since the last one. One that `stops` knows the
+    chances, and ends at `Drafter.stop_below`.
     """
     passes, draft, chance = world
     costs, true_passes = CostModel(passes), np.interp(range(MAX_K + 2), list(passes), list(passes.values()))
@@ -374,8 +387,11 @@ def speed(
     choosing, luck = DraftLengthController(k, costs), random.Random(seed)
     written, seconds, last, read = 0, 0.0, None, 0
     while written < tokens:
-        asked = choosing.choose(tokens - written - 1, last, drafter)
-        passed = next((i for i in range(asked) if luck.random() >= chance(written)), asked)
+        most = asked = choosing.choose(tokens - written - 1, last, drafter)
+        if stops and asked:
+            passing = list(accumulate((chance(written + i) for i in range(asked)), mul))
+            asked = next((i + 1 for i in range(asked) if passing[i] < drafter.stop_below), asked)
+        passed = next((i for i in range(asked) if luck.random() >= chance(written + i)), asked)
         outcomes = (
             [DraftOutcome.ACCEPTED] * passed
             + [DraftOutcome.REJECTED] * (passed < asked)
@@ -388,7 +404,7 @@ def speed(
         if asked:
             drafting, read = drafting + unread * (written - read), written
         drafted = tuple(DraftedToken(0, outcome, 0.5, 0.5, 0.5) for outcome in outcomes[:asked])
-        last = Round(0, drafted, (), drafting, checking, drafting + checking, asked)
+        last = Round(0, drafted, (), drafting, checking, drafting + checking, most)
         written, seconds = written + passed + 1, seconds + drafting + checking
     return written / seconds
 
@@ -398,6 +414,7 @@ def always(chance: float) -> Chance:
 
 
 CPU = {1: 1.0, 2: 1.08, 3: 0.98, 6: 1.04, 9: 1.24, 17: 1.66}
+RISING = {1: 1.0, 5: 1.27, 9: 1.54, 17: 2.7}
 WORLDS: dict[str, World] = {
     "free guesses that never pass": (CPU, 0.0, always(0.0)),
     "dear guesses that never pass": (CPU, 0.72, always(0.0)),
@@ -424,6 +441,21 @@ def test_auto_is_never_slower_than_the_target_alone_and_close_to_the_best_fixed_
     world: World, drafter: Drafter
 ) -> None:
     auto, *fixed = (fmean(speed(k, world, seed, drafter=drafter) for seed in range(3)) for k in (AUTO, *FIXED))
+    assert auto >= 0.97 * fixed[0]
+    assert auto >= 0.95 * max(fixed)
+
+
+def test_a_drafter_that_knows_how_good_its_guesses_are_beats_every_fixed_k() -> None:
+    world: World = (RISING, 0.12, lambda written: 0.95 if random.Random(written).random() < 0.6 else 0.15)
+    auto, *fixed = (speed(k, world, drafter=OneByOne(), stops=True) for k in (AUTO, *FIXED))
+    assert auto > 1.05 * max(fixed)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("draft", [0.05, 0.15, 0.72])
+def test_a_drafter_that_stops_meets_both_goals(draft: float, chance: float) -> None:
+    world: World = (RISING, draft, always(chance))
+    auto, *fixed = (speed(k, world, drafter=OneByOne(), stops=True) for k in (AUTO, *FIXED))
     assert auto >= 0.97 * fixed[0]
     assert auto >= 0.95 * max(fixed)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,21 @@ from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedModel
 
 import specdemo.drafters
+from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Finished, Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters import names
+from specdemo.drafters.chain import draw_chain
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.lookup_first import LookupNgram
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import Ngram, key_of, load_table
+from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST, PromptLookup
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import check_drafter, drafters_of
-from specdemo.types import BadInput, DraftOutcome, FinishReason, Settings, TokenKind, Verdict
+from specdemo.types import AUTO, MAX_K, BadInput, DraftOutcome, FinishReason, Settings, TokenKind, Verdict
 from specdemo.ui.race.form import describe
 from specdemo.ui.race.request import read_request
 from tests.unit.toys import (
@@ -358,3 +362,39 @@ def test_a_padding_entry_of_the_draft_models_vocabulary_is_never_proposed(draft_
     if draft.probs is not None:
         assert draft.probs.shape == (64, 4)
         assert bool((draft.probs[:, draft_vocab:] == 0).all())
+
+
+# Stopping early --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("stop_below", [0.0, 0.05, 0.3, 0.9])
+def test_a_chain_ends_with_the_token_that_makes_it_unlikely_to_pass(stop_below: float, temperature: float) -> None:
+    k, rule = 6, rule_for(Settings(k=6, temperature=temperature, seed=3))
+    logits = 3 * torch.randn(k, 1, MODEL_VOCAB, generator=torch.Generator().manual_seed(4))
+    whole = draw_chain(lambda drawn: logits[len(drawn)], k, rule, 9)
+    draft = draw_chain(lambda drawn: logits[len(drawn)], k, rule, 9, stop_below=stop_below)
+    tokens = torch.as_tensor(whole.token_ids)
+    chances = (logits[:, 0] / (temperature or 1.0)).softmax(-1).gather(-1, tokens[:, None])[:, 0].cumprod(0)
+    made = 1 + int((chances[:-1] >= stop_below).cumprod(0).sum()) if stop_below else k
+    assert list(draft.token_ids) == list(whole.token_ids)[:made]
+    assert draft.q is not None
+    assert len(draft.q) == made
+    assert made < k or stop_below < 0.3
+
+
+def test_auto_with_drafts_that_stop_writes_the_targets_text_and_can_be_run_again(toy: ModelToy) -> None:
+    for temperature in (0.0, 0.8):
+        settings = Settings(k=AUTO, temperature=temperature, seed=5, max_new_tokens=LENGTH)
+        plain = ids_of(decode(toy.target_runner(64), NoDrafter(), PROMPT, replace(settings, k=0)))
+        costs = CostModel({1: 1.0, MAX_K + 1: 2.0})
+        for _ in range(2):
+            costs.learn_draft("draft-model", 1, 0.1)
+        drafted = []
+        for _ in range(8):
+            runner = toy.target_runner(64)
+            drafter = toy.drafter("draft-model", runner, settings)
+            events = list(decode(runner, drafter, PROMPT, settings, costs=costs))
+            assert ids_of(events) == plain
+            drafted += [event for event in events if isinstance(event, Round)]
+        assert any(0 < len(event.drafted) < (event.k or 0) for event in drafted)

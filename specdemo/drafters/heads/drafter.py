@@ -108,7 +108,8 @@ class HeadDrafter(Drafter):
         tokens = to_device(context[-len(states) :], states.device)
         self._passes.backend.seek(self._live)
         next_logits = self._passes.begin(states, tokens, k)
-        draft = draw_chain(next_logits, k, self.rule, len(context), self.ready.token_ids, self.runner.vocab_size)
+        known, vocab_size = self.ready.token_ids, self.runner.vocab_size
+        draft = draw_chain(next_logits, k, self.rule, len(context), known, vocab_size, self.stop_below)
         self._live += len(states)
         return draft
 
