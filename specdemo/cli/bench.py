@@ -19,7 +19,7 @@ from ..models.results import joined, read_results, results_path
 from ..racing.provenance import provenance
 from ..studies.prompts import read_prompts, some
 from ..system.imports import import_quickly
-from ..types import AUTO, MATCH, BadInput, Settings, read_k
+from ..types import AUTO, MATCH, MAX_K, BadInput, Settings, read_k
 from .options import (
     PROMPTS,
     AnyK,
@@ -162,8 +162,10 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
         cases = [*methods.cases_of_theirs(loaded, others, k_values), ALONE, *ours]
         total = (len(prompts) * asked.repeats + 1) * len(cases) * len(t_values)
         address = others.get(llamacpp.LLAMA)
+        longest = max(len(throughput.read(loaded, prompt, asked.max_new_tokens)) for prompt in prompts)
+        context = longest + asked.max_new_tokens + MAX_K
         with (
-            llamacpp.servers(loaded, cases, address, lambda _, line: typer.echo(line, err=True)) as servers,
+            llamacpp.servers(loaded, cases, address, context, lambda _, line: typer.echo(line, err=True)) as servers,
             tqdm(total=total) as bar,
         ):
             sizes = asked.max_new_tokens, asked.repeats, asked.in_turn

