@@ -34,8 +34,7 @@ from .store import (
 )
 
 LAYOUT = "v1"  # of a cache entry; a new number makes every entry anew
-IDENTITY, MAGIC = "identity.json", b"GGUF"
-DOWNLOADED = "downloaded.json"  # how many parts of a file are there, and how many bytes of it they are
+IDENTITY, MAGIC, DOWNLOADED = "identity.json", b"GGUF", "downloaded.json"
 # Disk space that making an entry takes, in sizes of the download: two copies of 4-bit weights are written, or one.
 ROOM, ROOM_FOR_ONE = 10, 5
 Copies = Mapping[torch.dtype, str | None]  # number types to the `variant` of `from_pretrained`
@@ -160,9 +159,7 @@ def gguf_of(source: Converted, progress: Progress) -> Path:
 
     def fetch(folder: Path) -> Path:
         check_room(entry.parent, 3 * source.size)
-        if isinstance(source, Parts):
-            return _fetch_parts(source, folder, progress)
-        return _fetch(source, folder, progress)
+        return _fetch_parts(source, folder, progress) if isinstance(source, Parts) else _fetch(source, folder, progress)
 
     return _kept(entry, source.gguf_sha256, fetch, progress)
 
@@ -290,7 +287,7 @@ def _fetch_parts(parts: Parts, folder: Path, progress: Progress) -> Path:
 
 
 def _downloaded(record: Path) -> tuple[int, int]:
-    """How many parts of a file are there, and how many bytes of it they are."""
+    """How many parts of a file are there, and how many bytes of it they are, as `DOWNLOADED` says."""
     try:
         stated = json.loads(record.read_text(encoding="utf-8"))
         done, length = int(stated["parts"]), int(stated["bytes"])
