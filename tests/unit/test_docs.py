@@ -117,6 +117,21 @@ def test_the_readme_tells_the_two_commands_and_is_that_of_a_space() -> None:
     assert f"pip install {torch} --index-url" in readme
 
 
+@pytest.mark.parametrize(
+    ("files", "each", "together"),
+    [
+        ("presets/results/*", 1_000_000, 1_000_000),
+        ("presets/recordings/*", 60_000, 1_000_000),
+        ("presets/weights/**/*.safetensors", 10_000_000, 40_000_000),
+        ("docs/**/*.*", 3_000_000, 5_000_000),
+    ],
+)
+def test_the_repository_weighs_no_more_than_contributors_are_told(files: str, each: int, together: int) -> None:
+    sizes = [path.stat().st_size for path in ROOT.glob(files)]
+    assert 0 < max(sizes) <= each
+    assert sum(sizes) <= together
+
+
 DEVELOPERS = (ROOT / "docs" / "DEVELOPERS.md").read_text(encoding="utf-8")
 
 
