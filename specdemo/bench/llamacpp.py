@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..models.presets import Wheel
-from ..models.sources import gguf_of
+from ..models.checkpoint import resolved
+from ..models.presets import Gguf, Parts, Source, Wheel
+from ..models.sources import Converted, gguf_of, is_made
 from ..models.store import Progress
 from ..racing.stats import Pace
 from ..servers.address import Address
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 
 LLAMA, NGRAM, DRAFTING = "llama.cpp", "llama.cpp-ngram", "llama.cpp-draft"
 METHODS = {
-    LLAMA: "its server on the preset's GGUF file, alone and with its own speculation; or =http://..., a server as it is"
+    LLAMA: "its server on the same GGUF file, alone and with its own speculation; or =http://..., a server as it is"
 }
 NGRAM_SIZES, NGRAM_K = (3, 5), 8  # words that are looked up, and how many are drafted then
-DRAFT_K = 4
+DRAFT_K = 4  # where no number is given
 PYTHON = "SPECDEMO_LLAMACPP_PYTHON"  # another Python that has the package
 START_SECONDS, ANSWER_SECONDS = 300, 3600
 
@@ -47,20 +48,30 @@ def unavailable_reason(loaded: Loaded, address: str | None) -> str | None:
     if address is not None:
         return None
     elsewhere = f"give the address of a server instead, --against {LLAMA}=http://127.0.0.1:8080"
-    if not isinstance(loaded.preset.target, Wheel):
-        return f"{LLAMA} is left out: the preset {loaded.preset.name} has no GGUF file; {elsewhere}."
+    if not has_gguf(loaded.preset.target):
+        return f"{LLAMA} is left out: {loaded.preset.name} was not loaded from a GGUF file; {elsewhere}."
     if PYTHON not in os.environ and importlib.util.find_spec("xllamacpp") is None:
         return f"{LLAMA} is left out: the package xllamacpp is not installed. Install it, or {elsewhere}."
     return None
 
 
-def cases(loaded: Loaded, address: str | None) -> list[Case]:
-    """The server alone, and with each of its own ways to speculate; at an address, the server as it is."""
+def has_gguf(source: Source | None) -> bool:
+    """Whether a model was loaded from a GGUF file. One that both the hub and the package index have is asked for on the
+    hub first, where it is no such file."""
+    return isinstance(source, Wheel | Gguf) or (isinstance(source, Parts) and is_made(source))
+
+
+def cases(loaded: Loaded, address: str | None, ks: Sequence[int | str] = ()) -> list[Case]:
+    """The server alone, and with each of its own ways to speculate; at an address, the server as it is.
+
+    Args:
+        ks: how many tokens the draft model drafts in a round.
+    """
     if address is not None:
         return [Case(LLAMA)]
     found = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", NGRAM_K) for size in NGRAM_SIZES)]
-    if isinstance(loaded.preset.draft_model, Wheel):
-        found.append(Case(DRAFTING, "draft-model", DRAFT_K))
+    if has_gguf(loaded.preset.draft_model):
+        found += [Case(DRAFTING, "draft-model", k) for k in ks or (DRAFT_K,)]
     return found
 
 
@@ -124,9 +135,12 @@ def run_of(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def servers(
-    loaded: Loaded, asked: Sequence[Case], address: str | None, progress: Progress
+    loaded: Loaded, asked: Sequence[Case], address: str | None, context: int, progress: Progress
 ) -> Iterator[dict[Case, Server]]:
     """A server for each of the cases that are llama.cpp's, each in a process of its own, ended at the end.
+
+    Args:
+        context: the most tokens that a server must hold. Each keeps a cache of this size.
 
     Raises:
         BadInput: a server cannot be started or reached, or serves another model.
@@ -137,7 +151,7 @@ def servers(
         found: dict[Case, Server] = {}
         for case in ours:
             where, version = (
-                (address, None) if address else running.enter_context(started(_asked(loaded, case, progress)))
+                (address, None) if address else running.enter_context(started(_asked(loaded, case, context, progress)))
             )
             assert where is not None
             found[case] = Server(where, version)
@@ -146,17 +160,22 @@ def servers(
         yield found
 
 
-def _asked(loaded: Loaded, case: Case, progress: Progress) -> dict[str, Any]:
+def _asked(loaded: Loaded, case: Case, context: int, progress: Progress) -> dict[str, Any]:
     """What `started` is to serve for a case."""
-    target, draft = loaded.preset.target, loaded.preset.draft_model
-    assert isinstance(target, Wheel)
+
+    def gguf(source: Source | None) -> str:
+        assert source is not None
+        there = resolved(source, progress)
+        assert isinstance(there, Converted)
+        return str(gguf_of(there, progress))
+
     return {
-        "gguf": str(gguf_of(target, progress)),
-        "draft_gguf": str(gguf_of(draft, progress)) if case.method == DRAFTING and isinstance(draft, Wheel) else None,
+        "gguf": gguf(loaded.preset.target),
+        "draft_gguf": gguf(loaded.preset.draft_model) if case.method == DRAFTING else None,
         "ngram": int(str(case.drafter).split()[-1]) if case.method == NGRAM else None,
         "k": case.k,
         "threads": torch.get_num_threads(),
-        "context": loaded.context,
+        "context": context,
     }
 
 

@@ -46,7 +46,7 @@ def cases_of_theirs(loaded: Loaded, methods: Mapping[str, str | None], ks: list[
         if reason := llamacpp.unavailable_reason(loaded, address) if served else hf.unavailable_reason(method, loaded):
             print(reason, file=sys.stderr)
         elif served:
-            cases += llamacpp.cases(loaded, address)
+            cases += llamacpp.cases(loaded, address, numbers)
         elif method == hf.ASSISTED:
             cases += [Case(method, "draft-model"), *tuned]
         elif method == hf.TUNED:

@@ -61,7 +61,7 @@ def bench(
     Raises:
         BadInput: a prompt that the model cannot read, or without room.
     """
-    prompt_ids = {prompt.id: _read(loaded, prompt, max_new_tokens) for prompt in prompts}
+    prompt_ids = {prompt.id: read(loaded, prompt, max_new_tokens) for prompt in prompts}
     runs: list[Run] = []
     turns = 0
 
@@ -92,7 +92,7 @@ def bench(
     return {"in_turn": in_turn, "interrupted": interrupted, "runs": runs, "summary": list(summarise(runs))}
 
 
-def _read(loaded: Loaded, prompt: Prompt, max_new_tokens: int) -> list[int]:
+def read(loaded: Loaded, prompt: Prompt, max_new_tokens: int) -> list[int]:
     """The ids of a prompt, with room for the new tokens."""
     try:
         ids = loaded.encode(prompt.prompt)

@@ -19,7 +19,7 @@ from ..models.results import joined, read_results, results_path
 from ..racing.provenance import provenance
 from ..studies.prompts import read_prompts, some
 from ..system.imports import import_quickly
-from ..types import AUTO, MATCH, BadInput, Settings, read_k
+from ..types import AUTO, MATCH, MAX_K, BadInput, Settings, read_k
 from .options import (
     PROMPTS,
     AnyK,
@@ -55,8 +55,9 @@ INTERRUPTED = 130  # what shells answer for a program that was interrupted
 Against = Annotated[
     str,
     typer.Option(
-        help="What others make of the same weights, separated by commas: hf, hf-assisted (as it comes, and tuned), "
-        "hf-assisted-tuned, hf-prompt-lookup, llama.cpp, or llama.cpp=http://... for a server that runs already.",
+        help="Other programs to compare with on the same weights, separated by commas: hf (transformers), hf-assisted "
+        "(with its own settings, and with K), hf-assisted-tuned (with K), hf-prompt-lookup, llama.cpp, or "
+        "llama.cpp=http://... for a server that runs already.",
     ),
 ]
 
@@ -75,7 +76,8 @@ class Texts:
         bool,
         typer.Option(
             "--in-turn",
-            help="Ours write a text together, a round each in turn, so that a busy machine slows all of them alike.",
+            help="The methods of specdemo write a text together, a round each in turn, so that a busy machine "
+            "slows all of them alike.",
         ),
     ] = False
     json_: JsonFile = None
@@ -109,7 +111,7 @@ def drafters(
     temperatures: Temperatures = "0,0.7,1",
     save: Annotated[bool, typer.Option("--save", help="Keep these rows for the preset's drafter menu.")] = False,
 ) -> None:
-    """Every drafter of a preset in one table: what passes, what a draft costs, and what comes of it."""
+    """Every drafter of a preset in one table: what passes, what a draft costs, and the speed-up."""
     outcome = measure(models, texts, "", ks, temperatures)
     from ..bench.throughput import drafter_rows
     from ..studies.tables import write_json
@@ -162,8 +164,10 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
         cases = [*methods.cases_of_theirs(loaded, others, k_values), ALONE, *ours]
         total = (len(prompts) * asked.repeats + 1) * len(cases) * len(t_values)
         address = others.get(llamacpp.LLAMA)
+        longest = max(len(throughput.read(loaded, prompt, asked.max_new_tokens)) for prompt in prompts)
+        context = longest + asked.max_new_tokens + MAX_K
         with (
-            llamacpp.servers(loaded, cases, address, lambda _, line: typer.echo(line, err=True)) as servers,
+            llamacpp.servers(loaded, cases, address, context, lambda _, line: typer.echo(line, err=True)) as servers,
             tqdm(total=total) as bar,
         ):
             sizes = asked.max_new_tokens, asked.repeats, asked.in_turn
@@ -185,8 +189,10 @@ def command() -> str:
 
 @app.command("table")
 def table_(
-    path: Annotated[Path, typer.Argument(help="What `bench --json` wrote.")],
-    drafters: Annotated[bool, typer.Option("--drafters", help="For each drafter its fastest K, and auto.")] = False,
+    path: Annotated[Path, typer.Argument(help="A file that `bench --json` wrote.")],
+    drafters: Annotated[
+        bool, typer.Option("--drafters", help="One row for each drafter: its fastest K, and auto.")
+    ] = False,
 ) -> None:
     """The rows of a bench as a table in Markdown; the tables of the docs are made so."""
     from ..bench import results
@@ -199,7 +205,7 @@ def table_(
 @app.command()
 def page(
     preset: PresetName = DEFAULT_PRESET,
-    prompt: Annotated[str, typer.Option(help="What both lanes write about.")] = PAGE_PROMPT,
+    prompt: Annotated[str, typer.Option(help="The prompt of both lanes.")] = PAGE_PROMPT,
     drafter: Drafter = None,
     k: AnyK = None,
     max_new_tokens: MaxNewTokens = 128,
@@ -226,7 +232,9 @@ def page(
 def roofline(
     models: Models,
     k: Annotated[int, typer.Option("-k", "--k", help="Passes over 1 and K + 1 tokens are timed.")] = 5,
-    shapes: Annotated[str | None, typer.Option(help="Of random weights, separated by commas.")] = None,
+    shapes: Annotated[
+        str | None, typer.Option(help="Shapes of models to time with random weights, separated by commas.")
+    ] = None,
     context_: Annotated[int, typer.Option("--context", min=1, help="Tokens in the cache.")] = 128,
     json_: JsonFile = None,
 ) -> None:
@@ -264,7 +272,9 @@ def roofline(
 def gpu(
     dtype: DType = "auto",
     device: Device = "auto",
-    tiny: Annotated[bool, typer.Option("--tiny", help="Everything small, on a CPU too: to see that it runs.")] = False,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Use tiny sizes, which run on a CPU too, to see that it works.")
+    ] = False,
     json_: JsonFile = None,
 ) -> None:
     """How near the captured engine comes to what this GPU can do, with random weights.
@@ -278,7 +288,9 @@ def gpu(
     check_writable(json_)
     chosen = choose_device(device)
     if chosen.type == "cpu" and not tiny:
-        raise BadInput("This measures a GPU, and there is none here. With --tiny it runs on the CPU, to no purpose.")
+        raise BadInput(
+            "There is no GPU to measure here. With --tiny it runs on the CPU, where its figures mean nothing."
+        )
     sizes = bench_gpu.TINY if tiny else bench_gpu.FULL
     typer.echo("This measures only. To check that the engine is right: python -m pytest tests/gpu -m gpu", err=True)
     facts = {"environment": bench_gpu.environment(chosen), "sizes": sizes.name}

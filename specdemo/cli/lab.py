@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Why it is fast or slow, which K, and whether it is really lossless.", no_args_is_help=True)
 
 K = Annotated[int, typer.Option("-k", help="Tokens drafted in one round.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy; up to 2.")]
+Temperature = Annotated[float, typer.Option(help="The temperature, 0 (greedy) to 2.")]
 
 
 @app.command()
@@ -88,13 +88,18 @@ def profile(
 @with_options
 def theory(
     draft_ms: Annotated[float | None, typer.Option(help="Milliseconds to draft one token.")] = None,
-    target_ms: Annotated[float | None, typer.Option(help="Of a target pass over one token.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="Instead: what `lab profile --json` wrote.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="Whose costs in the profile.")] = None,
+    target_ms: Annotated[float | None, typer.Option(help="Milliseconds of a target pass over one token.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Instead of both: a file that `lab profile --json` wrote.")
+    ] = None,
+    drafter: Annotated[str | None, typer.Option(help="With --profile: the drafter whose costs are taken.")] = None,
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="The drafter drafts all tokens at once: --draft-ms is for a draft.")
+        bool,
+        typer.Option("--at-once", help="The drafter drafts all tokens at once: --draft-ms is the time of a draft."),
     ] = False,
-    alpha: Annotated[float | None, typer.Option(help="The chance that a guess passes.")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="The acceptance rate: the chance that a drafted token passes.")
+    ] = None,
     json_: AsJson = False,
     csv: Annotated[Path | None, typer.Option(help="Also write the table to this file.")] = None,
 ) -> None:
@@ -123,7 +128,7 @@ def theory(
 
 @app.command()
 @with_options
-def explain(trace: Annotated[Path, typer.Option(help="A race, as `record` writes it.")], files: Files) -> None:
+def explain(trace: Annotated[Path, typer.Option(help="A trace, as `record` writes it.")], files: Files) -> None:
     """Set a recorded race beside the theory, and split the gap between the two into its parts."""
     from ..studies.explain import explain as lab
 
@@ -144,7 +149,7 @@ def sweep(
     names: Drafters = "",
     ks: Annotated[str, typer.Option("-k", help="Values of K, separated by commas; 0 is always run.")] = "0,1,2,4,8,16",
     temperatures: Temperatures = "0",
-    seeds: Annotated[int, typer.Option(min=1, help="How many texts of each prompt.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Texts of each prompt.")] = 1,
     prompts: PromptFile = PROMPTS / "easy-hard.jsonl",
     max_new_tokens: MaxNewTokens = 64,
     rule: RuleName = MATCH,
@@ -182,11 +187,12 @@ def domains(
     prompts: PromptFile = PROMPTS / "domains.jsonl",
     max_new_tokens: MaxNewTokens = 64,
     traces: Annotated[
-        list[Path] | None, typer.Option("--trace", help="Count in this recorded race, with no model; may be repeated.")
+        list[Path] | None,
+        typer.Option("--trace", help="Count in this trace, with no model; may be given several times."),
     ] = None,
     files: Files,
 ) -> None:
-    """Count where guesses pass: by category of prompt, by kind of token, by position in the draft."""
+    """Count which drafted tokens pass: by category of prompt, by kind of token, by position in the draft."""
     from ..studies import domains as lab
 
     counts = lab.Counts()
@@ -223,11 +229,11 @@ def lossless(
     top_p: TopP = 1.0,
     seed: Seed = 0,
     rule: RuleName = MATCH,
-    rounds: Annotated[int, typer.Option(min=0, help="Rounds from one context; 0 leaves them out.")] = 3000,
-    broken: Annotated[str, typer.Option(help="Sample by a rule broken on purpose, to see it caught.")] = "",
-    prompt: Annotated[str, typer.Option(help="Whose answer holds the context.")] = "Tell me about the sea.",
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds to sample from one context; 0 skips this check.")] = 3000,
+    broken: Annotated[str, typer.Option(help="Sample by a broken rule, to see the test catch it.")] = "",
+    prompt: Annotated[str, typer.Option(help="The prompt whose answer is the context.")] = "Tell me about the sea.",
     prompts: PromptFile = PROMPTS / "domains.jsonl",
-    limit: Annotated[int, typer.Option(min=0, help="Compare the texts of so many prompts; 0 leaves them out.")] = 8,
+    limit: Annotated[int, typer.Option(min=0, help="Prompts whose texts are compared; 0 skips this check.")] = 8,
     transformers: Annotated[bool, typer.Option(help="Also check the target alone against transformers.")] = True,
     max_new_tokens: MaxNewTokens = 64,
     files: Files,

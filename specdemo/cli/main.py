@@ -58,7 +58,7 @@ def presets(json_: AsJson = False) -> None:
 
 @app.command()
 def cache(
-    delete: Annotated[list[str] | None, typer.Option(help="Delete this one; may be given several times.")] = None,
+    delete: Annotated[list[str] | None, typer.Option(help="Delete this model; may be given several times.")] = None,
 ) -> None:
     """List the models that were fetched, or delete some."""
     from ..models.cached import delete_cached, list_cached
@@ -74,15 +74,21 @@ def cache(
 
 @app.command()
 def serve(
-    preset: Annotated[str | None, typer.Option("--preset", help="The one that is loaded first; see `presets`.")] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="The preset to load first; `presets` lists them.")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=1, max=65535, help="Where to serve; the first free one from 7860 on.")
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="The port; by default the first free one from 7860 on."),
     ] = None,
     host: Annotated[
-        str | None, typer.Option("--host", help="For whom: 127.0.0.1 is this machine alone, 0.0.0.0 its network.")
+        str | None,
+        typer.Option("--host", help="The address: 127.0.0.1 for this machine only, 0.0.0.0 for its network."),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    auth: Annotated[Path | None, typer.Option("--auth", help="Ask for a login: a file of user:password lines.")] = None,
+    auth: Annotated[
+        Path | None, typer.Option("--auth", help="Ask for a login: a file with lines of user:password.")
+    ] = None,
 ) -> None:
     """Serve the page, as `python app.py` does."""
     import_quickly("specdemo.ui.serve").serve(preset, port, host, open_, auth)

@@ -26,21 +26,23 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 PROMPTS = PRESETS / "prompts"
 
-PresetName = Annotated[str, Option("--preset", help="Which models; see `presets`.")]
-DType = Annotated[str, Option(help="auto, float32, bfloat16 or float16 (on a CPU the weights only).")]
-Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+PresetName = Annotated[str, Option("--preset", help="The models to use; `presets` lists the choices.")]
+DType = Annotated[
+    str, Option(help="The number type: auto, float32, bfloat16 or float16 (on a CPU for the weights only).")
+]
+Device = Annotated[str, Option(help="The device: auto, cpu or cuda.")]
 AnyK = Annotated[
     Any, Option("-k", "--k", parser=read_k, metavar="K", help="Tokens drafted in a round, 0 to 16 or auto.")
 ]
 Ks = Annotated[str, Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
-Drafter = Annotated[str | None, Option(help="Who drafts, the preset's own by default; `none` is the target alone.")]
-Drafters = Annotated[str, Option("--drafters", help="Separated by commas; all that can run by default.")]
-PromptFile = Annotated[Path, Option("--prompts", help="JSON lines of id, category and prompt.")]
-Temperatures = Annotated[str, Option("--temperature", help="Separated by commas.")]
+Drafter = Annotated[str | None, Option(help="The drafter; by default the preset's own. `none` is the target alone.")]
+Drafters = Annotated[str, Option("--drafters", help="Drafters, separated by commas; by default all that can run.")]
+PromptFile = Annotated[Path, Option("--prompts", help="A file of prompts: JSON lines of id, category and prompt.")]
+Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
 TopK = Annotated[int, Option(help="Sample from the k likeliest tokens; 0 is off.")]
-TopP = Annotated[float, Option(help="Sample from the likeliest tokens that reach this mass; 1 is off.")]
-MaxNewTokens = Annotated[int, Option(help="Of each text.")]
-Seed = Annotated[int, Option(help="Same seed, settings and machine: same tokens.")]
+TopP = Annotated[float, Option(help="Sample from the likeliest tokens whose probabilities add up to this; 1 is off.")]
+MaxNewTokens = Annotated[int, Option(help="The most tokens of each text.")]
+Seed = Annotated[int, Option(help="The same seed, settings and machine give the same tokens.")]
 RuleName = Annotated[str, Option("--rule", help=f"How drafted tokens are tested: {' or '.join(RULES)}.")]
 Repeats = Annotated[int, Option(min=1, help="How often everything is run.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
@@ -81,7 +83,7 @@ class Models:
     dtype: DType = "auto"
     device: Device = "auto"
     target: Annotated[
-        str | None, Option(help="Instead of a preset: a hub id, a folder, a .gguf file, or id:file.gguf.")
+        str | None, Option(help="The target, instead of a preset: a hub id, a folder, a .gguf file, or id:file.gguf.")
     ] = None
     draft: Annotated[str | None, Option(help="The draft model of --target, named in the same way.")] = None
     save_preset: Annotated[str | None, Option(help="Keep --target and --draft as a preset of this name.")] = None
@@ -155,7 +157,7 @@ class Decoding:
 
     drafter: Drafter = None
     k: AnyK = None
-    temperature: Annotated[float | None, Option(help="0 is greedy; up to 2.")] = None
+    temperature: Annotated[float | None, Option(help="The temperature, 0 (greedy) to 2.")] = None
     top_k: TopK = 0
     top_p: TopP = 1.0
     max_new_tokens: Annotated[int | None, Option(help="The most tokens to write.")] = None

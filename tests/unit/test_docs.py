@@ -13,7 +13,7 @@ import typer.main
 from specdemo.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"\b(?:specdemo|presets|tests|docs)/[\w./*-]*\w")
 COMMAND = re.compile(r"python -m specdemo(?: [^\n`]*)?")
@@ -45,20 +45,91 @@ def test_every_path_that_is_named_exists(page: str) -> None:
     assert [path for path in sorted(named) if not any(ROOT.glob(path))] == []
 
 
-def test_every_command_and_every_option_exists() -> None:
+def told_commands() -> list[str]:
+    """The arguments of every command line that the pages tell, without `python -m specdemo`."""
     told = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).replace("\\\n", " ")
-    commands = {match.removeprefix("python -m specdemo").strip() for match in COMMAND.findall(told)}
-    assert len(commands) > 20
-    unknown = []
-    for words in map(shlex.split, sorted(commands)):
-        command: Any = typer.main.get_command(app)
-        while words and words[0] in getattr(command, "commands", {}):
-            command = command.commands[words.pop(0)]
-        options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
-        unknown += [f"{command.name} {word}" for word in words if word.startswith("-") and word not in options]
-        if hasattr(command, "commands") and words and not words[0].startswith("-"):
-            unknown.append(words[0])
-    assert unknown == []
+    return sorted({match.removeprefix("python -m specdemo").strip() for match in COMMAND.findall(told)})
+
+
+def parse(told: str) -> None:
+    """Have typer read a command line with every option and its type. Nothing is run.
+
+    Raises:
+        Exception: typer's own, for what it cannot read. A command may be named without its options.
+    """
+    words = shlex.split(told, comments=True)
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    if not words:
+        return
+    context = command.make_context(command.name, words)
+    if rest := [*getattr(context, "_protected_args", ()), *context.args]:
+        command.resolve_command(context, rest)
+
+
+@pytest.mark.parametrize("told", told_commands())
+def test_every_command_line_parses(told: str) -> None:
+    parse(told)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("race --prmpt a", "No such option"),
+        ("lab nothing", "No such command"),
+        ("bench --each 1 nothing", "No such command"),
+        ("lab theory --alpha much", "valid number"),
+        ("race --prompt", "requires an argument"),
+        ("record --prompt a", "Missing parameter"),
+    ],
+)
+def test_a_command_line_that_is_wrong_is_found(wrong: str, words: str) -> None:
+    with pytest.raises(Exception, match=words):
+        parse(wrong)
+
+
+def test_the_docs_tell_many_command_lines() -> None:
+    assert len(told_commands()) > 40
+
+
+def prose(text: str) -> list[str]:
+    """The words of a page without its header, code, tables, pictures, addresses and marks."""
+    for left_out in (r"\A---\n.*?\n---\n", r"```.*?```", r"^(?:\||    ).*$", r"!\[.*?\)", r"<!--.*?-->", r"\]\(.*?\)"):
+        text = re.sub(left_out, " ", text, flags=re.DOTALL if left_out[0] != "^" else re.MULTILINE)
+    return re.findall(r"\w[\w'.,/-]*", text)
+
+
+def test_the_readme_can_be_read_in_a_few_minutes() -> None:
+    assert 400 < len(prose((ROOT / "README.md").read_text(encoding="utf-8"))) < 900
+
+
+def test_the_readme_tells_the_two_commands_and_is_that_of_a_space() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n    pip install -r requirements.txt && python app.py\n" in readme
+    assert "\n    pip install -r requirements.txt -r tests/requirements.txt && python -m pytest\n" in readme
+    header = dict(re.findall(r"^(\w+): (.+)$", readme.split("---\n")[1], re.MULTILINE))
+    assert (header["sdk"], header["app_file"]) == ("gradio", "app.py")
+    required = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert f"gradio=={header['sdk_version']}" in required
+    assert len(header["short_description"].strip('"')) <= 60  # the hub's limit
+    (torch,) = (line for line in required if line.startswith("torch=="))
+    assert f"pip install {torch} --index-url" in readme
+
+
+@pytest.mark.parametrize(
+    ("files", "each", "together"),
+    [
+        ("presets/results/*", 1_000_000, 1_000_000),
+        ("presets/recordings/*", 60_000, 1_000_000),
+        ("presets/weights/**/*.safetensors", 10_000_000, 40_000_000),
+        ("docs/**/*.*", 3_000_000, 5_000_000),
+    ],
+)
+def test_the_repository_weighs_no_more_than_contributors_are_told(files: str, each: int, together: int) -> None:
+    sizes = [path.stat().st_size for path in ROOT.glob(files)]
+    assert 0 < max(sizes) <= each
+    assert sum(sizes) <= together
 
 
 DEVELOPERS = (ROOT / "docs" / "DEVELOPERS.md").read_text(encoding="utf-8")

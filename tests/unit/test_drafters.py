@@ -217,11 +217,11 @@ def test_the_list_of_drafters_and_what_reads_it_need_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_a_new_file_and_a_line_as_in_the_readme_add_a_drafter(
+def test_a_new_file_and_a_line_as_in_the_docs_add_a_drafter(
     toy: ModelToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").split("To add one, write a file in")[1]
-    code, line = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[:2]
+    page = (ROOT / "docs" / "adding-a-drafter.md").read_text(encoding="utf-8")
+    code, line = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "repeat_last.py").write_text(code, encoding="utf-8")
     monkeypatch.setattr(specdemo.drafters, "__path__", [*specdemo.drafters.__path__, str(tmp_path)])
     (name, entry), *others = eval(f"{{{line}}}", vars(names)).items()

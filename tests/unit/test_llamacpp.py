@@ -18,12 +18,18 @@ from specdemo.bench.cases import ALONE, Case
 from specdemo.bench.llamacpp import DRAFTING, LLAMA, NGRAM, Server, run_of
 from specdemo.bench.methods import cases_of_theirs, theirs
 from specdemo.bench.throughput import bench
-from specdemo.models.loaded import Loaded
+from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import DEFAULT_PRESET, Wheel, find_preset
+from specdemo.models.presets import preset_of as by_name
 from specdemo.studies.prompts import Prompt
 from specdemo.types import AUTO, BadInput, Settings
 
+from .checkpoints import write_gguf
+
 pytestmark = pytest.mark.usefixtures("one_thread")
+NEEDS_LLAMACPP = pytest.mark.skipif(
+    llamacpp.PYTHON not in os.environ and importlib.util.find_spec("xllamacpp") is None, reason="there is no xllamacpp"
+)
 
 ANSWER = {
     "tokens": [*range(128)],
@@ -97,7 +103,7 @@ def test_a_server_at_an_address_takes_part_and_gets_our_token_ids(loaded: Loaded
     cases = [*cases_of_theirs(loaded, methods, [AUTO]), ALONE]
     assert Case(LLAMA) in cases
     prompt = Prompt("a", "easy", "the cat sat")
-    with llamacpp.servers(loaded, cases, address, print) as servers:
+    with llamacpp.servers(loaded, cases, address, 64, print) as servers:
         assert servers[Case(LLAMA)].facts == {"version": "b11549-abc", "model": "model.gguf"}
         outcome = bench(loaded, [prompt], cases, [0.0, 0.8], 4, 1, servers=servers)
     rows = [row for row in outcome["summary"] if row["method"] == LLAMA and row["category"] == "all"]
@@ -113,7 +119,7 @@ def test_a_server_at_an_address_takes_part_and_gets_our_token_ids(loaded: Loaded
 def test_a_server_of_another_model_is_refused(loaded: Loaded, address: str) -> None:
     Fake.content = "something else"
     words = "runs model.gguf, whose tokens are not those of the preset toy"
-    with pytest.raises(BadInput, match=words), llamacpp.servers(loaded, [Case(LLAMA)], address, print):
+    with pytest.raises(BadInput, match=words), llamacpp.servers(loaded, [Case(LLAMA)], address, 64, print):
         pass
 
 
@@ -131,7 +137,7 @@ def test_what_is_missing_is_told(
 ) -> None:
     assert cases_of_theirs(loaded, {LLAMA: None}, [AUTO]) == []
     assert capsys.readouterr().err.startswith(
-        "llama.cpp is left out: the preset toy has no GGUF file; give the address"
+        "llama.cpp is left out: toy was not loaded from a GGUF file; give the address"
     )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv(llamacpp.PYTHON, raising=False)
@@ -162,18 +168,66 @@ def test_a_server_that_does_not_start_is_told(loaded: Loaded, monkeypatch: pytes
     monkeypatch.setattr(llamacpp, "gguf_of", lambda wheel, progress: "/no/such/file")
     monkeypatch.delenv(llamacpp.PYTHON, raising=False)
     shipped = replace(loaded, preset=find_preset(DEFAULT_PRESET))
-    with pytest.raises(BadInput, match="did not start"), llamacpp.servers(shipped, [Case(LLAMA)], None, print):
+    with pytest.raises(BadInput, match="did not start"), llamacpp.servers(shipped, [Case(LLAMA)], None, 64, print):
         pass
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    """A GGUF file that drafts for itself, as `--target` and `--draft` name it."""
+    folder = tmp_path_factory.mktemp("pair")
+    write_gguf(folder / "tiny.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECDEMO_CACHE", str(folder / "cache"))
+        loaded = load(by_name(str(folder / "tiny.gguf"), str(folder / "tiny.gguf")), "float32", "cpu")
+    yield loaded
+    loaded.release()
+
+
+def test_a_pair_of_gguf_files_given_by_name_runs_plain_with_ngrams_and_with_the_draft_model(
+    pair: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(llamacpp.PYTHON, "/some/python")
+    ngrams = [Case(NGRAM, f"ngram-simple {size}", llamacpp.NGRAM_K) for size in (3, 5)]
+    cases = cases_of_theirs(pair, {LLAMA: None}, [2, 6, AUTO])
+    assert cases == [Case(LLAMA), *ngrams, Case(DRAFTING, "draft-model", 2), Case(DRAFTING, "draft-model", 6)]
+    assert cases_of_theirs(pair, {LLAMA: None}, [AUTO])[3:] == [Case(DRAFTING, "draft-model", llamacpp.DRAFT_K)]
+    assert capsys.readouterr().err == ""
+    served: list[dict[str, Any]] = []
+
+    def refuse(asked: dict[str, Any]) -> None:
+        served.append(asked)
+        raise BadInput("enough")
+
+    monkeypatch.setattr(llamacpp, "started", refuse)
+    for case in cases:
+        with pytest.raises(BadInput, match="enough"), llamacpp.servers(pair, [case], None, 64, print):
+            pass
+    file = str(pair.preset.target)
+    told = [(asked["gguf"], asked["draft_gguf"], asked["ngram"], asked["k"], asked["context"]) for asked in served]
+    assert told == [
+        *((file, None, None, None, 64), (file, None, 3, 8, 64), (file, None, 5, 8, 64)),
+        *((file, file, None, 2, 64), (file, file, None, 6, 64)),
+    ]
+
+
+@NEEDS_LLAMACPP
+def test_the_real_server_drafts_with_a_gguf_file_given_by_name(pair: Loaded) -> None:
+    """The target drafts for itself, so nothing that it drafts is rejected."""
+    alone, drafting = Case(LLAMA), Case(DRAFTING, "draft-model", 3)
+    settings = Settings(max_new_tokens=16)
+    with llamacpp.servers(pair, [alone, drafting], None, 64, print) as servers:
+        plain, drafted = (servers[case].generate(pair.encode("the cat sat"), settings) for case in (alone, drafting))
+    assert plain["token_ids"] == drafted["token_ids"]
+    assert (plain["drafted"], plain["rounds"]) == (0, plain["new_tokens"] - 1)
+    assert drafted["drafted"] >= drafted["accepted"] > 0
+    assert drafted["rounds"] < plain["rounds"]
 
 
 @pytest.mark.servers
 @pytest.mark.real
-@pytest.mark.skipif(
-    llamacpp.PYTHON not in os.environ and importlib.util.find_spec("xllamacpp") is None, reason="there is no xllamacpp"
-)
+@NEEDS_LLAMACPP
 def test_the_real_server_writes_the_texts_of_the_shipped_file() -> None:
-    from specdemo.models.loaded import load
-
     real = load(find_preset(DEFAULT_PRESET))
     cases = [Case(LLAMA), Case(NGRAM, "ngram-simple 3", 8)]
     ids, settings = (
@@ -181,7 +235,7 @@ def test_the_real_server_writes_the_texts_of_the_shipped_file() -> None:
         Settings(max_new_tokens=128),
     )
     try:
-        with llamacpp.servers(real, cases, None, print) as servers:
+        with llamacpp.servers(real, cases, None, 512, print) as servers:
             plain, ngram = (servers[case].generate(ids, settings) for case in cases)
             short = servers[cases[0]].generate(real.encode("Say yes."), replace(settings, max_new_tokens=200))
     finally:

