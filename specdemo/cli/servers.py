@@ -17,7 +17,7 @@ from ..racing.trace import read_trace, trace_lines, write_trace
 from ..servers.address import Address
 from ..servers.client import Client
 from ..servers.dialects import Dialect, find_dialect
-from ..servers.race import TURNS, Asked, outcome, race_servers, trace_header
+from ..servers.race import TURNS, Asked, other_draws, outcome, race_servers, trace_header
 from ..types import REJECTION, Settings
 from .options import Decoding, check_writable, read_prompt
 
@@ -95,6 +95,8 @@ def _table(found: dict[str, Any]) -> str:
     if comparison is not None:
         place = comparison["first_difference"]
         lines.append("The texts are the same." if place is None else f"The texts differ from token {place + 1} on.")
+    elif len(lanes) > 1:
+        lines.append(other_draws(lanes[0]["token_ids"] == lanes[1]["token_ids"]))
     if len(lanes) > 1:
         lines.append(TURNS)
     return "\n".join([*lines, found["sentence"]])

@@ -21,6 +21,15 @@ OWN_DRAFTER = "the server's own"  # what a trace calls it: a server does not say
 TURNS = "The two lanes took turns, so that neither slowed the other down: a server cannot be stopped between rounds."
 
 
+def other_draws(same: bool) -> str:
+    """Why the texts of two servers are not compared above temperature 0."""
+    return (
+        f"Each server draws random numbers of its own, so above temperature 0 the texts "
+        f"{'could differ, though these do not' if same else 'differ by chance'}. Whether both draw from the same "
+        "distribution cannot be seen in one text."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is asked of both servers."""
