@@ -13,11 +13,12 @@ from typing import Any
 
 import typer
 
+from ..racing.compare import other_draws
 from ..racing.trace import read_trace, trace_lines, write_trace
 from ..servers.address import Address
 from ..servers.client import Client
 from ..servers.dialects import Dialect, find_dialect
-from ..servers.race import TURNS, Asked, other_draws, outcome, race_servers, trace_header
+from ..servers.race import TURNS, Asked, outcome, race_servers, trace_header
 from ..types import REJECTION, Settings
 from .options import Decoding, check_writable, read_prompt
 

@@ -18,12 +18,13 @@ from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY
 from specdemo.decoding.events import Round
 from specdemo.models.presets import DEFAULT_PRESET, Wheel, find_preset
 from specdemo.models.sources import gguf_of
+from specdemo.racing.compare import other_draws
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import PLAIN, SPECULATIVE, read_trace, trace_lines
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
-from specdemo.servers.race import Asked, other_draws, outcome, race_servers
+from specdemo.servers.race import Asked, outcome, race_servers
 from specdemo.types import BadInput, Settings
 from specdemo.ui.replay.playable import playable
 

@@ -102,9 +102,19 @@ def test_what_vllm_tells_in_detail() -> None:
     told = Told()
     steps, lists, k = vllm_steps(iter(chunks), head["max_new_tokens"], told)
     entries = entries_of(recovered(steps, lists, told, k), told)
-    assert kinds(entries) == [TARGET, TARGET, TARGET, *[ACCEPTED] * 4, BONUS, RESAMPLED, ACCEPTED]  # the end was drafted
+    assert kinds(entries) == [
+        TARGET,
+        TARGET,
+        TARGET,
+        *[ACCEPTED] * 4,
+        BONUS,
+        RESAMPLED,
+        ACCEPTED,
+    ]  # the end was drafted
     stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
-    assert (stats.tokens, stats.drafts, stats.drafted) == tuple(counted[name] for name in ("tokens", "rounds", "drafted"))
+    assert (stats.tokens, stats.drafts, stats.drafted) == tuple(
+        counted[name] for name in ("tokens", "rounds", "drafted")
+    )
     assert (stats.prompt_tokens, stats.accepted) == (head["prompt_tokens"], 5)
     assert counted["accepted"] == 6  # the server counts one behind the end of the text as well
     assert text(entries) == head["text"]

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...decoding.events import Finished
-from ...racing.compare import is_exact, is_near_tie
+from ...racing.compare import OWN_DRAFTER, is_exact, is_near_tie, other_draws
 from ...racing.trace import PLAIN, SPECULATIVE, Entry, Request
-from ...servers.race import OWN_DRAFTER, other_draws
 
 
 def is_whole(entries: Iterable[Entry], lanes: int = 2) -> bool:
