@@ -1,4 +1,4 @@
-"""The command line: `python -m specdemo presets | cache | serve | generate | race | record | bench | lab | train`.
+"""The command line: `python -m specdemo presets | cache | serve | generate | race | record | doctor | lab | ...`.
 
 What a command is asked for goes to stdout, everything else to stderr. Bad input ends with exit status 2
 and one line on stderr.
@@ -22,6 +22,7 @@ from ..racing.trace import environment_of, read_trace, request_of, trace_lines, 
 from ..system.imports import import_quickly
 from ..types import BadInput, TokenKind
 from .bench import app as bench_app
+from .doctor import doctor
 from .lab import app as lab_app
 from .options import AsJson, Decoding, Device, ModelsOrEager, check_writable, with_options
 from .train import app as train_app
@@ -30,6 +31,7 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich
 app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")
+app.command()(doctor)
 
 Prompt = Annotated[str, typer.Option(help="What to say to the model; - reads stdin.")]
 

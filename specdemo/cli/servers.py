@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from ..racing.compare import other_draws
 from ..racing.trace import read_trace, trace_lines, write_trace
 from ..servers.address import Address
 from ..servers.client import Client
@@ -95,6 +96,8 @@ def _table(found: dict[str, Any]) -> str:
     if comparison is not None:
         place = comparison["first_difference"]
         lines.append("The texts are the same." if place is None else f"The texts differ from token {place + 1} on.")
+    elif len(lanes) > 1:
+        lines.append(other_draws(lanes[0]["token_ids"] == lanes[1]["token_ids"]))
     if len(lanes) > 1:
         lines.append(TURNS)
     return "\n".join([*lines, found["sentence"]])

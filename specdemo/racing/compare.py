@@ -13,6 +13,7 @@ from .trace import Entry
 
 NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 """How close two logits must be for rounding to decide between them, where that is not exact to the bit."""
+OWN_DRAFTER = "the server's own"  # what the trace of a server calls it: a server does not say what drafts
 OLD_FUSED_ROWS = 9  # `exact_rows` of the fused engine when traces did not record it
 
 
@@ -34,6 +35,15 @@ class Comparison:
 def is_comparable(settings: Settings) -> bool:
     """Whether all lanes are to write the same text: above temperature 0 rejection sampling draws fresh numbers."""
     return settings.temperature == 0 or settings.rule == MATCH
+
+
+def other_draws(same: bool) -> str:
+    """Why the texts of two servers are not compared above temperature 0."""
+    return (
+        "Each server draws random numbers of its own, so above temperature 0 the texts "
+        f"{'could differ, though these do not' if same else 'differ by chance'}. Whether both draw from the same "
+        "distribution cannot be seen in one text."
+    )
 
 
 def compare(plain: Sequence[Token], other: Sequence[Token]) -> Comparison:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from ..system.progress import check_stopped
 from ..types import BadInput
 from .address import Address
 
@@ -162,6 +163,7 @@ class Client:
         """The lines of an answer, without what is too long, too much or too late."""
         rest, size = b"", 0
         for piece in response.iter_raw():
+            check_stopped()
             size += len(piece)
             if size > MAX_ANSWER:
                 raise self._wrong(f"does not end its answer: more than {MAX_ANSWER // 1_000_000} MB came")

@@ -71,6 +71,7 @@ def check(told: Told, before: Counters | None, read: Callable[[], Counters | Non
     pairs = zip(
         (told.rounds, told.drafted, told.accepted), (counted.rounds, counted.drafted, counted.accepted), strict=True
     )
+    told.by_position = counted.by_position
     told.counted = all(mine in (None, theirs) for mine, theirs in pairs)
     if not told.counted:
         told.notes.append("The server's stream and its counters disagree.")

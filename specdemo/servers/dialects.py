@@ -33,6 +33,14 @@ class Dialect(Protocol):
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of some tokens."""
 
+    def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
+        """The logarithms of the probabilities of the likeliest next tokens, behind a prompt and some tokens of its
+        answer; none if the server does not tell them. Their differences are those of the logits.
+
+        Raises:
+            BadInput: as `steps`.
+        """
+
     def counters(self) -> Counters | None:
         """None if the server does not show them."""
 

@@ -31,9 +31,15 @@ class ServerText:
         return f"token {token_id}"
 
 
-def server_lane(name: str, dialect: Dialect, prompt: str, raw: bool, settings: Settings) -> tuple[Lane, Told]:
-    """A lane that asks for one text as soon as its first event is wanted, and what the server tells of it."""
-    text, told = ServerText(), Told()
+def server_lane(
+    name: str, dialect: Dialect, prompt: str, raw: bool, settings: Settings, alone: bool = True
+) -> tuple[Lane, Told]:
+    """A lane that asks for one text as soon as its first event is wanted, and what the server tells of it.
+
+    Args:
+        alone: whether nobody else asks the server meanwhile, so that its counters are those of this text.
+    """
+    text, told = ServerText(), Told(alone)
 
     def events() -> Iterator[Event]:
         steps = dialect.steps(dialect.prompt_of(prompt, raw), settings, told)

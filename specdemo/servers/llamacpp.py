@@ -18,7 +18,7 @@ from ..types import BadInput, FinishReason, Settings
 from .client import Chunk, Client
 from .counters import Counters, check, read_counters
 from .steps import Prompt, Step, Told, checked
-from .values import UNFINISHED, check_limit, count, number, text_in
+from .values import LIKELIEST, UNFINISHED, check_limit, count, number, text_in
 
 REASONS = {"eos": FinishReason.EOS, "limit": FinishReason.LENGTH, "word": FinishReason.STOP}
 
@@ -41,12 +41,22 @@ class LlamaCpp:
     def text_of(self, ids: Sequence[int]) -> str:
         return str(self.client.post("/detokenize", tokens=[*ids]).get("content", ""))
 
+    def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
+        asked = asked_of(prompt, Settings(max_new_tokens=1)) | {"n_probs": LIKELIEST}
+        asked["prompt"] = [prompt, *ids] if isinstance(prompt, str) else [*prompt, *ids]
+        answer = self.client.post("/completion", **asked)
+        try:
+            rows = answer["completion_probabilities"][0]["top_logprobs"]
+            return {count(row["id"]): float(row["logprob"]) for row in rows}
+        except (KeyError, IndexError, TypeError, ValueError):
+            return {}  # another version calls them otherwise
+
     def counters(self) -> Counters | None:
         return read_counters(self.client, "llamacpp", "tokens_predicted_total")
 
     @checked
     def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
-        before = self.counters()
+        before = self.counters() if told.alone else None
         wanted = {"stream": True, "return_tokens": True, "timings_per_token": True}
         chunks = self.client.stream("/completion", **asked_of(prompt, settings), **wanted)
         tokens, rounds, merged = 0, 0, False

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..decoding.events import Event, emitted_tokens
-from ..racing.compare import compare, tokens_of
+from ..racing.compare import OWN_DRAFTER, compare, tokens_of
 from ..racing.lanes import Lane, race_lanes
 from ..racing.stats import Stats, speed_up
 from ..racing.trace import PLAIN, SPECULATIVE, Entry, request_of
@@ -17,7 +17,6 @@ from .dialects import Dialect
 from .lane import recorded_lane, server_lane, told_of
 from .steps import Told
 
-OWN_DRAFTER = "the server's own"  # what a trace calls it: a server does not say what drafts
 TURNS = "The two lanes took turns, so that neither slowed the other down: a server cannot be stopped between rounds."
 
 

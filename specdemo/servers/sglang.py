@@ -43,6 +43,9 @@ class SGLang:
         asked = {"model": self.model, "tokens": [*ids], "skip_special_tokens": True}
         return text_in(self.client.post("/v1/detokenize", **asked).get("text", ""))
 
+    def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
+        return {}
+
     def counters(self) -> Counters | None:
         return None
 

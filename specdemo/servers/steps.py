@@ -59,15 +59,18 @@ class Told:
     """What a server says of one answer besides its tokens; None where it does not say.
 
     `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens.
-    `counted` says whether its counters counted the same. `server_seconds` is by the server's clock, `seconds` and
-    `first_seconds` (to the first token) by ours. `rest` is text that belongs to no single token. `notes` are sentences
-    on what could not be recovered.
+    `counted` says whether its counters counted the same, which is only asked if nobody else uses it (`alone`);
+    `by_position` is then how many tokens they counted as accepted at each position of a draft. `server_seconds` is by
+    the server's clock, `seconds` and `first_seconds` (to the first token) by ours. `rest` is text that belongs to no
+    single token. `notes` are sentences on what could not be recovered.
     """
 
+    alone: bool = True
     prompt_tokens: int | None = None
     reason: FinishReason | None = None
     rest: str = ""
     counted: bool | None = None
+    by_position: tuple[int, ...] | None = None
     rounds: int | None = None
     drafted: int | None = None
     accepted: int | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..types import BadInput, FinishReason
 
+LIKELIEST = 10  # next tokens of which a probability is asked for
 UNFINISHED = "The server ended its answer before the text was finished."
 
 

@@ -13,7 +13,7 @@ from ..types import BadInput, Settings
 from .client import Chunk, Client
 from .counters import Counters, check, read_counters
 from .steps import Lists, Prompt, Step, Told, checked, recovered, texts_split
-from .values import UNFINISHED, check_limit, count, number, reason_in, text_in
+from .values import LIKELIEST, UNFINISHED, check_limit, count, number, reason_in, text_in
 
 
 class VLLM:
@@ -34,12 +34,23 @@ class VLLM:
     def text_of(self, ids: Sequence[int]) -> str:
         return text_in(self.client.post("/detokenize", model=self.model, tokens=[*ids]).get("prompt", ""))
 
+    def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
+        asked = {"model": self.model, "prompt": [*prompt, *ids], "max_tokens": 1, "temperature": 0.0}
+        wanted = {"logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
+        try:
+            found = self.client.post("/v1/completions", **asked, **wanted)["choices"][0]["logprobs"]["top_logprobs"][0]
+            return {int(name.removeprefix("token_id:")): float(value) for name, value in found.items()}
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, BadInput):
+                raise
+            return {}
+
     def counters(self) -> Counters | None:
         return read_counters(self.client, "vllm", "generation_tokens_total")
 
     @checked
     def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
-        before = self.counters()
+        before = self.counters() if told.alone else None
         sampling = {
             "temperature": settings.temperature,
             "top_k": settings.top_k,

@@ -18,6 +18,7 @@ from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY
 from specdemo.decoding.events import Round
 from specdemo.models.presets import DEFAULT_PRESET, Wheel, find_preset
 from specdemo.models.sources import gguf_of
+from specdemo.racing.compare import other_draws
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import PLAIN, SPECULATIVE, read_trace, trace_lines
 from specdemo.servers.address import Address
@@ -25,6 +26,7 @@ from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
 from specdemo.servers.race import Asked, outcome, race_servers
 from specdemo.types import BadInput, Settings
+from specdemo.ui.replay.playable import playable
 
 from .fake_server import FakeServer, llamacpp_answers, recorded, replayed, serving, stream_answer
 
@@ -107,6 +109,18 @@ def test_a_trace_can_be_the_baseline(
     run(*RACE, server[1], "--out", str(trace))
     with pytest.raises(BadInput, match="no lane of a server that drafted nothing"):
         run(*RACE, server[1], "--baseline", str(trace))
+
+
+def test_above_temperature_0_the_servers_draws_are_their_own(
+    server: tuple[FakeServer, str], plain: tuple[FakeServer, str], tmp_path: Path
+) -> None:
+    """Whatever rule they test drafts by: a server does not tell it."""
+    trace = tmp_path / "race.jsonl"
+    said = run(*RACE, server[1], "--baseline", plain[1], "--temperature", "0.7", "--out", str(trace))
+    badge = playable(*read_trace(trace_lines(trace)))["end"]["exactness"]
+    assert badge == {"mark": "chance", "title": "Same text", "words": other_draws(True)}
+    assert other_draws(True) in said
+    assert "ejection" not in said + str(badge)
 
 
 @pytest.mark.parametrize(

@@ -100,13 +100,25 @@ def test_rounds_that_end_inside_a_character_are_counted_and_not_guessed() -> Non
 def test_what_vllm_tells_in_detail() -> None:
     head, chunks = recorded("vllm-detailed")
     told = Told()
-    steps, lists, k = vllm_steps(iter(chunks), 15, told)
+    steps, lists, k = vllm_steps(iter(chunks), head["max_new_tokens"], told)
     entries = entries_of(recovered(steps, lists, told, k), told)
-    last = [ACCEPTED] * 4 + [BONUS]
-    assert kinds(entries) == [TARGET, TARGET, TARGET, *last, RESAMPLED, *last, TARGET]
-    stats = Stats.of(entry.event for entry in entries)
-    assert (stats.tokens, stats.prompt_tokens) == (15, 4)
-    assert told.rounds == head["counters"]["rounds"]
+    assert kinds(entries) == [
+        TARGET,
+        TARGET,
+        TARGET,
+        *[ACCEPTED] * 4,
+        BONUS,
+        RESAMPLED,
+        ACCEPTED,
+    ]  # the end was drafted
+    stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
+    assert (stats.tokens, stats.drafts, stats.drafted) == tuple(
+        counted[name] for name in ("tokens", "rounds", "drafted")
+    )
+    assert (stats.prompt_tokens, stats.accepted) == (head["prompt_tokens"], 5)
+    assert counted["accepted"] == 6  # the server counts one behind the end of the text as well
+    assert text(entries) == head["text"]
+    assert told.rounds == counted["rounds"]
 
 
 def test_what_sglang_tells() -> None:

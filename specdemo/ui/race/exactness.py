@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...decoding.events import Finished
-from ...racing.compare import is_exact, is_near_tie
+from ...racing.compare import OWN_DRAFTER, is_exact, is_near_tie, other_draws
 from ...racing.trace import PLAIN, SPECULATIVE, Entry, Request
 
 
@@ -30,6 +30,8 @@ def exactness(
     comparison = summary["comparison"]
     if comparison is None:
         same = plain[:both] == speculative[:both] if stopped else plain == speculative
+        if request.drafter == OWN_DRAFTER:
+            return {"mark": "chance", "title": f"{'Same' if same else 'Different'} text", "words": other_draws(same)}
         return {
             "mark": "chance",
             "title": f"{'Same' if same else 'Different'} text, same distribution",
@@ -57,6 +59,8 @@ def exactness(
             )
         else:
             words += ", which is more than rounding explains. Please report this."
+    elif request.drafter == OWN_DRAFTER:
+        words += " How close the two next tokens were there, the servers do not tell."
     elif exact:
         words += " This engine is exact to the bit, so rounding does not explain that. Please report this."
     return {"mark": "differs", "title": f"First difference at token {place + 1}", "words": words}

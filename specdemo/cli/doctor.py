@@ -1,0 +1,122 @@
+"""`python -m specdemo doctor`: does speculation pay on a server or a preset, and if not, why."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..types import BadInput
+from .options import (
+    AnyK,
+    AsJson,
+    Drafter,
+    MaxNewTokens,
+    ModelsOrEager,
+    check_writable,
+    numbers,
+    say,
+    show_table,
+    with_options,
+    with_progress,
+)
+
+if TYPE_CHECKING:
+    from ..studies.writers import Writer
+
+SHAPES: dict[str, dict[str, str]] = {
+    "positions": {"position": "d", "drafts": "d", "tested": "d", "accepted": "d", "conditional": ".0%"}
+    | {"unconditional": ".0%"},
+    "kinds": {"kind": "", "texts": "d", "speed_up": ".2f", "tokens_per_round": ".2f", "acceptance_rate": ".0%"},
+    "at_once": {"at_once": "d", "texts": "d", "tokens_per_second": ".1f", "alone_tokens_per_second": ".1f"}
+    | {"speed_up": ".2f"},
+    "contexts": {"prompt_tokens": ".0f", "texts": "d", "speed_up": ".2f", "tokens_per_round": ".2f"}
+    | {"acceptance_rate": ".0%", "baseline_tokens_per_second": ".1f"},
+}
+
+
+@with_options
+def doctor(
+    *,
+    server: Annotated[str | None, typer.Option(help="A running vLLM, llama.cpp server or SGLang.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="The same server without speculation.")] = None,
+    models: ModelsOrEager,
+    drafter: Drafter = None,
+    k: AnyK = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; up to 2. Texts are compared at 0 only.")] = 0.0,
+    max_new_tokens: MaxNewTokens = 96,
+    prompts: Annotated[int, typer.Option(min=1, max=3, help="Of each of the eight kinds.")] = 2,
+    at_once: Annotated[str, typer.Option(help="Requests at once, separated by commas; empty leaves them out.")] = (
+        "1,2,4,8,16"
+    ),
+    contexts: Annotated[str, typer.Option(help="Lengths of prompts, separated by commas; empty leaves them out.")] = (
+        "256,1024,4096"
+    ),
+    seconds: Annotated[float, typer.Option(help="The most time that it takes.")] = 600.0,
+    json_: AsJson = False,
+    csv: Annotated[Path | None, typer.Option(help="Also write the tables to this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a report to this file, one page of HTML.")] = None,
+) -> None:
+    """Does speculation pay on a server, or on a preset with a drafter, and what to change if it does not?
+
+    Without --server it examines the preset. API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
+    """
+    check_writable(csv, html)
+    if server is None and baseline is not None:
+        raise BadInput("--baseline belongs to --server: a preset is its own baseline.")
+    counts, lengths = _counts(at_once, "Requests at once"), _counts(contexts, "Lengths of prompts")
+    with ExitStack() as open_:
+        sides = open_.enter_context(_servers(server, baseline) if server else _of_preset(models, drafter, k))
+        from ..studies.diagnosis import Diagnosis
+        from ..studies.doctor import Doctor, Plan, settings_of
+        from ..studies.report import facts, html_report
+        from ..studies.tables import json_text, write_csv
+
+        settings = settings_of(temperature, max_new_tokens, server is not None)
+        study = Doctor(*sides, Plan(prompts, settings, counts, lengths, seconds))
+        for _ in with_progress(study.run(), study.steps):
+            pass
+    found = Diagnosis.of(study)
+    if csv:
+        write_csv(csv, found.rows())
+    if html:
+        html.write_text(html_report(found), encoding="utf-8")
+    if json_:
+        typer.echo(json_text(found.as_dict()), nl=False)
+        return
+    for name, columns in SHAPES.items():
+        if rows := getattr(found, name):
+            show_table(rows, columns)
+    say([*facts(found), *found.left_out, "", found.verdict, *found.advice()])
+
+
+def _counts(text: str, what: str) -> list[int]:
+    return numbers(text, int, what) if text.strip() else []
+
+
+@contextmanager
+def _servers(server: str, baseline: str | None) -> Iterator[tuple[Writer, Writer | None]]:
+    from ..studies.writers import ServerWriter
+    from .servers import BASELINE_KEY, SERVER_KEY, connected
+
+    with ExitStack() as open_:
+        mine = open_.enter_context(connected(server, SERVER_KEY))
+        theirs = open_.enter_context(connected(baseline, BASELINE_KEY)) if baseline else None
+        if theirs is not None and theirs.facts["model"] != mine.facts["model"]:
+            names = f"{theirs.facts['model']} and {mine.facts['model']}"
+            print(f"The servers call their models differently: {names}.", file=sys.stderr)
+        yield ServerWriter(mine), ServerWriter(theirs) if theirs else None
+
+
+@contextmanager
+def _of_preset(models: ModelsOrEager, drafter: str | None, k: Any) -> Iterator[tuple[Writer, Writer | None]]:
+    with models.loaded() as loaded:
+        from ..studies.writers import PresetWriter
+
+        usual = loaded.preset.defaults
+        mine = PresetWriter(loaded, drafter or usual.drafter, usual.k if k is None else k)
+        yield mine, PresetWriter(loaded, "none", 0)

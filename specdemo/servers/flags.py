@@ -1,0 +1,66 @@
+"""What to change where: the flags of each engine that decide about speculation.
+
+Sources: vLLM 0.32 `vllm/config/speculative.py`, llama.cpp b11434 `tools/server/README.md`, SGLang 0.5
+`python/sglang/srt/server_args.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The flags of one engine: to begin, to draft `{k}` tokens, to draft more often, to stop, and for a crowd."""
+
+    on: str
+    k: str
+    more_often: str
+    off: str
+    crowd: str
+    told: str
+    """What makes it tell more of its rounds; empty if nothing does."""
+
+
+FLAGS = {
+    "vLLM": Flags(
+        on='--speculative-config \'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, '
+        '"prompt_lookup_max": 5}\', or a draft head of the model ("method": "eagle3", "model": ...)',
+        k='"num_speculative_tokens": {k} in --speculative-config',
+        more_often='a smaller "prompt_lookup_min" in --speculative-config, or a draft head instead of n-grams',
+        off="leave out --speculative-config",
+        crowd='"num_speculative_tokens_per_batch_size" in --speculative-config drafts less for large batches',
+        told="--per-request-spec-decode-metrics detailed",
+    ),
+    "llama.cpp": Flags(
+        on="--spec-type ngram-simple --spec-ngram-simple-size-n 3 --spec-ngram-simple-size-m 5, or a draft model: "
+        "-md DRAFT.gguf --spec-type draft-simple",
+        k="--spec-draft-n-max {k} for a draft model, --spec-ngram-simple-size-m {k} for n-grams",
+        more_often="a smaller --spec-ngram-simple-size-n (its usual 12 suits code that is edited), or a draft model",
+        off="leave out --spec-type and -md",
+        crowd="fewer slots (--parallel), or a server without speculation for the hours of many requests",
+        told="--metrics",
+    ),
+    "SGLang": Flags(
+        on="--speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD --speculative-num-steps 3 "
+        "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4, or --speculative-algorithm NGRAM",
+        k="--speculative-num-steps {k} --speculative-num-draft-tokens {k_and_one}",
+        more_often="a draft head (EAGLE3) instead of NGRAM",
+        off="leave out --speculative-algorithm",
+        crowd="fewer steps, or a server without speculation for the hours of many requests",
+        told="",
+    ),
+    "specdemo": Flags(
+        on="--drafter prompt-lookup, or a drafter that knows the model, such as eagle",
+        k="-k {k}",
+        more_often="another --drafter: n-grams and draft heads draft in every round",
+        off="--drafter none",
+        crowd="",
+        told="",
+    ),
+}
+
+
+def k_flag(engine: str, k: int) -> str:
+    """The flag for drafting `k` tokens in a round."""
+    return FLAGS[engine].k.replace("{k_and_one}", str(k + 1)).replace("{k}", str(k))

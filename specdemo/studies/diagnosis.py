@@ -1,0 +1,342 @@
+"""What an examination by the doctor means: its figures, a verdict in words, and the flag to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..racing.compare import NEAR_TIE
+from ..racing.verdict import EVEN
+from ..servers.flags import FLAGS, k_flag
+from . import theory
+from .doctor import Crowd, Doctor, Sample
+from .statistics import Spread, geometric_mean, pooled_rate
+
+RARE = 0.25  # share of rounds with a draft below which the drafter is called rare
+NEAR = NEAR_TIE["bfloat16"]  # of two logits: a server does not tell in what it computes
+WORTH = 0.03  # how much faster another K must be by the model to be named
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found, ready for JSON (`as_dict`).
+
+    Attributes:
+        positions: for each position of a draft how many of the texts' drafts there were, how many guesses were tested
+            and accepted there; `conditional` is accepted / tested, `unconditional` accepted / drafts.
+        tokens_per_round: the last token of each round, which is the target's own, included.
+        often: the share of rounds with a draft.
+        round: milliseconds of a mean round, of one of the baseline, and `cost`, the first in the second; the parts of
+            a round where they are known.
+        break_even: how many `tokens_per_round` make it as fast as the baseline, and which share of tested guesses
+            (`alpha`) would do that if all passed alike.
+        speed_up: over prompts of eight kinds, see `racing.stats.Pace.to`, with a bootstrap interval.
+        texts: how many texts were compared, how many are the same, and where the others part.
+    """
+
+    engine: Mapping[str, Any]
+    baseline: Mapping[str, Any] | None
+    plan: Mapping[str, Any]
+    speed_up: Spread | None
+    tokens_per_round: Spread | None
+    often: float | None
+    positions: Sequence[Mapping[str, Any]]
+    round: Mapping[str, Any]
+    break_even: Mapping[str, float | None]
+    kinds: Sequence[Mapping[str, Any]]
+    at_once: Sequence[Mapping[str, Any]]
+    contexts: Sequence[Mapping[str, Any]]
+    texts: Mapping[str, Any]
+    samples: Sequence[Mapping[str, Any]]
+    left_out: Sequence[str]
+    best_k: int | None
+
+    @classmethod
+    def of(cls, doctor: Doctor) -> Diagnosis:
+        """Whatever there is so far."""
+        usual = [sample for sample in doctor.samples if sample.context is None]
+        positions, often = _positions(usual), _often(usual)
+        round_ = _round(usual)
+        cost = round_["cost"].mean if round_["cost"] else None
+        reached = [row["unconditional"].mean for row in positions]
+        notes = dict.fromkeys(note for sample in usual for note in sample.with_drafts.notes)
+        return cls(
+            engine=doctor.with_drafts.facts,
+            baseline=doctor.alone.facts if doctor.alone else None,
+            plan=asdict(doctor.plan),
+            speed_up=_speed_up(usual),
+            tokens_per_round=_tokens_per_round(usual),
+            often=often,
+            positions=positions,
+            round=round_,
+            break_even={"tokens_per_round": cost, "alpha": _alpha(cost, often, len(positions))},
+            kinds=[_group({"kind": kind}, found) for kind, found in _by(usual, "category").items()],
+            at_once=[_crowd(crowd) for crowd in doctor.crowds],
+            contexts=[
+                _group({"context": length}, [sample for sample in doctor.samples if sample.context == length])
+                for length in dict.fromkeys(sample.context for sample in doctor.samples if sample.context)
+            ],
+            texts=_texts(doctor.samples),
+            samples=[_sample(sample) for sample in doctor.samples],
+            left_out=[*doctor.left_out, *notes],
+            best_k=_best_k(reached, cost, often),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON, the sentences first."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {"verdict": self.verdict, "advice": self.advice(), **fields}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table of the CSV file: `part` says what a row is of."""
+        parts = {"position": self.positions, "kind": self.kinds, "at once": self.at_once, "context": self.contexts}
+        return [{"part": part, **row} for part, rows in {**parts, "text": self.samples}.items() for row in rows]
+
+    # --- in words
+
+    @property
+    def verdict(self) -> str:
+        """Whether speculation pays, in a sentence."""
+        if self.often == 0:
+            return "Nothing was drafted: speculation is off, or the drafter found nothing to draft."
+        tokens = f"{self.tokens_per_round.mean:.2f} tokens a round" if self.tokens_per_round else "rounds unknown"
+        if self.speed_up is None or self.break_even["tokens_per_round"] is None:
+            return f"{tokens[0].upper()}{tokens[1:]}; whether that pays, only a baseline shows."
+        pays = f"{tokens}, and it pays from {self.break_even['tokens_per_round']:.2f} on"
+        ratio, low, high = self.speed_up.mean, self.speed_up.low, self.speed_up.high
+        between = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+        if low is not None and high is not None and low <= 1 <= high:
+            return f"These prompts do not show whether it pays: {ratio:.2f} times as fast{between}; {pays}."
+        if EVEN[0] <= ratio <= EVEN[1]:
+            return f"Speculation changes next to nothing: {ratio:.2f} times as fast{between}; {pays}."
+        verb = "pays" if ratio > 1 else "makes it slower"
+        return f"Speculation {verb}: {ratio:.2f} times as fast{between}; {pays}."
+
+    def advice(self) -> list[str]:
+        """What to change, each with its flag, and what the texts show."""
+        name = str(self.engine["engine"])
+        flags = FLAGS[name]
+        lines = []
+        if self.often == 0:
+            lines.append(f"To switch it on: {flags.on}.")
+        elif self.often is not None and self.often < RARE and self.best_k != 0:
+            words = f"Only {self.often:.0%} of the rounds had a draft. To draft more often: {flags.more_often}."
+            lines.append(words)
+        if not self.positions and self.often != 0:
+            told = f" Start it with {flags.told} to know." if flags.told else ""
+            lines.append(f"What was accepted at each position is unknown.{told}")
+        lines += self._on_k(name)
+        lines += self._on_cost()
+        lines += self._on_load(flags.crowd)
+        lines += self._on_texts()
+        if self.baseline is None:
+            lines.append(f"There is no baseline: start the same server without speculation ({flags.off}).")
+        return lines
+
+    def _on_k(self, engine: str) -> list[str]:
+        if self.best_k is None or not self.positions:
+            return []
+        now, best = len(self.positions), self.best_k
+        if best == 0:
+            return [f"No draft of up to {now} tokens would pay here: {FLAGS[engine].off}, or use another drafter."]
+        if best < now:
+            return [f"Shorter drafts should be faster, K = {best} instead of {now}: {k_flag(engine, best)}."]
+        last = self.positions[-1]["unconditional"].mean
+        if last > 0.5:
+            return [
+                f"Of all drafts, {last:.0%} pass to their last position: try longer ones, K = {2 * now}: "
+                f"{k_flag(engine, 2 * now)}."
+            ]
+        return []
+
+    def _on_cost(self) -> list[str]:
+        cost, tokens = self.round["cost"], self.tokens_per_round
+        if cost is None or tokens is None or self.speed_up is None or self.speed_up.mean >= EVEN[0]:
+            return []
+        slow = cost.mean > tokens.mean > 1.5  # enough passes
+        spoils = "a round takes too long" if slow else "too little passes"
+        return [
+            f"What spoils it: {spoils}. A round takes the time of {cost.mean:.2f} rounds of the baseline and brings "
+            f"{tokens.mean:.2f} tokens."
+        ]
+
+    def _on_load(self, flag: str) -> list[str]:
+        lines = []
+        slower = [row for row in self.at_once if row["speed_up"] is not None and row["speed_up"] < EVEN[0]]
+        if slower and self.at_once[0]["speed_up"] is not None and self.at_once[0]["speed_up"] > EVEN[1]:
+            lines.append(f"From {slower[0]['at_once']} requests at once on it is slower than the baseline: {flag}.")
+        known = [row for row in self.contexts if row["speed_up"] is not None]
+        if len(known) > 1 and (drop := known[-1]["speed_up"].mean / known[0]["speed_up"].mean) < 0.9:
+            lines.append(
+                f"With prompts of {known[-1]['prompt_tokens']:,.0f} tokens the speed-up is {1 - drop:.0%} smaller than "
+                f"with {known[0]['prompt_tokens']:,.0f}."
+            )
+        return lines
+
+    def _on_texts(self) -> list[str]:
+        compared, same = self.texts["compared"], self.texts["same"]
+        if not compared:
+            return []
+        if same == compared:
+            return [f"All {compared} texts are the same with and without speculation, token for token."]
+        lines = [f"{compared - same} of {compared} texts differ."]
+        for row in self.texts["differences"]:
+            gap = row["margin"]
+            if gap is None:
+                why = "how close the two tokens were there is unknown"
+            elif gap <= NEAR:
+                why = f"the two tokens were {gap:.3g} of a logit apart there, a near-tie that rounding can decide"
+            else:
+                why = f"the two tokens were {gap:.3g} of a logit apart there, more than rounding explains: report this"
+            lines.append(f"{row['prompt']}: from token {row['token']} on; {why}.")
+        return lines
+
+
+# The figures -------------------------------------------------------------------------------------------------
+
+
+def _by(samples: Sequence[Sample], name: str) -> dict[str, list[Sample]]:
+    found: dict[str, list[Sample]] = {}
+    for sample in samples:
+        found.setdefault(getattr(sample.prompt, name), []).append(sample)
+    return found
+
+
+def _tokens_per_round(samples: Sequence[Sample]) -> Spread | None:
+    return pooled_rate([(len(found.tokens) - 1, found.rounds) for found in (s.with_drafts for s in samples)])
+
+
+def _speed_up(samples: Sequence[Sample]) -> Spread | None:
+    return geometric_mean({s.prompt.id: [s.speed_up] if s.speed_up else [] for s in samples})
+
+
+def _often(samples: Sequence[Sample]) -> float | None:
+    drafts, rounds = [s.with_drafts.drafts for s in samples], sum(s.with_drafts.rounds for s in samples)
+    known = [count for count in drafts if count is not None]
+    return min(1.0, sum(known) / rounds) if rounds and len(known) == len(drafts) else None
+
+
+def _positions(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """The texts are the units of the intervals: guesses of one text pass or fail together."""
+    if any(s.with_drafts.places is None for s in samples):
+        return []
+    rows = []
+    longest = max((len(s.with_drafts.places or ()) for s in samples), default=0)
+    for place in range(longest):
+        there = [
+            (s.with_drafts.drafts or 0, *(s.with_drafts.places or [])[place])
+            if place < len(s.with_drafts.places or ())
+            else (s.with_drafts.drafts or 0, 0, 0)
+            for s in samples
+        ]
+        tested = None if any(count is None for _, count, _ in there) else sum(count or 0 for _, count, _ in there)
+        row: dict[str, Any] = {"position": place + 1, "drafts": sum(drafts for drafts, _, _ in there)}
+        row |= {"tested": tested, "accepted": sum(accepted for _, _, accepted in there)}
+        row["conditional"] = None
+        if tested is not None:
+            row["conditional"] = pooled_rate([(accepted, count or 0) for _, count, accepted in there], 1.0)
+        row["unconditional"] = pooled_rate([(accepted, drafts) for drafts, _, accepted in there], 1.0)
+        rows.append(row)
+    return [row for row in rows if row["unconditional"] is not None]
+
+
+def _round(samples: Sequence[Sample]) -> dict[str, Any]:
+    def mean_ms(side: str, part: str = "") -> float | None:
+        """Of a round, or of one part of it; None if that is not told."""
+        written = [found for s in samples if (found := getattr(s, side)) is not None and found.round_seconds]
+        seconds = [getattr(f.stats, part) if part else f.round_seconds * f.rounds for f in written]
+        rounds = sum(found.rounds for found in written)
+        return None if not rounds or None in seconds else 1000 * sum(seconds) / rounds
+
+    return {
+        "ms": mean_ms("with_drafts"),
+        "baseline_ms": mean_ms("alone"),
+        "cost": geometric_mean({s.prompt.id: [s.cost] if s.cost else [] for s in samples}),
+        "draft_ms": mean_ms("with_drafts", "draft_seconds"),
+        "verify_ms": mean_ms("with_drafts", "verify_seconds"),
+        "other_ms": mean_ms("with_drafts", "other_seconds"),
+    }
+
+
+def _alpha(cost: float | None, often: float | None, k: int) -> float | None:
+    """The acceptance rate that pays, if all positions were alike (Leviathan et al., equation 1)."""
+    if cost is None or not often or not k:
+        return None
+    drafted = 1 + (cost - 1) / often  # what a round with a draft costs, if the others cost what the baseline's do
+    return theory.break_even(k, theory.Costs(max(drafted - 1, 0.0), parallel=True))
+
+
+def _best_k(reached: Sequence[float], cost: float | None, often: float | None) -> int | None:
+    """The K up to that of the drafts with the most tokens a second, 0 for none.
+
+    `reached` is how often a draft passes to each position. The cost of a round is taken to grow evenly with its draft,
+    from that of a round of the baseline. The K in use is kept unless another is faster by `WORTH`.
+    """
+    if cost is None or not often or not reached:
+        return None
+    longest = len(reached)
+    each = (1 + (cost - 1) / often - 1) / longest
+
+    def speed(k: int) -> float:
+        return (1 + sum(reached[:k])) / max(1 + each * k, 1e-9)
+
+    best = max(range(longest + 1), key=speed)
+    return best if speed(best) > (1 + WORTH) * speed(longest) else longest
+
+
+def _group(of: dict[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
+    tested = [(s.with_drafts.stats.accepted, s.with_drafts.stats.tested) for s in samples]
+    known = all(None not in pair for pair in tested)
+    prompt = [s.with_drafts.stats.prompt_tokens for s in samples]
+    speeds = {s.prompt.id: s.alone.stats.tokens_per_second for s in samples if s.alone}
+    return {
+        **of,
+        "texts": len(samples),
+        "prompt_tokens": sum(prompt) / len(prompt),
+        "speed_up": _speed_up(samples),
+        "tokens_per_round": _tokens_per_round(samples),
+        "acceptance_rate": pooled_rate(tested, 1.0) if known else None,
+        "baseline_tokens_per_second": geometric_mean({name: [speed] for name, speed in speeds.items() if speed}),
+    }
+
+
+def _crowd(crowd: Crowd) -> dict[str, Any]:
+    figures = "tokens_per_second", "alone_tokens_per_second", "speed_up"
+    return {"at_once": crowd.at_once, "texts": crowd.texts, **{name: getattr(crowd, name) for name in figures}}
+
+
+def _texts(samples: Sequence[Sample]) -> dict[str, Any]:
+    compared = [s for s in samples if s.comparison is not None]
+    differing = [s for s in compared if s.comparison and not s.comparison.identical]
+    return {
+        "compared": len(compared),
+        "same": len(compared) - len(differing),
+        "differences": [
+            {"prompt": _name(s), "token": (s.comparison.first_difference or 0) + 1, "margin": s.comparison.margin}
+            for s in differing
+            if s.comparison
+        ],
+    }
+
+
+def _name(sample: Sample) -> str:
+    return sample.prompt.id if sample.context is None else f"{sample.prompt.id} behind {sample.context:,} tokens"
+
+
+def _sample(sample: Sample) -> dict[str, Any]:
+    written, alone = sample.with_drafts, sample.alone
+    return {
+        "prompt": sample.prompt.id,
+        "kind": sample.prompt.category,
+        "context": sample.context,
+        "tokens": len(written.tokens),
+        "rounds": written.rounds,
+        "drafts": written.drafts,
+        "drafted": written.drafted,
+        "tokens_per_second": written.stats.tokens_per_second,
+        "first_token_seconds": written.stats.ttft_seconds,
+        "baseline_tokens_per_second": alone.stats.tokens_per_second if alone else None,
+        "speed_up": sample.speed_up,
+        "same_text": sample.comparison.identical if sample.comparison else None,
+    }
