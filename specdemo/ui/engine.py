@@ -358,7 +358,9 @@ def facts(loaded: Any) -> tuple[str, ...]:
     own = "transformers' own forward" if environment.get("engine") == "eager" else None
     away = environment.get("placement", {}).get("cpu", 0) if str(environment.get("device")).startswith("cuda") else 0
     offloaded = f"{away / 1e9:.1f} GB of the weights in main memory, which is slow" if away else None
-    return tuple(str(note) for note in (dtype, stored, environment.get("device_name"), own, offloaded) if note)
+    by_text = "the draft model has another tokenizer and drafts by text" if environment.get("drafts_by_text") else None
+    notes = dtype, stored, environment.get("device_name"), own, offloaded, by_text
+    return tuple(str(note) for note in notes if note)
 
 
 def _at_once(items: SimpleQueue[Any]) -> Iterator[Any]:
