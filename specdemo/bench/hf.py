@@ -31,6 +31,8 @@ def unavailable_reason(method: str, loaded: Loaded) -> str | None:
     """Why a method cannot be run on this preset, in a sentence; None if it can."""
     if method in (ASSISTED, TUNED) and loaded.draft_model is None:
         return f"{method} is left out: the preset {loaded.preset.name} has no draft model to assist."
+    if method in (ASSISTED, TUNED) and loaded.translation is not None:
+        return f"{method} is left out: the draft model of {loaded.preset.name} has another tokenizer."
     return None
 
 

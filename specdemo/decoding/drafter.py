@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,16 @@ from torch import Tensor
 from ..engines.runner import Runner
 from ..types import Draft, Verdict
 from .rule import Rule
+
+
+class Translator(Protocol):
+    """Turns the target's tokens into those of a draft model with another tokenizer, and back."""
+
+    def to_draft(self, token_ids: Sequence[int]) -> list[int]:
+        """The text of the target's tokens in the draft model's tokens."""
+
+    def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """The target's tokens that go on behind `token_ids` as `drafted` goes on behind `read`; empty if none do."""
 
 
 @dataclass(frozen=True, repr=False)  # a repr would print every weight
@@ -30,6 +40,7 @@ class DrafterParts:
     head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind
     ready_heads: dict[str, Any] = field(default_factory=dict)
     captured: bool = False  # the target's passes are captured on a GPU, and so should be a head's
+    translator: Translator | None = None  # for a draft model with another tokenizer
 
 
 class Drafter:

@@ -13,6 +13,7 @@ from ..decoding.rule import Rule
 from ..engines.runner import Runner
 from ..types import Draft, Verdict
 from .chain import draw_chain
+from .text_draft_model import LONGER, TextDraftModel
 
 
 class DraftModel(Drafter):
@@ -37,8 +38,10 @@ class DraftModel(Drafter):
         return None if parts.make_draft_runner is not None else "this preset has no draft model"
 
     @classmethod
-    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> DraftModel:
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Drafter:
         assert parts.make_draft_runner is not None
+        if parts.translator is not None:
+            return TextDraftModel(parts.make_draft_runner(LONGER * runner.context), parts.translator)
         return cls(parts.make_draft_runner(runner.context), runner.vocab_size, rule)
 
     @property

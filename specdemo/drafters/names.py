@@ -53,7 +53,7 @@ DRAFTERS = {
     ),
     "draft-model": Entry(
         "draft_model:DraftModel",
-        "A smaller model with the same tokenizer drafts. Good guesses, but each costs a small pass.",
+        "A smaller model drafts. Good guesses, but each costs a small pass.",
     ),
     "layer-skip": Entry(
         "layer_skip:LayerSkip",

@@ -34,6 +34,7 @@ from .errors import causes, wrap_load_errors
 from .placement import Part, plan
 from .presets import Preset, Source
 from .store import LoadError, Progress
+from .translation import Translation, differing_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,6 +76,7 @@ class Loaded:
     exact_rows: int
     make_target_runner: MakeRunner | None
     make_draft_runner: MakeRunner | None
+    translation: Translation | None = None  # where the draft model has another tokenizer
     costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
     head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind
     ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
@@ -108,6 +110,7 @@ class Loaded:
             head_files=self.head_files,
             ready_heads=self.ready_heads,
             captured=self.engine == "graph",
+            translator=self.translation,
         )
 
     def target_runner(self, capacity: int) -> Runner:
@@ -136,6 +139,7 @@ class Loaded:
             "placement": self.placement,
             "engine": self.engine,
             "exact_rows": self.exact_rows,
+            "drafts_by_text": self.translation is not None,
             "dtype": str(self.dtype).removeprefix("torch."),
             "weights_dtype": str(self.weights_dtype).removeprefix("torch."),
             "cpu": cpu_name(),
@@ -216,8 +220,7 @@ def _load(
         if source is not None
     )
     check_skip_layers(target.config, preset)
-    for draft in drafts:
-        check_same_tokenizer(target.tokenizer, draft.tokenizer, draft.config, preset)
+    translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
     parts = [
         Part(
             str(found.source),
@@ -257,7 +260,7 @@ def _load(
         device=opened.device,
         dtype=compute_dtype(chosen_dtype, opened.device),
         weights_dtype=compute_dtype(chosen_dtype, opened.device) if opened.engine == "eager" else chosen_dtype,
-        context=min(context_of(found.config) for found in (target, *drafts)),
+        context=min(context_of(found.config) for found in (target, *([] if translation else drafts))),
         eos_ids=_eos_ids(target, preset),
         ngram_table=preset.ngram_table,
         head_files=preset.heads if opened.embeddings is not None else {},
@@ -266,7 +269,8 @@ def _load(
         engine=opened.engine,
         exact_rows=opened.make_runner(1).exact_rows,
         make_target_runner=opened.make_runner,
-        make_draft_runner=draft_opened[0].make_runner if draft_opened else None,
+        make_draft_runner=_within(draft_opened[0].make_runner, drafts[0].config) if drafts else None,
+        translation=translation,
     )
 
 
@@ -347,41 +351,16 @@ def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:
         )
 
 
-def check_same_tokenizer(
-    target: PreTrainedTokenizerBase,
-    draft: PreTrainedTokenizerBase,
-    draft_config: PreTrainedConfig,
-    preset: Preset,
-) -> None:
-    """Refuse a draft model whose token ids do not mean what the target's mean.
-
-    Padding at the end of a vocabulary may differ, and so may tokens that only one of the two has, as long as
-    the draft model can read whatever the target writes.
-
-    Raises:
-        BadInput: naming both models and one token that differs.
-    """
-    readable = draft_config.get_text_config().vocab_size
-    if differing := differing_token(target.get_vocab(), draft.get_vocab(), readable):
-        raise BadInput(
-            f"{preset.draft_model} cannot draft for {preset.target}: they have different tokenizers. {differing}"
-        )
+def _translation(target: Checkpoint, draft: Checkpoint) -> Translation | None:
+    """Between the tokenizers of a target and its draft model; None if they are alike."""
+    readable = draft.config.get_text_config().vocab_size
+    unlike = differing_token(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab(), readable)
+    return Translation(target.tokenizer, draft.tokenizer) if unlike else None
 
 
-def differing_token(target: Mapping[str, int], draft: Mapping[str, int], readable: int) -> str | None:
-    """A sentence on the first token id that does not mean the same in two vocabularies; None if there is none.
-
-    Args:
-        readable: how many ids the draft model has.
-    """
-    names = {index: token for token, index in draft.items()}
-    for token, index in sorted(target.items(), key=lambda item: item[1]):
-        if names.get(index, token) == token and draft.get(token, index) == index and index < readable:
-            continue
-        other = names.get(index)
-        there = f"number {index} is {other!r}" if other is not None else f"there is no number {index}"
-        return f"Token {index} is {token!r} for the target, but {there} for the draft model."
-    return None
+def _within(make_runner: MakeRunner, config: PreTrainedConfig) -> MakeRunner:
+    """The same, of runners whose caches never hold more tokens than the model was made to read."""
+    return lambda capacity: make_runner(min(capacity, context_of(config)))
 
 
 def context_of(config: PreTrainedConfig) -> int:

@@ -17,6 +17,7 @@ from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, get_session
 from transformers import AutoConfig, PreTrainedConfig
 
+from ..drafters.text_draft_model import LONGER
 from ..engines.choose import expected_engine
 from ..engines.layout import LLAMAS, head_width
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_memory
@@ -24,10 +25,11 @@ from ..types import BadInput
 from .checkpoint import HUB_SECONDS, find_checkpoint
 from .errors import wrap_load_errors
 from .gguf_header import Header, read_header
-from .loaded import LANES, context_of, differing_token
+from .loaded import LANES, context_of
 from .placement import Part, bits
 from .presets import PRESETS, Gguf, Hub, Preset, Source
 from .store import LoadError, Progress
+from .translation import BY_TEXT, differing_token
 
 ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
 TOKENS = 2048  # that a text is reckoned with for the memory of caches
@@ -84,7 +86,7 @@ class Report:
     models: tuple[ModelReport, ...]
     free: int  # bytes of main memory
     on_cpu: bool
-    mismatch: str | None  # why the draft model cannot draft for the target
+    unlike: str | None  # the first token that is another one for the draft model
 
     @property
     def needed(self) -> int:
@@ -95,7 +97,7 @@ class Report:
         """A sentence a line."""
         lines = [model.sentence() for model in self.models]
         if len(self.models) > 1:
-            lines.append(self.mismatch or "The tokenizers match.")
+            lines.append(f"{BY_TEXT} {self.unlike}" if self.unlike else "The tokenizers match.")
         who = "It needs" if len(self.models) == 1 else "Together they need"
         return [*lines, f"{who} {gigabytes(self.needed)} of memory; {gigabytes(self.free)} are free."]
 
@@ -103,10 +105,8 @@ class Report:
         """Refuse what cannot run here, before anything large is fetched.
 
         Raises:
-            LoadError: main memory cannot hold it, or the tokenizers differ.
+            LoadError: main memory cannot hold it.
         """
-        if self.mismatch:
-            raise LoadError(self.mismatch)
         if self.on_cpu and self.needed > self.free:
             names = " and ".join(model.name for model in self.models)
             raise LoadError(
@@ -129,13 +129,13 @@ def report_on(
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
     looking = partial(_look_at, dtype=chosen_dtype, device=chosen_device, progress=progress)
     models = [looking(source, lanes=lanes) for source, lanes in zip(sources, (LANES, 1), strict=False)]
-    mismatch = None
+    unlike = None
     if len(models) > 1:
         target, draft = models
-        mismatch = differing_token(target.vocabulary, draft.vocabulary, draft.reads)
-        if mismatch:
-            mismatch = f"{draft.name} cannot draft for {target.name}: they have different tokenizers. {mismatch}"
-    return Report(tuple(models), free_memory(), chosen_device.type == "cpu", mismatch)
+        unlike = differing_token(target.vocabulary, draft.vocabulary, draft.reads)
+        if unlike:  # the same text may be more tokens for it
+            models[1] = replace(draft, caches=LONGER * draft.caches)
+    return Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike)
 
 
 def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.device, progress: Progress) -> ModelReport:

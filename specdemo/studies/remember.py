@@ -117,8 +117,8 @@ def from_one_context(loaded: Loaded, context: Sequence[int], new_tokens: int) ->
     *root, last = context
     capacity = len(context) + new_tokens
     target = Remembering(loaded.target_runner(capacity), root, last)
-    runners, make_draft_runner = [target], None
-    if loaded.draft_model is not None:
+    runners, make_draft_runner = [target], loaded.make_draft_runner
+    if loaded.draft_model is not None and loaded.translation is None:  # else it reads other tokens than the root's
         draft = Remembering(loaded.draft_runner(capacity), root)
         runners, make_draft_runner = [target, draft], lambda _: draft
     try:

@@ -44,6 +44,7 @@ class Backend:
     summary: Callable[[Any, Sequence[int], Settings, Sequence[Entry]], dict[str, Any]]
     trace_header: Callable[[Any, str, str, bool, Settings], dict[str, Any]]
     explain: Callable[[BaseException], str | None]
+    report: Callable[[Preset], Any]  # a `models.report.Report`
 
 
 def real_backend() -> Backend:
@@ -59,12 +60,15 @@ def real_backend() -> Backend:
             raise
         return loaded
 
+    def report(preset: Preset) -> Any:
+        return import_quickly("specdemo.models.report").report_on(preset)
+
     def explain(error: BaseException) -> str | None:
         from ..models import errors as failures
 
         return failures.explain(error)
 
-    return Backend(load, race.race, summary.summary, summary.trace_header, explain)
+    return Backend(load, race.race, summary.summary, summary.trace_header, explain, report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +187,11 @@ class Engine:
         mean, began = fmean(self._recent), self._began
         left = 0.0 if began is None else max(0.0, mean - (time.monotonic() - began))
         return left + ahead * mean
+
+    def add(self, preset: Preset) -> None:
+        """Have one more preset to load, or another one of the same name."""
+        with self._starting:
+            self.presets = {**self.presets, preset.name: preset}
 
     def begin_loading(self, preset: str) -> None:
         """Load `preset` unless it is loaded or being loaded. Returns at once. A failed load is tried again."""
@@ -358,7 +367,9 @@ def facts(loaded: Any) -> tuple[str, ...]:
     own = "transformers' own forward" if environment.get("engine") == "eager" else None
     away = environment.get("placement", {}).get("cpu", 0) if str(environment.get("device")).startswith("cuda") else 0
     offloaded = f"{away / 1e9:.1f} GB of the weights in main memory, which is slow" if away else None
-    return tuple(str(note) for note in (dtype, stored, environment.get("device_name"), own, offloaded) if note)
+    by_text = "the draft model has another tokenizer and drafts by text" if environment.get("drafts_by_text") else None
+    notes = dtype, stored, environment.get("device_name"), own, offloaded, by_text
+    return tuple(str(note) for note in notes if note)
 
 
 def _at_once(items: SimpleQueue[Any]) -> Iterator[Any]:

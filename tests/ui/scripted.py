@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,6 +116,7 @@ class Script:
         self.failure: Exception = RuntimeError("the script says so")
         self.differ_at: int | None = None
         self.load_failure: Exception | None = None
+        self.reported: list[Preset] = []
         self.says = ""
         self.gate.set()
         self.loading.set()
@@ -127,7 +128,7 @@ class Script:
 
     def engine(self) -> Engine:
         explain = lambda error: str(error) if isinstance(error, (BadInput, MemoryError)) else None  # noqa: E731
-        return Engine(PRESETS, Backend(self.load, self.race, summary, self.header, explain))
+        return Engine(PRESETS, Backend(self.load, self.race, summary, self.header, explain, self.report))
 
     def load(self, preset: Preset, progress: Any, instead_of: Any = None) -> ScriptedLoaded:
         for percent in (10, 50, 90):
@@ -135,8 +136,21 @@ class Script:
             self.loading.wait(30)
         if self.load_failure:
             raise self.load_failure
-        self.loads.append(ScriptedLoaded(preset))
+        loaded = ScriptedLoaded(preset)
+        if preset.draft_model is not None:
+            loaded.parts = replace(loaded.parts, make_draft_runner=loaded.target_runner)
+        self.loads.append(loaded)
         return self.loads[-1]
+
+    def report(self, preset: Preset) -> Any:
+        """What is told of models that a visitor names; one that is called "huge" cannot be held."""
+        self.reported.append(preset)
+
+        def check() -> None:
+            if "huge" in preset.name:
+                raise BadInput("huge would take 900.0 GB of memory.")
+
+        return SimpleNamespace(lines=lambda: [f"{preset.name}: downloads up to 1.0 GB."], check=check)
 
     def header(
         self, loaded: ScriptedLoaded, drafter: str, prompt: str, raw: bool, settings: Settings

@@ -86,14 +86,15 @@
   /** A status as this page shows it: what is done for others is not its own progress, nor its own failure. */
   const shown = (status, titles) => {
     const { stage, preset, words, facts, fraction } = status;
+    const title = (name) => titles[name] ?? name; // a model that was named by a visitor is called by its name
     const notes = (facts || []).join(" · ");
     if (stage === "idle" || !sd.preset || preset === sd.preset) return { stage, words, notes, fraction };
     const other = { stage: "other", fraction: null };
-    if (stage === "loading") return { ...other, words: titles[preset], notes: `is being loaded for another visitor: ${words}` };
+    if (stage === "loading") return { ...other, words: title(preset), notes: `is being loaded for another visitor: ${words}` };
     const has = loaded(status);
     if (!has) return { ...other, stage: "idle", words: "No model is loaded yet", notes: "" };
-    if (has === sd.preset) return { ...other, stage: "ready", words: titles[has], notes };
-    return { ...other, words: titles[has], notes: `${titles[sd.preset]} is loaded when you press Run` };
+    if (has === sd.preset) return { ...other, stage: "ready", words: title(has), notes };
+    return { ...other, words: title(has), notes: `${title(sd.preset)} is loaded when you press Run` };
   };
 
   sd.sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);

@@ -85,12 +85,13 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
         )
         form["seed"] = gr.Number(usual.seed, label="Seed", info="Picks the draws.", min_width=80, elem_id="seed")
     form["preset"] = gr.Dropdown(
-        [(preset.title, name) for name, preset in presets.items()],
+        menu(presets),
         value=first.name,
         label="Preset",
         info=first.description,
         elem_id="preset",
     )
+    form["own"] = gr.Column(min_width=0)  # see `own_models`
     with gr.Accordion("More settings", open=False, elem_id="more"):
         form["mode"] = gr.Radio(
             [("Chat template", CHAT), ("Raw text", RAW)],
@@ -122,6 +123,17 @@ def starting_values(defaults: Defaults) -> dict[str, Any]:
     """What a preset begins with, by the names of `STARTING`."""
     values = *_k(defaults), defaults.temperature, defaults.max_new_tokens, _mode(defaults)
     return dict(zip(STARTING, (defaults.drafter, *values), strict=True))
+
+
+def begin_with(preset: Preset, budgets: Budgets) -> list[Any]:
+    """Updates of the field of presets and of those of `STARTING` for a preset that was chosen."""
+    drafter, *others = starting_values(starting(preset.defaults, budgets)).values()
+    return [gr.update(info=preset.description), gr.update(value=drafter, info=describe(preset, drafter)), *others]
+
+
+def menu(presets: Mapping[str, Preset]) -> list[tuple[str, str]]:
+    """The choices of the field of presets."""
+    return [(preset.title, name) for name, preset in presets.items()]
 
 
 def _mode(defaults: Defaults) -> str:

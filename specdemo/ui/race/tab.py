@@ -29,10 +29,12 @@ from .form import (
     RAW,
     STARTING,
     add_form,
+    begin_with,
     describe,
     read_form,
     starting_values,
 )
+from .own_models import add_own_models
 from .run import Run
 
 STOP_SECONDS = 2.0
@@ -47,6 +49,8 @@ def add_race(engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], b
     with gr.Row(elem_id="stage"):
         with gr.Column(scale=0, min_width=330, elem_id="controls"):
             form = add_form(engine.presets, prompts, budgets)
+            with form["own"]:
+                add_own_models(engine, form, budgets)
         with gr.Column(scale=1, min_width=320, elem_id="arena"):
             arena = gr.HTML(
                 html_template="<div></div>",
@@ -137,10 +141,7 @@ def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Bu
         if preset is None:
             return [gr.skip()] * len(begins)
         check(preset)
-        begun = engine.presets[preset]
-        drafter, *others = starting_values(starting(begun.defaults, budgets)).values()
-        update = gr.update(value=drafter, info=describe(begun, drafter))
-        return [gr.update(info=begun.description), update, *others]
+        return begin_with(engine.presets[preset], budgets)
 
     def load(preset: Any) -> Iterator[None]:
         """Holds the line until it is loaded or cannot be. The page is told by `status`."""

@@ -1,0 +1,74 @@
+"""A draft model with another tokenizer: it drafts text, which is encoded again for the target.
+
+Universal assisted generation; Timor et al., arXiv 2502.05202, algorithm 2 (string-level exact match).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..decoding.drafter import Drafter, Translator
+from ..decoding.rule import DRAFTER_OVERFLOWED
+from ..decoding.sampling import largest
+from ..engines.runner import Runner
+from ..types import Draft, NotFinite
+
+LONGER = 2  # its cache has room for so many times the tokens of the target, since its tokens may be shorter
+
+
+class TextDraftModel(Drafter):
+    """Writes K of its own tokens, the likeliest each time, and proposes what they are in the target's.
+
+    Its distribution is over other tokens than the target's, so nothing is drawn from it: the draft is a chosen one at
+    every temperature. K tokens of its own are often fewer of the target's.
+
+    Its cache holds what it has read. When the target's text is translated anew, the beginning that stayed the same is
+    kept. Where the cache is too short for all of the text, the model reads the end of it.
+    """
+
+    name = "draft-model"
+
+    def __init__(self, runner: Runner, translator: Translator) -> None:
+        self.runner, self.translator = runner, translator
+        self._read: list[int] = []  # the tokens in the cache
+        self._skipped = 0  # tokens at the beginning of the text that it does not read
+
+    @property
+    def drafts_on(self) -> torch.device:
+        return self.runner.device
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        runner, text = self.runner, self.translator.to_draft(context)
+        if len(text) - self._skipped + k > runner.context:
+            self._skipped = max(len(text) - runner.context // 2, 0)
+        text = text[self._skipped :]
+        if not text or k >= runner.context or max(text) >= runner.vocab_size:
+            return Draft()
+        unread = self._forget_but(text)
+        drafted: list[Tensor] = []
+        values: list[Tensor] = []
+        for _ in range(k):
+            read = runner.forward(drafted[-1] if drafted else unread) if runner.length else runner.prefill(unread)
+            best = largest(read[-1:])  # [1, V']
+            drafted.append(best.places)
+            values.append(best.values)
+        if not bool(torch.cat(values).isfinite().all()):
+            raise NotFinite(DRAFTER_OVERFLOWED)
+        written = [int(token) for token in torch.cat(drafted).tolist()]
+        self._read = [*text, *written[:-1]]
+        return Draft(self.translator.to_target(context, text, written)[:k])
+
+    def _forget_but(self, text: list[int]) -> list[int]:
+        """Keep what the cache has of `text`, and return the rest: at least its last token, which the draft follows."""
+        kept = next((i for i, (old, new) in enumerate(zip(self._read, text, strict=False)) if old != new), None)
+        kept = min(len(self._read), len(text)) if kept is None else kept
+        kept = min(kept, len(text) - 1, self.runner.length)
+        self.runner.rollback(kept)
+        return text[kept:]
+
+    def release(self) -> None:
+        self._read = []
+        self.runner.release()

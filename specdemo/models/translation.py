@@ -1,0 +1,128 @@
+"""Between two tokenizers: tokens of the target as tokens of a draft model with another vocabulary, and back.
+
+Both ways go through the text, as in universal assisted generation (Timor et al., arXiv 2502.05202, and transformers'
+`AssistedCandidateGeneratorDifferentTokenizers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from transformers import PreTrainedTokenizerBase
+
+from .chat import special_ids
+
+WINDOW = 16  # tokens before the drafted ones that are encoded with them, since words join at the seam
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what the bytes of half a character are decoded to
+BY_TEXT = (  # the figures are those of README.md, "Models by name"
+    "The tokenizers differ, so the draft model drafts by text: each round decodes the text and encodes it again (1% to "
+    "4% of the draft time in our measurement, and more for long texts), some drafts are lost where the two cut words "
+    "otherwise (2% of the rounds), and above temperature 0 fewer tokens pass, since they are chosen and not drawn."
+)
+
+
+def differing_token(target: Mapping[str, int], draft: Mapping[str, int], readable: int) -> str | None:
+    """A sentence on the first token id that does not mean the same in two vocabularies; None if there is none.
+
+    Padding at the end of a vocabulary may differ, and so may tokens that only one of the two has, as long as the draft
+    model can read whatever the target writes.
+
+    Args:
+        readable: how many ids the draft model has.
+    """
+    names = {index: token for token, index in draft.items()}
+    for token, index in sorted(target.items(), key=lambda item: item[1]):
+        if names.get(index, token) == token and draft.get(token, index) == index and index < readable:
+            continue
+        other = names.get(index)
+        there = f"number {index} is {other!r}" if other is not None else f"there is no number {index}"
+        return f"Token {index} is {token!r} for the target, but {there} for the draft model."
+    return None
+
+
+class Translation:
+    """Translates the token ids of one pair of tokenizers, see `decoding.drafter.Translator`.
+
+    A special token becomes the other tokenizer's special token of the same name, or of the same part (the beginning or
+    the end of a text). The draft model does not see those that it has none for.
+    """
+
+    def __init__(self, target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+        self._target, self._draft = target, draft
+        self._target_specials, self._draft_specials = special_ids(target), special_ids(draft)
+        self._to_draft = _same_specials(target, draft)
+        self._to_target = _same_specials(draft, target)
+        letter = draft.encode("a", add_special_tokens=True)
+        self._beginning = [index for index in letter[:1] if index in self._draft_specials]
+
+    def to_draft(self, token_ids: Sequence[int]) -> list[int]:
+        """The text of the target's tokens in the draft model's tokens, without half a character at the end."""
+        text: list[int] = []
+        for is_special, part in groupby(token_ids, self._target_specials.__contains__):
+            if is_special:
+                text += [self._to_draft[index] for index in part if index in self._to_draft]
+            else:
+                words = _decode(self._target, list(part)).rstrip(UNFINISHED)
+                text += _encode(self._draft, words)
+        return text if text[:1] == self._beginning else self._beginning + text
+
+    def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
+        """The target's tokens that go on behind `token_ids` as `drafted` goes on behind `read`.
+
+        Empty if no tokens of the target do so, for instance where both would cut a word in different places.
+
+        Args:
+            read: what `to_draft` made of `token_ids`, or the end of it.
+            drafted: tokens of the draft model. What comes after a special token is left out.
+        """
+        count = next((i for i, index in enumerate(drafted) if index in self._draft_specials), len(drafted))
+        before, words = list(read[-WINDOW:]), list(drafted[:count])
+        seen = _decode(self._draft, before)
+        both = _decode(self._draft, before + words).rstrip(UNFINISHED)
+        new = both[len(seen) :] if both.startswith(seen) else ""
+        translated = self._behind(_last_text(token_ids, self._target_specials), new) if new else []
+        finished = count < len(drafted) and drafted[count] in self._to_target
+        if finished and len(translated) == 0 and new:  # the end belongs behind words that are missing
+            return []
+        return [*translated, self._to_target[drafted[count]]] if finished else translated
+
+    def _behind(self, before: list[int], new: str) -> list[int]:
+        """Tokens of the target that add the text `new` to that of the tokens `before`; empty if none do.
+
+        First those of the text as the tokenizer cuts it, if it cuts it where `before` ends; else those of the new text
+        by itself, or behind a line break, where no tokenizer puts a space before a word.
+        """
+        target = self._target
+        text = _decode(target, before).rstrip(UNFINISHED)
+        whole = _encode(target, text + new)
+        wanted = _decode(target, whole)  # differs from the text where the tokenizer normalises it
+        cuts = sorted(range(len(whole) + 1), key=lambda cut: abs(cut - len(before)))
+        alone, behind_break = _encode(target, new), _encode(target, "\n" + new)
+        candidates = [whole[cut:] for cut in cuts[: WINDOW // 2]]
+        candidates += [alone, *(behind_break[cut:] for cut in (1, 2))]
+        return next((tokens for tokens in candidates if tokens and _decode(target, before + tokens) == wanted), [])
+
+
+def _same_specials(of: PreTrainedTokenizerBase, to: PreTrainedTokenizerBase) -> dict[int, int]:
+    """Special tokens of a tokenizer to those of another."""
+    theirs = {to.convert_ids_to_tokens(index): index for index in special_ids(to)}
+    names = {index: of.convert_ids_to_tokens(index) for index in special_ids(of)}
+    named = {index: theirs[name] for index, name in names.items() if name in theirs}
+    parts = {of.bos_token_id: to.bos_token_id, of.eos_token_id: to.eos_token_id}
+    return {index: other for index, other in parts.items() if None not in (index, other)} | named
+
+
+def _last_text(token_ids: Sequence[int], specials: frozenset[int]) -> list[int]:
+    """The last tokens of a text, as far as they are no special ones."""
+    last = list(token_ids[-WINDOW:])
+    special = [place for place, index in enumerate(last) if index in specials]
+    return last[special[-1] + 1 :] if special else last
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)) if text else []
+
+
+def _decode(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

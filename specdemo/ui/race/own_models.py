@@ -1,0 +1,174 @@
+"""The fields of the Race tab for models that a person names: looked at first, then loaded, then kept as a preset."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from threading import Event
+from typing import Any, NamedTuple
+
+import gradio as gr
+
+from ...models.presets import Preset, preset_of, read_preset
+from ...system.imports import import_quickly
+from ...types import BadInput
+from ..budgets import Budgets
+from ..engine import Engine
+from ..serving.line import MODEL, QUIET
+from .form import STARTING, begin_with, menu
+
+STOP_SECONDS = 10.0  # that a load gets to notice that it was cancelled
+OFF = "() => ({ interactive: false, __type__: 'update' })"
+CHOSEN = "(preset) => { specdemo.chose(preset); specdemo.asked = preset; return preset; }"
+
+
+class Loading(NamedTuple):
+    """A load that someone waits for."""
+
+    stop: Event  # is set to end it
+    ended: Event
+
+
+def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> None:
+    """Add the fields to the page that is being built. A Space has them only for the names that its owner allows.
+
+    Args:
+        form: the controls of the Race tab, of which a loaded model is chosen.
+    """
+    allowed = os.environ.get("SPECDEMO_ALLOW", "") if os.environ.get("SPACE_ID") else None
+    with gr.Accordion("Your own model", open=False, visible=allowed != "", elem_id="own"):
+        target = gr.Textbox(
+            label="Target",
+            info="A hub id (owner/name), a folder, a .gguf file, or owner/name:file.gguf."
+            if allowed is None
+            else f"This Space allows: {allowed}.",
+            max_lines=1,
+            elem_id="own-target",
+        )
+        draft = gr.Textbox(
+            label="Draft model", info="Named in the same way, or nothing.", max_lines=1, elem_id="own-draft"
+        )
+        look = gr.Button("Check", elem_id="own-check")
+        said = gr.Textbox(label="What it takes", visible=False, lines=2, max_lines=14, elem_id="own-said")
+        with gr.Row():
+            load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
+            cancel = gr.Button("Cancel", interactive=False, min_width=80, elem_id="own-cancel")
+        with gr.Row(visible=allowed is None):
+            name = gr.Textbox(label="Name", info="Of the preset.", max_lines=1, min_width=100, elem_id="own-name")
+            save = gr.Button("Save as preset", min_width=80, elem_id="own-save")
+    before = gr.State("")  # the preset to go back to
+    _wire(engine, form, budgets, _Fields(target, draft, look, said, load, cancel, name, save, before))
+
+
+class _Fields(NamedTuple):
+    target: gr.Textbox
+    draft: gr.Textbox
+    look: gr.Button
+    said: gr.Textbox
+    load: gr.Button
+    cancel: gr.Button
+    name: gr.Textbox
+    save: gr.Button
+    before: gr.State
+
+
+def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: _Fields) -> None:
+    named, chosen = [own.target, own.draft], form["preset"]
+    begins = [chosen, *(form[field] for field in STARTING)]
+    loads: dict[str | None, Loading] = {}  # by session
+
+    def choose(preset: str) -> list[Any]:
+        first, *others = begin_with(engine.presets[preset], budgets)
+        return [gr.update(**{**first, "value": preset, "choices": menu(engine.presets)}), *others]
+
+    def check(target: Any, draft: Any) -> list[Any]:
+        lines: list[str] = []
+        try:
+            with engine.beside.work():
+                report = engine.backend.report(_preset(target, draft))
+                lines += report.lines()
+                report.check()
+        except Exception as error:
+            return [_say(*lines, engine.sentence(error)), gr.update(interactive=False)]
+        return [_say(*lines), gr.update(interactive=True)]
+
+    def begin(target: Any, draft: Any) -> list[Any]:
+        preset = _or_toast(_preset, target, draft)
+        going_back = engine.status.loaded or next(iter(engine.presets))
+        engine.add(preset)
+        return [going_back, gr.update(interactive=False), gr.update(interactive=True), *choose(preset.name)]
+
+    def load(preset: Any, request: gr.Request) -> Iterator[None]:
+        """Holds the line until it is loaded, cannot be, or is cancelled; the top of the page says how far it is."""
+        if preset not in engine.presets:
+            return
+        loading = loads[request.session_hash] = Loading(Event(), Event())
+        try:
+            for _ in engine.follow(preset, loading.stop):
+                yield
+        finally:
+            loads.pop(request.session_hash, None)
+            loading.ended.set()
+
+    def ended(preset: Any, before: str) -> list[Any]:
+        """After a load that failed, the preset that was loaded before is chosen again."""
+        status = engine.status
+        if preset not in engine.presets or status.loaded == preset:
+            return [gr.skip(), gr.update(interactive=False), *[gr.skip()] * len(begins)]
+        failed = status.stage == "failed" and status.preset == preset
+        return [_say(status.words) if failed else gr.skip(), gr.update(interactive=False), *choose(before)]
+
+    def give_up(before: str, request: gr.Request) -> list[Any]:
+        """Go back to the preset that was loaded before: to choose another one ends a load."""
+        loading = loads.get(request.session_hash)
+        if loading is not None:
+            loading.stop.set()
+            loading.ended.wait(STOP_SECONDS)  # or it would ask for its preset again
+        engine.begin_loading(before)
+        said = _say("Cancelled. What was downloaded by then is kept.")
+        return [said, gr.update(interactive=True), gr.update(interactive=False), *choose(before)]
+
+    def save(target: Any, draft: Any, name: Any) -> list[Any]:
+        if os.environ.get("SPACE_ID"):
+            return [_say("A Space keeps no presets of its visitors."), gr.skip()]
+        try:
+            reporting = import_quickly("specdemo.models.report")
+            saved = read_preset(reporting.save_preset(_preset(target, draft), _text(name)))
+        except Exception as error:
+            return [_say(engine.sentence(error)), gr.skip()]
+        engine.add(saved)
+        return [_say(f"Saved: the menu has it as {saved.title}."), gr.update(choices=menu(engine.presets))]
+
+    here = {"preprocess": False, "queue": False}
+    for field in named:
+        field.input(None, None, own.load, js=OFF)
+    own.look.click(check, named, [own.said, own.load], **here, show_progress="minimal", api_visibility="private")
+    begun = own.load.click(begin, named, [own.before, own.load, own.cancel, *begins], **here, **QUIET)
+    loading = begun.success(load, chosen, None, preprocess=False, js=CHOSEN, **MODEL, **QUIET)
+    told = loading.then(ended, [chosen, own.before], [own.said, own.cancel, *begins], **here, **QUIET)
+    told.then(None, chosen, None, js=CHOSEN)
+    outputs = [own.said, own.load, own.cancel, *begins]
+    cancelled = own.cancel.click(give_up, own.before, outputs, cancels=[loading], queue=False, **QUIET)
+    cancelled.then(None, chosen, None, js=CHOSEN)
+    own.save.click(save, [*named, own.name], [own.said, chosen], **here, **QUIET)
+
+
+def _preset(target: Any, draft: Any) -> Preset:
+    return preset_of(_text(target), _text(draft) or None)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise BadInput("A name must be a text.")
+    return value.strip()
+
+
+def _say(*lines: str) -> Any:
+    return gr.update(value="\n".join(lines), visible=True)
+
+
+def _or_toast(work: Any, *values: Any) -> Any:
+    try:
+        return work(*values)
+    except BadInput as error:
+        raise gr.Error(str(error), print_exception=False) from error

@@ -1,0 +1,204 @@
+"""The fields for models that a visitor names: told before anything is fetched, loaded, cancelled, kept, and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from specdemo.models import report as reporting
+from specdemo.models.presets import Folder, Hub, read_preset
+from specdemo.ui.engine import Engine, real_backend
+from tests.unit.checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
+
+from .browser import run, served, served_engine, tokens_of, tokens_shown
+from .conftest import Visit
+from .scripted import PROMPTS, Script
+
+WIDTHS = [1280, 390]
+
+
+def name_models(page: Page, target: str, draft: str = "") -> None:
+    """Open the fields, fill them in, and ask what they take."""
+    field = page.locator("#own-target input, #own-target textarea")
+    if not field.is_visible():
+        page.get_by_role("button", name="Your own model").click()
+    field.fill(target)
+    page.locator("#own-draft input, #own-draft textarea").fill(draft)
+    page.click("#own-check")
+
+
+def said(page: Page) -> str:
+    return page.locator("#own-said textarea").input_value()
+
+
+def expect_said(page: Page, words: str) -> None:
+    expect(page.locator("#own-said textarea")).to_have_value(words)
+
+
+def chosen(page: Page) -> str:
+    return page.locator("#preset input").input_value()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, script: Script, width: int) -> None:
+    page = visit(width=width)
+    loads = len(script.loads)
+    assert not page.locator("#own-target").is_visible()
+    name_models(page, "someone/big", "someone/small")
+    expect_said(page, "someone/big + someone/small: downloads up to 1.0 GB.")
+    assert len(script.loads) == loads
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.click("#own-load")
+    expect(page.locator(".sd-model")).to_have_text("big + small")
+    expect(page.locator("#preset input")).to_have_value("big + small")
+    expect(page.locator("#drafter input")).to_have_value("draft-model")
+    expect(page.locator("#own-cancel")).to_be_disabled()
+    assert (script.loads[-1].preset.target, script.loads[-1].preset.draft_model) == (
+        Hub("someone/big"),
+        Hub("someone/small"),
+    )
+    page.click("#drafter input")
+    page.get_by_role("option", name="prompt-lookup").click()
+    run(page, "one two three")
+    assert tokens_shown(page, "speculative") == tokens_of(script.entries, "speculative")
+    page.click("#preset input")
+    page.get_by_role("option", name="Scripted 135M").click()
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    page.locator("#own-draft input, #own-draft textarea").fill("")
+    expect(page.locator("#own-load")).to_be_disabled()  # what was told is not of these names
+
+
+def test_a_load_is_cancelled_and_the_preset_before_races(visit: Visit, script: Script) -> None:
+    page = visit()
+    expect(page.locator(".sd-top")).to_have_attribute("data-stage", "ready")
+    before = chosen(page)
+    name_models(page, "someone/slow")
+    script.loading.clear()
+    page.click("#own-load")
+    expect(page.locator(".sd-top")).to_have_attribute("data-stage", "loading")
+    expect(page.locator(".sd-model")).to_contain_text("10% done")
+    page.click("#own-cancel")
+    expect_said(page, "Cancelled. What was downloaded by then is kept.")
+    script.loading.set()
+    expect(page.locator(".sd-model")).to_have_text(before)
+    expect(page.locator("#preset input")).to_have_value(before)
+    assert script.loads[-1].preset.name != "someone/slow"
+    run(page, "one two three")
+    assert tokens_shown(page, "plain") == tokens_of(script.entries, "plain")
+    expect(page.locator("#own-load")).to_be_enabled()
+    page.click("#own-load")  # again
+    expect(page.locator(".sd-model")).to_have_text("slow")
+    assert script.loads[-1].preset.target == Hub("someone/slow")
+
+
+WRONG = {
+    "": "Name a model: a hub id, a folder, or a .gguf file.",
+    "my model": "'my model' is neither a hub id (owner/name) nor a folder nor a .gguf file.",
+    "a/b.bin": "a/b.bin is a pickle, which can run code when it is read: only safetensors and GGUF are loaded.",
+    "./absent.gguf": "There is no file or folder ./absent.gguf.",
+    "a/huge": "a/huge: downloads up to 1.0 GB.\nhuge would take 900.0 GB of memory.",
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_wrong_names_are_sentences_and_what_was_loaded_races(visit: Visit, script: Script, width: int) -> None:
+    page = visit(width=width)
+    for name, words in WRONG.items():
+        name_models(page, name)
+        expect_said(page, words)
+        expect(page.locator("#own-load")).to_be_disabled()
+    run(page, "one two three")
+    assert tokens_shown(page, "plain") == tokens_of(script.entries, "plain")
+
+
+def test_a_load_that_fails_says_why_and_goes_back(visit: Visit, script: Script) -> None:
+    page = visit()
+    expect(page.locator(".sd-top")).to_have_attribute("data-stage", "ready")
+    before = chosen(page)
+    script.load_failure = MemoryError("the weights of someone/broken are truncated.")
+    name_models(page, "someone/broken")
+    page.click("#own-load")
+    expect_said(page, "the weights of someone/broken are truncated.")
+    expect(page.locator("#preset input")).to_have_value(before)
+    script.load_failure = None
+    run(page, "one two three")
+    assert tokens_shown(page, "plain") == tokens_of(script.entries, "plain")
+
+
+def test_named_models_are_kept_as_a_preset(
+    visit: Visit, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting.save_preset, "__defaults__", (tmp_path,))
+    page = visit()
+    name_models(page, "someone/big", str(tmp_path))
+    save = page.locator("#own-save")
+    save.click()
+    expect_said(page, "A preset is named by letters, digits, dots and dashes, not ''.")
+    page.locator("#own-name input, #own-name textarea").fill("mine")
+    save.click()
+    title = f"big + {tmp_path.name}"
+    expect_said(page, f"Saved: the menu has it as {title}.")
+    mine = read_preset(tmp_path / "mine.toml")
+    assert (mine.target, mine.draft_model) == (Hub("someone/big"), Folder(tmp_path))
+    page.click("#preset input")
+    page.get_by_role("option", name=title).click()
+    expect(page.locator(".sd-model")).to_have_text(title)
+    assert script.loads[-1].preset.name == "mine"
+
+
+def test_a_space_has_the_fields_only_for_what_its_owner_allows(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPACE_ID", "someone/space")
+    with served(Script()) as url:
+        page = visit(at=url)
+        expect(page.get_by_role("button", name="Your own model")).to_have_count(0)
+        page.close()
+    monkeypatch.setenv("SPECDEMO_ALLOW", "someone/big")
+    with served(Script()) as url:
+        page = visit(at=url)
+        name_models(page, "someone/other")
+        expect_said(
+            page, "This Space loads its presets only, not someone/other. Its owner can allow more by SPECDEMO_ALLOW."
+        )
+        name_models(page, "someone/big")
+        expect_said(page, "someone/big: downloads up to 1.0 GB.")
+        assert not page.locator("#own-save").is_visible()
+        page.close()
+
+
+def test_a_gguf_file_races_with_a_draft_model_of_another_tokenizer(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With real models, tiny ones."""
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
+    write_gguf(tmp_path / "tiny.gguf")
+    tokenizer, other = make_tokenizer(), make_tokenizer(["quite another text of other words altogether"])
+    first = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "first")
+    stranger = save(tiny("llama", len(other)), other, tmp_path / "stranger")
+    engine = Engine({"toy": preset_of(first)}, real_backend())
+    engine.begin_loading("toy")
+    with served_engine(engine, PROMPTS) as url:
+        page = visit(at=url)
+        expect(page.locator(".sd-model")).to_have_text("Toy")
+        name_models(page, str(tmp_path / "tiny.gguf"), str(stranger))
+        expect(page.locator("#own-load")).to_be_enabled()
+        assert "nothing to download" in said(page)
+        assert "drafts by text" in said(page)
+        page.click("#own-load")
+        expect(page.locator(".sd-model")).to_have_text("tiny.gguf + stranger")
+        expect(page.locator(".sd-facts")).to_contain_text("drafts by text")
+        page.locator("#max-new-tokens input").fill("24")
+        run(page, "the cat sat on the mat")
+        plain, drafted = (text_shown(page, lane) for lane in ("plain", "speculative"))
+        assert plain == drafted != ""
+        name_models(page, str(tmp_path / "cache"))
+        expect_said(page, f"There is no model in the folder {tmp_path / 'cache'}: it has no config.json.")
+        run(page, "the dog sat there too")
+        assert text_shown(page, "plain") == text_shown(page, "speculative")
+        page.close()
+
+
+def text_shown(page: Page, lane: str) -> str:
+    """The text of a lane, without what was thrown away."""
+    return "".join(text for text, code in tokens_shown(page, lane) if code not in "xu")
