@@ -18,13 +18,13 @@ import typer
 from ..decoding.events import emitted_tokens
 from ..models.presets import load_presets
 from ..racing.text import LaneText
-from ..racing.trace import environment_of, read_trace, request_of, trace_lines, write_trace
+from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, trace_lines, write_trace
 from ..system.imports import import_quickly
 from ..types import BadInput, TokenKind
 from .bench import app as bench_app
 from .doctor import doctor
 from .lab import app as lab_app
-from .options import AsJson, Decoding, Device, ModelsOrEager, check_writable, with_options
+from .options import AsJson, Decoding, Device, LaneNames, ModelsOrEager, check_writable, with_options
 from .train import app as train_app
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -134,6 +134,7 @@ def race_(
     prompt: Annotated[str | None, typer.Option(help="What to say to the model; - reads stdin.")] = None,
     models: ModelsOrEager,
     decoding: Decoding,
+    lane: LaneNames = None,
     isolated: Annotated[bool, typer.Option("--isolated", help="One lane after the other.")] = False,
     again: Annotated[
         Path | None, typer.Option(help="Run the race of this trace again, as `record` or the page wrote it.")
@@ -147,12 +148,12 @@ def race_(
     out: Annotated[Path | None, typer.Option(help="With --server: write the trace to this file.")] = None,
     json_: AsJson = False,
 ) -> None:
-    """Race the target with a drafter against the target alone, and say who won and why.
+    """Race the target with a drafter, or with several, against the target alone, and say who won and why.
 
     With --server, the two are servers. Their API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
     """
     if server is not None:
-        ours = ("preset", "drafter", "k", "dtype", "device", "eager", "isolated", "again")
+        ours = ("preset", "drafter", "k", "lane", "dtype", "device", "eager", "isolated", "again")
         if given := [_option(name) for name in ours if _is_given(context, name)]:
             raise BadInput(f"With --server the server says what runs: leave out {', '.join(given)}.")
         if prompt is None:
@@ -172,13 +173,13 @@ def race_(
         return
     if prompt is None:
         raise BadInput("Say what to race on, with --prompt, or give a trace with --again.")
-    asked = decoding.request(prompt, models.preset)
+    asked = decoding.request(prompt, models.preset, lane)
     with models.loaded() as loaded:
         from ..racing import race, summary
 
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
-        entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, isolated))
-        outcome = summary.summary(loaded, prompt_ids, asked.settings, entries)
+        entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, isolated, asked.more))
+        outcome = summary.summary(loaded, prompt_ids, asked.settings, entries, asked.drafted)
         typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, asked.drafter))
 
 
@@ -202,7 +203,8 @@ def _race_again(path: Path, device: Device, json_: bool) -> None:
 
         entries = list(rerun.again(loaded, header, recorded))
         differing = rerun.differences(recorded, entries)
-        outcome = summary.summary(loaded, loaded.encode(asked.prompt, asked.raw), asked.settings, entries)
+        drafted = [name for name in rerun.lanes_asked(header) if name != PLAIN]
+        outcome = summary.summary(loaded, loaded.encode(asked.prompt, asked.raw), asked.settings, entries, drafted)
         same = not any(place is not None for place in differing.values())
         if json_:
             typer.echo(json.dumps({**outcome, "again": {"same": same, "first_difference": differing}}))
@@ -232,16 +234,17 @@ def record(
     out: Annotated[Path, typer.Option(help="The trace to write, JSON lines; packed if it ends in .gz.")],
     models: ModelsOrEager,
     decoding: Decoding,
+    lane: LaneNames = None,
 ) -> None:
     """Run a race and write its trace to a file."""
-    asked = decoding.request(prompt, models.preset)
+    asked = decoding.request(prompt, models.preset, lane)
     check_writable(out)
     with models.loaded() as loaded:
         from ..racing import race, summary
 
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
-        entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings))
-        header = summary.trace_header(loaded, asked.drafter, asked.prompt, asked.raw, asked.settings)
+        entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, more=asked.more))
+        header = summary.trace_header(loaded, asked.drafter, asked.prompt, asked.raw, asked.settings, asked.more)
         trace = "".join(write_trace(header, entries)).encode("ascii")
         out.write_bytes(gzip.compress(trace, mtime=0) if out.suffix == ".gz" else trace)
         typer.echo(f"{out}: {len(entries)} events.")
@@ -268,9 +271,11 @@ def shares(stats: dict[str, Any]) -> str:
 
 
 def table(outcome: dict[str, Any], drafter: str) -> str:
-    """A race as a small table with a sentence below it."""
-    rows: list[tuple[str, ...]] = [("", "target alone", f"with {drafter}")]
-    lanes = [outcome["plain"]["stats"], outcome["speculative"]["stats"]]
+    """A race as a small table with sentences below it. `drafter` is that of a race of one."""
+    verdicts = outcome["verdicts"]
+    titles = {PLAIN: "target alone", SPECULATIVE: f"with {drafter}"}
+    rows = [("", *(titles.get(name, name) for name in (PLAIN, *verdicts)))]
+    lanes = [outcome[name]["stats"] for name in (PLAIN, *verdicts)]
     formats = {
         "tokens": "{}",
         "seconds": "{:.2f}",
@@ -285,18 +290,26 @@ def table(outcome: dict[str, Any], drafter: str) -> str:
     for name, shape in formats.items():
         cells = [shape.format(lane[name]) if lane[name] is not None else "-" for lane in lanes]
         rows.append((name.replace("_", " "), *cells))
-    lines = [f"{name:<20}{plain:>14}{speculative:>22}" for name, plain, speculative in rows]
-    comparison = outcome["comparison"]
-    if comparison is None:
-        lines += ["", "Rejection sampling: the two texts differ by chance, their distribution is the same."]
-    elif comparison["identical"]:
-        lines += ["", "Identical to the target alone, token for token."]
-    else:
-        margin = comparison["margin"]
-        where = f"The texts differ from token {comparison['first_difference'] + 1} on"
-        apart = "" if margin is None else f"; the two tokens there were {margin:.4f} apart for the target"
-        lines += ["", f"{where}{apart}."]
-    return "\n".join([*lines, outcome["sentence"]])
+    ups = [found["speed_up"] for found in verdicts.values()]
+    rows.append(("speed-up", "", *("-" if up is None else f"{up:.2f}x" for up in ups)))
+    width = max(22, *(len(title) + 2 for title in rows[0][2:]))
+    lines = [f"{name:<20}{plain:>14}" + "".join(f"{cell:>{width}}" for cell in cells) for name, plain, *cells in rows]
+    return "\n".join([*lines, "", *texts_compared(verdicts), outcome["sentence"]])
+
+
+def texts_compared(verdicts: dict[str, Any]) -> list[str]:
+    """Whether the texts are that of the target alone, a sentence a line."""
+    lines = []
+    for name, found in verdicts.items():
+        comparison = found["comparison"]
+        if comparison is None:
+            return ["Rejection sampling: the texts differ by chance, their distribution is the same."]
+        if not comparison["identical"]:
+            where = f"differs from that of the target alone from token {comparison['first_difference'] + 1} on"
+            margin = comparison["margin"]
+            apart = "" if margin is None else f"; the two tokens there were {margin:.4f} apart for the target"
+            lines.append(f"The text {'' if len(verdicts) == 1 else f'of {name} '}{where}{apart}.")
+    return lines or ["Identical to the target alone, token for token."]
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from typer import Option
 
 from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of
-from ..racing.trace import Request
+from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, read_lanes
 from ..system.imports import import_quickly
 from ..types import MATCH, RULES, BadInput, Settings, read_k
 
@@ -36,6 +36,14 @@ AnyK = Annotated[
 ]
 Ks = Annotated[str, Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
 Drafter = Annotated[str | None, Option(help="The drafter; by default the preset's own. `none` is the target alone.")]
+LaneNames = Annotated[
+    list[str] | None,
+    Option(
+        "--lane",
+        metavar="DRAFTER:K",
+        help=f"Instead of --drafter and -k: a lane, as eagle:4 or ngram:auto. Up to {MOST_DRAFTED}, one --lane each.",
+    ),
+]
 Drafters = Annotated[str, Option("--drafters", help="Drafters, separated by commas; by default all that can run.")]
 PromptFile = Annotated[Path, Option("--prompts", help="A file of prompts: JSON lines of id, category and prompt.")]
 Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
@@ -168,19 +176,27 @@ class Decoding:
         bool | None, Option("--raw/--chat", help="Continue the prompt as it is, or put it into the chat template.")
     ] = None
 
-    def request(self, prompt: str, preset: str) -> Request:
+    def request(self, prompt: str, preset: str, lane_names: Sequence[str] | None = None) -> Request:
         """What is asked for, complete.
 
         Raises:
-            BadInput: there is no such preset, a setting is out of range, or the prompt on stdin is not text.
+            BadInput: there is no such preset or lane, a setting is out of range, or the prompt on stdin is not text.
         """
         usual = find_preset(preset).defaults
         names = ("drafter", "k", "temperature", "max_new_tokens", "raw")
-        asked = usual.filled_in({name: getattr(self, name) for name in names})
+        given = {name: getattr(self, name) for name in names}
+        more: tuple[DraftedLane, ...] = ()
+        if lane_names:
+            if self.drafter is not None or self.k is not None:
+                raise BadInput("With --lane each lane says its drafter and its K: leave out --drafter and -k.")
+            first, *rest = read_lanes(lane_names)
+            given |= asdict(first)
+            more = tuple(rest)
+        asked = usual.filled_in(given)
         drafter, raw = asked.pop("drafter"), asked.pop("raw")
         asked |= {"top_k": self.top_k, "top_p": self.top_p, "seed": self.seed, "rule": self.rule}
         settings = Settings(**asked, stop=tuple(self.stop or ()))
-        return Request(read_prompt(prompt), preset, drafter, settings, raw)
+        return Request(read_prompt(prompt), preset, drafter, settings, raw, more=more)
 
 
 def read_prompt(prompt: str) -> str:

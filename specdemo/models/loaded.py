@@ -53,7 +53,8 @@ class Loaded:
     may hold, `eos_ids` the tokens that end a text, `weights` says which weights these are, for the header of a trace.
     `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. `embeddings` are the
     target's input and output embeddings, [V, hidden] each, for trained heads; without these there are none.
-    `placement` says how many bytes of the target's weights lie on each device, `held` how many of all models.
+    `placement` says how many bytes of the target's weights lie on each device, `held` how many of all models, and
+    `token_bytes` how many the keys and values of a token take: the target's, and the draft model's if there is one.
     """
 
     preset: Preset
@@ -80,6 +81,7 @@ class Loaded:
     costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
     head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind
     ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
+    token_bytes: tuple[int, ...] = (0, 0)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -248,6 +250,7 @@ def _load(
     held = dict(opened.placement)
     for other in draft_opened:
         held |= {name: held.get(name, 0) + size for name, size in other.placement.items()}
+    dtype_here = compute_dtype(chosen_dtype, opened.device)
     return Loaded(
         preset=preset,
         open_model=opened.open_model,
@@ -258,8 +261,9 @@ def _load(
         placement=opened.placement,
         held=held,
         device=opened.device,
-        dtype=compute_dtype(chosen_dtype, opened.device),
-        weights_dtype=compute_dtype(chosen_dtype, opened.device) if opened.engine == "eager" else chosen_dtype,
+        dtype=dtype_here,
+        weights_dtype=dtype_here if opened.engine == "eager" else chosen_dtype,
+        token_bytes=tuple(part.keys_and_values * dtype_here.itemsize for part in parts),
         context=min(context_of(found.config) for found in (target, *([] if translation else drafts))),
         eos_ids=_eos_ids(target, preset),
         ngram_table=preset.ngram_table,

@@ -12,6 +12,7 @@ import torch
 from ..engines.choose import SHARE
 from ..engines.layout import head_width
 from ..system.hardware import free_memory
+from ..types import BadInput
 from .store import LoadError
 from .weights import count, readable
 
@@ -39,11 +40,16 @@ class Part:
         return self.numbers * bits(self.config, self.dtype) // 8
 
     @property
-    def more(self) -> int:
-        """Bytes of its keys and values on a GPU."""
+    def keys_and_values(self) -> int:
+        """How many numbers the keys and values of a token are."""
         config = self.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        return 2 * config.num_hidden_layers * heads * head_width(config) * self.dtype.itemsize * TOKENS
+        return int(2 * config.num_hidden_layers * heads * head_width(config))
+
+    @property
+    def more(self) -> int:
+        """Bytes of its keys and values on a GPU."""
+        return self.keys_and_values * self.dtype.itemsize * TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,25 @@ def _in_main_memory(parts: Sequence[Part], device: torch.device, held: Mapping[s
     if needed > most:
         raise _too_large(parts, needed, most, "memory")
     return Plan((device,) * len(parts), replaces=held is not None and needed > free * SHARE)
+
+
+def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> None:
+    """Refuse a race whose keys and values would not fit into the memory that is free now.
+
+    Args:
+        lanes: for each lane, the bytes of the keys and values of a token.
+        tokens: the most that a lane holds.
+
+    Raises:
+        BadInput: saying how much they need and what is free.
+    """
+    needed = sum(lanes) * tokens
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    if needed > free:
+        raise BadInput(
+            f"The keys and values of {len(lanes)} lanes of {tokens:,} tokens take {needed / 1e9:.1f} GB of memory, but "
+            f"{free / 1e9:.1f} GB are free: race fewer lanes, or write fewer tokens."
+        )
 
 
 def _on_gpus(parts: Sequence[Part], free: Mapping[int, int], whole: bool, split: bool) -> Plan | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,6 +56,11 @@ def compare(plain: Sequence[Token], other: Sequence[Token]) -> Comparison:
     known = [margin for margin in margins if margin is not None]
     both = len(margins) == 2  # or one was stopped, and there is no other token to compare with
     return Comparison(identical=False, first_difference=place, margin=min(known) if both and known else None)
+
+
+def first_to_part(comparisons: Iterable[Comparison]) -> Comparison:
+    """Of several texts compared with the same one, the comparison of that which differs first."""
+    return min(comparisons, key=lambda found: math.inf if found.first_difference is None else found.first_difference)
 
 
 def exact_rows(environment: Mapping[str, Any], drafter: str) -> int:

@@ -13,12 +13,14 @@ from ..decoding.costs import CostModel, measure_passes
 from ..decoding.events import Event
 from ..decoding.loop import check_room, decode, rule_for
 from ..decoding.rule import Rule
-from ..drafters.names import DRAFTERS, drafter_class
+from ..drafters.names import DRAFTERS, check_known, drafter_class
+from ..models.placement import check_caches
 from ..system.progress import check_stopped, tell
 from ..types import AUTO, MAX_K, REJECTION, BadInput, Settings
+from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name  # noqa: F401 (others read the names of lanes here)
 from .lanes import Lane, race_lanes
 from .text import LaneText, StopStrings
-from .trace import PLAIN, SPECULATIVE, Entry
+from .trace import Entry
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -29,8 +31,7 @@ TRYING_SECONDS, SLOW_PASS = 0.3, 0.1  # what all of its runs take, and the secon
 
 def check_drafter(loaded: Loaded, drafter: str) -> None:
     """Refuse a drafter that does not exist or that this preset has nothing for."""
-    if drafter not in DRAFTERS:
-        raise BadInput(f"There is no drafter called {drafter!r}. Choose one of: {', '.join(DRAFTERS)}.")
+    check_known(drafter)
     if reason := drafter_class(drafter).unavailable_reason(loaded.parts):
         raise BadInput(f"The drafter {drafter} cannot be used here: {reason}.")
 
@@ -132,21 +133,38 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
 
 
 def race(
-    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, isolated: bool = False
+    loaded: Loaded,
+    drafter: str,
+    prompt_ids: Sequence[int],
+    settings: Settings,
+    isolated: bool = False,
+    more: Sequence[DraftedLane] = (),
 ) -> Iterator[Entry]:
-    """The target alone and the target with a drafter, see `race_lanes`.
+    """The target alone, the target with a drafter, and with those of `more` lanes, see `race_lanes`.
 
-    Above temperature 0, where p and q are more than one token, the speculative rounds come with their probabilities.
+    Above temperature 0, where p and q are more than one token, the drafted rounds come with their probabilities.
+
+    Raises:
+        BadInput: as `start` does, or the memory does not hold the keys and values of so many lanes.
     """
-    rule = rule_for(settings)
-    runs = {
-        PLAIN: start(loaded, "none", prompt_ids, settings),
-        SPECULATIVE: start(loaded, drafter, prompt_ids, settings, rule),
-    }
-    yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rule), isolated)
+    drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more])
+    rules = {name: rule_for(replace(settings, k=lane.k)) for name, lane in drafted.items()}
+    for name, lane in drafted.items():  # before one of them takes memory
+        check_drafter(loaded, lane.drafter)
+        check_rule(lane.drafter, rules[name].settings)
+    check_room(len(prompt_ids), settings, loaded.context)
+    target, *_ = loaded.token_bytes
+    drafting = [sum(loaded.token_bytes) if lane.drafter == "draft-model" else target for lane in drafted.values()]
+    check_caches([target, *drafting], len(prompt_ids) + settings.max_new_tokens, loaded.device)
+    runs = {PLAIN: start(loaded, "none", prompt_ids, settings)}
+    for name, lane in drafted.items():
+        runs[name] = start(loaded, lane.drafter, prompt_ids, rules[name].settings, rules[name])
+    yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rules), isolated)
 
 
-def lanes_of(loaded: Loaded, prompt_ids: Sequence[int], runs: Mapping[str, Iterator[Event]], rule: Rule) -> list[Lane]:
-    """The lanes of some runs of a loaded preset; `rule` is that of the speculative one."""
+def lanes_of(
+    loaded: Loaded, prompt_ids: Sequence[int], runs: Mapping[str, Iterator[Event]], rules: Mapping[str, Rule]
+) -> list[Lane]:
+    """The lanes of some runs of a loaded preset; `rules` are those of the drafted ones."""
     told = loaded.tokenizer, prompt_ids, loaded.eos_ids
-    return [Lane(name, events, LaneText(*told), rule if name == SPECULATIVE else None) for name, events in runs.items()]
+    return [Lane(name, events, LaneText(*told), rules.get(name)) for name, events in runs.items()]

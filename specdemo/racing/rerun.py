@@ -14,10 +14,11 @@ from ..decoding.events import Event, Prefilled, Round, emitted_tokens
 from ..decoding.loop import check_room, rule_for
 from ..drafters.names import drafter_class
 from ..types import AUTO, BadInput, Settings
+from .asked import PLAIN, DraftedLane
 from .compare import first_difference
 from .lanes import race_lanes
 from .race import check_drafter, decode_loaded, lanes_of
-from .trace import PLAIN, SPECULATIVE, Entry, environment_of, request_of
+from .trace import Entry, environment_of, request_of
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -34,20 +35,39 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
     asked = request_of(header)
     if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
         raise BadInput(f"The trace was recorded with other weights than the preset {asked.preset} has now.")
-    check_drafter(loaded, asked.drafter)
+    lanes = lanes_asked(header)
+    for lane in lanes.values():
+        check_drafter(loaded, lane.drafter)
     versions = {lane.get("noise") for lane in header["lanes"]}
     if asked.settings.temperature > 0 and versions != {noise.VERSION}:
         raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")
     prompt_ids = loaded.encode(asked.prompt, asked.raw)
     check_room(len(prompt_ids), asked.settings, loaded.context)
-    runs, rule = {}, rule_for(asked.settings)
-    for lane, drafter in ((PLAIN, "none"), (SPECULATIVE, asked.drafter)):
-        events = [entry.event for entry in recorded if entry.lane == lane]
+    runs, rules = {}, {}
+    for name, lane in lanes.items():
+        events = [entry.event for entry in recorded if entry.lane == name]
         if events:
-            settings, ks = _recorded(events, drafter, asked.settings)
-            rule = rule_for(settings)  # the last one is that of the speculative lane
-            runs[lane] = _first(len(events), decode_loaded(loaded, drafter, prompt_ids, rule, None, ks))
-    yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rule), asked.isolated)
+            settings, ks = _recorded(events, lane.drafter, replace(asked.settings, k=lane.k))
+            rules[name] = rule_for(settings)
+            runs[name] = _first(len(events), decode_loaded(loaded, lane.drafter, prompt_ids, rules[name], None, ks))
+    rules.pop(PLAIN, None)  # of the target alone no probabilities are recorded
+    yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rules), asked.isolated)
+
+
+def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
+    """The lanes of a trace by name, with the drafter and the K of each; older traces tell them of the whole race.
+
+    Raises:
+        BadInput: what a lane tells is no drafter or no K.
+    """
+    asked, lanes = request_of(header), {}
+    for lane in header["lanes"]:
+        drafter = lane.get("drafter", "none" if lane["name"] == PLAIN else asked.drafter)
+        if not isinstance(drafter, str):
+            raise BadInput(f"The trace does not say who drafted in its lane {lane['name']}.")
+        k = lane.get("k", asked.settings.k)
+        lanes[lane["name"]] = DraftedLane(drafter, replace(asked.settings, k=k).k)
+    return lanes
 
 
 def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[int]]:

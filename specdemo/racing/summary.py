@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..decoding import noise
 from ..decoding.events import Event, emitted_tokens
 from ..types import Settings
-from .compare import compare, exact_rows, is_comparable
+from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name
+from .compare import compare, exact_rows, first_to_part, is_comparable
 from .stats import Stats, speed_up
 from .text import LaneText
-from .trace import PLAIN, SPECULATIVE, Entry
-from .verdict import race_verdict
+from .trace import Entry
+from .verdict import lanes_verdict, race_verdict
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
 
 
-def summary(loaded: Loaded, prompt_ids: Sequence[int], settings: Settings, entries: Sequence[Entry]) -> dict[str, Any]:
+def summary(
+    loaded: Loaded,
+    prompt_ids: Sequence[int],
+    settings: Settings,
+    entries: Sequence[Entry],
+    drafted: Collection[str] = (SPECULATIVE,),
+) -> dict[str, Any]:
     """What a finished race showed, ready for JSON.
 
-    For each lane `text`, `token_ids`, `kinds`, `finish_reason` and `stats`; for both `speed_up`, a `sentence` and the
-    `comparison` of the texts. That is None for rejection sampling above temperature 0: there the texts differ by
-    chance, their distribution does not.
+    For each lane by its name `text`, `token_ids`, `kinds`, `finish_reason` and `stats`. In `verdicts`, for each of the
+    `drafted` lanes: its `speed_up`, a `sentence` and the `comparison` of its text with that of the target alone, which
+    is None for rejection sampling above temperature 0: there the texts differ by chance, their distribution does not.
+    For the whole race the largest `speed_up`, a `sentence`, and the `comparison` of the lane that parts first.
     """
-    lanes = {lane: [entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE)}
-    reports = {lane: report(loaded, prompt_ids, events) for lane, events in lanes.items()}
-    plain, speculative = (Stats.of(lanes[lane]) for lane in (PLAIN, SPECULATIVE))
-    comparison = None
-    if is_comparable(settings):
-        tokens = {
-            name: [token for event in events for token in emitted_tokens(event)] for name, events in lanes.items()
+    lanes = {lane: [entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, *drafted)}
+    stats = {lane: Stats.of(events) for lane, events in lanes.items()}
+    tokens = {lane: [token for event in events for token in emitted_tokens(event)] for lane, events in lanes.items()}
+    comparisons = {lane: compare(tokens[PLAIN], tokens[lane]) for lane in drafted if is_comparable(settings)}
+    drafting = {lane: stats[lane] for lane in drafted}
+    ratios = {lane: speed_up(stats[PLAIN], found) for lane, found in drafting.items()}
+    verdicts = {
+        lane: {
+            "speed_up": ratios[lane],
+            "sentence": race_verdict(stats[PLAIN], found),
+            "comparison": asdict(comparisons[lane]) if comparisons else None,
         }
-        comparison = asdict(compare(tokens[PLAIN], tokens[SPECULATIVE]))
+        for lane, found in drafting.items()
+    }
     return {
-        **reports,
-        "speed_up": speed_up(plain, speculative),
-        "sentence": race_verdict(plain, speculative),
-        "comparison": comparison,
+        **{lane: report(loaded, prompt_ids, events) for lane, events in lanes.items()},
+        "verdicts": verdicts,
+        "speed_up": max((ratio for ratio in ratios.values() if ratio is not None), default=None),
+        "sentence": lanes_verdict(stats[PLAIN], drafting),
+        "comparison": asdict(first_to_part(comparisons.values())) if comparisons else None,
     }
 
 
@@ -59,7 +73,9 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -
     }
 
 
-def trace_header(loaded: Loaded, drafter: str, prompt: str, raw: bool, settings: Settings) -> dict[str, Any]:
+def trace_header(
+    loaded: Loaded, drafter: str, prompt: str, raw: bool, settings: Settings, more: Sequence[DraftedLane] = ()
+) -> dict[str, Any]:
     """What a race was asked for, and what it ran on: with its entries, everything needed to run it `again`.
 
     The seed is the one that was asked for; the one that a lane drew with stands in its first event.
@@ -70,8 +86,9 @@ def trace_header(loaded: Loaded, drafter: str, prompt: str, raw: bool, settings:
         exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, drafter)}
         return {"name": name, "drafter": drafter, "k": k, "rule": settings.rule, "noise": noise.VERSION, **exact}
 
+    drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more])
     return {
-        "lanes": [lane(PLAIN, "none", 0), lane(SPECULATIVE, drafter, settings.k)],
+        "lanes": [lane(PLAIN, "none", 0), *(lane(name, asked.drafter, asked.k) for name, asked in drafted.items())],
         "preset": loaded.preset.name,
         "weights": loaded.weights,
         "drafter": drafter,

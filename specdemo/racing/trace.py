@@ -30,10 +30,10 @@ from ..types import (
     Token,
     TokenKind,
 )
+from .asked import PLAIN, SPECULATIVE, Request
 
 W = TypeVar("W", bound=Enum)
 TRACE_VERSION = 2
-PLAIN, SPECULATIVE = "plain", "speculative"  # the lanes of version 1, and of a race of one drafter
 RENAMED = {"fate": "outcome", "places": "probabilities"}  # fields of version 1
 MAX_LANES = 8
 MAX_DRAFTED = 128  # tokens of a round: servers draft more than `MAX_K`
@@ -90,22 +90,6 @@ class Entry:
     event: Event
     spans: Spans
     probabilities: tuple[TokenProbabilities, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a race is asked for, by a form, a link, a call or a trace. Whether the preset can do it is not known yet."""
-
-    prompt: str
-    preset: str
-    drafter: str
-    settings: Settings
-    raw: bool = False
-    isolated: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything that was asked for, ready for JSON."""
-        return asdict(self)
 
 
 def write_trace(header: dict[str, Any], entries: Iterable[Entry]) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 
-from .stats import Pace, Stats
+from .stats import Pace, Stats, speed_up
 
 EVEN = 0.98, 1.02  # a ratio between these is neither faster nor slower
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
@@ -44,6 +45,16 @@ def race_verdict(plain: Stats, speculative: Stats) -> str:
     if shorter < FEW_TOKENS:
         return f"{verdict}: {_per_pass(speculative)}.{reading} A short text says little."
     return f"{verdict}: {_reasons(plain, speculative, ratio)}.{reading}"
+
+
+def lanes_verdict(plain: Stats, drafting: Mapping[str, Stats]) -> str:
+    """What a race of one or more drafted lanes showed: the verdict on the fastest of them, with its name.
+
+    Lanes of which nothing can be said yet come last.
+    """
+    name = max(drafting, key=lambda lane: speed_up(plain, drafting[lane]) or 0.0)
+    verdict = race_verdict(plain, drafting[name])
+    return verdict if len(drafting) == 1 else f"The fastest lane is {name}. {verdict}"
 
 
 def _reasons(plain: Stats, speculative: Stats, ratio: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from ..types import MATCH
+from ..types import MATCH, BadInput
 from .budgets import Budgets, starting
 from .engine import Engine
 from .race.request import read_request
@@ -27,8 +27,13 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         """A run and its messages one by one; every failure becomes an error in words."""
         try:
             one_of("preset", asked["preset"], list(engine.presets))
+            lanes = None
+            if isinstance(asked["drafter"], str) and ":" in asked["drafter"]:
+                if asked["k"] is not None:
+                    raise BadInput("Each lane says its own K: leave out k.")
+                lanes = [lane.strip() for lane in asked["drafter"].split(",")]
             asked = starting(engine.presets[asked["preset"]].defaults, budgets).filled_in(asked)
-            read = read_request(presets=list(engine.presets), most_new_tokens=budgets.new_tokens, **asked)
+            read = read_request(presets=list(engine.presets), most_new_tokens=budgets.new_tokens, lanes=lanes, **asked)
             run = runs.begin(Run(read, budgets.race_seconds), request.session_hash, request.client)
             for message in runs.play(run, engine):
                 yield run, message
@@ -52,9 +57,9 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         isolated: bool = False,
         rule: str = MATCH,
     ) -> Iterator[str]:
-        """Race the target alone against the target with a drafter. What is None is as the preset has it. Streams
-        messages, each one JSON object as a text with run, seq, and status, start, lanes or end; see
-        specdemo/ui/race/messages.py."""
+        """Race the target alone against the target with a drafter, or with up to three, each with its own k, as in
+        drafter="eagle:4,ngram:auto". What is None is as the preset has it. Streams messages, each one JSON object as a
+        text with run, seq, and status, start, lanes or end; see specdemo/ui/race/messages.py."""
         # Texts, because Gradio streams nested lists as differences and gets those that shrink wrong.
         asked = {name: value for name, value in locals().items() if name in ARGUMENTS}
         for _, message in play(request, asked):
@@ -77,9 +82,9 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         isolated: bool = False,
         rule: str = MATCH,
     ) -> dict[str, Any]:
-        """Race to the end, with what is None as the preset has it, and return the summary: per lane text, token_ids,
-        kinds, finish_reason and stats; then speed_up, sentence and the comparison of the two texts, which is None
-        for rejection sampling above temperature 0."""
+        """Race to the end, asked for as /race, and return the summary: per lane text, token_ids, kinds, finish_reason
+        and stats; then speed_up, sentence and the comparison of the texts, which is None for rejection sampling above
+        temperature 0; and in verdicts the same of each drafted lane."""
         asked = {name: value for name, value in locals().items() if name in ARGUMENTS}
         summary: dict[str, Any] = {}
         for run, _ in play(request, asked):

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ..drafters.names import DRAFTERS, drafter_class
 from ..models.presets import Preset
+from ..racing.asked import DraftedLane
 from ..racing.trace import Entry
 from ..system.imports import import_quickly
 from ..system.progress import attended
@@ -40,9 +41,9 @@ class Backend:
     """The functions that load and run models. `real_backend` has the real ones, tests of the page a scripted one."""
 
     load: Callable[[Preset, Callable[[float | None, str], None], Any], Any]  # the last is what is loaded now
-    race: Callable[[Any, str, Sequence[int], Settings, bool], Iterator[Entry]]
-    summary: Callable[[Any, Sequence[int], Settings, Sequence[Entry]], dict[str, Any]]
-    trace_header: Callable[[Any, str, str, bool, Settings], dict[str, Any]]
+    race: Callable[[Any, str, Sequence[int], Settings, bool, Sequence[DraftedLane]], Iterator[Entry]]
+    summary: Callable[[Any, Sequence[int], Settings, Sequence[Entry], Collection[str]], dict[str, Any]]
+    trace_header: Callable[[Any, str, str, bool, Settings, Sequence[DraftedLane]], dict[str, Any]]
     explain: Callable[[BaseException], str | None]
     report: Callable[[Preset], Any]  # a `models.report.Report`
 

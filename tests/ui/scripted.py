@@ -21,7 +21,8 @@ import torch
 from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
 from specdemo.models.presets import Defaults, Folder, Preset
-from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter
+from specdemo.racing.asked import PLAIN, DraftedLane, lanes_by_name
+from specdemo.racing.race import check_drafter
 from specdemo.racing.summary import summary
 from specdemo.racing.trace import Entry, Spans
 from specdemo.system.progress import tell
@@ -153,10 +154,18 @@ class Script:
         return SimpleNamespace(lines=lambda: [f"{preset.name}: downloads up to 1.0 GB."], check=check)
 
     def header(
-        self, loaded: ScriptedLoaded, drafter: str, prompt: str, raw: bool, settings: Settings
+        self,
+        loaded: ScriptedLoaded,
+        drafter: str,
+        prompt: str,
+        raw: bool,
+        settings: Settings,
+        more: Sequence[DraftedLane] = (),
     ) -> dict[str, Any]:
+        drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more]).items()
+        lanes = [{"name": name, "drafter": lane.drafter, "k": lane.k} for name, lane in drafted]
         return {
-            "lanes": [{"name": PLAIN, "drafter": "none"}, {"name": SPECULATIVE, "drafter": drafter}],
+            "lanes": [{"name": PLAIN, "drafter": "none"}, *lanes],
             "preset": loaded.preset.name,
             "weights": loaded.weights,
             "drafter": drafter,
@@ -167,15 +176,20 @@ class Script:
         }
 
     def race(
-        self, loaded: Any, drafter: str, prompt_ids: Sequence[int], settings: Settings, isolated: bool
+        self,
+        loaded: Any,
+        drafter: str,
+        prompt_ids: Sequence[int],
+        settings: Settings,
+        isolated: bool,
+        more: Sequence[DraftedLane] = (),
     ) -> Iterator[Entry]:
-        check_drafter(loaded, drafter)
         text = list(islice(cycle(prompt_ids), settings.max_new_tokens))
-        k = 4 if settings.k == AUTO else int(settings.k)
-        lanes = {
-            PLAIN: script(text, 0),
-            SPECULATIVE: script(self.drafted(text), k if drafter != "none" else 0),
-        }
+        lanes = {PLAIN: script(text, 0)}
+        for name, asked in lanes_by_name([DraftedLane(drafter, settings.k), *more]).items():
+            check_drafter(loaded, asked.drafter)
+            k = 4 if asked.k == AUTO else int(asked.k)
+            lanes[name] = script(self.drafted(text), k if asked.drafter != "none" else 0)
         clocks = dict.fromkeys(lanes, 0.0)
         written = 0
         entries: list[Entry] = []

@@ -50,7 +50,7 @@ def test_a_program_on_this_machine_is_known(client: Client, monkeypatch: pytest.
 
 def test_compare_returns_the_summary(client: Client, script: Script) -> None:
     outcome = client.predict(prompt="one two three", drafter="ngram", k=3, max_new_tokens=9, api_name="/compare")
-    assert set(outcome) == {PLAIN, SPECULATIVE, "speed_up", "sentence", "comparison"}
+    assert set(outcome) == {PLAIN, SPECULATIVE, "verdicts", "speed_up", "sentence", "comparison"}
     for lane in (PLAIN, SPECULATIVE):
         assert outcome[lane]["text"] == "one two threeone two threeone two three"
         assert outcome[lane]["stats"]["tokens"] == len(outcome[lane]["token_ids"]) == len(outcome[lane]["kinds"]) == 9
@@ -59,9 +59,42 @@ def test_compare_returns_the_summary(client: Client, script: Script) -> None:
     assert outcome["speed_up"] > 1
 
 
+LANES = "prompt-lookup:2, ngram:4,lookup-ngram:auto"
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_race_takes_up_to_three_lanes_with_a_drafter(client: Client, script: Script, isolated: bool) -> None:
+    asked = {"prompt": "one two three", "drafter": LANES, "max_new_tokens": 9, "isolated": isolated}
+    messages = [json.loads(message) for message in client.submit(**asked, api_name="/race")]
+    names = [PLAIN, "prompt-lookup:2", "ngram:4", "lookup-ngram:auto"]
+    for lane in names:
+        rounds = [row for message in messages for row in message.get("lanes", {}).get(lane, {}).get("rounds", [])]
+        assert [token[:2] for row in rounds for token in row[2]] == tokens_of(script.entries, lane)
+    end = messages[-1]["end"]
+    assert [*end["stats"]] == names
+    assert (end["exactness"]["mark"], end["stopped"]) == ("same", False)
+    outcome = client.predict(**asked, api_name="/compare")
+    assert [*outcome["verdicts"]] == names[1:]
+    assert outcome["speed_up"] == max(verdict["speed_up"] for verdict in outcome["verdicts"].values())
+
+
+def test_the_badge_names_the_lane_that_differs(client: Client, script: Script) -> None:
+    script.differ_at = 2
+    *_, last = client.submit(prompt="one two", drafter=LANES, max_new_tokens=6, api_name="/race")
+    badge = json.loads(last)["end"]["exactness"]
+    assert (badge["mark"], badge["title"]) == ("differs", "First difference at token 3")
+    assert badge["words"].startswith("prompt-lookup:2: ")
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
+        ({"drafter": "ngram:4,ngram:4"}, "The lane ngram:4 is given twice."),
+        ({"drafter": "ngram:4,"}, "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto"),
+        ({"drafter": "ngram:4,none:2"}, "The target alone races in any case: leave out the lane none:2."),
+        ({"drafter": "ngram:1,ngram:2,ngram:3,ngram:4"}, "At most 3 lanes with a drafter race the target alone"),
+        ({"drafter": "ngram:4,draft-model:2"}, "The drafter draft-model cannot be used here"),
+        ({"drafter": "ngram:4", "k": 3}, "Each lane says its own K: leave out k."),
         ({"prompt": " \n"}, "The prompt is empty: type something first."),
         ({"prompt": 5}, "The prompt must be a text."),
         ({"prompt": "x" * 200_001}, "The prompt has 200,001 characters; at most 200,000 are taken."),

@@ -226,3 +226,43 @@ def test_bad_input_is_one_line_on_stderr_and_status_2(run, words, named):
 
 def test_control_characters_are_shown_not_obeyed():
     assert cli.printable("a\x1b[2Jb\tc\n\x07") == "a\\x1b[2Jb\tc\n\\x07"
+
+
+LANES = ["--lane", "prompt-lookup:2", "--lane", "ngram:auto", "--lane", "lookup-ngram:4"]
+LANE_NAMES = ["plain", *LANES[1::2]]
+
+
+def test_four_lanes_race_and_their_trace_is_run_again(run, tmp_path: Path):
+    out = tmp_path / "race.jsonl"
+    words = ["--prompt", "Repeat: one two three four one two three.", "--max-new-tokens", "16"]
+    status, told, err = run("race", *words, *LANES)
+    assert (status, err) == (0, "")
+    assert told.split("\n")[0].split() == ["target", "alone", *LANE_NAMES[1:]]
+    assert "Identical to the target alone, token for token." in told
+    assert run("record", *words, *LANES, "--out", str(out))[0] == 0
+    _, entries = read_trace(trace_lines(out))
+    assert {entry.lane for entry in entries} == {*LANE_NAMES}
+    status, told, _ = run("race", "--again", str(out), "--json")
+    outcome = json.loads(told)
+    assert status == 0
+    assert outcome["again"] == {"same": True, "first_difference": dict.fromkeys(LANE_NAMES)}
+    for lane in LANE_NAMES:
+        ids = [token.id for entry in entries if entry.lane == lane for token in emitted_tokens(entry.event)]
+        assert outcome[lane]["token_ids"] == ids
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--lane", "ngram"], "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto"),
+        (["--lane", "ngram:4", "-k", "2"], "With --lane each lane says its drafter and its K: leave out --drafter"),
+        ([*LANES, "--lane", "ngram:1"], "At most 3 lanes with a drafter race the target alone, not 4."),
+        (["--lane", "ngram:4", "--server", "http://localhost:1"], "leave out --lane."),
+        (["--lane", "ngram:4", "--again", "race.jsonl"], "leave out --prompt, --lane."),
+    ],
+)
+def test_wrong_lanes_are_one_line(run, words: list[str], sentence: str):
+    status, out, err = run("race", "--prompt", "Hi", *words)
+    assert (status, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1

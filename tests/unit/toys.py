@@ -287,6 +287,7 @@ class Toy:
 
     eos_ids: frozenset[int] = frozenset()
     context: int = 256
+    token_bytes: tuple[int, ...] = (0, 0)
     ngram_table: Path | None = None
     skip_layers: int | None = 1
     heads: dict[str, ReadyHead[Any]] = field(default_factory=dict)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...decoding.events import Finished
+from ...racing.asked import PLAIN, Request
 from ...racing.compare import OWN_DRAFTER, is_exact, is_near_tie, other_draws
-from ...racing.trace import PLAIN, SPECULATIVE, Entry, Request
+from ...racing.trace import Entry
+
+MARKS = "differs", "", "chance", "same"  # what matters most first; "" where there is nothing to compare yet
 
 
 def is_whole(entries: Iterable[Entry], lanes: int = 2) -> bool:
@@ -21,13 +24,35 @@ def is_whole(entries: Iterable[Entry], lanes: int = 2) -> bool:
 def exactness(
     summary: dict[str, Any], request: Request, environment: Mapping[str, Any], stopped: bool
 ) -> dict[str, str]:
-    """The badge: its `mark` (same, differs or chance), a `title` and a sentence that explains it."""
+    """The badge: its `mark` (same, differs or chance), a `title` and a sentence that explains it.
+
+    Of several drafted lanes it is that of the first that differs, if one does.
+    """
+    drafted, plain = request.drafted, summary[PLAIN]["token_ids"]
+    badges = {}
+    for name, lane in drafted.items():
+        comparison = (summary if len(drafted) == 1 else summary["verdicts"][name])["comparison"]
+        exact = is_exact(environment, lane.drafter, lane.k)
+        badges[name] = _badge(plain, summary[name]["token_ids"], comparison, request, environment, exact, stopped)
+    name = min(badges, key=lambda lane: MARKS.index(badges[lane]["mark"]))
+    badge = badges[name]
+    return {**badge, "words": f"{name}: {badge['words']}"} if len(drafted) > 1 and badge["mark"] == "differs" else badge
+
+
+def _badge(
+    plain: Sequence[int],
+    speculative: Sequence[int],
+    comparison: Mapping[str, Any] | None,
+    request: Request,
+    environment: Mapping[str, Any],
+    exact: bool,
+    stopped: bool,
+) -> dict[str, str]:
+    """The badge of one lane; `exact` says whether the engine's rows are exact to the bit in it."""
     settings, dtype = request.settings, str(environment.get("dtype", ""))
-    plain, speculative = (summary[lane]["token_ids"] for lane in (PLAIN, SPECULATIVE))
     both = min(len(plain), len(speculative))
     if not both:  # stopped before the second lane had begun
         return {"mark": "", "title": "", "words": "There is nothing to compare yet."}
-    comparison = summary["comparison"]
     if comparison is None:
         same = plain[:both] == speculative[:both] if stopped else plain == speculative
         if request.drafter == OWN_DRAFTER:
@@ -47,7 +72,6 @@ def exactness(
         if settings.temperature > 0:
             words += " Both lanes use the same random draws, so the text is the same above temperature 0 too."
         return {"mark": "same", "title": title, "words": words}
-    exact = is_exact(environment, request.drafter, settings.k)
     words = "Both lanes use the same random draws. " if settings.temperature > 0 else ""
     words += f"The texts are the same for {place} token{'' if place == 1 else 's'}."
     if margin is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...drafters.names import DRAFTERS
-from ...racing.trace import Request
+from ...racing.asked import DraftedLane, Request, read_lanes
 from ...types import BadInput, Settings, brief
 from ..values import one_of
 
@@ -23,6 +23,7 @@ def read_request(
     stop: Any = (),
     raw: Any = False,
     isolated: Any = False,
+    lanes: Any = None,
     **settings: Any,
 ) -> Request:
     r"""Check the values of a form or a call.
@@ -30,6 +31,7 @@ def read_request(
     Args:
         most_new_tokens: how many may be asked for here, None if the context is the only limit.
         stop: a list, or a text with one string a line (where \n stands for a line break).
+        lanes: texts like eagle:4, which then stand for `drafter` and K; None if those are given.
 
     Raises:
         BadInput: a sentence naming what was given and what is allowed.
@@ -41,6 +43,10 @@ def read_request(
     if len(prompt) > MAX_PROMPT:
         raise BadInput(f"The prompt has {len(prompt):,} characters; at most {MAX_PROMPT:,} are taken. Shorten it.")
     one_of("preset", preset, presets)
+    more: tuple[DraftedLane, ...] = ()
+    if lanes is not None:
+        first, *rest = read_lanes(lanes)
+        drafter, settings["k"], more = first.drafter, first.k, tuple(rest)
     one_of("drafter", drafter, list(DRAFTERS))
     for name, value in (("raw", raw), ("isolated", isolated)):
         if not isinstance(value, bool):
@@ -49,7 +55,7 @@ def read_request(
     read = Settings(**numbers, stop=_stop_strings(stop))
     if most_new_tokens is not None and read.max_new_tokens > most_new_tokens:
         raise BadInput(f"At most {most_new_tokens:,} new tokens are written here, not {read.max_new_tokens:,}.")
-    return Request(prompt, preset, drafter, read, raw, isolated)
+    return Request(prompt, preset, drafter, read, raw, isolated, more)
 
 
 def _whole_if_it_is(value: Any) -> Any:

@@ -9,7 +9,8 @@ from sys import getsizeof
 from typing import Any
 
 from ...decoding.events import Round, emitted_tokens
-from ...racing.trace import PLAIN, SPECULATIVE, Entry, Request, write_trace
+from ...racing.asked import PLAIN, Request
+from ...racing.trace import Entry, write_trace
 from ...system.progress import Stopped, attended
 from ..engine import Engine, Said, has_every_core
 from ..jobs import Job
@@ -70,9 +71,11 @@ class Run(Job):
         request, backend = self.request, engine.backend
         others = engine.beside.watch()
         prompt_ids = loaded.encode(request.prompt, request.raw)
-        header = backend.trace_header(loaded, request.drafter, request.prompt, request.raw, request.settings)
+        header = backend.trace_header(
+            loaded, request.drafter, request.prompt, request.raw, request.settings, request.more
+        )
         self.header = {**header, "isolated": request.isolated}
-        race = backend.race(loaded, request.drafter, prompt_ids, request.settings, request.isolated)
+        race = backend.race(loaded, request.drafter, prompt_ids, request.settings, request.isolated, request.more)
         with (
             suppress(Stopped),
             self._limited(),
@@ -89,17 +92,21 @@ class Run(Job):
             raise self._before_it_began()
         if has_every_core(loaded) and others():
             self.header["disturbed"] = True
-        self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries)
+        self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries, request.drafted)
         if self._cut_short:
             self.summary["sentence"] = f"It had run for {self.limit}. {self.summary['sentence']}"
 
     @property
     def _cut_short(self) -> bool:
-        return self.overdue and not is_whole(self.entries)
+        return self.overdue and not self._is_whole
+
+    @property
+    def _is_whole(self) -> bool:
+        return is_whole(self.entries, 1 + len(self.request.drafted))
 
     def _ending(self) -> dict[str, Any]:
         """What the page shows of the summary; the texts it has already."""
-        summary, stopped = self.summary, not is_whole(self.entries)
+        summary, stopped = self.summary, not self._is_whole
         badge = exactness(summary, self.request, self.header["environment"], stopped)
         if self._cut_short:
             stopping = f"stopped after {self.seconds:g} s"
@@ -109,7 +116,7 @@ class Run(Job):
             "speed_up": summary["speed_up"],
             "sentence": summary["sentence"],
             "exactness": badge,
-            "stats": {lane: summary[lane]["stats"] for lane in (PLAIN, SPECULATIVE)},
+            "stats": {lane: summary[lane]["stats"] for lane in (PLAIN, *self.request.drafted)},
             "disturbed": self.header.get("disturbed", False),
         }
 

@@ -1,0 +1,89 @@
+"""What a race is asked for: a prompt, settings, and the lanes with a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..drafters.names import check_known
+from ..types import AUTO, MAX_K, BadInput, Settings, brief, read_k
+
+PLAIN, SPECULATIVE = "plain", "speculative"  # the lanes of version 1 of a trace, and of a race of one drafter
+MOST_DRAFTED = 3  # lanes with a drafter; with the target alone they are four
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedLane:
+    """A lane that is asked for: the drafter, and K or AUTO. In a race of several its name is, say, `eagle:4`."""
+
+    drafter: str
+    k: int | str
+
+    @property
+    def name(self) -> str:
+        return f"{self.drafter}:{self.k}"
+
+
+def lanes_by_name(lanes: Sequence[DraftedLane]) -> dict[str, DraftedLane]:
+    """The drafted lanes of a race by the names that they have in it."""
+    return {SPECULATIVE: lanes[0]} if len(lanes) == 1 else {lane.name: lane for lane in lanes}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a race is asked for, by a form, a link, a call or a trace. Whether the preset can do it is not known yet.
+
+    The target alone races with a lane of `drafter` and the K of the settings, and with `more` lanes.
+    """
+
+    prompt: str
+    preset: str
+    drafter: str
+    settings: Settings
+    raw: bool = False
+    isolated: bool = False
+    more: tuple[DraftedLane, ...] = ()
+
+    @property
+    def drafted(self) -> dict[str, DraftedLane]:
+        """The drafted lanes by their names."""
+        return lanes_by_name([DraftedLane(self.drafter, self.settings.k), *self.more])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything that was asked for, ready for JSON."""
+        return asdict(self)
+
+
+def read_lanes(texts: Any) -> list[DraftedLane]:
+    """The drafted lanes of a race as a person gives them: `["eagle:4", "ngram:auto"]`.
+
+    Raises:
+        BadInput: there are too many or none, one of them is no lane, or two are the same.
+    """
+    if not isinstance(texts, (list, tuple)) or not texts:
+        raise BadInput(f"The lanes must be a list of texts like eagle:4, not {brief(texts)}.")
+    if len(texts) > MOST_DRAFTED:
+        raise BadInput(f"At most {MOST_DRAFTED} lanes with a drafter race the target alone, not {len(texts)}.")
+    lanes = [_read_lane(text) for text in texts]
+    for place, lane in enumerate(lanes):
+        if lane in lanes[:place]:
+            raise BadInput(f"The lane {lane.name} is given twice.")
+    return lanes
+
+
+def _read_lane(text: Any) -> DraftedLane:
+    drafter, colon, words = text.strip().partition(":") if isinstance(text, str) else ("", "", "")
+    try:
+        k = read_k(words)
+    except ValueError:
+        k = 0
+    if not colon or not (k == AUTO or 1 <= int(k) <= MAX_K):
+        raise BadInput(
+            f"A lane is a drafter and its K, from 1 to {MAX_K} or {AUTO}, as in eagle:4 or ngram:auto, "
+            f"not {brief(text)}."
+        )
+    check_known(drafter)
+    if drafter == "none":
+        raise BadInput(f"The target alone races in any case: leave out the lane {text.strip()}.")
+    return DraftedLane(drafter, k)

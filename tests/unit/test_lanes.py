@@ -1,0 +1,279 @@
+"""Races of more than one drafted lane: what is asked for, whose turn it is, what they take, what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specdemo.cli.main import table
+from specdemo.decoding import loop
+from specdemo.decoding.events import Event, Finished, emitted_tokens, engine_seconds
+from specdemo.models import placement
+from specdemo.models.loaded import Loaded
+from specdemo.models.placement import check_caches
+from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, read_lanes
+from specdemo.racing.race import race
+from specdemo.racing.rerun import again, differences, lanes_asked
+from specdemo.racing.summary import summary, trace_header
+from specdemo.racing.trace import Entry, read_trace, write_trace
+from specdemo.system import hardware
+from specdemo.types import AUTO, REJECTION, BadInput, Settings
+from tests.unit.toys import (
+    PROMPT,
+    VOCAB,
+    TableRunner,
+    TableToy,
+    ids_of,
+    letters_tokenizer,
+    ngram_file,
+    random_table,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SETTINGS = Settings(temperature=1, k=4, max_new_tokens=24, seed=3)
+MORE = (DraftedLane("draft-model", 2), DraftedLane("ngram", AUTO))
+NAMES = ["draft-model:4", "draft-model:2", "ngram:auto"]
+WORDS = "the cat sat on the mat and the dog sat"
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Any:
+    law = random_table(1, support=3)
+    mixed = 0.6 * law + 0.4 * random_table(2, support=2)
+    return TableToy(
+        target=law,
+        draft_model=mixed,
+        early=mixed,
+        ngram_table=ngram_file(tmp_path, VOCAB),
+        tokenizer=letters_tokenizer(),
+    )
+
+
+def events_of(entries: list[Entry], lane: str) -> list[Event]:
+    return [entry.event for entry in entries if entry.lane == lane]
+
+
+# What is asked for ------------------------------------------------------------------------------------------
+
+
+def test_lanes_are_read_as_a_person_writes_them() -> None:
+    assert read_lanes(["eagle:4", " ngram:auto "]) == [DraftedLane("eagle", 4), DraftedLane("ngram", AUTO)]
+
+
+SHAPE = "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto, not "
+
+
+@pytest.mark.parametrize(
+    ("lanes", "sentence"),
+    [
+        (["eagle"], f"{SHAPE}'eagle'."),
+        (["eagle:0"], f"{SHAPE}'eagle:0'."),
+        (["eagle:17"], f"{SHAPE}'eagle:17'."),
+        (["eagle:-1"], f"{SHAPE}'eagle:-1'."),
+        (["eagle:four"], f"{SHAPE}'eagle:four'."),
+        (["eagle:4:4"], f"{SHAPE}'eagle:4:4'."),
+        ([4], f"{SHAPE}4."),
+        (["none:4"], "The target alone races in any case: leave out the lane none:4."),
+        (["eagle:4", "eagle:4"], "The lane eagle:4 is given twice."),
+        (["eagle:04", "eagle:4"], "The lane eagle:4 is given twice."),
+        (["eagle:1", "eagle:2", "eagle:3", "eagle:4"], "At most 3 lanes with a drafter race the target alone, not 4."),
+        ([], "The lanes must be a list of texts like eagle:4, not []."),
+        ("eagle:4", "The lanes must be a list of texts like eagle:4, not 'eagle:4'."),
+    ],
+)
+def test_wrong_lanes_are_refused_in_one_sentence(lanes: Any, sentence: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        read_lanes(lanes)
+    assert str(refusal.value) == sentence
+
+
+def test_a_lane_of_an_unknown_drafter_names_the_known_ones() -> None:
+    with pytest.raises(BadInput, match=r"There is no drafter called 'eagel'\. Choose one of: none, prompt-lookup"):
+        read_lanes(["eagel:4"])
+
+
+def test_one_drafted_lane_keeps_its_old_name_and_several_say_drafter_and_k() -> None:
+    asked = Request("a", "b", "draft-model", SETTINGS)
+    assert asked.drafted == {SPECULATIVE: DraftedLane("draft-model", 4)}
+    assert list(replace(asked, more=MORE).drafted) == NAMES
+
+
+# The race ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pass_seconds", [lambda n: 1.0, float, lambda n: 0.3 if n == 1 else 7.0])
+def test_the_lane_behind_on_its_clock_goes_next(
+    toy: Any, monkeypatch: pytest.MonkeyPatch, pass_seconds: Callable[[int], float]
+) -> None:
+    now = 0.0
+
+    class Timed(TableRunner):
+        def read(self, ids: Any) -> torch.Tensor:
+            nonlocal now
+            now += pass_seconds(len(ids))
+            return super().read(ids)
+
+    for module in (loop, hardware):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(TableToy, "target_runner", lambda self, capacity: Timed(self.target, capacity, self.early))
+    fixed = (MORE[0], DraftedLane("ngram", 1))
+    clocks = dict.fromkeys([PLAIN, *NAMES[:2], "ngram:1"], 0.0)
+    running = {*clocks}
+    for entry in race(toy, "draft-model", PROMPT, SETTINGS, more=fixed):
+        assert clocks[entry.lane] <= min(clocks[lane] for lane in running)
+        clocks[entry.lane] += engine_seconds(entry.event)
+        if isinstance(entry.event, Finished):
+            running.discard(entry.lane)
+    assert not running
+    assert len({*clocks.values()}) > 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("isolated", [False, True])
+def test_under_the_match_rule_all_four_lanes_write_the_same_text(toy: Any, temperature: float, isolated: bool) -> None:
+    settings = replace(SETTINGS, temperature=temperature)
+    entries = list(race(toy, "draft-model", PROMPT, settings, isolated, MORE))
+    texts = {name: ids_of(events_of(entries, name)) for name in (PLAIN, *NAMES)}
+    assert len(texts[PLAIN]) == 24
+    assert all(text == texts[PLAIN] for text in texts.values())
+    drafted = {name: max(len(getattr(e, "drafted", ())) for e in events_of(entries, name)) for name in texts}
+    assert (drafted[PLAIN], drafted["draft-model:4"], drafted["draft-model:2"]) == (0, 4, 2)
+
+
+def test_every_drafted_lane_tells_its_probabilities_above_temperature_0(toy: Any) -> None:
+    entries = list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
+    assert {entry.lane for entry in entries if entry.probabilities} == {*NAMES}
+
+
+def test_what_one_lane_cannot_do_is_refused_before_any_takes_memory(toy: Any) -> None:
+    toy.ngram_table = None
+    with pytest.raises(BadInput, match="The drafter ngram cannot be used here"):
+        list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
+    with pytest.raises(BadInput, match="K = auto needs the match rule"):
+        list(race(toy, "draft-model", PROMPT, replace(SETTINGS, rule=REJECTION), more=[DraftedLane("eagle", AUTO)]))
+    assert not toy.runners
+
+
+def test_four_caches_that_memory_does_not_hold_are_refused_before_any_is_made(
+    toy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "free_memory", lambda: 10**9)
+    tokens = len(PROMPT) + SETTINGS.max_new_tokens
+    own, drafts = 8_000_000, 1_000_000
+    toy.token_bytes = own, drafts
+    needed = tokens * (4 * own + 2 * drafts)  # the draft model has a cache in two of the lanes
+    assert needed <= 10**9
+    list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
+    monkeypatch.setattr(placement, "free_memory", lambda: needed - 1)
+    made = len(toy.runners)
+    with pytest.raises(BadInput) as refusal:
+        list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
+    assert len(toy.runners) == made
+    assert str(refusal.value) == (
+        "The keys and values of 4 lanes of 29 tokens take 1.0 GB of memory, but 1.0 GB are free: race fewer lanes, or "
+        "write fewer tokens."
+    )
+    list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE[:1]))  # three lanes fit
+
+
+def test_the_bytes_that_are_checked_are_those_that_caches_take(loaded: Loaded) -> None:
+    for make, size in zip((loaded.target_runner, loaded.draft_runner), loaded.token_bytes, strict=True):
+        runner: Any = make(1024)
+        runner.prefill([1])
+        tensors = [value for value in vars(runner._cache).values() if isinstance(value, torch.Tensor)]
+        runner.release()
+        keys = min(part.numel() * part.element_size() for part in tensors if part.ndim > 3)  # values may be padded
+        assert 2 * keys == 1024 * size > 0
+    free = placement.free_memory()
+    check_caches([free // 2000] * 3, 500, loaded.device)
+    with pytest.raises(BadInput, match="of 3 lanes of 1,000 tokens"):
+        check_caches([free // 2000] * 3, 1000, loaded.device)
+
+
+def test_closing_a_race_frees_every_lane(toy: Any) -> None:
+    stream: Any = race(toy, "draft-model", PROMPT, SETTINGS, more=MORE)
+    seen: set[str] = set()
+    while len(seen) < 4:
+        seen.add(next(stream).lane)
+    stream.close()
+    assert all(runner.length == 0 for runner in (*toy.runners, *toy.draft_runners))
+    assert all(runner.released for runner in toy.runners if runner.passes)
+
+
+# Its trace and its summary ----------------------------------------------------------------------------------
+
+
+def traced(loaded: Loaded, settings: Settings) -> tuple[Any, list[Entry]]:
+    header = trace_header(loaded, "draft-model", WORDS, True, settings, MORE)
+    return read_trace(write_trace(header, race(loaded, "draft-model", loaded.encode(WORDS, True), settings, more=MORE)))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_race_of_four_lanes_is_run_again_from_its_trace(loaded: Loaded, temperature: float) -> None:
+    settings = replace(SETTINGS, temperature=temperature)
+    header, recorded = traced(loaded, settings)
+    assert [lane["name"] for lane in header["lanes"]] == [PLAIN, *NAMES]
+    assert [(lane["drafter"], lane["k"]) for lane in header["lanes"][1:]] == [
+        ("draft-model", 4),
+        ("draft-model", 2),
+        ("ngram", "auto"),
+    ]
+    entries = list(again(loaded, header, recorded))
+    assert differences(recorded, entries) == dict.fromkeys([PLAIN, *NAMES])
+    for name in (PLAIN, *NAMES):  # and round by round
+        then, now = ([len(getattr(e, "drafted", ())) for e in events_of(race, name)] for race in (recorded, entries))
+        assert then == now
+
+
+@pytest.mark.parametrize(("field", "value"), [("drafter", 5), ("k", 99), ("k", None)])
+def test_a_lane_of_a_trace_that_says_no_drafter_or_k_is_not_run(loaded: Loaded, field: str, value: Any) -> None:
+    header, recorded = traced(loaded, replace(SETTINGS, max_new_tokens=3))
+    header["lanes"][2][field] = value
+    with pytest.raises(BadInput):
+        list(again(loaded, header, recorded))
+
+
+def test_the_lanes_of_an_older_trace_are_those_of_its_whole_race(loaded: Loaded) -> None:
+    header = trace_header(loaded, "ngram", WORDS, True, SETTINGS)
+    header["lanes"] = [{"name": PLAIN}, {"name": SPECULATIVE}]
+    assert lanes_asked(header) == {PLAIN: DraftedLane("none", 4), SPECULATIVE: DraftedLane("ngram", 4)}
+
+
+def test_the_summary_and_the_table_hold_every_lane(toy: Any) -> None:
+    entries = list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
+    found = summary(toy, PROMPT, SETTINGS, entries, NAMES)
+    for name in (PLAIN, *NAMES):
+        assert found[name]["token_ids"] == [t.id for e in events_of(entries, name) for t in emitted_tokens(e)]
+    assert list(found["verdicts"]) == NAMES
+    ratios = {name: verdict["speed_up"] for name, verdict in found["verdicts"].items()}
+    fastest = max(ratios, key=lambda name: ratios[name] or 0)
+    assert found["speed_up"] == ratios[fastest]
+    assert found["sentence"].startswith(f"The fastest lane is {fastest}. ")
+    assert found["comparison"] == {"identical": True, "first_difference": None, "margin": None}
+    lines = table(found, "draft-model").split("\n")
+    assert lines[0].split() == ["target", "alone", *NAMES]
+    assert len({len(line) for line in lines[:10]}) == 1
+    speeds = next(line for line in lines if line.startswith("speed-up")).split()[1:]
+    assert speeds == ["-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios.values()]
+    assert "Identical to the target alone, token for token." in lines
+
+
+def test_the_table_names_the_lane_whose_text_parts(toy: Any) -> None:
+    entries = list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
+    at = next(i for i, entry in enumerate(entries) if entry.lane == NAMES[1])
+    first: Any = entries[at].event
+    entries[at] = replace(
+        entries[at], event=replace(first, token=replace(first.token, id=(first.token.id + 1) % VOCAB))
+    )
+    found = summary(toy, PROMPT, SETTINGS, entries, NAMES)
+    assert found["comparison"]["first_difference"] == 0
+    told = table(found, "draft-model")
+    assert "The text of draft-model:2 differs from that of the target alone from token 1 on" in told
+    assert told.count("differs") == 1
