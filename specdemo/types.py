@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_K = 16
+MAX_NODES = 63  # of a drafted tree: with the token that they follow they fill a word of 64 bits
 AUTO = "auto"  # K as `decoding.adaptive_k` chooses it, round by round
 MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would repeat the texts of smaller ones
 MAX_STOP_STRINGS = 8

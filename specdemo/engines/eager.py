@@ -17,10 +17,12 @@ from ..system.hardware import to_device
 from ..system.progress import check_stopped
 from .early_exit import EarlyExitBuffer
 from .preallocated_cache import PreallocatedCache
-from .runner import check_fits, check_part
+from .rows import is_beginning, mask_of, places, rows_of
+from .runner import check_branches, check_fits, check_part
 
 # Families whose layers read only the layer before and the cache. Only there can a pass begin at a later layer.
-RESUMABLE = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
+SIMPLE = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
+MASKED = {"eager", "sdpa"}  # attention that takes a mask of any shape
 
 
 class EagerRunner:
@@ -29,7 +31,7 @@ class EagerRunner:
     The cache is allocated at the prefill and lives for one run.
     """
 
-    exact_rows = 0  # the order of sums in a product may depend on the number of rows
+    exact_tree_rows = exact_rows = 0  # the order of sums in a product may depend on the number of rows
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self.model = model
@@ -42,6 +44,20 @@ class EagerRunner:
         self._ahead = EarlyExitBuffer()
         self._split: Split | None = None
         self._cache: PreallocatedCache | None = None
+        self._start = 0  # of the last pass
+
+    @property
+    def cannot_branch(self) -> str | None:
+        """Known are families whose attention goes by one mask. In others a row may see what is not in its branch."""
+        config = self.model.config.get_text_config()
+        layers = set(getattr(config, "layer_types", None) or {"full_attention"})
+        if config.model_type not in SIMPLE:
+            return f"it is not known how a tree is masked in a model of the type {config.model_type}"
+        if layers != {"full_attention"} or getattr(config, "sliding_window", None):
+            return "some layers of this model see a window only"
+        if config._attn_implementation not in MASKED:
+            return f"its attention ({config._attn_implementation}) takes no mask of that kind"
+        return None
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         self._captured_layers = tuple(layers)
@@ -50,10 +66,21 @@ class EagerRunner:
         self.release()
         self._cache = PreallocatedCache(self.model.config.get_text_config().num_hidden_layers, self.context)
         with stoppable(self.model):
-            return self._read(ids, logits_to_keep=1)
+            return self._read(ids, None, logits_to_keep=1)
 
-    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
-        return self._read(ids, logits_to_keep=0)  # 0 means all of them
+    def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
+        if parents is not None:
+            check_branches(self)
+        return self._read(ids, parents, logits_to_keep=0)  # 0 means all of them
+
+    @torch.inference_mode()
+    def keep(self, path: Sequence[int]) -> None:
+        if not is_beginning(path):
+            assert self._cache is not None, "a pass comes first"
+            self._cache.move(self._start, path)
+        if self.hidden_states is not None:
+            self.hidden_states = rows_of(self.hidden_states, path)
+        self.rollback(self._start + len(path))
 
     @torch.inference_mode()
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
@@ -72,10 +99,10 @@ class EagerRunner:
         self.length = 0
 
     @torch.inference_mode()
-    def _read(self, ids: Sequence[int] | Tensor, logits_to_keep: int) -> Tensor:
+    def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None, logits_to_keep: int) -> Tensor:
         check_fits(self, len(ids))
-        model = self.model
-        resumable = model.config.model_type in RESUMABLE and not self._captured_layers
+        model, self._start = self.model, self.length
+        resumable = model.config.model_type in SIMPLE and parents is None and not self._captured_layers
         self._ahead.keep_beginning_of(ids if resumable else ())
         if self._split and self._ahead:
             if len(unread := ids[len(self._ahead) :]):
@@ -84,12 +111,20 @@ class EagerRunner:
             self._ahead.clear()
         layers = layers_at(self.model, self._captured_layers)
         with outputs_of(layers) as outputs:
-            logits = for_sampling(self._pass(model, ids, self.length, logits_to_keep=logits_to_keep).logits[0])
+            how: dict[str, Any] = {} if parents is None else self._branching(parents)
+            logits = for_sampling(self._pass(model, ids, self.length, logits_to_keep=logits_to_keep, **how).logits[0])
         self.length += len(ids)
         self.device = logits.device  # differs from the input's where the layers are spread over devices
         if layers:
             self.hidden_states = torch.cat([for_sampling(outputs[layer][0]).to(self.device) for layer in layers], -1)
         return logits
+
+    def _branching(self, parents: Sequence[int]) -> dict[str, Tensor]:
+        """What tells transformers where the rows of a tree stand, and what they see."""
+        model, start = self.model, self.length
+        positions = torch.tensor(places(start, len(parents), parents), device=model.device)
+        mask = mask_of(parents, start, model.dtype, model.device)
+        return {"position_ids": positions[None], "attention_mask": mask[None, None]}
 
     def _read_ahead(self, model: PreTrainedModel, ids: Sequence[int] | Tensor) -> Any:
         """Read T tokens with the first layers only, after those that were already read so."""

@@ -27,6 +27,7 @@ from ..system.progress import check_stopped
 from .early_exit import EarlyExitBuffer
 from .layout import FusedModel, Layer
 from .ops import rotate
+from .rows import is_beginning, mask_of, places, rows_of
 from .runner import check_fits, check_part
 
 MOST_ROWS = 9
@@ -38,6 +39,10 @@ class KVCache(Protocol):
     """The cache of a runner: keys and values of the first `length` tokens."""
 
     length: int
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        """Copy the rows of a path, counted from `start`, to the places from `start` on."""
+        ...
 
 
 class FusedRunner:
@@ -52,6 +57,7 @@ class FusedRunner:
         self._captured_layers: tuple[int, ...] = ()
         self._ahead = EarlyExitBuffer()
         self._cache: KVCache | None = None
+        self._start = 0  # of the last pass
 
     @property
     def length(self) -> int:
@@ -60,6 +66,15 @@ class FusedRunner:
     @property
     def exact_rows(self) -> int:
         return MOST_ROWS if self.model.exact_products else 0
+
+    @property
+    def exact_tree_rows(self) -> int:
+        """A mask leaves gaps between the keys of a branch, and the order of sums depends on where they lie."""
+        return 0
+
+    @property
+    def cannot_branch(self) -> str | None:
+        return None
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         self._captured_layers = tuple(layers)
@@ -71,8 +86,17 @@ class FusedRunner:
         return self._logits(self._read(ids)[-1:])
 
     @torch.inference_mode()
-    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
-        return self._logits(self._read(ids))
+    def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
+        return self._logits(self._read(ids, parents))
+
+    @torch.inference_mode()
+    def keep(self, path: Sequence[int]) -> None:
+        if not is_beginning(path):
+            assert self._cache is not None, "a pass comes first"
+            self._cache.move(self._start, path)
+        if self.hidden_states is not None:
+            self.hidden_states = rows_of(self.hidden_states, path)
+        self.rollback(self._start + len(path))
 
     @torch.inference_mode()
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
@@ -102,19 +126,22 @@ class FusedRunner:
         missing = self.model.least_rows - len(x)
         return torch.cat([x, x[-1:].expand(missing, -1)]) if missing > 0 else x
 
-    def _read(self, ids: Sequence[int] | Tensor) -> Tensor:
+    def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         """Hidden states of T more tokens after the last layer, [T, hidden]; their keys and values are kept."""
         assert self._cache is not None, "prefill comes first"
         check_fits(self, len(ids))
         start, layers = self.length, len(self.model.layers)
-        self._ahead.keep_beginning_of(() if self._captured_layers else ids)  # the states asked for may be of any layer
+        self._start = start
+        resumable = parents is None and not self._captured_layers  # the states asked for may be of any layer
+        self._ahead.keep_beginning_of(ids if resumable else ())
         if self._ahead:
             if len(unread := ids[len(self._ahead) :]):
                 self._read_ahead(unread)
             x = self._through(self._ahead.hidden_states(), start, range(self._ahead.layers, layers))
             self._ahead.clear()
         else:
-            x = self._through(self._embed(ids, start), start, range(layers), self._captured_layers)
+            x = self._embed(ids, start, parents)
+            x = self._through(x, start, range(layers), self._captured_layers, parents)
         self._cache.length = start + len(ids)
         return x
 
@@ -125,11 +152,18 @@ class FusedRunner:
         self._ahead.add(ids, x)
         return x
 
-    def _embed(self, ids: Sequence[int] | Tensor, start: int) -> Tensor:
+    def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         x = self.model.embed(to_device(ids, self.device))
-        return x if self.model.positions is None else x + self.model.positions[start : start + len(ids)]
+        return x if self.model.positions is None else x + self.model.positions[places(start, len(ids), parents)]
 
-    def _through(self, x: Tensor, start: int, layers: range, kept: Sequence[int] = ()) -> Tensor:
+    def _through(
+        self,
+        x: Tensor,
+        start: int,
+        layers: range,
+        kept: Sequence[int] = (),
+        parents: Sequence[int] | None = None,
+    ) -> Tensor:
         """Run some layers over T tokens [T, hidden] at position `start`, and write their keys and values.
 
         Padding rows write keys and values too, which the next pass overwrites before it reads them.
@@ -138,8 +172,11 @@ class FusedRunner:
         assert isinstance(cache, Cache), "prefill comes first"
         x = self._filled(x)
         end = start + len(x)
-        mask = self._mask(start, end, x.dtype) if start or end <= MOST_ROWS else None
-        rotation = [part[start:end] for part in cache.rotation] if cache.rotation else None
+        if parents is not None:
+            parents = [*parents, *[parents[-1]] * (len(x) - count)]
+        mask = self._mask(start, end, x.dtype, parents) if parents or start or end <= MOST_ROWS else None
+        at = places(start, len(x), parents)
+        rotation = [part[at] for part in cache.rotation] if cache.rotation else None
         read, written = cache.by_layer(0, end if mask is None else mask.shape[1]), cache.by_layer(start, end)
         outputs: dict[int, Tensor] = {}
 
@@ -193,11 +230,14 @@ class FusedRunner:
         out = out[0, :, : group * count].unflatten(1, (group, count))
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)
 
-    def _mask(self, start: int, end: int, dtype: torch.dtype) -> Tensor:
+    def _mask(self, start: int, end: int, dtype: torch.dtype, parents: Sequence[int] | None = None) -> Tensor:
         """0 where a grouped query sees a key, minus infinity elsewhere, [group * T, keys], both sizes padded."""
         group, exact = self.model.heads // self.model.kv_heads, self.model.bit_exact
         keys = padded(end) if exact else end
-        mask = torch.full((end - start, keys), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
+        if parents is None:
+            mask = torch.full((end - start, keys), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
+        else:
+            mask = F.pad(mask_of(parents, start, dtype, self.device), (0, keys - end), value=-torch.inf)
         in_last = group * len(mask) % QUERIES_AT_ONCE
         return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - in_last) if in_last and exact else 0))
 
@@ -218,6 +258,11 @@ class Cache:
         self.keys.zero_()
         self.values.zero_()
         self.length = 0
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        rows, end = torch.tensor(path, device=self.keys.device) + start, start + len(path)
+        for part in (self.keys, self.values):
+            part[:, :, start:end] = part[:, :, rows]
 
     def by_layer(self, start: int, end: int) -> list[tuple[Tensor, Tensor]]:
         """The keys and the values of these positions in each layer, [kv_heads, end - start, width] each."""

@@ -2,14 +2,14 @@
 
 In a small model, torch's overhead for the small operations takes as long as the products.
 
-The logits of a token are the same bits in every pass, whatever its length and for every type of weights. So greedy text
-is the same to the last bit with and without a draft.
+The logits of a token are the same bits in every pass, whatever its length and for every type of weights, whether the
+rows of the pass branch or not. So greedy text is the same to the last bit with and without a draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref
+from ctypes import byref, c_uint64
 from itertools import chain, pairwise
 
 import torch
@@ -22,9 +22,26 @@ from .cpu.library import PackedLinear, address, address_of_rows, as_floats
 from .fused import FusedRunner, round_up
 from .layout import FusedModel, Rope
 from .linear import Linear, Norm, gelu, swiglu
+from .rows import MOST_ROWS, ancestors_of
 from .runner import ANY_ROWS
 
 MOST_AT_ONCE = 256  # tokens of a prompt in one call, since the buffers of a pass grow with them
+
+
+class Branches:
+    """Rows that are no chain: they lie behind the first `base` tokens of the cache, and see all of these.
+
+    `ancestors` are the rows that each of them sees, itself included, see `rows.ancestors_of`.
+    """
+
+    def __init__(self, base: int, ancestors: Sequence[int]) -> None:
+        self.base, self.ancestors = base, ancestors
+
+    def described(self, start: int, count: int) -> library.Tree:
+        """The `count` rows from slot `start` on as a structure of the C library."""
+        words = self.ancestors[start - self.base :][:count]
+        assert len(words) == count, "each row says what it sees"
+        return library.Tree(self.base, (c_uint64 * count)(*words))
 
 
 class NativeLayers:
@@ -83,11 +100,12 @@ class NativeLayers:
         layers: tuple[int, int] | None = None,
         second_input: Tensor | None = None,
         kv_only: bool = False,
+        tree: Branches | None = None,
     ) -> None:
         """Run the layers from the first to before the last of `layers` over x [T, hidden] float32, in place.
 
-        The tokens stand at position `start`. With `kv_only` every layer reads x itself, and only writes its keys and
-        values into the cache.
+        The tokens stand at position `start`, or as `tree` says. With `kv_only` every layer reads x itself, and only
+        writes its keys and values into the cache.
 
         Raises:
             ValueError: the cache has no room for them, or a tensor has another shape or type.
@@ -100,8 +118,8 @@ class NativeLayers:
         if start + len(x) > cache.capacity:
             raise ValueError(f"The cache has room for {cache.capacity} tokens; {len(x)} do not fit after {start}.")
         done = self.library.functions.run_layers(
-            *(byref(self._described), *(layers or (0, self.depth))),
-            *(rows, others, len(x), byref(cache.described), start, kv_only, torch.get_num_threads()),
+            *(byref(self._described), *(layers or (0, self.depth)), rows, others, len(x), byref(cache.described)),
+            *(start, tree and tree.described(start, len(x)), kv_only, torch.get_num_threads()),
         )
         _check(done)
 
@@ -171,6 +189,17 @@ class NativeCache:
         addresses = [*map(address, (self._keys, self._values, *(self._rotation or (None, None))))]
         self.described = library.Cache(*addresses, capacity)
         self.capacity, self.length = capacity, 0
+        blocks = sizes[0], sizes[1], capacity // columns, layers.width // layers.library.step
+        self._by_column = self._keys.view(*blocks, columns, -1)  # the places of a block are its columns
+        lines = *sizes[:2], -1, capacity // layers.library.step, columns
+        self._by_line = self._values.view(*lines, layers.library.step)  # the places are the lines and their numbers
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        columns, step = self._by_column.shape[4], self._by_line.shape[5]
+        rows, places = torch.tensor(path) + start, torch.arange(start, start + len(path))
+        keys, values = self._by_column, self._by_line
+        keys[:, :, places // columns, :, places % columns] = keys[:, :, rows // columns, :, rows % columns]
+        values[:, :, :, places // step, :, places % step] = values[:, :, :, rows // step, :, rows % step]
 
 
 class NativeModel:
@@ -198,25 +227,37 @@ class NativeRunner(FusedRunner):
     def exact_rows(self) -> int:
         return ANY_ROWS
 
+    @property
+    def exact_tree_rows(self) -> int:
+        return MOST_ROWS
+
     def _new_cache(self) -> NativeCache:
         return NativeCache(self._native.layers, self.context, self.model.dtype, self.model.rope)
 
-    def _embed(self, ids: Sequence[int] | Tensor, start: int) -> Tensor:
-        return super()._embed(ids, start).float()
+    def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
+        return super()._embed(ids, start, parents).float()
 
     def _logits(self, x: Tensor) -> Tensor:
         return self._native.head(x)
 
-    def _through(self, x: Tensor, start: int, layers: range, kept: Sequence[int] = ()) -> Tensor:
+    def _through(
+        self,
+        x: Tensor,
+        start: int,
+        layers: range,
+        kept: Sequence[int] = (),
+        parents: Sequence[int] | None = None,
+    ) -> Tensor:
         """See `FusedRunner`. Changes x in place, and stops after each of the `kept` layers to copy its output."""
         cache = self._cache
         assert isinstance(cache, NativeCache), "prefill comes first"
+        tree = None if parents is None else Branches(start, ancestors_of(parents))
         outputs: dict[int, Tensor] = {}
         for part in pairwise(sorted({layers.start, *(index + 1 for index in kept), layers.stop})):
             for begin in range(0, len(x), MOST_AT_ONCE):
                 if begin:
                     check_stopped()
-                self._native.layers.run(x[begin : begin + MOST_AT_ONCE], cache, start + begin, part)
+                self._native.layers.run(x[begin : begin + MOST_AT_ONCE], cache, start + begin, part, tree=tree)
             if (last := part[1] - 1) in kept:
                 outputs[last] = x.to(self.model.dtype, copy=True)
         if kept:

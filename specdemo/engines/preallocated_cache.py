@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -57,3 +59,10 @@ class PreallocatedCache(Cache):
         """Let the next pass see the first `length` positions and write after them, in every layer."""
         for layer in self.layers:
             layer.length = length
+
+    def move(self, start: int, path: Sequence[int]) -> None:
+        """Copy the rows of a path, counted from `start`, to the places from `start` on, in every layer."""
+        rows, end = torch.tensor(path) + start, start + len(path)
+        for layer in self.layers:
+            for part in (layer.keys, layer.values):
+                part[:, :, start:end] = part[:, :, rows.to(part.device)]

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..types import BadInput
+
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
 
 
@@ -32,6 +34,19 @@ class Runner(Protocol):
     def length(self) -> int: ...
 
     @property
+    def cannot_branch(self) -> str | None:
+        """Why it cannot read rows that are no chain, in words; None if it can."""
+        ...
+
+    @property
+    def exact_tree_rows(self) -> int:
+        """The largest pass, in rows, in which the row of a tree is the same bits as that of the chain that leads to it.
+
+        0 if there is none.
+        """
+        ...
+
+    @property
     def exact_rows(self) -> int:
         """The largest pass, in rows, in which a row's logits are the same bits as in a pass of that row alone.
 
@@ -52,16 +67,28 @@ class Runner(Protocol):
         """Read a prompt into the empty cache. Returns the logits after its last token, [1, V]."""
         ...
 
-    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+    def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         """Read T more tokens, a list or a tensor [T] int64 on any device. Returns the logits after each, [T, V].
 
+        Args:
+            parents: the row of this pass that each token follows, -1 where it follows the cache, see `rows`. None
+                stands for a chain. Behind a pass that branches, `keep` says which rows are text.
         Raises:
-            ValueError: the cache has no room for them.
+            ValueError: the cache has no room for them, or the parents are not those of a tree.
+            CannotBranch: there are parents, and the runner reads chains only.
+        """
+        ...
+
+    def keep(self, path: Sequence[int]) -> None:
+        """Keep these rows of the last pass, each the parent of the next, behind what the cache held before it.
+
+        All others are forgotten. The kept rows move to the front of the pass; none is computed again. Behind a pass
+        that branches, `hidden_states` are those of the kept rows.
         """
         ...
 
     def rollback(self, length: int) -> None:
-        """Forget all tokens from position `length` on. No memory is copied."""
+        """Forget all tokens from position `length` on. No memory is copied. Not into a pass that branches."""
         ...
 
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
@@ -79,6 +106,20 @@ class Runner(Protocol):
     def release(self) -> None:
         """Free the cache and the hidden states. May be called twice."""
         ...
+
+
+class CannotBranch(BadInput):
+    """A runner that reads chains only was given rows that branch; the message says why it cannot."""
+
+
+def check_branches(runner: Runner) -> None:
+    """Check that a runner can read rows that are no chain.
+
+    Raises:
+        CannotBranch: it cannot.
+    """
+    if reason := runner.cannot_branch:
+        raise CannotBranch(f"A tree cannot be checked here: {reason}. Draft a chain.")
 
 
 def check_part(layers: int, total: int) -> None:

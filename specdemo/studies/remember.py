@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..engines.rows import rows_of
 from ..engines.runner import Runner
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Remembering:
         self._ahead: tuple[int, ...] = ()
         self._rows: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor | None]] = {}
         self._held = 0
+        self._before: tuple[int, ...] = ()  # the text before the last pass, and up to each of its rows
+        self._texts: list[tuple[int, ...]] = []
 
     @property
     def length(self) -> int:
@@ -43,6 +46,14 @@ class Remembering:
     @property
     def exact_rows(self) -> int:
         return self.real.exact_rows
+
+    @property
+    def exact_tree_rows(self) -> int:
+        return self.real.exact_tree_rows
+
+    @property
+    def cannot_branch(self) -> str | None:
+        return self.real.cannot_branch
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         self.real.capture_hidden_states(layers)
@@ -60,15 +71,29 @@ class Remembering:
         certain[0, self.next_token] = 0
         return certain
 
-    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
-        self._text, self._ahead = (*self._text, *map(int, ids)), ()
+    def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
+        before, ids, self._ahead = self._text, [*map(int, ids)], ()
+        texts: list[tuple[int, ...]] = []
+        for token, parent in zip(ids, range(-1, len(ids) - 1) if parents is None else parents, strict=True):
+            texts.append((*(before if parent < 0 else texts[parent]), token))
 
         def read() -> Tensor:
             self.real.rollback(len(self.root))
-            return self.real.forward(self._text[len(self.root) :])
+            behind = before[len(self.root) :]
+            if parents is None:
+                return self.real.forward([*behind, *ids])
+            if behind:
+                self.real.forward(behind)
+            return self.real.forward(ids, parents)
 
-        logits, self.hidden_states = self._recall(0, self._text, len(ids), read)
+        self._before, self._texts, self._text = before, texts, (*before, *ids)
+        logits, self.hidden_states = self._recall(0, texts, read)
         return logits
+
+    def keep(self, path: Sequence[int]) -> None:
+        self._text, self._ahead = self._texts[path[-1]] if path else self._before, ()
+        if self.hidden_states is not None:
+            self.hidden_states = rows_of(self.hidden_states, path)
 
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
         self._ahead = (*self._ahead, *ids)
@@ -79,7 +104,9 @@ class Remembering:
                 self.real.forward(behind)
             return self.real.early_exit_forward(self._ahead, layers)
 
-        return self._recall(layers, (*self._text, *self._ahead), len(ids), read)[0]
+        whole = (*self._text, *self._ahead)
+        texts = [whole[: len(whole) - len(ids) + place] for place in range(1, len(ids) + 1)]
+        return self._recall(layers, texts, read)[0]
 
     def rollback(self, length: int) -> None:
         self._text, self._ahead = self._text[:length], ()
@@ -88,10 +115,10 @@ class Remembering:
         self._text, self._ahead, self.hidden_states = (), (), None
 
     def _recall(
-        self, layers: int, text: tuple[int, ...], count: int, read: Callable[[], Tensor]
+        self, layers: int, texts: Sequence[tuple[int, ...]], read: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits after each of the last `count` tokens of a text, and the states kept of them."""
-        keys = [(layers, text[: len(text) - count + place]) for place in range(1, count + 1)]
+        """Logits after each of some texts, and the states kept of their last tokens; `read` has those of all."""
+        keys, count = [(layers, text) for text in texts], len(texts)
         rows = [self._rows[key] for key in keys if key in self._rows]
         if len(rows) < count:
             logits = read()[-count:]

@@ -181,11 +181,11 @@ def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_th
     now, read = 0.0, Counter[int]()
 
     class Timed(TableRunner):
-        def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
             nonlocal now
             now += (1 + len(ids)) * (0.001 if read[len(ids)] else 0.002)
             read[len(ids)] += 1
-            return super().forward(ids)
+            return super().forward(ids, parents)
 
     monkeypatch.setattr(costs_module, "time", SimpleNamespace(perf_counter=lambda: now))
     runner = Timed(random_table(1), capacity=MAX_K + 2)
@@ -214,10 +214,10 @@ def test_a_calibration_can_be_stopped_between_two_passes() -> None:
     passes = 0
 
     class Counted(TableRunner):
-        def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
             nonlocal passes
             passes += 1
-            return super().forward(ids)
+            return super().forward(ids, parents)
 
     runner = Counted(random_table(1), capacity=MAX_K + 2)
     with attended(lambda: passes == 3), pytest.raises(Stopped):
@@ -228,7 +228,7 @@ def test_a_calibration_can_be_stopped_between_two_passes() -> None:
 
 def test_a_calibration_that_fails_frees_the_runner_too() -> None:
     class Broken(TableRunner):
-        def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+        def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
             raise RuntimeError("out of memory")
 
     runner = Broken(random_table(1), capacity=MAX_K + 2)

@@ -80,7 +80,8 @@ class TableRunner:
     the layers that `early_exit_forward` ends after, whose law is the table `early`.
     """
 
-    exact_rows = ANY_ROWS
+    exact_rows = exact_tree_rows = ANY_ROWS
+    cannot_branch: str | None = None
 
     def __init__(self, table: Tensor, capacity: int = 256, early: Tensor | None = None) -> None:
         self.table, self.context, self.early = table, capacity, early
@@ -93,6 +94,8 @@ class TableRunner:
         self.kept_layers = 0
         self.hidden_states: Tensor | None = None
         self.released = 0
+        self.begin = 0  # of the last pass
+        self.parents: list[int] = []  # of its rows
 
     @property
     def length(self) -> int:
@@ -105,8 +108,25 @@ class TableRunner:
         assert not self.tokens, "a prompt is read into an empty cache"
         return self.read(ids)[-1:]
 
-    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
-        return self.read(ids)
+    def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
+        begin = self.length
+        logits = self.read(ids)
+        if parents is None:
+            return logits
+        self.parents = list(parents)
+        assert len(parents) == len(ids)
+        texts: list[list[int]] = []
+        for token, parent in zip(self.tokens[begin:], parents, strict=True):
+            assert -1 <= parent < len(texts)
+            texts.append([*(self.tokens[:begin] if parent < 0 else texts[parent]), token])
+        return torch.cat([self.looked_up(self.table, text, len(text) - 1) for text in texts])
+
+    def keep(self, path: Sequence[int]) -> None:
+        assert [self.parents[row] for row in path] == [-1, *path][: len(path)], "one row follows the other"
+        self.ahead.clear()
+        self.tokens[self.begin :] = [self.tokens[self.begin + row] for row in path]
+        if self.hidden_states is not None:
+            self.hidden_states = self.hidden_states[list(path)]
 
     def read(self, ids: Sequence[int] | Tensor) -> Tensor:
         ids = [int(token) for token in ids]
@@ -116,7 +136,8 @@ class TableRunner:
             self.read_first(unread)
         self.ahead.clear()
         self.passes.append((self.length, tuple(ids)))
-        begin = self.length
+        begin = self.begin = self.length
+        self.parents = list(range(-1, len(ids) - 1))
         self.tokens += ids
         one_hot = F.one_hot(torch.tensor(ids), self.vocab_size).to(self.table.dtype)
         self.hidden_states = one_hot.repeat(1, self.kept_layers) if self.kept_layers else None
@@ -144,6 +165,8 @@ class TableRunner:
 
     def rollback(self, length: int) -> None:
         assert length >= 0
+        chain = self.parents == list(range(-1, len(self.parents) - 1))
+        assert chain or not self.begin < length < self.length, "a tree has no length to go back to"
         self.ahead.clear()
         del self.tokens[length:]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_long, c_void_p
+from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_long, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -53,6 +53,10 @@ class Cache(Structure):
     _fields_ = [*((name, c_void_p) for name in ("keys", "values", "cosines", "sines")), ("capacity", c_long)]
 
 
+class Tree(Structure):
+    _fields_ = [("base", c_long), ("ancestors", POINTER(c_uint64))]
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """The functions of `native.c` for one type of weights, and the `columns` and the `step` of its packed blocks."""
@@ -66,7 +70,7 @@ class Library:
         """Declare the types of the functions' arguments."""
         functions.run_layers.argtypes = [
             *(POINTER(Model), c_int, c_int, c_void_p, c_void_p, c_long),
-            *(POINTER(Cache), c_long, c_int, c_int),
+            *(POINTER(Cache), c_long, POINTER(Tree), c_int, c_int),
         ]
         functions.run_head.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
         functions.run_product.argtypes = [POINTER(Linear), c_void_p, c_long, c_void_p, c_int]

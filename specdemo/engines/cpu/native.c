@@ -49,6 +49,11 @@ typedef struct {
 typedef struct { const Layer *layers; long hidden, heads, kv_heads, width, window; int bidirectional; } Model;
 /* Cosines and sines are [capacity, width / 2]. COLUMNS divides the capacity. */
 typedef struct { act_t *keys, *values; const float *cosines, *sines; long capacity; } Cache;
+/* How the rows of a pass follow each other where they are no chain. They are written behind the `base` tokens that all of
+   them see, row after row, and bit i of ancestors[t] says that row t of the pass sees slot base + i; its own bit is set. A
+   row stands as many positions behind the base as it has ancestors. */
+typedef struct { long base; const uint64_t *ancestors; } Tree;
+#define MOST_ROWS 64 /* the bits of a word */
 
 /* Wait until all threads of the region are here. OpenMP's own barrier keeps the cores while it waits: on two cores that
    two other programs want too, a pass took a second instead of 35 ms. */
@@ -66,6 +71,11 @@ static void barrier(Barrier *b) {
 
 /* The index of number i of column c in a block [., COLUMNS, STEP]. */
 INLINE long at(long i, long c) { return (i / STEP * COLUMNS + c) * STEP + i % STEP; }
+
+/* The position of row t of a pass that begins at the slot `start`; without a tree the pass is a chain. */
+INLINE long position_of(const Tree *tree, long start, long t) {
+    return tree ? tree->base + __builtin_popcountll(tree->ancestors[t]) - 1 : start + t;
+}
 
 /* e to the x, for x <= 0, within two units in the last place (Cephes' polynomial). */
 INLINE float exponential(float exponent) {
@@ -112,10 +122,10 @@ static void norm_rows(const Norm *n, const float *x, long count, long size, act_
     for (long row = 0; row < count; row++) norm_row(n, x + row * size, size, out + row * stride, WRITE_ACT);
 }
 
-/* Norm and rotate a head x [width] of the token at `position`, and write it to q [width] or into the cache.
+/* Norm and rotate a head x [width] of the token at `position`, and write it to q [width] or into a slot of the cache.
    The heads are those of the queries, then of the keys, then of the values. */
-static void store_head(const Model *m, const Layer *layer, int index, const Cache *cache, long position, long head,
-                       float *x, act_t *q) {
+static void store_head(const Model *m, const Layer *layer, int index, const Cache *cache, long position, long slot,
+                       long head, float *x, act_t *q) {
     const long width = m->width, half = width / 2, wide = round_up(width, COLUMNS);
     const long key = head - m->heads, value = key - m->kv_heads;
     if (value < 0) {
@@ -135,26 +145,27 @@ static void store_head(const Model *m, const Layer *layer, int index, const Cach
 #pragma omp simd
         for (long i = 0; i < width; i++) q[i] = to_act(x[i]);
     else if (value < 0) {
-        act_t *block = cache->keys + ((index * m->kv_heads + key) * cache->capacity + position / COLUMNS * COLUMNS) * width;
-        for (long i = 0; i < width; i++) block[at(i, position % COLUMNS)] = to_act(x[i]);
+        act_t *block = cache->keys + ((index * m->kv_heads + key) * cache->capacity + slot / COLUMNS * COLUMNS) * width;
+        for (long i = 0; i < width; i++) block[at(i, slot % COLUMNS)] = to_act(x[i]);
     } else {
         act_t *block = cache->values + (index * m->kv_heads + value) * cache->capacity * wide;
         for (long i = 0; i < width; i++)
-            block[i / COLUMNS * COLUMNS * cache->capacity + at(position, i % COLUMNS)] = to_act(x[i]);
+            block[i / COLUMNS * COLUMNS * cache->capacity + at(slot, i % COLUMNS)] = to_act(x[i]);
     }
 }
 
 /* Compute q [count, heads, width] of the tokens at `start`, and write their keys and values into the cache.
    `scratch` [count, width] belongs to this thread. */
-static void write_kv(const Model *m, const Layer *layer, int index, const Cache *cache, long start, const act_t *inputs,
-                     long count, float *scratch, act_t *q) {
+static void write_kv(const Model *m, const Layer *layer, int index, const Cache *cache, long start, const Tree *tree,
+                     const act_t *inputs, long count, float *scratch, act_t *q) {
     const long width = m->width;
 #pragma omp for schedule(static) nowait
     for (long head = 0; head < layer->qkv.parts; head++) {
         for (long column = 0; column < width; column += COLUMNS)
             multiply_block(&layer->qkv, head, column, inputs, count, scratch + column, width, WRITE);
         for (long t = 0; t < count; t++)
-            store_head(m, layer, index, cache, start + t, head, scratch + t * width, q + (t * m->heads + head) * width);
+            store_head(m, layer, index, cache, position_of(tree, start, t), start + t, head, scratch + t * width,
+                       q + (t * m->heads + head) * width);
     }
 }
 
@@ -177,10 +188,20 @@ static float softmax(float *scores, long from, long end, long blocks, float scal
     return sum;
 }
 
+/* out = the values of a head's block of columns at the positions from `begin` to `end`, as `sum_up` reads them: those of
+   the tokens before `base`, then those of the slots of a path behind it, then zero up to a multiple of STEP. */
+static void gather(const act_t *values, long begin, long base, long end, const long *path, act_t *out) {
+    for (long position = begin; position < round_up(end, STEP); position++)
+        for (long c = 0; c < COLUMNS; c++)
+            out[at(position - begin, c)] =
+                position < end ? values[at(position < base ? position : base + path[position - base], c)] : 0;
+}
+
 /* out [count, heads * width] = attention of the queries of tokens at `start` to all tokens that they see.
-   `scores` and `exps` [ROWS, capacity] belong to this thread. */
-static void attend(const Model *m, int index, const Cache *cache, long start, const act_t *q, long count,
-                   float *scores, act_t *exps, act_t *out) {
+   `scores` and `exps` [ROWS, capacity] belong to this thread. The scores and values of a tree's row are brought into the
+   order of their positions, so that its sums are those of the chain that leads to it. */
+static void attend(const Model *m, int index, const Cache *cache, long start, const Tree *tree, const act_t *q,
+                   long count, float *scores, act_t *exps, act_t *out) {
     const long width = m->width, wide = round_up(width, COLUMNS), group = m->heads / m->kv_heads;
     const long stride = cache->capacity;
     const float scale = 1.0f / sqrtf(width);
@@ -188,7 +209,8 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
     for (long kv_head = 0; kv_head < m->kv_heads; kv_head++)
         for (long t = 0; t < count; t++)
             for (long head = 0; head < group; head += ROWS) { /* of the query heads that share the key head */
-                const long rows = min(ROWS, group - head), end = start + (m->bidirectional ? count : t + 1);
+                const long rows = min(ROWS, group - head), slots = start + (m->bidirectional ? count : t + 1);
+                const long end = tree ? position_of(tree, start, t) + 1 : slots;
                 const long behind = (m->bidirectional ? start : end) - m->window;
                 const long from = m->window && behind > 0 ? behind : 0;
                 const long even_from = from / STEP * STEP, even_end = round_up(end, STEP);
@@ -196,18 +218,31 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
                 const act_t *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
                 const act_t *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
                 const long first = (t * m->heads + kv_head * group + head) * width;
+                /* From here on values are gathered. */
+                const long branch = tree ? max(tree->base / STEP * STEP, even_from) : even_end;
+                long path[MOST_ROWS], length = 0;
                 float sums[ROWS * COLUMNS], total[ROWS];
-                for (long key = begin; key < end; key += COLUMNS) {
-                    sum_up(rows, 0, 0, keys + key * width, q + first, width, width, sums);
+                act_t gathered[(MOST_ROWS + STEP) * COLUMNS];
+                for (long key = begin; key < slots; key += COLUMNS) {
+                    sum_up(rows, 0, 0, 0, keys + key * width, q + first, width, width, sums);
                     for (long r = 0; r < rows; r++)
                         memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
+                }
+                for (uint64_t left = tree ? tree->ancestors[t] : 0; left; left &= left - 1, length++) {
+                    path[length] = __builtin_ctzll(left); /* rises, so no score is overwritten before it has moved */
+                    for (long r = 0; r < rows; r++)
+                        scores[r * stride + tree->base + length] = scores[r * stride + tree->base + path[length]];
                 }
                 for (long r = 0; r < rows; r++)
                     total[r] = softmax(scores + r * stride + begin, from - begin, end - begin, blocks, scale,
                                      exps + r * stride + begin);
                 for (long column = 0; column < width; column += COLUMNS) {
-                    sum_up(rows, 0, 0, values + column * cache->capacity + at(even_from, 0), exps + even_from, stride,
-                           even_end - even_from, sums);
+                    const act_t *block = values + column * cache->capacity;
+                    sum_up(rows, 0, 0, 0, block + at(even_from, 0), exps + even_from, stride, branch - even_from, sums);
+                    if (tree) {
+                        gather(block, branch, tree->base, end, path, gathered);
+                        sum_up(rows, 0, 0, 1, gathered, exps + branch, stride, even_end - branch, sums);
+                    }
                     for (long r = 0; r < rows; r++)
                         for (long c = 0; c < min(COLUMNS, width - column); c++)
                             out[first + r * width + column + c] = to_act(sums[r * COLUMNS + c] / total[r]);
@@ -245,10 +280,11 @@ static void norm_inputs(const Layer *layer, const float *second_input, const flo
 }
 
 /* Run the layers from `first` to before `last` over `count` tokens x [count, hidden] at position `start`, in place.
-   With `kv_only` every layer reads x itself, and only writes its keys and values into the cache.
+   With `kv_only` every layer reads x itself, and only writes its keys and values into the cache. `tree` is NULL where the
+   tokens are a chain.
    Returns 0 if there is no memory left, else 1. */
 int run_layers(const Model *m, int first, int last, float *x, const float *second_input, long count, const Cache *cache,
-               long start, int kv_only, int threads) {
+               long start, const Tree *tree, int kv_only, int threads) {
     const Layer *one = m->layers; /* all have the same shapes */
     const long hidden = m->hidden, inner = one->down.inner, queries = m->heads * m->width;
     const long scratch_size = count * (m->width > COLUMNS ? m->width : COLUMNS);
@@ -267,9 +303,9 @@ int run_layers(const Model *m, int first, int last, float *x, const float *secon
         for (int index = first; index < last; index++) {
             const Layer *layer = m->layers + index;
             norm_inputs(layer, second_input, x, count, hidden, inputs), barrier(&b);
-            write_kv(m, layer, index, cache, start, inputs, count, scratch, q), barrier(&b);
+            write_kv(m, layer, index, cache, start, tree, inputs, count, scratch, q), barrier(&b);
             if (kv_only) continue;
-            attend(m, index, cache, start, q, count, scores, exps, attended), barrier(&b);
+            attend(m, index, cache, start, tree, q, count, scores, exps, attended), barrier(&b);
             multiply(&layer->out, attended, count, x, ADD), barrier(&b);
             norm_rows(&layer->mlp_norm, x, count, hidden, inputs, hidden), barrier(&b);
             activate(&layer->up, inputs, count, gates, scratch, activated), barrier(&b);

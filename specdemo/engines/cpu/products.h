@@ -63,6 +63,7 @@ INLINE act_t to_act(float x) {
 }
 
 INLINE long min(long a, long b) { return a < b ? a : b; }
+INLINE long max(long a, long b) { return a > b ? a : b; }
 INLINE long round_up(long size, long part) { return (size + part - 1) / part * part; }
 
 /* Vector `index` of a block; `half` says that it is float16. */
@@ -87,13 +88,14 @@ INLINE vector add(vector sum, const act_t *x, vector weights) {
 }
 
 /* sums [rows, COLUMNS] = x [rows, inner], whose rows are `stride` apart, times a block [inner / STEP, COLUMNS, STEP].
-   Prefetches the weights `ahead` bytes further on. */
-INLINE void sum_rows(const int rows, const int half, const int ahead, const void *block, const act_t *x, long stride,
-                     long inner, float *sums) {
+   With `more` they go on from what is in `sums`. Prefetches the weights `ahead` bytes further on. */
+INLINE void sum_rows(const int rows, const int half, const int ahead, const int more, const void *block, const act_t *x,
+                     long stride, long inner, float *sums) {
     vector sum[ROWS][VECTORS], weights[VECTORS];
 #pragma GCC unroll 16
     for (int row = 0; row < rows; row++)
-        for (int v = 0; v < VECTORS; v++) sum[row][v] = (vector){0};
+        for (int v = 0; v < VECTORS; v++)
+            sum[row][v] = more ? ((const vector *)(sums + row * COLUMNS))[v] : (vector){0};
     const long size = sizeof(vector) / (half ? 2 : 1);
     for (const act_t *end = x + inner; x < end; x += STEP, block = (const char *)block + VECTORS * size) {
 #pragma GCC unroll 16
@@ -111,10 +113,10 @@ INLINE void sum_rows(const int rows, const int half, const int ahead, const void
 }
 
 /* The same for any number of rows up to ROWS: for each there is code of its own, which keeps all sums in registers. */
-INLINE void sum_up(int rows, const int half, const int ahead, const void *block, const act_t *x, long stride, long inner,
-                   float *sums) {
+INLINE void sum_up(int rows, const int half, const int ahead, const int more, const void *block, const act_t *x,
+                   long stride, long inner, float *sums) {
     switch (rows) {
-#define CASE(n) case n: sum_rows(n, half, n < LEAST_AHEAD ? 0 : ahead, block, x, stride, inner, sums); break;
+#define CASE(n) case n: sum_rows(n, half, n < LEAST_AHEAD ? 0 : ahead, more, block, x, stride, inner, sums); break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5)
 #if ROWS > 5
         CASE(6) CASE(7) CASE(8) CASE(9)
@@ -150,7 +152,7 @@ INLINE void multiply_block(const Linear *p, long part, long column, const act_t 
     for (long row = 0, rows, left = turns; left; row += rows, left--) {
         rows = (count - row + left - 1) / left; /* 6 rows are 3 + 3 where ROWS is 5; the first turn reads from memory */
         float sums[ROWS * COLUMNS];
-        sum_up(rows, sizeof(weight_t) < sizeof(act_t), AHEAD, block, x + row * p->inner, p->inner, p->inner, sums);
+        sum_up(rows, sizeof(weight_t) < sizeof(act_t), AHEAD, 0, block, x + row * p->inner, p->inner, p->inner, sums);
         for (long r = 0; r < rows; r++)
             put(sums + r * COLUMNS, bias, min(COLUMNS, p->outer - column), (char *)out + (row + r) * stride * size, how);
     }

@@ -25,7 +25,7 @@ from .. import ops as torch_ops
 from ..fused import Cache, FusedRunner, round_up
 from ..layout import FusedModel
 from ..linear import swiglu
-from ..runner import check_fits
+from ..runner import check_branches, check_fits
 
 LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass is not captured
 LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: shorter passes reuse the memory of the longest
@@ -224,11 +224,18 @@ class GraphRunner(FusedRunner):
         """`LONGEST` with Triton's kernels, 0 with torch's operations."""
         return 0 if self._graphs.ops is torch_ops else LONGEST
 
+    @property
+    def cannot_branch(self) -> str | None:
+        return "the passes on this GPU are captured for chains"
+
     @torch.inference_mode()
-    def forward(self, ids: Sequence[int] | Tensor) -> Tensor:
+    def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
+        if parents is not None:
+            check_branches(self)
         if self._slot is None or self._ahead or len(ids) > LONGEST:
             return super().forward(ids)
         check_fits(self, len(ids))
+        self._start = self.length
         logits, outputs = self._slot.read(ids)
         self._slot.cache.length += len(ids)
         if self._captured_layers:

@@ -1,0 +1,66 @@
+"""How the rows of a pass follow each other where they are no chain.
+
+Every row of a pass has a parent, the row that its token follows, or -1 where it follows the cache. A row sees the
+cache, its ancestors and itself. It stands behind its parent, so rows with the same parent share a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+MOST_ROWS = 64  # of a pass that branches: the ancestors of a row are the bits of a word
+
+
+def ancestors_of(parents: Sequence[int]) -> list[int]:
+    """The rows that each row sees, itself included, as the bits of a number: bit i stands for row i.
+
+    Raises:
+        ValueError: there are too many rows, or one has a parent that does not come before it.
+    """
+    if len(parents) > MOST_ROWS:
+        raise ValueError(f"A pass that branches has at most {MOST_ROWS} rows, not {len(parents)}.")
+    words: list[int] = []
+    for row, parent in enumerate(parents):
+        if not -1 <= parent < row:
+            raise ValueError(f"Row {row} cannot follow row {parent}.")
+        words.append((words[parent] if parent >= 0 else 0) | 1 << row)
+    return words
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """How many rows lie between each row and the cache; see `ancestors_of`."""
+    return [word.bit_count() - 1 for word in ancestors_of(parents)]
+
+
+def places(start: int, count: int, parents: Sequence[int] | None) -> slice | list[int]:
+    """The positions of `count` rows behind `start` tokens, as an index; without parents they are a chain."""
+    return slice(start, start + count) if parents is None else [start + depth for depth in depths_of(parents)]
+
+
+def mask_of(parents: Sequence[int], before: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """0 where a row sees one of the `before` tokens of the cache or a row, else minus infinity, [T, before + T]."""
+    words = ancestors_of(parents)
+    seen = torch.tensor([[bool(word >> row & 1) for row in range(len(words))] for word in words], device=device)
+    mask = torch.zeros(len(words), before + len(words), dtype=dtype, device=device)
+    mask[:, before:].masked_fill_(~seen, -torch.inf)
+    return mask
+
+
+def is_beginning(path: Sequence[int]) -> bool:
+    """Whether a path keeps the first rows of a pass, as that of a chain does: then no row moves.
+
+    Raises:
+        ValueError: the rows of the path do not rise.
+    """
+    if any(row >= following for row, following in pairwise(path)):
+        raise ValueError(f"The rows of a path rise: {list(path)} do not.")
+    return not path or path[-1] == len(path) - 1
+
+
+def rows_of(states: Tensor, path: Sequence[int]) -> Tensor:
+    """The rows of a path, [T, ...] -> [len(path), ...]."""
+    return states[: len(path)] if is_beginning(path) else states[list(path)]

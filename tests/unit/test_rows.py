@@ -1,0 +1,195 @@
+"""Passes whose rows branch: each row is that of the chain that leads to it, and a kept path reads as a chain."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from specdemo.engines import linear
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.gpu.graph import GraphRunner, Graphs
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.rows import MOST_ROWS, ancestors_of, depths_of, is_beginning, mask_of, rows_of
+from specdemo.engines.runner import CannotBranch, Runner
+from specdemo.studies.remember import Remembering
+from tests.unit.test_native import random_model
+from tests.unit.toys import MODEL_VOCAB, TableRunner, native_runner, random_table, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 0, 7, 9, 32]
+CHAIN, ONE, STAR = list(range(-1, 8)), [-1], [-1, *[0] * 9]
+FORKED = [-1, 0, 0, 1, 1, 2, 5, 3]
+FULL = [-1, *((row - 1) // 2 for row in range(1, MOST_ROWS))]  # 64 rows
+
+
+def random_tree(seed: int, rows: int) -> list[int]:
+    choose = random.Random(seed)
+    return [-1, *(max(choose.randrange(row), choose.randrange(row)) for row in range(1, rows))]
+
+
+TREES = [CHAIN, ONE, STAR, FORKED, FULL, random_tree(1, 17), random_tree(2, 40), [-1, -1, 0, 1, 1]]
+
+
+def tokens_of(parents: Sequence[int]) -> list[int]:
+    return [(11 * row + 3) % (MODEL_VOCAB - 20) for row in range(len(parents))]  # some siblings are the same token
+
+
+def path_to(parents: Sequence[int], row: int) -> list[int]:
+    path = [row]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+def check(
+    make: Callable[[], Runner], text: Sequence[int], parents: Sequence[int], same: Callable[[Tensor, Tensor], bool]
+) -> None:
+    """A pass over a tree against the chains to each of its rows, then what follows a path that is kept."""
+    tree, chain, ids = make(), make(), tokens_of(parents)
+    for runner in (tree, chain):
+        runner.capture_hidden_states([1, 0])
+        runner.prefill(text)
+    logits, states = tree.forward(ids, parents), tree.hidden_states
+    assert states is not None
+    assert tree.length == len(text) + len(ids)
+    leaves = [row for row in range(len(ids)) if row not in parents]
+    for row in leaves:
+        path = path_to(parents, row)
+        alone = chain.forward([ids[each] for each in path])
+        assert chain.hidden_states is not None
+        assert same(rows_of(logits, path), alone)
+        assert same(rows_of(states, path), chain.hidden_states)
+        chain.rollback(len(text))
+    path = path_to(parents, leaves[len(leaves) // 2])
+    path = path[: max(1, len(path) - 1)]
+    tree.keep(path)
+    chain.forward([ids[each] for each in path])
+    assert tree.length == chain.length == len(text) + len(path)
+    assert tree.hidden_states is not None
+    assert chain.hidden_states is not None
+    assert same(tree.hidden_states, chain.hidden_states)
+    for again in ([7, 1], [4]):
+        assert same(tree.forward(again), chain.forward(again))
+    tree.keep([0])  # of a chain
+    chain.rollback(chain.length)
+    assert same(tree.forward([5]), chain.forward([5]))
+
+
+def near(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("architecture", "heads", "kv_heads", "width"), [("llama", 6, 2, 20), ("llama", 11, 1, 4), ("gpt2", 4, 4, 32)]
+)
+def test_in_c_a_row_that_branches_is_bit_for_bit_that_of_its_chain(architecture, heads, kv_heads, width, dtype) -> None:
+    """Behind texts that end inside of a pair and of a block of keys, and at their ends."""
+    model = random_model(architecture, heads, kv_heads, width).to(dtype)
+    ids = torch.randint(MODEL_VOCAB, (70,), generator=torch.Generator().manual_seed(0)).tolist()
+    assert native_runner(model, 8).exact_tree_rows == MOST_ROWS
+    for turn, parents in enumerate(TREES):
+        for length in (1, 12, 31, 32, 63)[turn % 2 :: 2]:
+            check(lambda: native_runner(model, 160), ids[:length], parents, torch.equal)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_in_c_a_tree_is_the_same_bits_whatever_the_number_of_threads(threads: int) -> None:
+    runner = native_runner(random_model("llama", 6, 2, 20), 120)
+    runner.prefill(TEXT)
+    before, expected = torch.get_num_threads(), runner.forward(tokens_of(FULL), FULL)
+    runner.rollback(len(TEXT))
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(runner.forward(tokens_of(FULL), FULL), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("parents", TREES, ids=str)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "smollm3", "gpt2"])
+def test_transformers_and_the_fused_path_mask_what_is_not_in_a_branch(architecture: str, parents: list[int]) -> None:
+    model = tiny_model(architecture)
+    check(lambda: EagerRunner(model, 96), TEXT, parents, near)
+    fused = FusedModel.of(model)
+    check(lambda: FusedRunner(fused, 96), TEXT, parents, near)
+    assert FusedRunner(fused, 96).exact_tree_rows == EagerRunner(model, 96).exact_tree_rows == 0
+
+
+def test_packed_products_are_padded_in_a_tree_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "library_for", lambda dtype: None)
+    model = tiny_model("llama")
+    fused = FusedModel.of(model, torch.bfloat16)
+    rough = lambda one, other: torch.allclose(one.float(), other.float(), atol=0.05, rtol=0.05)  # noqa: E731
+    for parents in ([-1], [-1, 0, 0], FORKED):
+        check(lambda: FusedRunner(fused, 64), TEXT, parents, rough)
+
+
+@pytest.mark.parametrize("parents", TREES, ids=str)
+def test_the_table_runner_and_a_memory_of_it_read_trees(parents: list[int]) -> None:
+    table = random_table(0, MODEL_VOCAB)
+    check(lambda: TableRunner(table), TEXT, parents, torch.equal)
+    check(lambda: Remembering(TableRunner(table), TEXT[:4]), TEXT, parents, torch.equal)
+
+
+def test_families_whose_masks_are_not_known_say_that_they_cannot_branch() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": MODEL_VOCAB}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+
+    def of(family: str, **options: object) -> PreTrainedModel:
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes, **options))
+        return model.eval()
+
+    for model, words in (
+        (of("mistral", sliding_window=4, **heads), "a window only"),
+        (of("gemma2", **heads), "type gemma2"),
+        (of("bloom", n_head=2), "type bloom"),
+    ):
+        runner = EagerRunner(model, 20)
+        runner.prefill([1, 2, 3])
+        assert runner.cannot_branch is not None
+        assert words in runner.cannot_branch
+        with pytest.raises(CannotBranch, match="Draft a chain"):
+            runner.forward([4, 5], [-1, 0])
+        assert near(runner.forward([4, 5]), model(torch.tensor([[1, 2, 3, 4, 5]])).logits[0, 3:])
+    check(lambda: EagerRunner(of("mistral", sliding_window=None, **heads), 96), TEXT, ONE, lambda one, other: True)
+
+
+def test_captured_passes_say_that_they_cannot_branch() -> None:
+    from specdemo.engines import ops
+
+    runner = GraphRunner(Graphs(FusedModel.of(tiny_model("llama")), ops, lambda work: work, 1), 64)
+    logits = [runner.prefill(TEXT), runner.forward([1, 2, 3])]
+    runner.keep([0, 1])
+    assert runner.length == len(TEXT) + 2
+    assert near(runner.forward([3]), logits[1][2:])
+    with pytest.raises(CannotBranch, match="captured"):
+        runner.forward([1, 2], [-1, 0])
+
+
+def test_ancestors_and_masks() -> None:
+    assert ancestors_of(FORKED) == [0b1, 0b11, 0b101, 0b1011, 0b10011, 0b100101, 0b1100101, 0b10001011]
+    assert depths_of(FORKED) == [0, 1, 1, 2, 2, 2, 3, 3]
+    assert depths_of([]) == []
+    seen = mask_of([-1, 0, 0], 2, torch.float32, torch.device("cpu")) == 0
+    assert seen.int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 1]]
+    assert is_beginning([0, 1, 2])
+    assert is_beginning([])
+    assert not is_beginning([0, 2])
+
+
+@pytest.mark.parametrize("parents", [[0], [-1, 1], [-1, 2, 0], [-2], [-1] * (MOST_ROWS + 1)], ids=str)
+def test_what_is_no_tree_is_refused(parents: list[int]) -> None:
+    runner = native_runner(tiny_model("llama"), 128)
+    runner.prefill(TEXT)
+    with pytest.raises(ValueError, match=r"Row|rows"):
+        runner.forward([1] * len(parents), parents)
+    with pytest.raises(ValueError, match="rise"):
+        runner.keep([0, 2, 1])
