@@ -12,12 +12,14 @@ from ..models.presets import Defaults
 class Budgets:
     """The limits, by default those of a page of one's own. `of` gives those of a Space.
 
-    `race_seconds` and `lab_seconds` are wall-clock time, without the loading of the preset.
+    `race_seconds` and `lab_seconds` are wall-clock time, without the loading of the preset. `own_models` says whether
+    visitors may name models: they then read files of this machine and fill its disk.
     """
 
     new_tokens: int = 2_000
     race_seconds: float = 120.0
     lab_seconds: float = 600.0
+    own_models: bool = True
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> Budgets:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,8 @@ from .engine import Engine, real_backend
 from .look import launch_options
 from .page import build_page
 from .runs import Runs
+
+LOOPBACK = "127.0.0.1", "localhost", "::1"
 
 
 def serve(
@@ -44,12 +47,13 @@ def serve(
         prompts = load_prompts()
     except BadInput as error:
         prompts, notes = {}, [*notes, str(error)]
-    engine, runs = Engine(presets, real_backend()), Runs()
-    page = build_page(engine, runs, prompts, notes, Budgets.of(os.environ))
-    engine.begin_loading(next(iter(presets)))
     on_space = bool(os.environ.get("SPACE_ID"))
     if host is None and not on_space:
         host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    trusted = on_space or bool(logins) or host in LOOPBACK  # a Space has its own list of models
+    engine, runs = Engine(presets, real_backend()), Runs()
+    page = build_page(engine, runs, prompts, notes, replace(Budgets.of(os.environ), own_models=trusted))
+    engine.begin_loading(next(iter(presets)))
     address = {"server_name": host, "server_port": port, "inbrowser": open_browser, "auth": logins}
     try:
         page.launch(**address, **launch_options(runs, proxied=on_space))

@@ -52,6 +52,18 @@ def test_the_page_opens_with_the_preset_that_was_asked_for() -> None:
         found = httpx.get(f"{url}/config").json()["components"]
         chosen = [part["props"]["value"] for part in found if part["props"].get("elem_id") == "preset"]
         assert chosen == [PRESET]
+        assert "own-target" in ids_of(url)
+
+
+def ids_of(url: str) -> set[str]:
+    return {part["props"].get("elem_id") for part in httpx.get(f"{url}/config").json()["components"]}
+
+
+def test_where_others_reach_the_page_without_a_login_nobody_names_models() -> None:
+    with serving("--host", "0.0.0.0") as url:
+        assert "preset" in ids_of(url)
+        assert not any(str(name).startswith("own-") for name in ids_of(url))
+        assert not [part for part in httpx.get(f"{url}/config").json()["dependencies"] if "own" in str(part["targets"])]
 
 
 def test_with_a_file_of_logins_only_those_who_log_in_see_the_page(tmp_path: Path) -> None:

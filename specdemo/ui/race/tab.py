@@ -50,7 +50,8 @@ def add_race(engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], b
         with gr.Column(scale=0, min_width=330, elem_id="controls"):
             form = add_form(engine.presets, prompts, budgets)
             with form["own"]:
-                add_own_models(engine, form, budgets)
+                if budgets.own_models:
+                    add_own_models(engine, form, budgets)
         with gr.Column(scale=1, min_width=320, elem_id="arena"):
             arena = gr.HTML(
                 html_template="<div></div>",
