@@ -14,7 +14,7 @@ from ...system.progress import Stopped, attended
 from ..engine import Engine, Said, has_every_core
 from ..jobs import Job
 from .exactness import exactness, is_whole
-from .messages import Lanes
+from .messages import Lanes, weight_bytes
 
 # About what each takes in memory, measured.
 ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220
@@ -32,6 +32,7 @@ class Run(Job):
         self.summary: dict[str, Any] = {}
         self.entries: list[Entry] = []
         self._lanes = Lanes()
+        self._shared = False
         self._entry_bytes = 0
 
     @property
@@ -55,7 +56,7 @@ class Run(Job):
                         if not begun:  # only now: a request that cannot be served leaves the last race on the page
                             begun = True
                             news = {"status": asdict(engine.status)} if said else {}
-                            yield self.message(start=request.as_dict(), **news)
+                            yield self.message(start=self._beginning(), **news)
                         self._lanes.add(item)
                     if lanes := self._lanes.news():
                         yield self.message(lanes=lanes)
@@ -72,6 +73,7 @@ class Run(Job):
         prompt_ids = loaded.encode(request.prompt, request.raw)
         header = backend.trace_header(loaded, request.drafter, request.prompt, request.raw, request.settings)
         self.header = {**header, "isolated": request.isolated}
+        self._shared = self.local and has_every_core(loaded)
         race = backend.race(loaded, request.drafter, prompt_ids, request.settings, request.isolated)
         with (
             suppress(Stopped),
@@ -96,6 +98,15 @@ class Run(Job):
     @property
     def _cut_short(self) -> bool:
         return self.overdue and not is_whole(self.entries)
+
+    def _beginning(self) -> dict[str, Any]:
+        """What the page shows of the request and the machine. `shared` says that the page, which is on this machine
+        too, takes the time in which it draws from the engine."""
+        return {
+            **self.request.as_dict(),
+            "weight_bytes": weight_bytes(self.header["environment"]),
+            "shared": self._shared,
+        }
 
     def _ending(self) -> dict[str, Any]:
         """What the page shows of the summary; the texts it has already."""
