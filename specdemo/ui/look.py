@@ -22,6 +22,7 @@ SCRIPTS = (  # in this order: each uses what those before it define
     "assets/page.js",
     "assets/top.js",
     "race/lane.js",
+    "race/show.js",
     "race/race.js",
     "race/charts.js",
     "race/tooltip.js",

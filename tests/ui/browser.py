@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Browser, Page, Playwright
+from playwright.sync_api import Browser, Locator, Page, Playwright
 
 from specdemo.decoding.events import Round
 from specdemo.racing.trace import Entry
@@ -98,6 +98,13 @@ def tokens_of(entries: list[Entry], lane: str) -> list[list[str]]:
         else:
             shown += [(text, "t") for text in emitted]
     return [list(pair) for pair in shown]
+
+
+def discarded(page: Page, code: str, at: int = 0, inside: str = "#race") -> Locator:
+    """A token that was rejected (x) or untested (u), brought to sight as a reader does: by pointing at its round."""
+    token = page.locator(f"{inside} [data-lane=speculative] .tok.{code}").nth(at)
+    token.locator("xpath=ancestor::*[contains(@class, 'sd-rd')]").locator(":scope > .tok").first.hover()
+    return token
 
 
 def sentence(page: Page) -> str:

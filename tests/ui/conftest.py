@@ -39,7 +39,7 @@ class Tab:
     """
 
     def __init__(self, chromium: Browser) -> None:
-        self._context = chromium.new_context()
+        self._context = chromium.new_context(reduced_motion="reduce")  # so that a race is shown as it is measured
         self._page: Page | None = None
 
     def take(self) -> Page:
@@ -102,7 +102,7 @@ def visit(chromium: Browser, tab: Tab, url: str, script: Script) -> Iterator[Vis
     ) -> Page:
         nonlocal shared
         if pages or before:
-            page = chromium.new_page(accept_downloads=True)
+            page = chromium.new_page(accept_downloads=True, reduced_motion="reduce")
             page.add_init_script(before)
         else:
             page = shared = tab.take()

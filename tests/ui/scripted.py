@@ -34,6 +34,8 @@ PIECE = re.compile(r"\s?[^\s]+|\s")
 MARGIN = 1e-4  # of every token: how close another one came
 PREFILL_SECONDS, PASS_SECONDS, DEARER_PASS_SECONDS, DRAFT_SECONDS = 0.03, 0.02, 0.025, 0.002  # on the engine's clock
 
+PLACEMENT = {"cpu": 269_030_016}  # bytes of weights
+
 PRESETS = {
     name: Preset(name, title, description, Folder(Path(name)), defaults=defaults)
     for name, title, description, defaults in (
@@ -80,7 +82,7 @@ class ScriptedLoaded:
         return self.tokenizer.encode(prompt)
 
     def environment(self) -> dict[str, Any]:
-        return {"device": "cpu", "device_name": "a scripted processor", "dtype": "bfloat16"}
+        return {"device": "cpu", "device_name": "a scripted processor", "dtype": "bfloat16", "placement": PLACEMENT}
 
     def release(self) -> None:
         self.released = True
@@ -94,8 +96,9 @@ class ScriptedLoaded:
 class Script:
     """How the engine behaves; tests change these between runs.
 
-    `pace` is the real seconds one emitted token takes, `fail_at` a token count at which `failure` is raised,
-    `differ_at` a place at which the drafted lane writes another token, `load_failure` what loading raises.
+    `pace` is the real seconds one emitted token takes; with `real` an event takes as long as on the engine's clock;
+    `fail_at` a token count at which `failure` is raised, `differ_at` a place at which the drafted lane writes
+    another token, `load_failure` what loading raises.
     `says` is what a run tells before its first event, if anything.
     `gate` holds every run at its first event while it is cleared, `loading` holds a load. `open_races` counts
     the races whose generators were neither finished nor closed, `ended_races` the others.
@@ -113,6 +116,7 @@ class Script:
         self.races: list[list[Entry]] = []
         self.settings: list[Settings] = []
         self.pace = 0.0
+        self.real = False
         self.fail_at: int | None = None
         self.failure: Exception = RuntimeError("the script says so")
         self.differ_at: int | None = None
@@ -211,7 +215,7 @@ class Script:
                 written += len(emitted_tokens(event))
                 if self.fail_at is not None and written >= self.fail_at:
                     raise self.failure
-                due += self.pace * len(emitted_tokens(event))
+                due += engine_seconds(event) if self.real else self.pace * len(emitted_tokens(event))
                 time.sleep(max(0.0, due - time.monotonic()))
                 entries.append(Entry(lane, event, spans(loaded.tokenizer, event)))
                 yield entries[-1]

@@ -35,8 +35,9 @@ def test_race_streams_every_token_in_order(client: Client, script: Script) -> No
     assert len({message["run"] for message in messages}) == 1
     assert messages[1]["start"]["prompt"] == "one two three four five"
     for lane in (PLAIN, SPECULATIVE):
-        rounds = [row for message in messages for row in message.get("lanes", {}).get(lane, {}).get("rounds", [])]
-        assert [token[:2] for row in rounds for token in row[2]] == tokens_of(script.entries, lane)
+        events = [event for message in messages for event in message.get("lanes", {}).get(lane, [])]
+        rows = [event["row"] for event in events if event["row"]]
+        assert [token[:2] for row in rows for token in row[2]] == tokens_of(script.entries, lane)
     assert messages[-1]["end"]["exactness"]["mark"] == "same"
 
 

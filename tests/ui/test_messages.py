@@ -87,12 +87,15 @@ def test_bytes_left_at_the_end_are_shown_as_no_token() -> None:
 def test_news_are_told_once() -> None:
     lanes = Lanes()
     lanes.add(Entry(PLAIN, Prefilled(3, Token(1, TokenKind.TARGET, 0.5), 0.25), Spans(("a",))))
-    news = lanes.news()
-    assert news[PLAIN]["rounds"] == [[-1, 0, [["a", "t", 0.5]]]]
-    assert news[PLAIN]["figures"]["seconds"] == 0.25
+    (first,) = lanes.news()[PLAIN]
+    assert (first["at"], first["row"]) == (0.25, [-1, 0, [["a", "t", 0.5]]])
+    assert first["figures"]["seconds"] == 0.25
     assert lanes.news() == {}
+    lanes.add(Entry(PLAIN, Round(0, (), (Token(2, TokenKind.TARGET, 0.5),), 0.0, 0.125, 0.25), Spans(("b",))))
     lanes.add(Entry(PLAIN, Finished(FinishReason.EOS), Spans()))
-    assert lanes.news()[PLAIN]["figures"]["finish_reason"] == "eos"
+    told, last = lanes.news()[PLAIN]
+    assert (told["at"], told["seconds"], "figures" in told) == (0.5, [0.0, 0.125, 0.25], False)
+    assert (last["at"], last["row"], last["figures"]["finish_reason"]) == (0.5, None, "eos")
 
 
 @given(st.dictionaries(st.text(), st.text()))

@@ -140,7 +140,7 @@
   };
 
   const KEYS = { d: sd.toggleDark, "?": sd.showHelp };
-  const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => sd.race.hide.click() };
+  const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => sd.race.hide.click(), n: () => sd.race.show.next() };
   const raceShows = () => Boolean(sd.race?.root.offsetParent); // and not another tab
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && event.target.closest?.("#prompt")) {

@@ -47,6 +47,7 @@
       const row = sd.make("div", "sd-time");
       const bar = sd.make("div", "sd-timebar");
       bar.setAttribute("role", "img");
+      bar.setAttribute("aria-label", title);
       const parts = Object.fromEntries(PARTS.map(([part]) => [part, sd.make("i", `sd-${part}`)]));
       bar.append(...Object.values(parts).reverse()); // the first part lies on top of those that reach further
       const total = sd.make("b", "", "–");

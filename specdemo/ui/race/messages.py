@@ -2,24 +2,29 @@
 
 A message holds the run's id, a sequence number and, as far as there is news, one of these:
 
-    start    the settings that the panes show; it clears what an earlier run left
-    lanes    {lane: {"rounds": [[round, k, tokens], ...], "figures": {...}}}
+    start    the settings that the panes show and what a pass reads; it clears what an earlier run left
+    lanes    {lane: [event, ...]}: what is new in each lane
     end      the summary: the final figures, the sentence, how exact it was
     status   what the model is doing before a run can begin
     error    a sentence for the person; `stopped` comes with it and says whether Stop was pressed
 
+An event holds `at`, the time of its lane's clock after it. What the pane shows of it is the `row` [round, k, tokens];
+`seconds` are the [draft, verify, all] of a round, the first two null where they are unknown, and `merged` is how many
+rounds it stands for, if more than one. `tree` says that its draft is a tree. `figures` are those of the lane so far;
+only the last event of a lane in a message has them.
+
 A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]; p, q and draw are null where they are
-unknown. The text may hold
-anything at all: the page puts it into text nodes, and it never passes through a template.
+unknown. The text may hold anything at all: the page puts it into text nodes, and it never passes through a template.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...decoding.events import Finished, Prefilled
+from ...decoding.events import Finished, Prefilled, Round
 from ...racing.stats import Stats
 from ...racing.trace import Entry
 from ...types import DraftOutcome, TokenKind
@@ -40,11 +45,10 @@ REST = ""  # the code of text that belongs to no single token: bytes that never 
 
 @dataclass(slots=True)
 class LaneNews:
-    """One lane so far: its figures, and what has not been handed out yet."""
+    """One lane so far: its figures, and the events that have not been handed out yet."""
 
     stats: Stats = field(default_factory=Stats)
-    fresh: list[list[Any]] = field(default_factory=list)
-    changed: bool = False
+    fresh: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Lanes:
@@ -57,18 +61,30 @@ class Lanes:
         """Take in one event of the race."""
         lane = self.lanes[entry.lane]
         lane.stats.add(entry.event)
-        lane.changed = True
-        if row := row_of(entry):
-            lane.fresh.append(row)
+        lane.fresh.append(event_of(entry, lane.stats.seconds))
 
     def news(self) -> dict[str, Any]:
         """What is new in each lane since this was last asked."""
         news = {}
         for name, lane in self.lanes.items():
-            if lane.changed:
-                news[name] = {"rounds": lane.fresh, "figures": live_figures(lane.stats)}
-                lane.fresh, lane.changed = [], False
+            if lane.fresh:
+                lane.fresh[-1]["figures"] = live_figures(lane.stats)
+                news[name], lane.fresh = lane.fresh, []
         return news
+
+
+def event_of(entry: Entry, at: float) -> dict[str, Any]:
+    """An event as the page shows it, without figures; `at` is the time of its lane's clock after it."""
+    event = entry.event
+    told: dict[str, Any] = {"at": round(at, 6), "row": row_of(entry)}
+    if isinstance(event, Round):
+        parts = event.draft_seconds, event.verify_seconds, event.seconds
+        told["seconds"] = [None if part is None else round(part, 6) for part in parts]
+        if event.merged:
+            told["merged"] = event.merged
+        if any(token.parent is not None for token in event.drafted):
+            told["tree"] = True
+    return told
 
 
 def row_of(entry: Entry) -> list[Any] | None:
@@ -108,6 +124,14 @@ def live_figures(stats: Stats) -> dict[str, Any]:
         "accepted_lengths": {**stats.accepted_lengths},
         "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
     }
+
+
+def weight_bytes(environment: Mapping[str, Any]) -> int | None:
+    """How many bytes of weights a pass of the target reads: all it has. None where the environment does not say."""
+    placement = environment.get("placement")
+    sizes = [*placement.values()] if isinstance(placement, dict) else []
+    known = bool(sizes) and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
+    return sum(sizes) if known else None
 
 
 def _short(number: float | None) -> float | None:

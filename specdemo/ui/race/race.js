@@ -4,13 +4,14 @@
   // A browser on the same processor takes from the engine what it draws: text as it comes, figures more seldom.
   const FIGURES_MS = 500;
   const CHARTS_MS = 2000;
+  const SHOWN_MS = 80; // figures and charts of a race that is measured already
   const NARROW = 900; // px; there the arena lies below the form, see race.css
   const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
-  /** How many times as fast the speculative lane is by the figures so far, see stats.speed_up. */
+  /** How many times as fast the speculative lane is by what is shown so far, see stats.speed_up. */
   const speedUp = (plain, speculative) => {
-    const ratio = speculative.tokens_per_second / plain.tokens_per_second;
-    return speculative.draft_efficiency !== null && ratio > 0 && ratio < Infinity ? ratio : null;
+    const ratio = speculative.rate / plain.rate;
+    return speculative.counts.a + speculative.counts.x > 0 && ratio > 0 && ratio < Infinity ? ratio : null;
   };
 
   /** The whole arena inside one gr.HTML. */
@@ -32,6 +33,8 @@
       find(".sd-lanes").append(this.lanes.plain.node, this.lanes.speculative.node);
       this.legend(find(".sd-legend ul"));
       this.charts = new sd.Charts(element);
+      this.show = new sd.Show(this, () => this.moved());
+      this.pacing(find(".sd-pacing"));
       this.hide = find(".sd-hide input");
       this.hide.addEventListener("change", () => element.classList.toggle("sd-hiding", this.hide.checked));
       this.parts.trace.addEventListener("click", () => this.download());
@@ -52,6 +55,34 @@
       }
     }
 
+    /** How the race is shown: the pace, and what goes on or ends it. */
+    pacing(bar) {
+      const pace = bar.querySelector(".sd-pace");
+      for (const [name, words] of Object.entries(sd.PACES)) pace.append(new Option(words, name));
+      pace.value = this.show.pace;
+      pace.addEventListener("change", () => {
+        sd.keepPace(pace.value);
+        this.show.go(pace.value);
+        this.moved();
+      });
+      this.parts.scale = bar.querySelector(".sd-scale");
+      this.parts.next = bar.querySelector(".sd-next");
+      this.parts.skip = bar.querySelector(".sd-skip");
+      this.parts.next.addEventListener("click", () => this.show.next());
+      this.parts.skip.addEventListener("click", () => this.skip());
+      this.moved();
+    }
+
+    /** The clock of the show has moved, or another pace was chosen. */
+    moved() {
+      if (!this.parts.next) return;
+      const { show, parts } = this;
+      sd.put(parts.scale, show.scale);
+      parts.next.hidden = show.pace !== "rounds";
+      parts.next.disabled = !show.waits || !["running", "showing"].includes(this.state);
+      parts.skip.disabled = this.state !== "showing";
+    }
+
     say(state) {
       this.state = state;
       this.root.dataset.state = state;
@@ -59,7 +90,7 @@
     }
 
     get busy() {
-      return ["waiting", "loading", "running"].includes(this.state);
+      return ["waiting", "loading", "running", "showing"].includes(this.state);
     }
 
     words(sentence, more = "") {
@@ -71,6 +102,7 @@
 
     /** Run was pressed; nothing has come back yet. */
     waiting() {
+      if (this.state === "showing") this.skip();
       if (this.busy) return;
       this.run = null;
       if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
@@ -89,8 +121,14 @@
     /** The run is over without a last message: it was cancelled or never got into the queue. */
     halted(sentence) {
       if (!this.busy) return;
+      this.show.pause();
       this.say("ended");
       this.words(sentence);
+    }
+
+    /** Stop was pressed: what is known is shown at once. */
+    skip() {
+      if (["running", "showing"].includes(this.state)) this.show.finish();
     }
 
     /** Stop was pressed, and the server had its time to end the race properly. A race that has begun ends by itself. */
@@ -129,13 +167,24 @@
 
     apply(message) {
       if (message.status) this.status(message.status);
-      if (message.start) this.start(message.start);
-      for (const [name, news] of Object.entries(message.lanes || {})) this.lanes[name].take(news);
-      if (message.end) this.finish(message.end);
+      if (message.start) {
+        this.show.start(message.start);
+        this.show.play();
+      }
+      if (message.lanes) this.show.add(message.lanes);
+      if (message.end) this.measured(message.end);
       if (message.error && message.stopped) this.halted(message.error);
       else if (message.error) this.fail(message.error);
       if (message.end || message.error) this.source?.close();
-      this.schedule();
+    }
+
+    /** The engine is free again; what it did goes on being shown. */
+    measured(end) {
+      this.traceRun = this.run;
+      this.say("showing");
+      const { plain, speculative } = end.stats;
+      this.words(`Finished in ${plain.seconds.toFixed(2)} s, and ${this.drafting} in ${speculative.seconds.toFixed(2)} s.`, "You see the race as it was measured. Skip or Stop ends the show; the figures stay the same.");
+      this.show.close(end);
     }
 
     status(status) {
@@ -147,12 +196,12 @@
 
     start(request) {
       this.say("running");
-      const max = request.settings.max_new_tokens;
-      for (const lane of Object.values(this.lanes)) lane.clear(max, request.settings.rule);
+      for (const lane of Object.values(this.lanes)) lane.clear(request.settings, request.weight_bytes);
       this.due = { figures: 0, charts: 0 };
       const { k, temperature } = request.settings;
       const drafts = request.drafter !== "none";
-      this.lanes.speculative.title(drafts ? `With ${request.drafter}` : "With no drafter");
+      this.drafting = drafts ? `with ${request.drafter}` : "with no drafter";
+      this.lanes.speculative.title(sd.sentence(this.drafting));
       this.parts.how.textContent = `at ${drafts ? `K ${k}, ` : ""}temperature ${temperature}`;
       this.charts.clear(drafts ? (k === "auto" ? 4 : k) : 0);
       this.parts.trace.disabled = this.parts.again.disabled = true;
@@ -171,12 +220,12 @@
       this.parts.badge.dataset.mark = end.exactness.mark;
       this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
       this.parts.trace.disabled = this.parts.again.disabled = false;
-      this.traceRun = this.run;
       this.charts.show(end.stats, true);
       this.say("ended");
     }
 
     fail(sentence) {
+      this.show.pause();
       this.say("failed");
       this.speed(null); // it is of the race before
       this.words(sentence);
@@ -208,23 +257,24 @@
       const now = performance.now();
       plain.draw();
       speculative.draw();
-      if (this.state === "running" && now >= this.due.figures) this.drawFigures(now);
+      if (["running", "showing"].includes(this.state) && now >= this.due.figures) this.drawFigures(now);
       plain.scroll(); // after everything else, because it makes the browser lay out what has changed
       speculative.scroll();
     }
 
     drawFigures(now) {
       const { plain, speculative } = this.lanes;
-      this.due.figures = now + FIGURES_MS;
+      const engineRuns = this.show.live && this.show.shared;
+      this.due.figures = now + (engineRuns ? FIGURES_MS : SHOWN_MS);
       plain.drawFigures();
       speculative.drawFigures();
       for (const [code, node] of Object.entries(this.legendCounts)) {
         sd.put(node, String(speculative.counts[code]));
       }
+      this.speed(speedUp(plain, speculative));
       if (!plain.figures || !speculative.figures) return;
-      this.speed(speedUp(plain.figures, speculative.figures));
       if (now < this.due.charts) return;
-      this.due.charts = now + CHARTS_MS;
+      this.due.charts = now + (engineRuns ? CHARTS_MS : SHOWN_MS);
       this.charts.show({ plain: plain.figures, speculative: speculative.figures }, false);
     }
 

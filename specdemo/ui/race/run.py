@@ -15,7 +15,7 @@ from ...system.progress import Stopped, attended
 from ..engine import Engine, Said, has_every_core
 from ..jobs import Job
 from .exactness import exactness, is_whole
-from .messages import Lanes
+from .messages import Lanes, weight_bytes
 
 # About what each takes in memory, measured.
 ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220
@@ -33,6 +33,7 @@ class Run(Job):
         self.summary: dict[str, Any] = {}
         self.entries: list[Entry] = []
         self._lanes = Lanes()
+        self._shared = False
         self._entry_bytes = 0
 
     @property
@@ -56,7 +57,7 @@ class Run(Job):
                         if not begun:  # only now: a request that cannot be served leaves the last race on the page
                             begun = True
                             news = {"status": asdict(engine.status)} if said else {}
-                            yield self.message(start=request.as_dict(), **news)
+                            yield self.message(start=self._beginning(), **news)
                         self._lanes.add(item)
                     if lanes := self._lanes.news():
                         yield self.message(lanes=lanes)
@@ -75,6 +76,7 @@ class Run(Job):
             loaded, request.drafter, request.prompt, request.raw, request.settings, request.more
         )
         self.header = {**header, "isolated": request.isolated}
+        self._shared = self.local and has_every_core(loaded)
         race = backend.race(loaded, request.drafter, prompt_ids, request.settings, request.isolated, request.more)
         with (
             suppress(Stopped),
@@ -103,6 +105,15 @@ class Run(Job):
     @property
     def _is_whole(self) -> bool:
         return is_whole(self.entries, 1 + len(self.request.drafted))
+
+    def _beginning(self) -> dict[str, Any]:
+        """What the page shows of the request and the machine. `shared` says that the page, which is on this machine
+        too, takes the time in which it draws from the engine."""
+        return {
+            **self.request.as_dict(),
+            "weight_bytes": weight_bytes(self.header["environment"]),
+            "shared": self._shared,
+        }
 
     def _ending(self) -> dict[str, Any]:
         """What the page shows of the summary; the texts it has already."""

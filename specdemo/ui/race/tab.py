@@ -123,7 +123,8 @@ def _wire_runs(
     told.then(None, js="() => specdemo.race.unable()")  # if nothing was told
     # Asked to stop, a race ends by itself, after the step that it is at, and is summed up. One that still waits in line
     # is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
-    form["halt"].click(stop, queue=False, **QUIET).then(None, js="() => specdemo.race.stop()")
+    halted = form["halt"].click(stop, queue=False, js="() => specdemo.race.skip()", **QUIET)
+    halted.then(None, js="() => specdemo.race.stop()")
     race.cancel(cancel, cancels=[running], queue=False, **QUIET)
     race.forget(None, cancels=[running])
 

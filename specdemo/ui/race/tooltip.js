@@ -14,9 +14,10 @@
   };
 
   /** Rows of [name, value, remark] for a token. */
-  sd.tokenFacts = ({ token, index, k, rule, own }) => {
+  sd.tokenFacts = ({ token, index, k, rule, own, rejected }) => {
     const [, code, p, q, draw, place] = token;
     const rows = [];
+    if (code === "r" && rejected) rows.push(["In place of", JSON.stringify(rejected[0]), "which was drafted"]);
     if (index >= 0) rows.push(["Round", String(index + 1), place ? `drafted token ${place} of ${k}` : ""]);
     rows.push(["Target's probability", places(p), "p"]);
     if (q === undefined) return rows;
@@ -110,7 +111,7 @@
       pane.addEventListener("keydown", (event) => {
         const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
         if (!step) return;
-        const tokens = [...pane.querySelectorAll(".tok")].filter((token) => token.getClientRects().length);
+        const tokens = [...pane.querySelectorAll(".tok")].filter((token) => token.checkVisibility({ visibilityProperty: true }));
         const at = tokens.indexOf(document.activeElement);
         const next = tokens[at < 0 ? (step > 0 ? 0 : tokens.length - 1) : at + step];
         if (!next) return;

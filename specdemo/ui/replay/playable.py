@@ -2,13 +2,12 @@
 
 The trace is a recording that ships, the race that a visitor has just run, or a visitor's file:
 
-    request   what was asked for; `facts` says where it ran, `kind` whose trace it is
+    request   what was asked for; `facts` says where it ran, `weight_bytes` what a pass reads, `kind` whose trace it is
     lanes     {side: {"title": text or None, "prompt": tokens of the prompt, "events": [event, ...]}}; the side "plain"
               has the target alone, if it is among the lanes shown; a `note` says if others are not shown
     end       the summary, as at the end of a race
 
-An event holds `at`, the time of its lane's clock after it, and the `row` and `figures` of a race (see `messages`). A
-round also has its `seconds` [draft, verify, all], whether its draft is a `tree`, and `places`
+An event is that of a race (see `messages`), with the `figures` of its lane up to it. A round also has `places`
 [[residual, [[text, p, q, mark], ...]], ...]. The mark is "g" for the drafted token that was tested there, "d" for the
 token that was drawn instead, else empty.
 """
@@ -35,7 +34,7 @@ from ...racing.trace import (
 from ...racing.verdict import race_verdict
 from ...types import BadInput, DraftOutcome
 from ..race.exactness import exactness, is_whole
-from ..race.messages import live_figures, row_of
+from ..race.messages import event_of, live_figures, weight_bytes
 from ..race.request import MAX_PROMPT
 from ..values import to_json
 
@@ -85,6 +84,7 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     return {
         "request": request.as_dict(),
         "facts": facts,
+        "weight_bytes": weight_bytes(environment_of(header)),
         "note": note,
         "lanes": {side: {"title": _title(sides[side], held), **_lane(found)} for side, found in events.items()},
         "end": _ending(request, environment_of(header), events, bool(alone), disturbed),
@@ -122,10 +122,8 @@ def _lane(entries: Sequence[Entry]) -> dict[str, Any]:
     for entry in entries:
         event = entry.event
         stats.add(event)
-        told: dict[str, Any] = {"at": round(stats.seconds, 6), "row": row_of(entry), "figures": live_figures(stats)}
+        told = {**event_of(entry, stats.seconds), "figures": live_figures(stats)}
         if isinstance(event, Round):
-            told["seconds"] = [event.draft_seconds, event.verify_seconds, event.seconds]
-            told["tree"] = any(token.parent is not None for token in event.drafted)
             told["places"] = [_place(event, at, place) for at, place in enumerate(entry.probabilities)]
         events.append(told)
     return {"prompt": stats.prompt_tokens, "events": events}

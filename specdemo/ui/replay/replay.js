@@ -47,6 +47,8 @@
       this.files = Object.fromEntries(props.recordings.map(({ name, file }) => [name, file]));
       this.find = (selector) => element.querySelector(selector);
       this.race = new sd.Race(this.find(".sd-replayed"), () => {}, server);
+      this.show = this.race.show;
+      this.show.moved = () => this.moved();
       this.find(".sd-speed span").textContent = "speed-up, recorded";
       this.step = new sd.Step(this);
       this.find(".sd-lanes").after(this.step.node);
@@ -100,7 +102,7 @@
     }
 
     speed(speed) {
-      this.pace = speed;
+      this.show.pace = speed;
       for (const button of this.find(".sd-speeds").children) {
         button.setAttribute("aria-pressed", String(button.textContent === `${speed}×`));
       }
@@ -163,16 +165,15 @@
       this.step.close();
       this.data = data;
       this.chosen = this.which.value;
-      this.events = Object.entries(data.lanes).flatMap(([lane, { events }]) => events.map((event) => ({ ...event, lane })));
-      this.events.sort((one, other) => one.at - other.at);
-      this.end = this.events.at(-1).at;
       this.lane = data.lanes.speculative ? "speculative" : "plain"; // the one that is gone through round by round
-      this.rounds = this.events.filter(({ lane, seconds }) => lane === this.lane && seconds);
+      this.rounds = data.lanes[this.lane].events.filter(({ seconds }) => seconds);
       for (const [lane, { node }] of Object.entries(this.race.lanes)) node.hidden = !data.lanes[lane];
       this.tell();
-      this.scrub.max = this.end;
+      this.show.start({ ...data.request, weight_bytes: data.weight_bytes }, () => this.opened());
+      this.show.add(Object.fromEntries(Object.entries(data.lanes).map(([lane, { events }]) => [lane, events])));
+      this.show.close(data.end);
+      this.end = this.scrub.max = this.show.horizon;
       this.ready(true);
-      this.time = Infinity; // whatever is shown is not of this recording
       this.jump(0);
     }
 
@@ -189,35 +190,27 @@
 
     // --- the clock
 
-    /** Show everything up to a time of the recording's clock. */
-    seek(time) {
-      if (time < this.time || this.race.state === "failed") this.rewind();
-      this.time = time;
-      const lanes = {};
-      for (; this.fed < this.events.length && this.events[this.fed].at <= time; this.fed++) {
-        const { lane, row, figures } = this.events[this.fed];
-        lanes[lane] ??= { rounds: [] };
-        if (row) lanes[lane].rounds.push(row);
-        lanes[lane].figures = figures;
-      }
-      if (Object.keys(lanes).length) this.race.apply({ lanes });
-      if (this.fed === this.events.length && this.race.state !== "ended") this.race.apply({ end: this.data.end });
+    /** The clock of the show has moved. */
+    moved() {
+      const { time } = this.show;
       this.scrub.value = time;
       const words = `${time.toFixed(2)} of ${this.end.toFixed(2)} s`;
       this.scrub.setAttribute("aria-valuetext", words);
-      this.find(".sd-time-at").textContent = words;
+      sd.put(this.find(".sd-time-at"), words);
+      if (this.show.playing && !this.root.offsetParent) this.pause();
+      this.find(".sd-play").textContent = this.show.playing && !this.show.done ? "Pause" : "Play";
     }
 
-    rewind() {
-      this.fed = 0;
-      this.race.apply({ start: this.data.request });
+    /** The arena has been cleared. */
+    opened() {
       for (const [lane, { title }] of Object.entries(this.data.lanes)) if (title) this.race.lanes[lane].title(title);
       this.race.words("A recording.", "Press Play, go round by round, or step through a round.");
     }
 
     /** To a time at once; playing goes on from there. */
     jump(time) {
-      this.seek(Math.min(Math.max(time, 0), this.end));
+      if (this.race.state === "failed") this.show.rewind();
+      this.show.seek(Math.min(Math.max(time, 0), this.end));
       this.race.drawNow();
     }
 
@@ -237,34 +230,23 @@
 
     /** The newest round that is shown whole; -1 before the first. */
     get current() {
-      return this.rounds.findLastIndex(({ at }) => at <= this.time);
+      return this.rounds.findLastIndex(({ at }) => at <= this.show.time);
     }
 
     toggle() {
-      if (this.playing) this.pause();
+      if (this.show.playing) this.pause();
       else this.play();
     }
 
     play() {
       this.step.close();
-      if (this.time >= this.end) this.jump(0);
-      this.playing = true;
-      this.find(".sd-play").textContent = "Pause";
-      let last = performance.now();
-      const tick = (now) => {
-        if (!this.playing) return;
-        this.seek(Math.min(this.time + (Math.max(0, now - last) / 1000) * this.pace, this.end));
-        last = now;
-        if (this.time >= this.end || !this.root.offsetParent) this.pause();
-        else this.frame = requestAnimationFrame(tick);
-      };
-      this.frame = requestAnimationFrame(tick);
+      if (this.show.done) this.jump(0);
+      this.show.play();
     }
 
     pause() {
-      if (this.playing) this.race.drawNow();
-      this.playing = false;
-      cancelAnimationFrame(this.frame);
+      if (this.show.playing) this.race.drawNow();
+      this.show.pause();
       this.find(".sd-play").textContent = "Play";
     }
 
@@ -275,7 +257,7 @@
       if (!this.root.offsetParent || !this.data || event.ctrlKey || event.metaKey || event.altKey) return;
       if (target.closest?.(key === " " ? SPACE_IS_TAKEN : KEYS_ARE_TAKEN)) return;
       if (PANE_KEYS.includes(key) && target.closest?.(".sd-pane")) return;
-      const at = SPEEDS.indexOf(this.pace);
+      const at = SPEEDS.indexOf(this.show.pace);
       const keys = {
         " ": () => this.toggle(),
         "+": () => this.speed(SPEEDS[Math.min(at + 1, SPEEDS.length - 1)]),

@@ -1,0 +1,282 @@
+"""A race is measured at full speed and shown at a pace: the clock, the guesses, the figures of each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.stats import Stats
+
+from . import scripted
+from .browser import run, sentence, tokens_of, tokens_shown
+from .conftest import Visit, listeners
+from .scripted import PLACEMENT, Script
+from .test_page import AXE
+from .test_replay import GREEDY
+
+Open = Callable[..., Page]
+PROMPT = "one two three four five six seven"
+# The clock of the show is the test's: `tick` moves it by that many seconds, however busy the machine is.
+CLOCK = """
+  let now = performance.now();
+  performance.now = () => now;
+  window.tick = (seconds) => { now += 1000 * seconds; window.specdemo.race.show.tick(); };
+  window.frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+"""
+SHIFTS = """
+  window.shifts = [];
+  new PerformanceObserver((list) => window.shifts.push(...list.getEntries().flatMap((entry) =>
+    entry.sources.map(({ node, previousRect: a, currentRect: b }) => [node?.className, a.x, a.y, b.x, b.y]))))
+    .observe({ type: "layout-shift", buffered: false });
+"""
+
+
+@pytest.fixture(scope="module")
+def seeing(chromium: Browser) -> Iterator[BrowserContext]:
+    """A browser of somebody who does not mind motion; it keeps the page's compiled scripts."""
+    with chromium.new_context(reduced_motion="no-preference") as context:
+        yield context
+
+
+@pytest.fixture
+def moving(seeing: BrowserContext, url: str, script: Script) -> Iterator[Open]:
+    """Opens the page on a clock that only `tick` moves, unless it is not to be `frozen`."""
+    pages: list[Page] = []
+    troubles: list[str] = []
+
+    def open_page(
+        query: str = "", width: int = 1280, height: int = 900, pace: str | None = None, frozen: bool = True
+    ) -> Page:
+        page = seeing.new_page()
+        page.set_viewport_size({"width": width, "height": height})
+        page.set_default_timeout(10_000)
+        if pace:
+            page.add_init_script(f"localStorage.setItem('specdemo-pace', '{pace}')")
+        for event, hear in listeners(troubles, "\0").items():
+            page.on(event, hear)  # type: ignore[call-overload]
+        pages.append(page)
+        page.goto(f"{url}?prompt={PROMPT.replace(' ', '+')}{query}")
+        page.locator("#race .sd-board").wait_for()
+        page.locator("[data-stage=ready]").wait_for()
+        if frozen:
+            page.evaluate(f"() => {{ {CLOCK} }}")
+        return page
+
+    yield open_page
+    for page in pages:
+        page.evaluate("localStorage.clear()")
+        page.close()
+    assert troubles == []
+
+
+def tick(page: Page, seconds: float) -> None:
+    page.evaluate("async (seconds) => { tick(seconds); await frame(); }", seconds)
+
+
+def shown(page: Page, lane: str) -> int:
+    return sum(code not in "xug" for _, code in tokens_shown(page, lane))
+
+
+def stats_of(script: Script) -> dict[str, Stats]:
+    return {
+        lane: Stats.of(entry.event for entry in script.entries if entry.lane == lane) for lane in (PLAIN, SPECULATIVE)
+    }
+
+
+def large(page: Page, lane: str) -> list[str]:
+    return page.locator(f"#race [data-lane={lane}] .sd-large b").all_inner_texts()
+
+
+def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(moving: Open, script: Script) -> None:
+    page = moving("&max_new_tokens=60")
+    run(page, until="showing")
+    stats = stats_of(script)
+    alone, drafted = stats[PLAIN].seconds, stats[SPECULATIVE].seconds
+    assert sentence(page) == f"Finished in {alone:.2f} s, and with prompt-lookup in {drafted:.2f} s."
+    assert script.open_races == 0  # the engine is free, whatever is still to be shown
+    assert page.locator(".sd-scale").inner_text() == f"Shown {12 / alone:.1f}× slower. Clocks: engine time."
+    tick(page, 6 - page.evaluate("specdemo.race.show.time") * 12 / alone)
+    assert page.locator("#race [data-lane=plain] .sd-clock").inner_text() == f"{alone / 2:.2f} s"
+    assert 0.4 * 60 < shown(page, PLAIN) < 0.6 * 60
+    tick(page, 5.9)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "showing"
+    tick(page, 0.11)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "ended"
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+        passes = stats[lane].rounds + 1
+        rate, read = stats[lane].tokens_per_second or 0, passes * PLACEMENT["cpu"] / 1e9
+        assert large(page, lane) == [str(passes), "60", f"{rate:.1f}", f"{read:.2f}" if read < 10 else f"{read:.1f}"]
+    assert "tokens per target pass" in sentence(page)
+
+
+@pytest.mark.parametrize("pace", ["rounds", "once"])
+def test_the_figures_do_not_depend_on_the_pace(moving: Open, script: Script, pace: str) -> None:
+    page = moving("&max_new_tokens=12", pace=pace)
+    run(page, until="ended" if pace == "once" else "showing")
+    tick(page, 0.01)
+    if pace != "once":
+        page.click(".sd-skip")
+    expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "ended")
+    stats = stats_of(script)
+    assert [large(page, lane)[0] for lane in stats] == [str(lane.rounds + 1) for lane in stats.values()]
+    clocks = page.locator("#race .sd-clock").all_inner_texts()
+    assert clocks == [f"{lane.seconds:.2f} s" for lane in stats.values()]
+
+
+def test_the_chosen_pace_is_remembered_and_real_time_is_the_engines(moving: Open, script: Script) -> None:
+    page = moving("&max_new_tokens=24")
+    page.select_option("#race .sd-pace", "real")
+    page.reload()
+    page.locator("[data-stage=ready]").wait_for()
+    page.evaluate(f"() => {{ {CLOCK} }}")
+    expect(page.locator("#race .sd-pace")).to_have_value("real")
+    run(page, until="showing")
+    assert page.locator(".sd-scale").inner_text() == "Clocks: engine time, as measured."
+    before = page.evaluate("specdemo.race.show.time")
+    tick(page, 0.1)
+    assert page.evaluate("specdemo.race.show.time") == pytest.approx(before + 0.1)
+    tick(page, stats_of(script)[PLAIN].seconds)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "ended"
+
+
+def test_it_goes_on_round_by_round(moving: Open, script: Script) -> None:
+    page = moving("&max_new_tokens=24", pace="rounds")
+    run(page, until="showing")
+    rounds = [entry for entry in script.entries if entry.lane == SPECULATIVE]
+    tick(page, 5)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(rounds[:1], SPECULATIVE)
+    page.keyboard.press("n")
+    tick(page, 0.5)  # the draft stands, and the target reads it
+    guesses = [text for text, code in tokens_shown(page, SPECULATIVE) if code == "g"]
+    assert len(guesses) == 4
+    expect(page.locator("#race .sd-next")).to_be_disabled()
+    tick(page, 5)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(rounds[:2], SPECULATIVE)
+    page.click("#race .sd-next")
+    tick(page, 5)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(rounds[:3], SPECULATIVE)
+    for _ in rounds:
+        tick(page, 5)
+        page.keyboard.press("n")
+    tick(page, 20)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "ended"
+
+
+def test_stop_ends_the_show(moving: Open, script: Script) -> None:
+    page = moving("&max_new_tokens=24")
+    run(page, until="showing")
+    page.click("#stop")
+    expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "ended")
+    assert not sentence(page).startswith("Stopped")
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+
+
+def test_another_race_ends_the_show(moving: Open, script: Script) -> None:
+    page = moving("&max_new_tokens=24")
+    run(page, until="showing")
+    page.fill("#prompt textarea", "alpha beta")
+    page.click("#run")
+    expect(page.locator("#race [data-lane=plain] .sd-text")).to_have_text("")  # what was shown was cleared away
+    page.locator("#race .sd-arena[data-state=showing]").wait_for()
+    tick(page, 13)
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+    assert len(script.races) == 2
+
+
+def test_what_is_not_measured_yet_is_waited_for(moving: Open, script: Script) -> None:
+    page = moving("&max_new_tokens=24", pace="real")
+    script.gate.clear()
+    page.click("#run")
+    page.locator("#race .sd-arena[data-state=waiting]").wait_for()
+    assert shown(page, PLAIN) == 0
+    script.gate.set()
+    page.locator("#race .sd-arena[data-state=showing]").wait_for()
+    tick(page, 9)
+    assert shown(page, PLAIN) == shown(page, SPECULATIVE) == 24
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_rejected_guesses_fade_and_nothing_moves(moving: Open, script: Script, width: int, dark: bool) -> None:
+    page = moving("&max_new_tokens=120" + ("&__theme=dark" if dark else ""), width=width)
+    page.locator("#race .sd-pane").first.scroll_into_view_if_needed()
+    run(page, until="showing")
+    tick(page, 1.5)
+    page.evaluate(SHIFTS)
+    kept = page.locator("#race [data-lane=speculative] .tok.r").first
+    pane = page.locator("#race [data-lane=speculative] .sd-pane")
+
+    def place() -> list[float]:
+        """Where it stands in its text, and how large it is."""
+        return kept.evaluate(
+            """(token, pane) => {  // a narrow page scrolls to the arena meanwhile
+                const { x, y, width, height } = token.getBoundingClientRect();
+                return [x, y - pane.getBoundingClientRect().y + pane.scrollTop, width, height];
+            }""",
+            pane.element_handle(),
+        )
+
+    before = place()
+    seen = set()
+    for _ in range(5):
+        tick(page, 0.5)
+        seen |= {code for _, code in tokens_shown(page, SPECULATIVE)}
+        assert place() == pytest.approx(before, abs=1)
+    assert seen >= {"a", "r", "x", "g"}
+    assert page.evaluate("window.shifts") == []
+    ghost = page.locator("#race [data-lane=speculative] .sd-ghost:has(.x)").first
+    page.mouse.move(0, 0)
+    expect(ghost).not_to_be_visible()  # it has faded
+    page.keyboard.press("Escape")
+    page.locator("#race [data-lane=speculative] .tok.r").last.hover()
+    expect(page.locator("#race [data-lane=speculative] .sd-rd:hover .sd-ghost").last).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.evaluate(AXE)
+    found = [v for v in page.evaluate("axe.run()")["violations"] if v["impact"] in ("serious", "critical")]
+    assert [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found] == []
+
+
+def test_the_end_of_text_token_is_a_mark_and_text_that_looks_like_it_is_not(visit: Visit, script: Script) -> None:
+    page = visit("?max_new_tokens=6")
+    run(page, "say <|im_end|> now")
+    assert "<|im_end|>" in page.locator("#race [data-lane=plain] .sd-text").inner_text()
+    assert page.locator("#race .tok.end").count() == 0
+    page.get_by_role("tab", name="Replay").click()
+    page.locator(".sd-play:enabled").wait_for()
+    page.select_option(".sd-which", next(name for name in GREEDY if name.startswith("code-")))
+    page.locator(".sd-play:enabled").wait_for()
+    page.evaluate("document.activeElement.blur()")
+    ends = page.locator("#replay .tok.end")
+    page.keyboard.press("End")
+    expect(ends).to_have_count(2)
+    assert (
+        ends.evaluate_all("ends => ends.map((end) => [end.textContent, getComputedStyle(end).fontSize])")
+        == [["<|im_end|>", "0px"]] * 2
+    )
+
+
+@pytest.mark.slow  # it is about real time, which is scarce where tests run side by side
+def test_two_thousand_tokens_in_real_time_end_when_they_are_measured(
+    moving: Open, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, seconds in (("PASS", 0.0025), ("DEARER_PASS", 0.0023), ("DRAFT", 0.0002)):  # 400 tokens in a second
+        monkeypatch.setattr(scripted, f"{name}_SECONDS", seconds)
+    script.real = True
+    page = moving("&max_new_tokens=1000", pace="real", frozen=False)
+    page.evaluate("""() => {
+        window.at = {};
+        const look = () => (window.at[specdemo.race.root.dataset.state] ??= performance.now());
+        new MutationObserver(look).observe(specdemo.race.root, { attributes: true });
+        const { measured } = specdemo.race;
+        specdemo.race.measured = function (end) { window.measured = performance.now(); measured.call(this, end); };
+    }""")
+    run(page)
+    late = page.evaluate("window.at.ended - window.measured")
+    print(f"{2000 / (script.ended_at - script.began_at):.0f} tokens/s, late by {late:.0f} ms")
+    assert script.ended_at - script.began_at < 6
+    assert 0 <= late < 300
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
