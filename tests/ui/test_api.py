@@ -69,8 +69,9 @@ def test_a_race_takes_up_to_three_lanes_with_a_drafter(client: Client, script: S
     messages = [json.loads(message) for message in client.submit(**asked, api_name="/race")]
     names = [PLAIN, "prompt-lookup:2", "ngram:4", "lookup-ngram:auto"]
     for lane in names:
-        rounds = [row for message in messages for row in message.get("lanes", {}).get(lane, {}).get("rounds", [])]
-        assert [token[:2] for row in rounds for token in row[2]] == tokens_of(script.entries, lane)
+        events = [event for message in messages for event in message.get("lanes", {}).get(lane, [])]
+        rows = [event["row"] for event in events if event["row"]]
+        assert [token[:2] for row in rows for token in row[2]] == tokens_of(script.entries, lane)
     end = messages[-1]["end"]
     assert [*end["stats"]] == names
     assert (end["exactness"]["mark"], end["stopped"]) == ("same", False)
