@@ -181,7 +181,8 @@ def test_an_exact_tie_is_told_as_one():
     figures = Stats().as_dict()
     comparison = {"identical": False, "first_difference": 4, "margin": 0.0}
     lanes = {"plain": {"stats": figures}, "speculative": {"stats": figures}}
-    told = cli.table({**lanes, "comparison": comparison, "sentence": "So."}, "ngram")
+    verdicts = {"speculative": {"speed_up": None, "sentence": "So.", "comparison": comparison}}
+    told = cli.table({**lanes, "verdicts": verdicts, "comparison": comparison, "sentence": "So."}, "ngram")
     assert "from token 5 on; the two tokens there were 0.0000 apart for the target." in told
 
 
