@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
+
+# Several processes share the cores: threads that wait for each other sleep, as spinning takes others' time (a third of
+# it all, measured). OpenMP asks once, when torch loads it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 try:
@@ -60,3 +66,10 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays. Loads free memory by a collection, which need not look at all of that again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Why a test had to be tried again, which pytest-rerunfailures leaves out."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"tried again: {report.nodeid}")
+        terminalreporter.line(report.longreprtext)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...drafters.names import drafter_class
@@ -28,8 +28,12 @@ REPEATS = 2  # of the profile behind the theory
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a measurement or a race adds to the three numbers of the theory: the costs of passes, and the real run."""
+    """What a measurement or a race adds to the three numbers of the theory: the costs of passes, and the real run.
 
+    The costs of passes hold for the `numbers` they were measured with.
+    """
+
+    numbers: Mapping[str, float]
     passes: Sequence[float] = ()
     parallel: bool = False
     race: Explained | None = None
@@ -149,11 +153,11 @@ class Theory(Study):
             return {}
         passes = profile.summarise(self.timings)["passes"]
         one = next(row["p50_ms"] for row in passes if (row["model"], row["tokens"]) == (profile.TARGET, 1))
-        return {"draft_ms": costs.draft * one, "target_ms": one, "alpha": self.explained.alpha}
+        return _numbers(costs.draft, one, self.explained.alpha)
 
     def measured(self) -> Measured | None:
         costs = self.costs()
-        return Measured(costs.passes, costs.parallel, self.explained) if costs else None
+        return Measured(self.values(), costs.passes, costs.parallel, self.explained) if costs else None
 
 
 class Sweep(Study):
@@ -277,9 +281,10 @@ def theory_of(values: Mapping[str, Any], measured: Measured | None = None) -> Pi
         BadInput: a number is out of range.
     """
     read = {field.name: field.read(values.get(field.name)) for field in VIEWS["theory"].fields[:3]}
-    measured = measured or Measured()
-    costs = theory.Costs(read["draft_ms"] / read["target_ms"], measured.passes, measured.parallel)
-    return pictures.of_theory(costs, read["alpha"], measured.race)
+    costs = theory.Costs(read["draft_ms"] / read["target_ms"])
+    if measured and all(read[name] == measured.numbers[name] for name in ("draft_ms", "target_ms")):
+        costs = replace(costs, passes=measured.passes, parallel=measured.parallel)
+    return pictures.of_theory(costs, read["alpha"], measured.race if measured else None)
 
 
 def race_numbers(run: Run | None) -> tuple[dict[str, float], Measured]:
@@ -292,8 +297,14 @@ def race_numbers(run: Run | None) -> tuple[dict[str, float], Measured]:
         raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
     found = _explained(run.entries, run.request.drafter)
     target_ms = 1000 * found.one_pass
-    numbers = {"draft_ms": found.draft_cost * target_ms, "target_ms": target_ms, "alpha": found.alpha}
-    return numbers, Measured((), found.parallel, found)
+    numbers = _numbers(found.draft_cost, target_ms, found.alpha)
+    return numbers, Measured(numbers, (), found.parallel, found)
+
+
+def _numbers(draft_cost: float, target_ms: float, alpha: float) -> dict[str, float]:
+    """The three numbers of the form, as a person would write them."""
+    numbers = {"draft_ms": draft_cost * target_ms, "target_ms": target_ms, "alpha": alpha}
+    return {name: float(f"{value:.4g}") for name, value in numbers.items()}
 
 
 def some_of_each(file: str, count: int) -> list[Prompt]:

@@ -7,8 +7,7 @@ generator yields would hide the bar for a moment each time.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -160,7 +159,7 @@ class ViewTab:
         updates = {self.seen: (asked.id, asked.pictured), **self.results.update(asked.picture)}
         if asked.measured:
             updates[self.measured] = asked.measured
-        return updates | {self.fields[name]: _short(value) for name, value in asked.values.items()}
+        return updates | {self.fields[name]: value for name, value in asked.values.items()}
 
     # --- drafters: what the preset can use, as far as that is known by now
 
@@ -189,18 +188,19 @@ class ViewTab:
     def wire_theory(self) -> None:
         outputs = [self.says, self.measured, *self.numbers, *self.results.parts]
 
-        def attempt(measured: Any, *numbers: Any, drop: bool = False, tried: bool = True) -> Updates:
-            from .studies import Measured, theory_of
+        def attempt(event: gr.EventData, measured: Any, *numbers: Any) -> Updates:
+            said: Updates = {} if isinstance(event.target, gr.Tab) else {self.says: ""}
+            return said | answer(measured, numbers)
+
+        def answer(measured: Any, numbers: Sequence[Any]) -> Updates:
+            from .studies import theory_of
 
             try:
                 with self.engine.beside.work():
-                    if drop:  # the costs of passes were measured for other numbers
-                        measured = Measured(race=measured.race) if measured else None
                     picture = theory_of(dict(zip(self.fields, numbers, strict=False)), measured)
             except Exception as error:
                 return {self.says: failed(self.engine.sentence(error))}
-            said: Updates = {self.says: ""} if tried else {}
-            return {**said, self.measured: measured, **self.results.update(picture)}
+            return self.results.update(picture)
 
         def take(request: gr.Request) -> Updates:
             from .studies import race_numbers
@@ -210,15 +210,13 @@ class ViewTab:
                     numbers, measured = race_numbers(self.runs.latest(request.session_hash, Run))
             except Exception as error:
                 return {self.says: failed(self.engine.sentence(error))}
-            found = {self.fields[name]: _short(value) for name, value in numbers.items()}
+            found = {self.fields[name]: value for name, value in numbers.items()}
             said = "Numbers and measured point are those of the race that you ran last."
-            return {**attempt(measured, *found.values()), **found, self.says: said}
+            return {**answer(measured, [*numbers.values()]), **found, self.measured: measured, self.says: said}
 
-        each = {"outputs": outputs, "queue": False, "trigger_mode": "always_last", **QUIET}
-        inputs = [self.measured, *self.numbers]
-        for number, drop in zip(self.numbers, (True, True, False), strict=True):
-            number.input(partial(attempt, drop=drop), inputs, **each)
-        self.tab.select(partial(attempt, tried=False), inputs, **each)
+        # One event for all of them: the answer to an earlier number cannot come after that to a later one.
+        changes, inputs = [self.tab.select, *(number.input for number in self.numbers)], [self.measured, *self.numbers]
+        gr.on(changes, attempt, inputs, outputs, queue=False, trigger_mode="always_last", **QUIET)
         self.from_race.click(take, None, outputs, queue=False, **QUIET)
 
 
@@ -234,10 +232,6 @@ def failed(sentence: str) -> str:
 
 def listed(updates: list[Any]) -> Any:
     return updates if len(updates) != 1 else updates[0]
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def _controls(view: View, engine: Engine) -> Iterator[tuple[str, Any]]:
