@@ -19,7 +19,7 @@ from .checkpoints import make_tokenizer, save, tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-Answers = list[tuple[Any, list[Any], float]]  # for each model: its weights or why not, the stages, seconds
+Answers = list[tuple[Any, list[Any], float]]  # for each model: its weights or why not, the stages, seconds slept
 REFUSALS = {
     "someone/gated": (403, "GatedRepo"),
     "someone/absent": (404, "RepoNotFound"),
@@ -31,17 +31,19 @@ ASK = """
 import json, sys, time
 from specdemo.models.loaded import load
 from specdemo.models.presets import Hub, Preset
+slept, sleep = [], time.sleep
+time.sleep = lambda seconds: slept.append(seconds) or sleep(seconds)
 for repo in sys.argv[1:]:
     name, _, revision = repo.partition("@")
-    stages, began = [], time.monotonic()
+    stages = []
+    slept.clear()
     try:
         preset = Preset("toy", "Toy", "Toy.", Hub(name, revision or None))
         loaded = load(preset, device="cpu", progress=lambda *stage: stages.append(stage))
         answer = loaded.weights["target"]
     except Exception as error:
         answer = f"{type(error).__name__}: {error}"
-    seconds = time.monotonic() - began
-    print(json.dumps([answer, stages, seconds]), flush=True)
+    print(json.dumps([answer, stages, sum(slept)]), flush=True)
 """
 
 
@@ -147,19 +149,19 @@ def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(fetched: Answers
     assert nonsense.startswith("LoadError: There is no model not a name on the hub")
 
 
-def test_a_hub_that_cannot_be_reached_is_told_within_seconds(unreached: Answers) -> None:
+def test_a_hub_that_cannot_be_reached_is_not_tried_again(unreached: Answers) -> None:
     """The hub's library would try it again for half a minute."""
-    answer, stages, seconds = unreached[1]
+    answer, stages, slept = unreached[1]
     assert answer == UNREACHED.format("someone/other")
-    assert seconds < 2
+    assert slept < 1
     assert [words for _, words in stages] == ["looking for someone/other on the hub"]
 
 
 def test_what_was_downloaded_serves_while_the_hub_cannot_be_reached(
     unreached: Answers,
 ) -> None:
-    weights, stages, seconds = unreached[0]
-    assert seconds < 15  # without waiting for the hub's library, which would try again for half a minute
+    weights, stages, slept = unreached[0]
+    assert slept < 1
     assert weights == {"source": "hub", "repo": "someone/tiny", "revision": COMMIT}
     assert stages[-1] == [1.0, "ready"]
     assert not any("downloading" in words for _, words in stages)
