@@ -146,6 +146,7 @@ def race_(
         str | None, typer.Option(help="With --server: one without speculation, or a trace of one.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="With --server: write the trace to this file.")] = None,
+    why: Annotated[bool, typer.Option("--why", help="Also print the figures behind the verdicts.")] = False,
     json_: AsJson = False,
 ) -> None:
     """Race the target with a drafter, or with several, against the target alone, and say who won and why.
@@ -153,7 +154,7 @@ def race_(
     With --server, the two are servers. Their API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
     """
     if server is not None:
-        ours = ("preset", "drafter", "k", "lane", "dtype", "device", "eager", "isolated", "again")
+        ours = ("preset", "drafter", "k", "lane", "why", "dtype", "device", "eager", "isolated", "again")
         if given := [_option(name) for name in ours if _is_given(context, name)]:
             raise BadInput(f"With --server the server says what runs: leave out {', '.join(given)}.")
         if prompt is None:
@@ -180,7 +181,7 @@ def race_(
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, isolated, asked.more))
         outcome = summary.summary(loaded, prompt_ids, asked.settings, entries, asked.drafted)
-        typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, asked.drafter))
+        typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, asked.drafter, why))
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
@@ -203,7 +204,7 @@ def _race_again(path: Path, device: Device, json_: bool) -> None:
 
         entries = list(rerun.again(loaded, header, recorded))
         differing = rerun.differences(recorded, entries)
-        drafted = [name for name in rerun.lanes_asked(header) if name != PLAIN]
+        drafted = {name: lane for name, lane in rerun.lanes_asked(header).items() if name != PLAIN}
         outcome = summary.summary(loaded, loaded.encode(asked.prompt, asked.raw), asked.settings, entries, drafted)
         same = not any(place is not None for place in differing.values())
         if json_:
@@ -270,8 +271,11 @@ def shares(stats: dict[str, Any]) -> str:
     return f"acceptance rate {rate:.0%} (of tested), draft efficiency {efficiency:.0%} (of drafted)"
 
 
-def table(outcome: dict[str, Any], drafter: str) -> str:
-    """A race as a small table with sentences below it. `drafter` is that of a race of one."""
+def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:
+    """A race as a small table with sentences below it, and with the figures behind them if one asks `why`.
+
+    `drafter` is that of a race of one.
+    """
     verdicts = outcome["verdicts"]
     titles = {PLAIN: "target alone", SPECULATIVE: f"with {drafter}"}
     rows = [("", *(titles.get(name, name) for name in (PLAIN, *verdicts)))]
@@ -294,7 +298,19 @@ def table(outcome: dict[str, Any], drafter: str) -> str:
     rows.append(("speed-up", "", *("-" if up is None else f"{up:.2f}x" for up in ups)))
     width = max(22, *(len(title) + 2 for title in rows[0][2:]))
     lines = [f"{name:<20}{plain:>14}" + "".join(f"{cell:>{width}}" for cell in cells) for name, plain, *cells in rows]
-    return "\n".join([*lines, "", *texts_compared(verdicts), outcome["sentence"]])
+    said = {name: found["sentence"] for name, found in verdicts.items()}
+    others = [f"{name}: {sentence}" for name, sentence in said.items() if sentence not in outcome["sentence"]]
+    lines += ["", *texts_compared(verdicts), *others, outcome["sentence"]]
+    return "\n".join([*lines, *(figures_behind(verdicts) if why else [])])
+
+
+def figures_behind(verdicts: dict[str, Any]) -> list[str]:
+    """What the verdict on each lane rests on."""
+    lines = []
+    for name, found in verdicts.items():
+        lines += ["", *[f"{name}:"] * (len(verdicts) > 1), *found["notes"]]
+        lines += [f"  {what:<45}{value}" for what, value in found["numbers"]]
+    return lines
 
 
 def texts_compared(verdicts: dict[str, Any]) -> list[str]:

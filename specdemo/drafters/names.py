@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """Where a drafter's class is, "module:Class" in this package, and one line for the menu.
 
-    `uses_early_exit` is that of the class, for whoever must not import it.
+    `uses_early_exit` and `parallel_drafting` are those of the class, for whoever must not import it.
     """
 
     path: str
     description: str
     uses_early_exit: bool = False
+    parallel_drafting: bool = False
 
 
 DRAFTERS = {
@@ -46,10 +47,12 @@ DRAFTERS = {
     "block": Entry(
         "heads.block:Block",
         "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less apt.",
+        parallel_drafting=True,
     ),
     "lookup-block": Entry(
         "lookup_first:LookupBlock",
         "Prompt lookup where the text repeats itself, the block head elsewhere.",
+        parallel_drafting=True,
     ),
     "lookup-eagle": Entry(
         "lookup_first:LookupEagle", "Prompt lookup where the text repeats itself, the eagle head elsewhere."

@@ -13,6 +13,14 @@ from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens,
 from ..types import DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
 
+class Tested(NamedTuple):
+    """What became of a draft: how many of its tokens were drafted, tested and accepted."""
+
+    drafted: int
+    tested: int
+    accepted: int
+
+
 @dataclass(slots=True)
 class Stats:
     """Running totals of one lane; `add` every event in order.
@@ -40,6 +48,10 @@ class Stats:
     those of passes that verified a draft."""
     verify_times: list[float] = field(default_factory=list)
     checks: list[float] = field(default_factory=list)
+    round_times: list[float] = field(default_factory=list)
+    drafts_tested: list[Tested] = field(default_factory=list)
+    """Each draft that was not empty and is known. `trees` says whether one was a tree."""
+    trees: bool = False
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Stats:
@@ -68,7 +80,11 @@ class Stats:
         self.tested = _sum(self.tested, accepted + outcomes.count(DraftOutcome.REJECTED) if told else None)
         self.draft_seconds = _sum(self.draft_seconds, event.draft_seconds)
         self.verify_seconds = _sum(self.verify_seconds, event.verify_seconds)
+        self.round_times.append(event.seconds / (event.merged or 1))
+        self.trees |= any(token.parent is not None for token in event.drafted)
         if outcomes and told:
+            tested = accepted + outcomes.count(DraftOutcome.REJECTED)
+            self.drafts_tested.append(Tested(len(outcomes), tested, accepted))
             self.accepted_lengths[accepted] = self.accepted_lengths.get(accepted, 0) + 1
         if event.verify_seconds is None:
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,10 @@ from ..decoding.events import Event, emitted_tokens
 from ..types import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name
 from .compare import compare, exact_rows, first_to_part, is_comparable
-from .stats import Stats, speed_up
+from .stats import Stats
 from .text import LaneText
 from .trace import Entry
-from .verdict import lanes_verdict, race_verdict
+from .verdict import judge, lanes_verdict
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -25,34 +25,36 @@ def summary(
     prompt_ids: Sequence[int],
     settings: Settings,
     entries: Sequence[Entry],
-    drafted: Collection[str] = (SPECULATIVE,),
+    drafted: Mapping[str, DraftedLane | None] | None = None,
 ) -> dict[str, Any]:
     """What a finished race showed, ready for JSON.
 
     For each lane by its name `text`, `token_ids`, `kinds`, `finish_reason` and `stats`. In `verdicts`, for each of the
-    `drafted` lanes: its `speed_up`, a `sentence` and the `comparison` of its text with that of the target alone, which
-    is None for rejection sampling above temperature 0: there the texts differ by chance, their distribution does not.
-    For the whole race the largest `speed_up`, a `sentence`, and the `comparison` of the lane that parts first.
+    `drafted` lanes (usually one, of an unknown K): its `speed_up`, a `sentence`, `notes`, `numbers` (see `LaneVerdict`)
+    and the `comparison` of its text with that of the target alone, which is None for rejection sampling above
+    temperature 0: there the texts differ by chance, their distribution does not. For the whole race the largest
+    `speed_up`, a `sentence`, and the `comparison` of the lane that parts first.
     """
+    drafted = {SPECULATIVE: None} if drafted is None else drafted
     lanes = {lane: [entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, *drafted)}
     stats = {lane: Stats.of(events) for lane, events in lanes.items()}
     tokens = {lane: [token for event in events for token in emitted_tokens(event)] for lane, events in lanes.items()}
     comparisons = {lane: compare(tokens[PLAIN], tokens[lane]) for lane in drafted if is_comparable(settings)}
-    drafting = {lane: stats[lane] for lane in drafted}
-    ratios = {lane: speed_up(stats[PLAIN], found) for lane, found in drafting.items()}
+    environment = loaded.environment()
     verdicts = {
-        lane: {
-            "speed_up": ratios[lane],
-            "sentence": race_verdict(stats[PLAIN], found),
-            "comparison": asdict(comparisons[lane]) if comparisons else None,
-        }
-        for lane, found in drafting.items()
+        lane: judge(
+            *(stats[PLAIN], stats[lane], asked),
+            same=comparisons[lane].identical if comparisons else None,
+            exact_rows=exact_rows(environment, asked.drafter if asked else ""),
+        )
+        for lane, asked in drafted.items()
     }
+    compared = {lane: asdict(comparisons[lane]) if comparisons else None for lane in drafted}
     return {
         **{lane: report(loaded, prompt_ids, events) for lane, events in lanes.items()},
-        "verdicts": verdicts,
-        "speed_up": max((ratio for ratio in ratios.values() if ratio is not None), default=None),
-        "sentence": lanes_verdict(stats[PLAIN], drafting),
+        "verdicts": {lane: {**verdict.as_dict(), "comparison": compared[lane]} for lane, verdict in verdicts.items()},
+        "speed_up": max((found.speed_up for found in verdicts.values() if found.speed_up is not None), default=None),
+        "sentence": lanes_verdict(verdicts),
         "comparison": asdict(first_to_part(comparisons.values())) if comparisons else None,
     }
 

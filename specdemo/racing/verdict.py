@@ -3,27 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
+from dataclasses import dataclass, field
+from typing import Any
 
+from .advice import MUCH, action, costs, notes, numbers, reason
+from .asked import DraftedLane
+from .figures import EVEN, Figures
 from .stats import Pace, Stats, speed_up
 
-EVEN = 0.98, 1.02  # a ratio between these is neither faster nor slower
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
-ENOUGH = 5  # the fewest passes to take a median of
-CONSIDERABLE = 0.1  # share of a lane's time that is worth a sentence; and see `_agree`
-MOST_ROUNDS = 0.9  # share of rounds with a draft from which on the others are not mentioned
+CONSIDERABLE = 0.1  # share of a lane's time that is worth a sentence, and of a ratio that is
 
 
-def race_verdict(plain: Stats, speculative: Stats) -> str:
-    """What the race showed and why, in a sentence or two.
+@dataclass(frozen=True, slots=True)
+class LaneVerdict:
+    """What is said of a drafted lane: its speed-up, if it has one, a sentence with what to do, and what lies behind.
 
-    The ratio is `Pace.to`: the speeds of both lanes after the prompt. The reasons explain it, or the sentence says what
-    else contributes: timing noise, or a short text. What rests on fewer than `ENOUGH` passes is left out. For example:
+    `notes` are further sentences, `numbers` the rows of a table, name and value. A text that is too short has neither.
+    """
+
+    speed_up: float | None
+    sentence: str
+    notes: list[str] = field(default_factory=list)
+    numbers: list[tuple[str, str]] = field(default_factory=list)
+    figures: Figures | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {name: getattr(self, name) for name in ("speed_up", "sentence", "notes", "numbers")}
+
+
+def judge(
+    plain: Stats,
+    lane: Stats,
+    asked: DraftedLane | None = None,
+    same: bool | None = None,
+    exact_rows: int | None = None,
+) -> LaneVerdict:
+    """The verdict on a lane against the target alone. The arguments are those of `Figures.of` and of `notes`."""
+    found, sentence = Figures.of(plain, lane, asked), race_verdict(plain, lane, asked)
+    if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
+        return LaneVerdict(speed_up(plain, lane), sentence)
+    return LaneVerdict(found.speed_up, sentence, notes(found, same, exact_rows), numbers(found), found)
+
+
+def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:
+    """What a race of one or more drafted lanes showed: the verdict on the fastest of them, with its name.
+
+    Lanes of which nothing can be said yet come last. Lanes that are as fast within the noise are tied.
+    """
+    name = max(verdicts, key=lambda lane: verdicts[lane].speed_up or 0.0)
+    best = verdicts[name]
+    if len(verdicts) == 1:
+        return best.sentence
+    found = {lane: verdict.figures for lane, verdict in verdicts.items() if verdict.figures}
+    others = [lane for lane in found if lane != name] if name in found else []
+    slower = [lane for lane in others if found[name].speed_up > (1 + found[name].noise) * found[lane].speed_up]
+    tied = " and ".join(lane for lane in others if lane not in slower)
+    words = f"The fastest lane is {name}{f', tied with {tied}' if tied else ''}. {best.sentence}"
+    rates = {lane: found[lane].lane.acceptance_rate or 0.0 for lane in [name, *slower] if lane in found}
+    apt = max(rates, key=rates.__getitem__, default=name)
+    if apt != name and rates[apt] > rates[name] + MUCH / 2:
+        words += f" In {apt} more guesses pass, {rates[apt]:.0%} of the tested ones, but a token takes longer."
+    return words
+
+
+def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = None) -> str:
+    """What the race of a drafted lane against the target alone showed, why, and what to do.
+
+    The ratio is `Pace.to`: the speeds of both lanes after the prompt. `asked` is that of `Figures.of`. For example:
 
         2.22x as fast as the target alone: 3.0 tokens per target pass; a draft costs 5% of a pass, and checking it makes
         a pass 30% longer.
-        Slower, 0.50x as fast as the target alone: 1.00 tokens per target pass; a draft costs 100% of a pass, so one
-        round takes the time the target needs for 2.00 tokens.
+        Slower, 0.92x, because a draft costs 117% of a pass: a round needs 2.60 tokens to break even and has 2.40. Try
+        K = 2 (1.12x by these rounds), or a nearly free drafter such as prompt-lookup or ngram.
     """
     alone, drafting = plain.pace, speculative.pace
     ratio, shorter = drafting.to(alone), min(plain.tokens, speculative.tokens)
@@ -32,70 +85,46 @@ def race_verdict(plain: Stats, speculative: Stats) -> str:
         return "A lane wrote a single token: too little to compare."
     if shorter < 2 or ratio is None:
         return "Nothing to compare yet."
-    if speculative.drafted == 0:
+    found = Figures.of(plain, speculative, asked)
+    if found is None:
         chance = f"{abs(ratio - 1):.0%}"
         words = "Nothing was drafted, so both lanes did the same work"
         return f"{words}." if chance == "0%" else f"{words}; the {chance} between them is timing noise."
+    per_pass = f"{_tokens(found.tokens)} tokens per target pass"
     verdict = {
         -1: f"Slower, {ratio:.2f}x as fast as the target alone",
-        0: "As fast as the target alone",
+        0: f"Tied with the target alone ({ratio:.2f}x, and {found.noise:.0%} is noise)",
         1: f"{ratio:.2f}x as fast as the target alone",
-    }[_side(ratio)]
+    }[found.side]
     reading = _reading(alone, drafting, ratio)
     if shorter < FEW_TOKENS:
-        return f"{verdict}: {_per_pass(speculative)}.{reading} A short text says little."
-    return f"{verdict}: {_reasons(plain, speculative, ratio)}.{reading}"
+        return f"{verdict}: {per_pass}.{reading} A short text says little."
+    if found.side < 0:
+        why = reason(found)
+        needs = f"a round needs {found.needed:.2f} tokens to break even and has {found.tokens:.2f}"
+        words = f"Slower, {ratio:.2f}x, because {why}: {needs}" if why else f"{verdict}: {needs}"
+    else:
+        words = "; ".join(part for part in (per_pass, costs(found), _remainder(found)) if part)
+        words = f"{verdict}: {words}"
+    return f"{words}. {action(found)}".rstrip() + reading
 
 
-def lanes_verdict(plain: Stats, drafting: Mapping[str, Stats]) -> str:
-    """What a race of one or more drafted lanes showed: the verdict on the fastest of them, with its name.
-
-    Lanes of which nothing can be said yet come last.
-    """
-    name = max(drafting, key=lambda lane: speed_up(plain, drafting[lane]) or 0.0)
-    verdict = race_verdict(plain, drafting[name])
-    return verdict if len(drafting) == 1 else f"The fastest lane is {name}. {verdict}"
-
-
-def _reasons(plain: Stats, speculative: Stats, ratio: float) -> str:
-    """Why drafting is `ratio` times as fast.
-
-    With n tokens per round, a share d of the rounds with a draft, a check that takes c plain passes and a draft that
-    takes q of such a check, the typical costs explain the ratio
-
-        n / (d c (1 + q) + 1 - d)
-
-    The measured ratio can differ: some rounds take longer than typical ones, and sampling takes time as well. Then the
-    sentence gives the average time of a round instead.
-    """
-    tokens, drafts = speculative.tokens_per_round or 0.0, speculative.drafts
-    often, made = drafts / speculative.rounds, f"made in {drafts} of {speculative.rounds} rounds"
-    if often >= MOST_ROUNDS or speculative.drafted is None:
-        often, made = 1.0, ""
-    costs, explained = "", tokens  # explained: the ratio by the formula above
-    longer = _verification_cost(plain, speculative)
-    if longer is not None:
-        costs = f"; a draft{f', {made},' if made else ''} costs {_share(speculative)} of a pass"
-        if longer > EVEN[1]:
-            costs += f", and checking it makes a pass {longer - 1:.0%} longer"
-        explained /= often * max(longer, 1.0) * (1 + (speculative.draft_cost or 0.0)) + 1 - often
-    elif made:
-        costs = f"; a draft was {made}"
-    words = f"{_per_pass(speculative)}{costs}"
-    if ratio > tokens * EVEN[1]:
-        return f"{words}; anything above {_tokens(tokens)}x is timing noise"
-    exact = f"{tokens:.2f} tokens per target pass"  # with fewer digits it could look the same as the time of a round
-    average = f"one round takes the time the target needs for {tokens / ratio:.2f} tokens"
-    if not _agree(explained, ratio):
-        return f"{exact}; on average {average}"
-    return f"{exact}{costs}, so {average}" if ratio < EVEN[0] else words
+def _remainder(found: Figures) -> str:
+    """What the costs of drafts and passes leave out."""
+    if found.speed_up > found.tokens * EVEN[1]:
+        return f"anything above {_tokens(found.tokens)}x is timing noise"
+    rest = found.parts.get("rest", 0.0)
+    return f"{rest / found.needed:.0%} of a round is neither drafting nor a pass" if rest >= MUCH else ""
 
 
 def _reading(alone: Pace, drafting: Pace, ratio: float) -> str:
     """How reading the prompt changes the ratio; empty if it changes little."""
     longest, whole = max(alone.tokens, drafting.tokens), drafting.with_prompt_to(alone)
     shares = sorted(lane.prompt_seconds / (lane.seconds_for(longest) or 1.0) for lane in (alone, drafting))
-    if whole is None or (shares[-1] < CONSIDERABLE and _agree(whole, ratio)):
+    if whole is None:
+        return ""
+    close = CONSIDERABLE if _side(whole) == _side(ratio) else EVEN[1] - 1
+    if shares[-1] < CONSIDERABLE and abs(whole / ratio - 1) <= close:
         return ""
     least, most = (f"{share:.0%}" for share in shares)
     share = most if least == most else f"{least} to {most}"
@@ -111,28 +140,5 @@ def _side(ratio: float) -> int:
     return (ratio > EVEN[1]) - (ratio < EVEN[0])
 
 
-def _agree(one: float, other: float) -> bool:
-    """Whether two ratios agree: within 10% if they have the same verdict, else within 2%."""
-    apart = abs(one / other - 1)
-    return apart <= (CONSIDERABLE if _side(one) == _side(other) else EVEN[1] - 1)
-
-
-def _per_pass(stats: Stats) -> str:
-    return f"{_tokens(stats.tokens_per_round or 0.0)} tokens per target pass"
-
-
 def _tokens(count: float) -> str:
     return f"{count:.2f}" if count < 2 else f"{count:.1f}"
-
-
-def _share(stats: Stats) -> str:
-    cost = stats.draft_cost or 0.0
-    return "under 1%" if cost < 0.01 else f"{cost:.0%}"
-
-
-def _verification_cost(plain: Stats, speculative: Stats) -> float | None:
-    """A typical pass that checks a draft over a typical pass of the plain lane; None with too few of either."""
-    if min(len(plain.verify_times), len(speculative.checks)) < ENOUGH:
-        return None
-    plain_pass = median(plain.verify_times)
-    return median(speculative.checks) / plain_pass if plain_pass else None

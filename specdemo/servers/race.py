@@ -9,9 +9,9 @@ from typing import Any
 from ..decoding.events import Event, emitted_tokens
 from ..racing.compare import OWN_DRAFTER, compare, tokens_of
 from ..racing.lanes import Lane, race_lanes
-from ..racing.stats import Stats, speed_up
+from ..racing.stats import Stats
 from ..racing.trace import PLAIN, SPECULATIVE, Entry, request_of
-from ..racing.verdict import race_verdict
+from ..racing.verdict import judge
 from ..types import BadInput, Settings
 from .dialects import Dialect
 from .lane import recorded_lane, server_lane, told_of
@@ -101,7 +101,7 @@ def outcome(race: ServerRace) -> dict[str, Any]:
         found["sentence"] = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
         return found
     plain, speculative = (Stats.of(race.events(name)) for name in names)
-    found["speed_up"], found["sentence"] = speed_up(plain, speculative), race_verdict(plain, speculative)
+    found |= judge(plain, speculative).as_dict()
     if race.asked.settings.temperature == 0:
         found["comparison"] = asdict(compare(*(tokens_of(race.of(name)) for name in names)))
     return found

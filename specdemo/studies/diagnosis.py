@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..racing.compare import NEAR_TIE
-from ..racing.verdict import EVEN
+from ..racing.figures import EVEN, alpha_for, speeds_by_k
 from ..servers.flags import FLAGS, k_flag
-from . import theory
 from .doctor import Crowd, Doctor, Sample
 from .statistics import Spread, geometric_mean, pooled_rate
 
@@ -263,8 +262,8 @@ def _alpha(cost: float | None, often: float | None, k: int) -> float | None:
     """The acceptance rate that pays, if all positions were alike (Leviathan et al., equation 1)."""
     if cost is None or not often or not k:
         return None
-    drafted = 1 + (cost - 1) / often  # what a round with a draft costs, if the others cost what the baseline's do
-    return theory.break_even(k, theory.Costs(max(drafted - 1, 0.0), parallel=True))
+    # What a round with a draft costs, if the others cost what the baseline's do.
+    return alpha_for(1 + (cost - 1) / often, k)
 
 
 def _best_k(reached: Sequence[float], cost: float | None, often: float | None) -> int | None:
@@ -276,13 +275,9 @@ def _best_k(reached: Sequence[float], cost: float | None, often: float | None) -
     if cost is None or not often or not reached:
         return None
     longest = len(reached)
-    each = (1 + (cost - 1) / often - 1) / longest
-
-    def speed(k: int) -> float:
-        return (1 + sum(reached[:k])) / max(1 + each * k, 1e-9)
-
-    best = max(range(longest + 1), key=speed)
-    return best if speed(best) > (1 + WORTH) * speed(longest) else longest
+    speeds = [1.0, *speeds_by_k(reached, [1.0] * longest, (cost - 1) / often / longest)]
+    best = max(range(longest + 1), key=speeds.__getitem__)
+    return best if speeds[best] > (1 + WORTH) * speeds[longest] else longest
 
 
 def _group(of: dict[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scipy.optimize import brentq
-
+from ..racing.figures import alpha_for, expected_tokens
 from ..types import MAX_K, BadInput
 
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # the values of K of a table
@@ -49,15 +48,6 @@ class Costs:
         return len(self.passes) - 1 if self.passes else MAX_K
 
 
-def expected_tokens(alpha: float, k: int) -> float:
-    """Tokens a round emits on average: (1 - alpha^(K+1)) / (1 - alpha), their equation 1.
-
-    Position i of the draft is reached and passed with probability alpha^i, and one more token always follows. The sum
-    is written out, since the quotient is 0 / 0 at alpha = 1.
-    """
-    return sum(alpha**i for i in range(k + 1))
-
-
 def speed_up(alpha: float, k: int, costs: Costs) -> float:
     """Tokens per second over those of the target alone: their theorem 3.8, with v(K + 1) for the pass that checks.
 
@@ -69,12 +59,7 @@ def speed_up(alpha: float, k: int, costs: Costs) -> float:
 def break_even(k: int, costs: Costs) -> float | None:
     """The alpha at which drafting K tokens is as fast as not drafting; None if not even alpha = 1 is enough."""
 
-    def gain(alpha: float) -> float:
-        return speed_up(alpha, k, costs) - 1
-
-    if gain(1.0) < 0:
-        return None
-    return float(brentq(gain, 0.0, 1.0)) if gain(0.0) < 0 else 0.0
+    return alpha_for(costs.round(k), k)
 
 
 def best_k(alpha: float, costs: Costs) -> int:

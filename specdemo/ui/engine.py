@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -42,7 +42,7 @@ class Backend:
 
     load: Callable[[Preset, Callable[[float | None, str], None], Any], Any]  # the last is what is loaded now
     race: Callable[[Any, str, Sequence[int], Settings, bool, Sequence[DraftedLane]], Iterator[Entry]]
-    summary: Callable[[Any, Sequence[int], Settings, Sequence[Entry], Collection[str]], dict[str, Any]]
+    summary: Callable[[Any, Sequence[int], Settings, Sequence[Entry], Mapping[str, DraftedLane]], dict[str, Any]]
     trace_header: Callable[[Any, str, str, bool, Settings, Sequence[DraftedLane]], dict[str, Any]]
     explain: Callable[[BaseException], str | None]
     report: Callable[[Preset], Any]  # a `models.report.Report`

@@ -11,6 +11,9 @@ import pytest
 from playwright.sync_api import Request, Route, expect
 
 from specdemo.decoding.events import Round
+from specdemo.racing.advice import numbers
+from specdemo.racing.asked import DraftedLane
+from specdemo.racing.figures import Figures
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace
@@ -67,6 +70,23 @@ def test_the_tokens_in_the_page_are_those_of_the_engine(visit: Visit, script: Sc
     assert page.locator("[data-lane=speculative] .sd-rate b").inner_text() == f"{stats.tokens_per_second:.1f}"
     assert page.locator(".sd-ratio").inner_text().endswith("×")
     assert "2.6 tokens per target pass" in sentence(page)
+
+
+def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(visit: Visit, script: Script) -> None:
+    page = visit()
+    behind = page.locator(".sd-behind")
+    expect(behind).to_be_hidden()
+    run(page, "one two three four five six seven")
+    expect(behind.locator("dl")).to_be_hidden()
+    behind.locator("summary").click()
+    shown = dict(zip(behind.locator("dt").all_inner_texts(), behind.locator("dd").all_inner_texts(), strict=True))
+    plain, drafted = (Stats.of(e.event for e in script.entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
+    found = Figures.of(plain, drafted, DraftedLane("prompt-lookup", 4))
+    assert found is not None
+    assert shown == dict(numbers(found))
+    assert f"{found.tokens:.1f} tokens per target pass" in sentence(page)
+    run(page, "   ", until="failed")
+    expect(behind).to_be_hidden()
 
 
 def test_what_is_measured_before_a_race_is_told(visit: Visit, script: Script) -> None:

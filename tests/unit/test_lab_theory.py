@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Prefilled, Round
+from specdemo.racing.figures import expected_tokens
 from specdemo.studies import theory
 from specdemo.studies.explain import _shapley, explain
-from specdemo.studies.theory import Costs, best_k, break_even, expected_tokens, speed_up
+from specdemo.studies.theory import Costs, best_k, break_even, speed_up
 from specdemo.types import MAX_K, BadInput, DraftedToken, DraftOutcome, Token, TokenKind
 
 A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED

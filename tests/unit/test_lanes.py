@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = Settings(temperature=1, k=4, max_new_tokens=24, seed=3)
 MORE = (DraftedLane("draft-model", 2), DraftedLane("ngram", AUTO))
 NAMES = ["draft-model:4", "draft-model:2", "ngram:auto"]
+ASKED = dict(zip(NAMES, (DraftedLane("draft-model", 4), *MORE), strict=True))
 WORDS = "the cat sat on the mat and the dog sat"
 
 
@@ -248,14 +250,14 @@ def test_the_lanes_of_an_older_trace_are_those_of_its_whole_race(loaded: Loaded)
 
 def test_the_summary_and_the_table_hold_every_lane(toy: Any) -> None:
     entries = list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
-    found = summary(toy, PROMPT, SETTINGS, entries, NAMES)
+    found = summary(toy, PROMPT, SETTINGS, entries, ASKED)
     for name in (PLAIN, *NAMES):
         assert found[name]["token_ids"] == [t.id for e in events_of(entries, name) for t in emitted_tokens(e)]
     assert list(found["verdicts"]) == NAMES
     ratios = {name: verdict["speed_up"] for name, verdict in found["verdicts"].items()}
     fastest = max(ratios, key=lambda name: ratios[name] or 0)
     assert found["speed_up"] == ratios[fastest]
-    assert found["sentence"].startswith(f"The fastest lane is {fastest}. ")
+    assert re.match(rf"The fastest lane is {fastest}(, tied with [\w:, -]+)?\. ", found["sentence"])
     assert found["comparison"] == {"identical": True, "first_difference": None, "margin": None}
     lines = table(found, "draft-model").split("\n")
     assert lines[0].split() == ["target", "alone", *NAMES]
@@ -263,6 +265,14 @@ def test_the_summary_and_the_table_hold_every_lane(toy: Any) -> None:
     speeds = next(line for line in lines if line.startswith("speed-up")).split()[1:]
     assert speeds == ["-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios.values()]
     assert "Identical to the target alone, token for token." in lines
+    for name, verdict in found["verdicts"].items():
+        assert (f"{name}: {verdict['sentence']}" in lines) == (verdict["sentence"] not in found["sentence"])
+    behind = table(found, "draft-model", why=True).split("\n")
+    assert behind[: len(lines)] == lines
+    told = [line for line in behind[len(lines) :] if line.startswith("  tokens a round  ")]
+    assert [float(line.split()[-1]) for line in told] == pytest.approx(
+        [found[name]["stats"]["tokens_per_round"] for name in NAMES if found["verdicts"][name]["numbers"]], abs=0.006
+    )
 
 
 def test_the_table_names_the_lane_whose_text_parts(toy: Any) -> None:
@@ -272,7 +282,7 @@ def test_the_table_names_the_lane_whose_text_parts(toy: Any) -> None:
     entries[at] = replace(
         entries[at], event=replace(first, token=replace(first.token, id=(first.token.id + 1) % VOCAB))
     )
-    found = summary(toy, PROMPT, SETTINGS, entries, NAMES)
+    found = summary(toy, PROMPT, SETTINGS, entries, ASKED)
     assert found["comparison"]["first_difference"] == 0
     told = table(found, "draft-model")
     assert "The text of draft-model:2 differs from that of the target alone from token 1 on" in told

@@ -361,6 +361,9 @@ class TableToy(Toy):
         embedding, output = (layer.weight.detach() for layer in layers)
         self.heads = random_heads(embedding, output, layers=3, heads=2, draft_vocab=vocab - 1)
 
+    def environment(self) -> dict[str, Any]:
+        return {"engine": "table", "exact_rows": TableRunner.exact_rows}
+
     def target_runner(self, capacity: int) -> TableRunner:
         self.runners.append(TableRunner(self.target, capacity, self.early))
         return self.runners[-1]

@@ -25,6 +25,7 @@
       const find = (selector) => element.querySelector(selector);
       this.parts = { ratio: find(".sd-ratio"), sentence: find(".sd-sentence"), badge: find(".sd-badge") };
       this.parts.why = find(".sd-why-exact");
+      this.parts.behind = find(".sd-behind");
       this.parts.how = find(".sd-how");
       this.parts.spoken = find(".sd-spoken");
       this.parts.trace = find(".sd-trace");
@@ -98,6 +99,21 @@
       this.parts.badge.textContent = "";
       delete this.parts.badge.dataset.mark;
       this.parts.why.textContent = more;
+      this.behind({});
+    }
+
+    /** What the verdicts rest on, for those who ask. */
+    behind(verdicts) {
+      const told = Object.entries(verdicts).filter(([, verdict]) => verdict.numbers.length);
+      const parts = told.flatMap(([lane, { sentence, notes, numbers }]) => {
+        const list = sd.make("dl");
+        for (const [name, value] of numbers) list.append(sd.make("dt", "", name), sd.make("dd", "", value));
+        const words = told.length > 1 ? [`${lane}: ${sentence}`, ...notes] : notes;
+        return [...words.map((text) => sd.make("p", "", text)), list];
+      });
+      this.parts.behind.lastElementChild.replaceChildren(...parts);
+      this.parts.behind.toggleAttribute("data-empty", !parts.length);
+      if (!parts.length) this.parts.behind.open = false;
     }
 
     /** Run was pressed; nothing has come back yet. */
@@ -216,6 +232,7 @@
       this.speed(end.speed_up);
       const why = end.disturbed ? `${end.exactness.words} ${DISTURBED}` : end.exactness.words;
       this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, why);
+      this.behind(end.verdicts ?? {});
       this.parts.badge.textContent = end.exactness.title;
       this.parts.badge.dataset.mark = end.exactness.mark;
       this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;

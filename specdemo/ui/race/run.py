@@ -126,6 +126,7 @@ class Run(Job):
             "stopped": stopped,
             "speed_up": summary["speed_up"],
             "sentence": summary["sentence"],
+            "verdicts": summary["verdicts"],
             "exactness": badge,
             "stats": {lane: summary[lane]["stats"] for lane in (PLAIN, *self.request.drafted)},
             "disturbed": self.header.get("disturbed", False),

@@ -19,8 +19,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ...decoding.events import Event, Round
-from ...racing.compare import compare, is_comparable, tokens_of
-from ...racing.stats import Stats, speed_up
+from ...racing.asked import DraftedLane
+from ...racing.compare import compare, exact_rows, is_comparable, tokens_of
+from ...racing.stats import Stats
 from ...racing.trace import (
     PLAIN,
     SPECULATIVE,
@@ -31,8 +32,8 @@ from ...racing.trace import (
     read_trace,
     request_of,
 )
-from ...racing.verdict import race_verdict
-from ...types import BadInput, DraftOutcome
+from ...racing.verdict import judge
+from ...types import AUTO, MAX_K, BadInput, DraftOutcome
 from ..race.exactness import exactness, is_whole
 from ..race.messages import event_of, live_figures, weight_bytes
 from ..race.request import MAX_PROMPT
@@ -87,8 +88,17 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
         "weight_bytes": weight_bytes(environment_of(header)),
         "note": note,
         "lanes": {side: {"title": _title(sides[side], held), **_lane(found)} for side, found in events.items()},
-        "end": _ending(request, environment_of(header), events, bool(alone), disturbed),
+        "end": _ending(request, environment_of(header), events, bool(alone), disturbed, _asked(header, sides, request)),
     }
+
+
+def _asked(header: dict[str, Any], sides: Mapping[str, str], request: Request) -> DraftedLane | None:
+    """The drafter and the K of the drafted lane, as the trace tells them of it or else of its whole race."""
+    name = sides.get(SPECULATIVE)
+    lane: Mapping[str, Any] = next((lane for lane in header["lanes"] if lane["name"] == name), {})
+    drafter, k = lane.get("drafter", request.drafter), lane.get("k", request.settings.k)
+    known = isinstance(drafter, str) and (k == AUTO or (type(k) is int and 1 <= k <= MAX_K))
+    return DraftedLane(drafter, k) if known else None
 
 
 def _title(name: str, drafters: Mapping[str, Any]) -> str | None:
@@ -139,9 +149,14 @@ def _place(event: Round, at: int, place: TokenProbabilities) -> list[Any]:
 
 
 def _ending(
-    request: Request, environment: dict[str, Any], entries: dict[str, list[Entry]], alone: bool, disturbed: bool
+    request: Request,
+    environment: dict[str, Any],
+    entries: dict[str, list[Entry]],
+    alone: bool,
+    disturbed: bool,
+    asked: DraftedLane | None,
 ) -> dict[str, Any]:
-    """How a race with these lanes ends; `alone` says whether one of them is the target alone."""
+    """How a race with these lanes ends; `alone` says whether one of them is the target alone, `asked` who drafted."""
     events: dict[str, list[Event]] = {side: [entry.event for entry in entries.get(side, ())] for side in SIDES}
     stats = {side: Stats.of(found) for side, found in events.items()}
     stopped = not is_whole((entry for found in entries.values() for entry in found), len(entries))
@@ -159,9 +174,13 @@ def _ending(
     tokens = {side: tokens_of(entries.get(side, ())) for side in SIDES}
     summary = {side: {"token_ids": [token.id for token in found]} for side, found in tokens.items()}
     comparison = asdict(compare(tokens[PLAIN], tokens[SPECULATIVE])) if is_comparable(request.settings) else None
+    same = None if comparison is None else comparison["identical"]
+    rows = exact_rows(environment, asked.drafter if asked else request.drafter)
+    verdict = judge(stats[PLAIN], stats[SPECULATIVE], asked, same, rows)
     return {
         **told,
-        "speed_up": speed_up(stats[PLAIN], stats[SPECULATIVE]),
-        "sentence": race_verdict(stats[PLAIN], stats[SPECULATIVE]),
+        "speed_up": verdict.speed_up,
+        "sentence": verdict.sentence,
+        "verdicts": {SPECULATIVE: verdict.as_dict()},
         "exactness": exactness({**summary, "comparison": comparison}, request, environment, stopped),
     }

@@ -1,0 +1,168 @@
+"""The numbers behind a verdict: what a round of a drafted lane costs and brings, and what another K would."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import sqrt
+from statistics import fmean, stdev
+
+from ..drafters.names import DRAFTERS
+from .asked import DraftedLane
+from .stats import Stats, speed_up
+
+EVEN = 0.98, 1.02  # a ratio between these is neither faster nor slower
+ENOUGH = 5  # the fewest passes to take a mean of
+ENOUGH_DRAFTS = 10  # the fewest drafts to say what another K would give
+LONGEST = 8  # the largest K that is predicted from shorter drafts: longer passes may cost more than a line says
+STEPS = 10**9  # of a rate between 0 and 1
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A drafted lane against the target alone, behind the prompt. Costs are in tokens of the target alone, that is, in
+    the seconds that it takes for one; None or empty is not known.
+
+    Attributes:
+        speed_up: `tokens` / `needed`; it may be off by the share `noise` by chance.
+        tokens: what a mean round emits; it breaks even with `needed`, which is also what it costs.
+        parts: what a round costs more than 1 for `drafting`, for `checking` drafts and the `rest`, which is neither.
+        draft_cost, check_cost: of a mean draft that is not empty, and of the pass over it, in passes of the target
+            alone; None if they are few.
+        rows: how many rows the target reads for a token of the text.
+        k: that of the race; None where it is AUTO or not known, or drafts are trees. Then `by_k` is empty.
+        by_k: the speed-up by K from 1 on, see `speeds_by_k`.
+    """
+
+    plain: Stats
+    lane: Stats
+    asked: DraftedLane | None
+    speed_up: float
+    noise: float
+    tokens: float
+    parts: Mapping[str, float]
+    draft_cost: float | None
+    check_cost: float | None
+    k: int | None
+    by_k: Sequence[float]
+
+    @classmethod
+    def of(cls, plain: Stats, lane: Stats, asked: DraftedLane | None = None) -> Figures | None:
+        """None if there is nothing to compare, or nothing was drafted.
+
+        Args:
+            asked: who drafted in the lane, and with which K; None if that is not known.
+        """
+        ratio, tokens, speed = speed_up(plain, lane), lane.tokens_per_round, plain.tokens_per_second
+        if ratio is None or not tokens or not speed:
+            return None
+        parts: dict[str, float] = {}
+        draft_cost = check_cost = None
+        if None not in (lane.draft_seconds, lane.verify_seconds) and plain.verify_times:
+            one_pass, read = fmean(plain.verify_times), lane.prompt_seconds - lane.ttft_seconds
+            parts["drafting"] = (lane.draft_seconds - read) / lane.rounds * speed
+            parts["checking"] = (lane.verify_seconds / lane.rounds - one_pass) * speed
+            parts["rest"] = tokens / ratio - 1 - sum(parts.values())
+            if min(len(plain.verify_times), len(lane.checks)) >= ENOUGH and one_pass:
+                draft_cost = (lane.draft_seconds - read) / len(lane.checks) / one_pass
+                check_cost = fmean(lane.checks) / one_pass
+        known = asked is not None and asked.drafter in DRAFTERS and not lane.trees and draft_cost is not None
+        k = asked.k if known and asked and isinstance(asked.k, int) and lane.drafts >= ENOUGH_DRAFTS else None
+        by_k: Sequence[float] = ()
+        if k and asked:
+            once = ["drafting"] if DRAFTERS[asked.drafter].parallel_drafting else []
+            each = sum(cost for part, cost in parts.items() if part not in ("rest", *once)) * lane.rounds / lane.drafted
+            by_k = _by_k(lane, k, each, sum(parts[part] for part in ("rest", *once)))
+            by_k = [speed * ratio / by_k[k - 1] for speed in by_k]  # so that its own K has what was measured
+        how_sure = noise(plain, lane)
+        return cls(plain, lane, asked, ratio, how_sure, tokens, parts, draft_cost, check_cost, k, by_k)
+
+    @property
+    def needed(self) -> float:
+        return self.tokens / self.speed_up
+
+    @property
+    def side(self) -> int:
+        """1 is faster, -1 slower, 0 neither: a tie."""
+        return (self.speed_up > 1 + self.noise) - (self.speed_up < 1 - self.noise)
+
+    @property
+    def best(self) -> tuple[int, float]:
+        """The K of the largest speed-up by `by_k`, and that; the smallest K wins a tie. (0, 0) if nothing is known."""
+        return max(((k, speed) for k, speed in enumerate(self.by_k, 1)), key=lambda found: found[1], default=(0, 0.0))
+
+    @property
+    def rows(self) -> float | None:
+        """The pending token is a row of every pass, and each drafted token is one."""
+        lane = self.lane
+        return None if lane.drafted is None else (lane.rounds + lane.drafted) / (lane.tokens - 1)
+
+    @property
+    def needed_acceptance(self) -> float | None:
+        """See `alpha_for`; drafts of several lengths count as their mean."""
+        drafts = [] if self.lane.trees else self.lane.drafts_tested
+        often = len(drafts) / self.lane.rounds
+        return (
+            alpha_for(1 + (self.needed - 1) / often, round(fmean(draft.drafted for draft in drafts))) if often else None
+        )
+
+
+def noise(plain: Stats, lane: Stats) -> float:
+    """By which share the ratio of two lanes may be off by chance, at least that of `EVEN`.
+
+    All rounds of the target alone do the same work, so their spread is the machine's. The share is twice the standard
+    error of the ratio of two means, of as many such rounds as the lanes have.
+    """
+    times, least = plain.round_times, EVEN[1] - 1
+    if len(times) < ENOUGH or not fmean(times):
+        return least
+    return max(least, 2 * stdev(times) / fmean(times) * sqrt(1 / len(times) + 1 / max(lane.rounds, 1)))
+
+
+def speeds_by_k(reached: Sequence[float], made: Sequence[float], each: float, fixed: float = 0.0) -> list[float]:
+    """The speed-up by K from 1 on, by what a race with one K measured. It is that of `adaptive_k.best_length`, with
+    costs that lie on a line:
+
+        speed(k) = (1 + r_1 + ... + r_k) / (1 + fixed + each (m_1 + ... + m_k))
+
+    Args:
+        reached: r_i, the share of rounds whose guess i was accepted.
+        made: m_i, the share of rounds whose draft has a guess i.
+        each: what a drafted token adds to a round, in rounds of the target alone. Below 0 it is timing noise.
+        fixed: what a round costs more than one of the target alone, however short its draft is.
+    """
+    tokens, rows = accumulate(reached, initial=1.0), accumulate(made, initial=0.0)
+    costs = [max(1 + fixed + max(each, 0.0) * n, 1e-9) for n in rows]
+    return [count / cost for count, cost in zip(tokens, costs, strict=True)][1:]
+
+
+def _by_k(lane: Stats, k: int, each: float, fixed: float) -> Sequence[float]:
+    """`speeds_by_k` up to the K of the race. If enough drafts came so far, it goes on to twice that K, as the last
+    place did."""
+    drafts = lane.drafts_tested
+    made = [sum(draft.drafted > place for draft in drafts) / lane.rounds for place in range(k)]
+    reached = [sum(draft.accepted > place for draft in drafts) / lane.rounds for place in range(k)]
+    if sum(draft.tested >= k for draft in drafts) >= ENOUGH_DRAFTS:
+        before = reached[-2] if k > 1 else made[0]
+        further = range(1, min(2 * k, LONGEST) - k + 1)
+        reached += [reached[-1] * (reached[-1] / before) ** i for i in further]
+        made += [made[-1]] * len(further)
+    return speeds_by_k(reached, made, each, fixed)
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    """Tokens a round emits on average: (1 - alpha^(K+1)) / (1 - alpha) (Leviathan et al., arXiv 2211.17192,
+    equation 1).
+
+    Position i of the draft is reached and passed with probability alpha^i, and one more token always follows. The sum
+    is written out, since the quotient is 0 / 0 at alpha = 1.
+    """
+    return sum(alpha**i for i in range(k + 1))
+
+
+def alpha_for(tokens: float, k: int) -> float | None:
+    """The least acceptance rate with which rounds of K drafted tokens emit so many; None if not even 1 is enough."""
+    steps = bisect_left(range(STEPS + 1), tokens, key=lambda step: expected_tokens(step / STEPS, k))
+    return steps / STEPS if steps <= STEPS else None

@@ -1,0 +1,284 @@
+"""What is said of a drafted lane: the figures add up, and no advice contradicts them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdemo.decoding.events import Event, Finished, Prefilled, Round
+from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.racing.advice import action, notes, numbers, reason
+from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
+from specdemo.racing.figures import Figures, alpha_for, noise
+from specdemo.racing.race import race
+from specdemo.racing.stats import Stats, speed_up
+from specdemo.racing.summary import summary
+from specdemo.racing.verdict import judge, lanes_verdict, race_verdict
+from specdemo.types import AUTO, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+
+from .toys import PROMPT, VOCAB, TableToy, letters_tokenizer, ngram_file, random_table
+
+A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
+PASS = 0.01
+EAGLE = DraftedLane("eagle", 4)
+
+
+def round_(k: int, accepted: int, draft: float = 0.0, verify: float = PASS, other: float = 0.0) -> Round:
+    """A round with a draft of k tokens, the first of which pass, on a clock in seconds."""
+    outcomes = ([A] * accepted + [R] + [U] * k)[:k]
+    drafted = tuple(DraftedToken(0, outcome) for outcome in outcomes)
+    emitted = (Token(0, TokenKind.ACCEPTED),) * accepted + (Token(0, TokenKind.RESAMPLED),)
+    return Round(0, drafted, emitted, draft, verify, draft + verify + other)
+
+
+def run(rounds: list[Round], prompt_tokens: int = 5) -> Stats:
+    events: list[Event] = [Prefilled(prompt_tokens, Token(1, TokenKind.TARGET), 0.0), *rounds]
+    return Stats.of([*events, Finished(FinishReason.LENGTH)])
+
+
+def alone(passes: int = 99, seconds: float = PASS, other: float = 0.0) -> Stats:
+    return run([round_(0, 0, 0.0, seconds, other)] * passes)
+
+
+def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: Stats | None = None) -> Figures:
+    found = Figures.of(plain or alone(), run(rounds), asked)
+    assert found is not None
+    return found
+
+
+# The figures ------------------------------------------------------------------------------------------------
+
+
+def test_drafters_are_listed_with_what_their_classes_say() -> None:
+    for name, entry in DRAFTERS.items():
+        cls = drafter_class(name)
+        assert (entry.parallel_drafting, entry.uses_early_exit) == (cls.parallel_drafting, cls.uses_early_exit)
+
+
+def test_what_another_k_would_give_is_computed_from_the_same_rounds() -> None:
+    """Written out: at K = 1 every round emits two tokens, for a quarter of the rows and, one by one, of the draft."""
+    rounds = [round_(4, 1, draft=0.008, verify=0.014, other=0.001)] * 50
+    one_by_one, at_once = figures(rounds).by_k, figures(rounds, DraftedLane("block", 4)).by_k
+    assert one_by_one[0] == pytest.approx(2 * PASS / (0.002 + 0.011 + 0.001))
+    assert at_once[0] == pytest.approx(2 * PASS / (0.008 + 0.011 + 0.001))
+    assert one_by_one[3] == at_once[3] == pytest.approx(figures(rounds).speed_up)
+    assert len(one_by_one) == 4  # the last place was never tested, so nothing is known of longer drafts
+
+
+def test_longer_drafts_go_on_as_the_last_place_did() -> None:
+    found = figures([round_(2, 2, 0.002, 0.012), round_(2, 1, 0.002, 0.012)] * 30, DraftedLane("eagle", 2))
+    assert found.by_k[2] == pytest.approx((1 + 1 + 0.5 + 0.25) / (1 + 3 * 0.2))
+    assert len(found.by_k) == 4
+    assert action(figures([round_(2, 2, 0.001)] * 40, DraftedLane("ngram", 2))) == (
+        "Try K = 4: of the drafts, 100% passed up to their last token."
+    )
+    assert action(figures([round_(16, 16, 0.001)] * 40, DraftedLane("ngram", 16))) == ""
+
+
+@pytest.mark.parametrize("asked", [None, DraftedLane("eagle", AUTO), DraftedLane("the server's own", 4)])
+def test_no_k_is_compared_where_k_or_the_drafter_is_not_known(asked: DraftedLane | None) -> None:
+    assert (figures([round_(4, 1, 0.02)] * 50, asked).by_k, figures([round_(4, 1)] * 50, asked).best) == ((), (0, 0.0))
+
+
+def test_trees_have_no_places_and_no_k() -> None:
+    row = round_(3, 1)
+    tree = replace(row, drafted=tuple(replace(token, parent=-1) for token in row.drafted))
+    found = figures([tree] * 40)
+    assert (found.by_k, found.needed_acceptance) == ((), None)
+    assert not [name for name, _ in numbers(found) if "place" in name]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "k", "alpha"), [(1, 4, 0), (5, 4, 1), (1.5, 1, 0.5), (1.75, 2, 0.5), (5.1, 4, None)]
+)
+def test_the_acceptance_rate_that_a_round_needs(tokens: float, k: int, alpha: float | None) -> None:
+    found = alpha_for(tokens, k)
+    assert found is alpha if alpha is None else found == pytest.approx(alpha, abs=1e-8)
+
+
+def test_noise_is_that_of_passes_that_do_the_same_work() -> None:
+    steady, shaky = alone(), run([round_(0, 0, 0.0, PASS * (1 + i % 2)) for i in range(100)])
+    lane = run([round_(4, 1, 0.001)] * 100)
+    assert noise(steady, lane) == pytest.approx(0.02)
+    assert noise(shaky, lane) == pytest.approx(2 * (1 / 3) * (2 / 100) ** 0.5, rel=0.01)
+
+
+# What is said -----------------------------------------------------------------------------------------------
+
+
+def test_it_says_why_and_what_to_do() -> None:
+    slow = [round_(4, n, 0.0117, 0.0143) for n in (4, 1, 1, 0, 1, 2)] * 10
+    assert race_verdict(alone(), run(slow), EAGLE) == (
+        "Slower, 0.96x, because a draft costs 117% of a pass: a round needs 2.60 tokens to break even and has 2.50. "
+        "Try K = 1 (1.31x by these rounds), or a nearly free drafter such as prompt-lookup or ngram."
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        (round_(4, 0, draft=0.005, verify=0.011), "a draft costs 50% of a pass"),
+        (round_(4, 0, verify=0.018), "checking a draft makes a pass 80% longer (5.0 rows for each token of the text)"),
+        (round_(4, 0, other=0.0055), "35% of a round is neither drafting nor a pass"),
+        (round_(4, 0, draft=0.0005), "too few guesses pass, 0% of those tested where 5% would do"),
+    ],
+)
+def test_the_largest_cost_is_the_reason(row: Round, cause: str) -> None:
+    assert reason(figures([row] * 40)) == cause
+    assert race_verdict(alone(), run([row] * 40), EAGLE).endswith("For a text like this one, use the target alone.")
+
+
+def test_a_nearly_free_drafter_is_advised_where_it_could_pay() -> None:
+    slow = [round_(2, 1, draft=0.022)] * 40
+    assert action(figures(slow, DraftedLane("draft-model", 2))) == (
+        "Try a nearly free drafter such as prompt-lookup or ngram."
+    )
+    assert "nearly" not in action(figures(slow, DraftedLane("ngram", 2)))
+    assert "nearly" not in action(figures([round_(2, 0, draft=0.022)] * 40))  # it would be no faster for nothing
+
+
+def test_what_is_within_the_noise_is_a_tie_without_advice() -> None:
+    shaky = run([round_(0, 0, 0.0, PASS * (1 + i % 2)) for i in range(100)])
+    lane = run([round_(1, 1, 0.0, 0.028)] * 40)
+    assert race_verdict(shaky, lane, DraftedLane("ngram", 1)) == (
+        "Tied with the target alone (1.07x, and 13% is noise): 2.0 tokens per target pass; a draft costs under 1% of a "
+        "pass, and checking it makes a pass 87% longer."
+    )
+
+
+def test_lanes_within_the_noise_of_each_other_are_tied() -> None:
+    rows = {"eagle:4": round_(4, 3, 0.01), "ngram:4": round_(4, 2, 0.0052), "draft-model:1": round_(1, 1, 0.006)}
+    verdicts = {name: judge(alone(), run([row] * 40)) for name, row in rows.items()}
+    words = lanes_verdict(verdicts)
+    assert words.startswith("The fastest lane is eagle:4, tied with ngram:4. 2.00x as fast as the target alone: 4.0 ")
+    assert words.endswith(" In draft-model:1 more guesses pass, 100% of the tested ones, but a token takes longer.")
+    assert lanes_verdict({"eagle:4": verdicts["eagle:4"]}) == verdicts["eagle:4"].sentence
+    nothing = judge(run([]), run([]))
+    assert lanes_verdict({"a": nothing, "b": nothing}) == f"The fastest lane is a. {nothing.sentence}"
+
+
+FALLS = [round_(4, 4)] * 20 + [round_(4, 0)] * 20
+SLOWING = [round_(0, 0, 0.0, PASS * (1 + i / 100)) for i in range(80)]
+
+
+def test_notes_tell_what_changes_along_the_text() -> None:
+    assert notes(figures(FALLS)) == [
+        "Acceptance falls along the text: 100% of the tested guesses in its first half, 0% later."
+    ]
+    assert notes(figures(FALLS[::-1])) == []
+    assert notes(figures([round_(2, 2)] * 3 + [round_(2, 1)] * 3)) == []  # chance
+    (note,) = notes(figures([round_(4, 3)] * 40, plain=run(SLOWING, prompt_tokens=1000)))
+    assert note.startswith("A pass of the target alone takes 55% longer in the last quarter of the text than in the ")
+    assert note.endswith("the context has grown to 1,081 tokens.")
+    (note,) = notes(figures([round_(4, 3)] * 40, plain=run(SLOWING)))
+    assert note.endswith("86 tokens of context do not explain it, so the machine was slower there: race again.")
+
+
+@pytest.mark.parametrize(
+    ("same", "exact_rows", "words"),
+    [
+        (False, 3, "The texts part, and a pass over 5 rows is not exact to the bit on this engine. Up to K = 2 it is."),
+        (False, 0, "The texts part, and a pass over 5 rows is not exact to the bit on this engine."),
+        (False, 5, ""),
+        (False, None, ""),
+        (True, 3, ""),
+        (None, 3, ""),
+    ],
+)
+def test_a_text_that_parts_on_an_engine_that_is_not_exact(
+    same: bool | None, exact_rows: int | None, words: str
+) -> None:
+    found = figures([round_(4, 3)] * 40)
+    assert "".join(notes(found, same, exact_rows)) == words
+    found.lane.finish_reason = None  # stopped: it is only shorter
+    assert notes(found, same, exact_rows) == []
+
+
+def test_what_a_server_does_not_tell_is_left_out() -> None:
+    rounds = [replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(4, 1, 0.02)] * 50]
+    plain = run([replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(0, 0)] * 50])
+    found = judge(plain, run(rounds))
+    assert found.sentence == (
+        "Slower, 0.67x as fast as the target alone: a round needs 3.00 tokens to break even and has 2.00. "
+        "For a text like this one, use the target alone."
+    )
+    assert "what it takes more" not in dict(found.numbers)
+    merged = [replace(round_(0, 0), emitted=(Token(None, TokenKind.UNKNOWN),) * 3, merged=2)] * 20
+    json.dumps(judge(alone(), run(merged)).as_dict(), allow_nan=False)
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 8), st.integers(0, 8), *(st.floats(low, 0.05) for low in (0, 0.005, 0))),
+        min_size=1,
+        max_size=30,
+    ),
+    repeat=st.integers(1, 4),
+    k=st.integers(1, 8),
+    name=st.sampled_from(["eagle", "block", "ngram", "draft-model"]),
+    passes=st.lists(st.floats(0.005, 0.02), min_size=1, max_size=8),
+)
+def test_advice_never_contradicts_the_figures(
+    rows: list[tuple[int, int, float, float, float]], repeat: int, k: int, name: str, passes: list[float]
+) -> None:
+    rounds = [round_(min(n, k), min(a, n, k), d if n else 0.0, v, o) for n, a, d, v, o in rows] * repeat
+    plain, lane = run([round_(0, 0, 0.0, seconds) for seconds in passes * 5]), run(rounds)
+    found, asked = Figures.of(plain, lane, DraftedLane(name, k)), DraftedLane(name, k)
+    assert (found is None) == (speed_up(plain, lane) is None)
+    if found is None:
+        return
+    assert 1 + sum(found.parts.values()) == pytest.approx(found.needed)
+    advised = re.match(r"Try K = (\d+)", action(found))
+    if found.by_k:
+        assert found.by_k[k - 1] == pytest.approx(found.speed_up)
+        assert found.best[1] == max(found.by_k)
+    if advised:
+        speed = found.by_k[int(advised[1]) - 1]
+        assert speed == max(found.by_k) > max(found.speed_up, 1.0) * (1 + found.noise)
+    elif action(found):
+        assert found.speed_up < 1 - found.noise
+        assert all(speed < max(1.05, 1 + found.noise) for speed in found.by_k)
+    words = race_verdict(plain, lane, asked)
+    if needs := re.search(r"needs (\d+\.\d\d) tokens to break even and has (\d+\.\d\d)", words):
+        assert found.side < 0
+        assert float(needs[1]) >= float(needs[2])
+    if rates := re.search(r"pass, (\d+)% of those tested where (\d+)% would do", words):
+        assert int(rates[1]) <= int(rates[2])
+    assert words.startswith("Tied") == (abs(found.speed_up - 1) <= found.noise)
+    json.dumps(judge(plain, lane, asked).as_dict(), allow_nan=False)
+
+
+# Races that were run ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -> None:
+    law = random_table(1, support=3)
+    mixed = 0.6 * law + 0.4 * random_table(2, support=2)
+    toy: Any = TableToy(
+        target=law,
+        draft_model=mixed,
+        early=mixed,
+        ngram_table=ngram_file(tmp_path, VOCAB),
+        tokenizer=letters_tokenizer(),
+    )
+    settings = Settings(temperature=temperature, k=3, max_new_tokens=60, seed=3)
+    entries = list(race(toy, "draft-model", PROMPT, settings))
+    found = summary(toy, PROMPT, settings, entries, {SPECULATIVE: DraftedLane("draft-model", 3)})
+    verdict = found["verdicts"][SPECULATIVE]
+    assert found["sentence"] == verdict["sentence"]
+    assert verdict["notes"] == [] or verdict["notes"][0].startswith(("Acceptance falls", "A pass of"))
+    lanes = {lane: Stats.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE)}
+    judged = Figures.of(lanes[PLAIN], lanes[SPECULATIVE], DraftedLane("draft-model", 3))
+    assert judged is not None
+    assert [tuple(row) for row in verdict["numbers"]] == numbers(judged)
+    shown = dict(verdict["numbers"])
+    assert shown["tokens a round"] == f"{lanes[SPECULATIVE].tokens_per_round:.2f}"
+    assert len(judged.by_k) >= 3
+    assert judged.by_k[2] == pytest.approx(judged.speed_up)
