@@ -17,7 +17,7 @@ from . import ops
 from .cpu.library import library_for
 from .fused import FusedRunner
 from .gpu.graph import Capture, CudaCapture, GraphRunner, Graphs
-from .layout import FusedModel, Rope, Weights, head_width, knows
+from .layout import FusedModel, Rope, Weights, head_width, is_hybrid, knows
 from .linear import can_pack
 from .native import NativeRunner, native_model
 from .runner import Runner
@@ -56,9 +56,10 @@ def runner_maker(
             return _on_gpu(FusedModel.of(model), slots)
         if has_room_for(sum(weight.numel() for weight in weights) * (dtype or model.dtype).itemsize):
             return _on_cpu(FusedModel.of(model, dtype))
-    from .eager import EagerRunner  # late: it brings in transformers' models
+    from .eager import EagerRunner  # late: these bring in transformers' models
+    from .hybrid import HybridRunner
 
-    return "eager", partial(EagerRunner, model)
+    return "eager", partial(HybridRunner if is_hybrid(model.config) else EagerRunner, model)
 
 
 def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> tuple[str, bool]:

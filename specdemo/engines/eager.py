@@ -36,14 +36,15 @@ class EagerRunner:
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self.model = model
         self.context = capacity
-        self.device = torch.device("cpu") if model.device.type == "mps" else model.device
+        self._reads_on = torch.device("cpu") if model.device.type == "meta" else model.device  # meta: it is on the disk
+        self.device = torch.device("cpu") if model.device.type == "mps" else self._reads_on
         self.vocab_size = model.config.get_text_config().vocab_size
         self.length = 0
         self.hidden_states: Tensor | None = None
         self._captured_layers: tuple[int, ...] = ()
         self._ahead = EarlyExitBuffer()
         self._split: Split | None = None
-        self._cache: PreallocatedCache | None = None
+        self._cache: Any = None
         self._start = 0  # of the last pass
 
     @property
@@ -64,9 +65,12 @@ class EagerRunner:
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
         self.release()
-        self._cache = PreallocatedCache(self.model.config.get_text_config().num_hidden_layers, self.context)
+        self._cache = self._new_cache()
         with stoppable(self.model):
             return self._read(ids, None, logits_to_keep=1)
+
+    def _new_cache(self) -> Any:
+        return PreallocatedCache(self.model.config.get_text_config().num_hidden_layers, self.context)
 
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         if parents is not None:
@@ -116,7 +120,8 @@ class EagerRunner:
         self.length += len(ids)
         self.device = logits.device  # differs from the input's where the layers are spread over devices
         if layers:
-            self.hidden_states = torch.cat([for_sampling(outputs[layer][0]).to(self.device) for layer in layers], -1)
+            states = [for_sampling(outputs[layer][0, -len(ids) :]).to(self.device) for layer in layers]
+            self.hidden_states = torch.cat(states, -1)
         return logits
 
     def _branching(self, parents: Sequence[int]) -> dict[str, Tensor]:
@@ -137,7 +142,7 @@ class EagerRunner:
     def _pass(self, model: PreTrainedModel, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
         assert self._cache is not None, "prefill comes first"
         self._cache.seek(start)
-        input_ids = to_device(ids, self.model.device)[None]  # [1, T]
+        input_ids = to_device(ids, self._reads_on)[None]  # [1, T]
         return model(input_ids, past_key_values=self._cache, use_cache=True, **options)
 
 

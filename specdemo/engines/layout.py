@@ -25,6 +25,10 @@ Weights = Mapping[str, Tensor]  # by the names that transformers gives them
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and oneDNN splits long sums of one row differently
 MOST_AT_ONCE = 4  # layers that are packed at a time: each takes memory, and threads for what is not packing
 LLAMAS = {"llama", "qwen2", "qwen3", "smollm3"}
+# Models some of whose layers keep a running state, which they take up in a pass of any length; others may not.
+HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid"}
+HYBRIDS |= {"olmo_hybrid"}
+RUNNING = {"linear_attention", "conv"}  # types of layers that have such a state instead of keys and values
 ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles do not depend on the length of the text
 
 
@@ -154,6 +158,18 @@ def knows(config: PreTrainedConfig) -> bool:
     layer_types = set(getattr(config, "layer_types", None) or {"full_attention"})
     plain = config.model_type in LLAMAS and layer_types == {"full_attention"}
     return plain and config.hidden_act == "silu" and _rope_type(config) in ROPES
+
+
+def is_hybrid(config: PreTrainedConfig) -> bool:
+    """Whether `hybrid.HybridRunner` runs a model with this configuration."""
+    return config.get_text_config().model_type in HYBRIDS
+
+
+def attending_layers(config: PreTrainedConfig) -> int:
+    """How many layers keep keys and values of every token."""
+    text = config.get_text_config()
+    kinds = (getattr(text, "layer_types", None) if is_hybrid(text) else None) or [""] * text.num_hidden_layers
+    return sum(kind not in RUNNING for kind in kinds)
 
 
 def _rope_type(config: PreTrainedConfig) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -31,7 +31,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTo
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
-from ..engines.layout import knows, stored_as
+from ..engines.layout import is_hybrid, knows, stored_as
 from ..system.hardware import compute_dtype
 from .errors import wrap_load_errors
 from .presets import Folder, Gguf, Hub, Parts, Source
@@ -193,13 +193,19 @@ def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
         weight.copy_(stored_as(weight, dtype))
 
 
-def placement(weights: Iterable[Tensor]) -> dict[str, int]:
-    """Bytes on each device. Offloaded weights count as on the CPU."""
+def placement(model: PreTrainedModel) -> dict[str, int]:
+    """Bytes of weights on each device. "disk" stands for those that every pass reads from there."""
     sizes: dict[str, int] = {}
-    for weight in weights:
-        device = "cpu" if weight.is_meta else str(weight.device)
+    for name, weight in model.named_parameters():
+        device = _waiting_at(model, name) if weight.is_meta else str(weight.device)
         sizes[device] = sizes.get(device, 0) + weight.nbytes
     return sizes
+
+
+def _waiting_at(model: PreTrainedModel, name: str) -> str:
+    """Where accelerate keeps a weight between passes: "cpu" or "disk"."""
+    places = getattr(model, "hf_device_map", {})  # by the names of modules; "" is the whole model
+    return next((str(place) for part, place in places.items() if not part or name.startswith(f"{part}.")), "cpu")
 
 
 def resolved(source: Source, progress: Progress) -> Source:
@@ -307,7 +313,7 @@ def check_rolls_back(config: Any, source: Source) -> None:
         stateful = AutoModelForCausalLM._model_mapping[type(config)]._is_stateful
     except KeyError as error:
         raise LoadError(f"{source} is not a causal language model: its type is {config.model_type!r}.") from error
-    if stateful or layers - ROLLS_BACK:
+    if (stateful or layers - ROLLS_BACK) and not is_hybrid(config):
         kinds = ", ".join(sorted(layers - ROLLS_BACK)) or config.model_type
         raise LoadError(
             f"{source} cannot be used for speculative decoding here: it has layers ({kinds}) whose state cannot be "

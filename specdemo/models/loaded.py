@@ -24,7 +24,7 @@ from ..decoding.costs import CostModel
 from ..decoding.drafter import DrafterParts
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
 from ..engines.cpu.huge_pages import WEIGHTS
-from ..engines.layout import embeddings, knows
+from ..engines.layout import embeddings, is_hybrid, knows
 from ..engines.runner import Runner
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, cpu_model, cpu_name, device_name
 from ..types import BadInput
@@ -238,6 +238,8 @@ def _load(
         instead_of.release()
     if where.offloaded:
         progress(None, f"about {where.offloaded / 1e9:.1f} GB of the weights stay in main memory, which is slow")
+    if where.on_disk:
+        progress(None, f"about {where.on_disk / 1e9:.1f} GB of the weights stay on the disk, which is slow")
 
     if where.devices[0].type == "cuda":
         torch.cuda.set_device(where.devices[0])
@@ -321,11 +323,11 @@ def _open_checkpoint(
             first, last = (part.to("cpu", torch.float32) for part in both)
             both = first, first if both[1] is both[0] else last
         if engine == "eager":
-            return OpenedModel(engine, make_runner, lambda: model, both, placement(model.parameters()), model.device)
+            return OpenedModel(engine, make_runner, lambda: model, both, placement(model), model.device)
         if both is not None:
             first, last = (part.to(dtype) for part in both)
             both = first, first if both[1] is both[0] else last
-        return OpenedModel(engine, make_runner, again, both, placement(model.parameters()), model.device)
+        return OpenedModel(engine, make_runner, again, both, placement(model), model.device)
 
 
 def _as_long_as_held(opened: Callable[[], PreTrainedModel]) -> Callable[[], PreTrainedModel]:
@@ -342,11 +344,16 @@ def _as_long_as_held(opened: Callable[[], PreTrainedModel]) -> Callable[[], PreT
 
 
 def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:
-    """Refuse an early exit behind the last layer.
+    """Refuse an early exit behind the last layer, or among layers that keep a running state.
 
     Raises:
         BadInput: naming the file and the layers that there are.
     """
+    if preset.skip_layers is not None and is_hybrid(config):
+        raise BadInput(
+            f"{preset.name}.toml: the field skip_layers cannot be used: layers of the target keep a running state, "
+            "which a draft of the first layers would write over."
+        )
     layers = config.get_text_config().num_hidden_layers
     if preset.skip_layers is not None and preset.skip_layers >= layers:
         raise BadInput(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import psutil
 import torch
 
 from ..engines.choose import SHARE
-from ..engines.layout import head_width
+from ..engines.layout import attending_layers, head_width, is_hybrid
 from ..system.hardware import free_memory
 from ..types import BadInput
 from .store import LoadError
@@ -40,16 +41,30 @@ class Part:
         return self.numbers * bits(self.config, self.dtype) // 8
 
     @property
+    def least(self) -> float:
+        """Bytes of main memory for its weights, if most are on the disk: embeddings, and layers as they come."""
+        if getattr(self.config, "quantization_config", None):
+            return inf  # packed weights cannot be brought one by one
+        text = self.config.get_text_config()
+        table = text.vocab_size * text.hidden_size * self.dtype.itemsize
+        return 2 * table + 2 * self.weights / text.num_hidden_layers
+
+    @property
     def keys_and_values(self) -> int:
         """How many numbers the keys and values of a token are."""
         config = self.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        return int(2 * config.num_hidden_layers * heads * head_width(config))
+        return int(2 * attending_layers(config) * heads * head_width(config))
+
+    @property
+    def states(self) -> int:
+        """Bytes of the running states of a run, and of the copy of them."""
+        return 2 * _running_states(self.config, self.dtype) if is_hybrid(self.config) else 0
 
     @property
     def more(self) -> int:
-        """Bytes of its keys and values on a GPU."""
-        return self.keys_and_values * self.dtype.itemsize * TOKENS
+        """Bytes of its keys and values on a GPU, and of its running states."""
+        return self.keys_and_values * self.dtype.itemsize * TOKENS + self.states
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +72,15 @@ class Plan:
     """The device of each model, the target first.
 
     If no GPU is large enough for the target, `max_memory` are the bytes of weights for each device, as for
-    `from_pretrained`, and `offloaded` of them are in main memory. `replaces` says that there is room only after the
-    loaded preset is released.
+    `from_pretrained`, and `offloaded` of them are in main memory. If main memory is not large enough either, `on_disk`
+    bytes are read from the disk in every pass. `replaces` says that there is room only after the loaded preset is
+    released.
     """
 
     devices: tuple[torch.device, ...]
     max_memory: Mapping[int | str, int] | None = None
     offloaded: int = 0
+    on_disk: int = 0
     replaces: bool = False
 
 
@@ -94,11 +111,16 @@ def plan(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | 
 
 def _in_main_memory(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | None) -> Plan:
     """For the CPU, and for an Apple GPU, which shares its memory."""
-    needed, free = sum(part.weights for part in parts), free_memory()
+    devices, needed, free = (device,) * len(parts), sum(part.weights for part in parts), free_memory()
     most = free + psutil.swap_memory().free + (held or {}).get(str(device), 0)
-    if needed > most:
+    if needed <= most:
+        return Plan(devices, replaces=held is not None and needed > free * SHARE)
+    target, *drafts = parts
+    without_swap = free + (held or {}).get(str(device), 0)
+    room = int(without_swap * SHARE) - sum(part.weights for part in drafts)
+    if device.type != "cpu" or room < target.least:
         raise _too_large(parts, needed, most, "memory")
-    return Plan((device,) * len(parts), replaces=held is not None and needed > free * SHARE)
+    return Plan(devices, {"cpu": room}, on_disk=target.weights - room, replaces=held is not None)
 
 
 def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> None:
@@ -121,7 +143,7 @@ def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> Non
 
 
 def _on_gpus(parts: Sequence[Part], free: Mapping[int, int], whole: bool, split: bool) -> Plan | None:
-    """The first plan that fits: all on one GPU, each model on its own GPU, the target over GPUs and main memory.
+    """The first plan that fits: all on one GPU, each model on its own GPU, the target over GPUs, main memory and disk.
 
     Args:
         whole: no model may be spread over devices.
@@ -150,12 +172,13 @@ def _spread(target: Part, drafts: Sequence[Part], free: Mapping[int, int]) -> Pl
     room = {number: max(size, 0) for number, size in room.items()}
     offloaded = max(target.weights - sum(room.values()), 0)
     in_main_memory = int(free_memory() * SHARE)
-    if offloaded > in_main_memory or not room[largest]:
+    on_disk = max(offloaded - in_main_memory, 0)
+    if not room[largest] or (on_disk and in_main_memory < target.least):
         return None
     first = next(number for number, size in room.items() if size)
     max_memory: dict[int | str, int] = dict(room.items())
     max_memory["cpu"] = in_main_memory  # always, since layers are not divided and GPUs cannot be filled exactly
-    return Plan((_gpu(first), *(_gpu(largest) for _ in drafts)), max_memory, offloaded)
+    return Plan((_gpu(first), *(_gpu(largest) for _ in drafts)), max_memory, offloaded - on_disk, on_disk)
 
 
 def _needed(part: Part) -> int:
@@ -194,3 +217,19 @@ def _count(config: Any) -> int:
 
     with torch.device("meta"):
         return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+
+
+def _running_states(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of what the layers of a hybrid model keep besides keys and values, which differs from family to family.
+
+    So a model without weights reads one token. It is of bfloat16, since products of experts have no other type there.
+    """
+    from transformers import AutoModelForCausalLM, DynamicCache
+
+    with torch.device("meta"), torch.inference_mode():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        cache = DynamicCache(config=model.config.get_text_config())
+        model(torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
+    held = [states for layer in cache.layers for states in vars(layer).values() if isinstance(states, dict)]
+    tensors = [state for states in held for state in states.values() if isinstance(state, torch.Tensor)]
+    return sum(one.numel() * (dtype if one.dtype == torch.bfloat16 else one.dtype).itemsize for one in tensors)

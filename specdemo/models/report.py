@@ -19,14 +19,14 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ..drafters.text_draft_model import LONGER
 from ..engines.choose import expected_engine
-from ..engines.layout import LLAMAS, head_width
+from ..engines.layout import LLAMAS, head_width, is_hybrid
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_memory
 from ..types import BadInput
 from .checkpoint import HUB_SECONDS, find_checkpoint
 from .errors import wrap_load_errors
 from .gguf_header import Header, read_header
 from .loaded import LANES, context_of
-from .placement import Part, bits
+from .placement import Part, bits, plan
 from .presets import PRESETS, Gguf, Hub, Preset, Source
 from .store import LoadError, Progress
 from .translation import BY_TEXT, differing_token
@@ -45,6 +45,14 @@ class OnHub:
     gated: bool = False
 
 
+RUNNING_STATES = (
+    "Some of its layers keep a running state, which cannot be rolled back: after a rejected guess it reads the "
+    "accepted tokens again."
+)
+ON_DISK = (
+    "Memory cannot hold the target: {size} of its weights stay on the disk and are read for every pass. That is slow, "
+    "and the best case for speculation, since a pass takes as long for several tokens as for one."
+)
 NOTHING = OnHub(0)  # for what is on this machine already
 
 
@@ -52,7 +60,8 @@ NOTHING = OnHub(0)  # for what is on this machine already
 class ModelReport:
     """A model before its weights are fetched. Sizes are in bytes; `download` is None where nobody tells it.
 
-    `caches` are those of the runs that go on at a time, for texts of `TOKENS` tokens or the model's context.
+    `caches` are those of the runs that go on at a time, for texts of `TOKENS` tokens or the model's context. `part` is
+    None for a GGUF file, all of which has to be in memory to be converted.
     """
 
     name: str
@@ -65,6 +74,7 @@ class ModelReport:
     gated: bool
     vocabulary: Mapping[str, int]
     reads: int  # how many token ids it can read
+    part: Part | None = None
 
     def sentence(self) -> str:
         """Everything on one line."""
@@ -72,10 +82,11 @@ class ModelReport:
         if self.download != 0:
             size = f"downloads {'an unknown size' if self.download is None else f'up to {gigabytes(self.download)}'}"
         exact = "exact to the bit" if self.exact else "not exact to the bit"
+        again = f" {RUNNING_STATES}" if self.part and is_hybrid(self.part.config) else ""
         return (
             f"{self.name}: {size}; {gigabytes(self.weights)} of memory for the weights, {gigabytes(self.caches)} for "
             f"caches; engine {self.engine}, {exact}; licence {self.licence or 'not stated'}"
-            f"{'; gated: its licence must be accepted on the hub' if self.gated else ''}."
+            f"{'; gated: its licence must be accepted on the hub' if self.gated else ''}.{again}"
         )
 
 
@@ -87,17 +98,20 @@ class Report:
     free: int  # bytes of main memory
     on_cpu: bool
     unlike: str | None  # the first token that is another one for the draft model
+    on_disk: int = 0  # bytes of the target's weights that memory has no room for
 
     @property
     def needed(self) -> int:
         """Bytes of memory for the weights and caches of all models."""
-        return sum(model.weights + model.caches for model in self.models)
+        return sum(model.weights + model.caches for model in self.models) - self.on_disk
 
     def lines(self) -> list[str]:
         """A sentence a line."""
         lines = [model.sentence() for model in self.models]
         if len(self.models) > 1:
             lines.append(f"{BY_TEXT} {self.unlike}" if self.unlike else "The tokenizers match.")
+        if self.on_disk:
+            lines.append(ON_DISK.format(size=gigabytes(self.on_disk)))
         who = "It needs" if len(self.models) == 1 else "Together they need"
         return [*lines, f"{who} {gigabytes(self.needed)} of memory; {gigabytes(self.free)} are free."]
 
@@ -135,44 +149,58 @@ def report_on(
         unlike = differing_token(target.vocabulary, draft.vocabulary, draft.reads)
         if unlike:  # the same text may be more tokens for it
             models[1] = replace(draft, caches=LONGER * draft.caches)
-    return Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike)
+    report = Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike)
+    return _partly_on_disk(report, chosen_device) if report.on_cpu and report.needed > report.free else report
+
+
+def _partly_on_disk(report: Report, device: torch.device) -> Report:
+    """The same, if the target's weights that memory cannot hold may stay on the disk."""
+    parts = [model.part for model in report.models if model.part]
+    if len(parts) < len(report.models):
+        return report
+    try:
+        on_disk = plan(parts, device).on_disk
+    except LoadError:
+        return report
+    target, *drafts = report.models
+    return replace(report, models=(replace(target, engine="eager", exact=False), *drafts), on_disk=on_disk)
 
 
 def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.device, progress: Progress) -> ModelReport:
+    of_file = None
     if isinstance(source, Gguf):
         progress(None, f"looking at {source}")
         hub = NOTHING if source.repo is None else _on_hub(source.repo, source.revision, source.file)
         with wrap_load_errors(source):
             header = _header(source)
-            config, numbers = _config(header), header.numbers
+            config, of_file = _config(header), header.numbers
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
         hub = replace(hub, licence=hub.licence or header.fields.get("general.license"))
     else:
         found = find_checkpoint(source, dtype, progress)
         hub = _on_hub(found.name_or_path, found.revision) if isinstance(source, Hub) else NOTHING
-        config, numbers = found.config, Part(str(source), found.config, dtype).numbers
-        vocabulary = found.tokenizer.get_vocab()
+        config, vocabulary = found.config, found.tokenizer.get_vocab()
     engine, exact = expected_engine(config, dtype, device)
     computed = compute_dtype(dtype, device)
-    stored = computed if engine == "eager" else dtype
-    text = config.get_text_config()
+    part = Part(str(source), config, computed if engine == "eager" else dtype)
+    numbers, text = part.numbers if of_file is None else of_file, config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
         numbers += text.vocab_size * text.hidden_size  # one for the rows of the input, one laid out for the output
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    row = 2 * text.num_hidden_layers * heads * head_width(text) * computed.itemsize
+    row = part.keys_and_values * computed.itemsize
     if engine != "eager" and text.model_type != "gpt2":
         row += ROTATION * head_width(text)
     return ModelReport(
         name=str(source),
         download=hub.download,
-        weights=numbers * bits(config, stored) // 8,
-        caches=row * lanes * min(TOKENS, context_of(config)),
+        weights=numbers * bits(config, part.dtype) // 8,
+        caches=(row * min(TOKENS, context_of(config)) + part.states) * lanes,
         engine=engine,
         exact=exact,
         licence=hub.licence,
         gated=hub.gated,
         vocabulary=vocabulary,
         reads=text.vocab_size,
+        part=part if of_file is None else None,
     )
 
 

@@ -12,7 +12,7 @@ from . import api
 from .budgets import Budgets
 from .engine import Engine
 from .lab.tab import add_lab
-from .race.form import describe
+from .race.form import describe, menu
 from .race.tab import add_race, fill_from_link, wire_presets
 from .replay.tab import add_replay
 from .runs import Runs
@@ -82,12 +82,17 @@ def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: An
     """Tell a page that was just opened its session, after its form is `filled` in."""
 
     def opened(preset: Any, drafter: Any, request: gr.Request) -> list[Any]:
-        """The session, with which it asks for its place in line, and descriptions of what is chosen."""
+        """The session, with which it asks for its place in line, descriptions of what is chosen, and the menu, which
+        has the models that visitors have named since the page was built."""
         session = to_json({"session": request.session_hash})
         if preset not in engine.presets or drafter not in DRAFTERS:
             return [session, gr.skip(), gr.skip()]
         chosen = engine.presets[preset]
-        return [session, gr.update(info=describe(chosen, drafter)), gr.update(info=chosen.description)]
+        return [
+            session,
+            gr.update(info=describe(chosen, drafter)),
+            gr.update(info=chosen.description, choices=menu(engine.presets)),
+        ]
 
     chosen, drafter = form["preset"], form["drafter"]
     filled.then(opened, [chosen, drafter], [top, drafter, chosen], preprocess=False, queue=False, **QUIET)

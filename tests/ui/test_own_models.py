@@ -63,11 +63,22 @@ def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, scrip
     page.get_by_role("option", name="prompt-lookup").click()
     run(page, "one two three")
     assert tokens_shown(page, "speculative") == tokens_of(script.entries, "speculative")
+    page.locator("#own-draft input, #own-draft textarea").fill("")
+    expect(page.locator("#own-load")).to_be_disabled()  # what was told is not of these names
+    loads = len(script.loads)
+    page.reload()
+    expect(page.locator("#preset input")).to_have_value("Scripted 135M")
+    expect(page.locator(".sd-model")).to_have_text("someone/big + someone/small")
+    page.click("#preset input")
+    page.get_by_role("option", name="big + small").click()  # the menu of a page that is opened anew has it
+    expect(page.locator("#drafter input")).to_have_value("draft-model")
+    expect(page.locator(".sd-model")).to_have_text("big + small")
+    run(page, "one two three")
+    assert tokens_shown(page, "speculative") == tokens_of(script.entries, "speculative")
+    assert len(script.loads) == loads
     page.click("#preset input")
     page.get_by_role("option", name="Scripted 135M").click()
     expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-    page.locator("#own-draft input, #own-draft textarea").fill("")
-    expect(page.locator("#own-load")).to_be_disabled()  # what was told is not of these names
 
 
 def test_a_load_is_cancelled_and_the_preset_before_races(visit: Visit, script: Script) -> None:

@@ -414,7 +414,7 @@ def test_what_no_gpu_has_room_for_stays_in_main_memory_or_is_refused(monkeypatch
     chosen = plan([target], CUDA)
     assert chosen.max_memory is not None
     assert chosen.offloaded == target.weights - chosen.max_memory[0] > 9 * GB
-    gpus(monkeypatch, 8, main=8)
+    gpus(monkeypatch, 8, main=0.5)
     with pytest.raises(LoadError, match=r"^a model of 18 GB needs 18\.\d GB of GPU memory, but 8\.0 GB are free\. Ch"):
         plan([target], CUDA)
     gpus(monkeypatch, 8)
@@ -440,10 +440,10 @@ def test_main_memory_is_reckoned_with_what_is_loaded(monkeypatch: pytest.MonkeyP
         gpus(monkeypatch, main=main)
         loaded = None if held is None else {"cpu": held * GB}
         assert plan([target], cpu, loaded).replaces == replaces, (main, held)
-    gpus(monkeypatch, main=4)
-    with pytest.raises(LoadError, match=r"^a model of 8 GB needs [78]\.\d GB of memory, but 7\.0 GB are free\."):
-        plan([target], cpu, {"cpu": 3 * GB})
-    gpus(monkeypatch, main=10)
+    gpus(monkeypatch, main=0.1)
+    with pytest.raises(LoadError, match=r"^a model of 8 GB needs [78]\.\d GB of memory, but 0\.4 GB are free\."):
+        plan([target], cpu, {"cpu": 3 * GB // 10})
+    gpus(monkeypatch, main=5)
     with pytest.raises(LoadError, match=r"^a model of 8 GB and a model of 4 GB need 1\d\.\d GB"):
         plan([target, sized(4)], cpu)
 
@@ -515,7 +515,11 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
     loaded.release()
 
 
-def test_weights_that_wait_in_main_memory_count_as_there() -> None:
-    with torch.device("meta"):
-        away = torch.empty(10)
-    assert opening.placement([torch.ones(3), away]) == {"cpu": 52}
+def test_weights_that_wait_for_a_pass_count_as_where_they_wait() -> None:
+    first, away = torch.nn.Linear(3, 1, bias=False), torch.nn.Linear(10, 1, bias=False, device="meta")
+    model: Any = torch.nn.Sequential(first, away)
+    assert opening.placement(model) == {"cpu": 52}
+    model.hf_device_map = {"0": "cpu", "1": "disk"}
+    assert opening.placement(model) == {"cpu": 12, "disk": 40}
+    model.hf_device_map = {"": "disk"}
+    assert opening.placement(model) == {"cpu": 12, "disk": 40}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Lfm2Config, MambaConfig, PreTrainedTokenizerFast, T5Config
+from transformers import BambaConfig, MambaConfig, PreTrainedTokenizerFast, T5Config
 
 from specdemo.decoding.events import emitted_tokens
 from specdemo.drafters.names import DRAFTERS, drafter_class
@@ -292,7 +292,10 @@ def test_a_token_that_the_draft_model_cannot_read_reaches_it_as_text(
 
 REFUSED = {
     "mamba": (MambaConfig(num_hidden_layers=1), "rolled back"),
-    "short convolutions": (Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "(conv)"),
+    "states that a pass of several tokens loses": (
+        BambaConfig(num_hidden_layers=2, attn_layer_indices=[1]),
+        "(linear_attention)",
+    ),
     "encoder and decoder": (T5Config(), "'t5'"),
 }
 

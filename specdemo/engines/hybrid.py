@@ -1,0 +1,137 @@
+"""Runs models some of whose layers keep a running state: linear attention, state-space layers, short convolutions.
+
+Such a state is written over by every pass. transformers' own rollback (`Cache.activate_past_recording` and `crop`)
+brings back the states of convolutions but no recurrent ones (5.23: `LinearAttentionCacheLayerMixin.is_croppable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from ..system.hardware import to_device
+from .eager import EagerRunner
+from .preallocated_cache import PreallocatedLayer
+
+AGAIN = 8  # tokens that a pass reads again before its new ones; for more there is a pass of their own
+
+
+class PreallocatedBoth(LinearAttentionAndFullAttentionLayer, PreallocatedLayer):
+    """A layer with states as well as keys and values, as Falcon-H1 has them."""
+
+    def __init__(self, capacity: int) -> None:
+        LinearAttentionAndFullAttentionLayer.__init__(self)
+        self.capacity, self.length = capacity, 0
+
+    def lazy_initialization(self, *keys_and_values: Tensor, **states: Any) -> None:
+        kind = PreallocatedLayer if keys_and_values else LinearAttentionLayer
+        kind.lazy_initialization(self, *keys_and_values, **states)
+
+
+PREALLOCATED = {DynamicLayer: PreallocatedLayer, LinearAttentionAndFullAttentionLayer: PreallocatedBoth}
+
+
+class HybridCache(DynamicCache):
+    """A cache of keys, values and running states, with one copy to go back to."""
+
+    layers: list[Any]
+
+    def __init__(self, config: PreTrainedConfig, capacity: int) -> None:
+        super().__init__(config=config)
+        kinds = [PREALLOCATED.get(type(layer)) for layer in self.layers]
+        self.layers = [kind(capacity) if kind else layer for kind, layer in zip(kinds, self.layers, strict=True)]
+        self.keep()
+
+    def keep(self) -> None:
+        """Copy what the layers hold now."""
+        self._kept = [_copied(layer.__dict__) for layer in self.layers]
+
+    def go_back(self) -> None:
+        """Let the layers hold what was copied last."""
+        for layer, kept in zip(self.layers, self._kept, strict=True):
+            layer.__dict__.update(_copied(kept))
+
+
+def _copied(held: dict[str, Any]) -> dict[str, Any]:
+    """What a layer holds. Its states are in dicts and are copied; keys and values are only ever written behind."""
+    return {name: _copy(value) if isinstance(value, dict) else value for name, value in held.items()}
+
+
+def _copy(states: dict[int, Any]) -> dict[int, Any]:
+    return {index: state.clone() if isinstance(state, Tensor) else state for index, state in states.items()}
+
+
+class HybridRunner(EagerRunner):
+    """An `EagerRunner` for a model that `layout.is_hybrid`.
+
+    The states are copied where the text is settled: behind the prompt and behind what a rollback keeps. If tokens were
+    forgotten since then, the next pass begins at the copy: it reads again what was kept behind it.
+    """
+
+    def __init__(self, model: PreTrainedModel, capacity: int) -> None:
+        super().__init__(model, capacity)
+        self._text = torch.empty(capacity, dtype=torch.int64, device=self._reads_on)
+        self._reached = 0  # tokens that the states have read, those that were forgotten since included
+        self._kept_at = 0  # tokens that the copied states have read
+        self._settled = False
+
+    @property
+    def cannot_branch(self) -> str | None:
+        """Why not: a state is that of one chain."""
+        return "some layers of this model keep a running state, which only a chain can write"
+
+    def _new_cache(self) -> Any:
+        return HybridCache(self.model.config.get_text_config(), self.context)
+
+    def prefill(self, ids: Sequence[int]) -> Tensor:
+        self._reached = self._kept_at = 0
+        logits = super().prefill(ids)
+        self._settled = True
+        return logits
+
+    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
+        raise ValueError("A model whose layers keep a running state cannot draft with its first layers.")
+
+    def rollback(self, length: int) -> None:
+        super().rollback(length)
+        self._settled = True
+
+    def _pass(self, model: PreTrainedModel, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
+        begin, end = start, start + len(ids)
+        self._text[start:end] = to_device(ids, self._reads_on)
+        if start < self._reached:
+            begin = self._go_back(start)
+        elif self._settled:
+            self._keep(start)
+        self._settled, self._reached = False, end
+        if options["logits_to_keep"] == 0:
+            options["logits_to_keep"] = end - start
+        return self._run(model, begin, end, **options)
+
+    def _go_back(self, length: int) -> int:
+        """Bring back states from before token `length`. Returns how many tokens they have read."""
+        if length < self._kept_at:  # a drafter by text may forget more than was settled
+            self._cache, self._kept_at = self._new_cache(), 0
+        else:
+            self._cache.go_back()
+        if length - self._kept_at > AGAIN:
+            self._run(self.model, self._kept_at, length, logits_to_keep=1)
+            self._keep(length)
+        return self._kept_at
+
+    def _keep(self, length: int) -> None:
+        self._cache.keep()
+        self._kept_at = length
+
+    def _run(self, model: PreTrainedModel, begin: int, end: int, **options: Any) -> Any:
+        return model(self._text[None, begin:end], past_key_values=self._cache, use_cache=True, **options)

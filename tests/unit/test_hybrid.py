@@ -1,0 +1,216 @@
+"""Models some of whose layers keep a running state: they are run, rolled back, drafted with, and told of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from specdemo.decoding.events import Round, emitted_tokens
+from specdemo.engines.hybrid import AGAIN, HybridRunner
+from specdemo.engines.layout import HYBRIDS, is_hybrid
+from specdemo.engines.runner import CannotBranch
+from specdemo.models.loaded import Loaded, load
+from specdemo.models.report import RUNNING_STATES, report_on
+from specdemo.racing.race import start
+from specdemo.types import BadInput, DraftOutcome, Settings
+
+from .checkpoints import make_tokenizer, preset_of, save
+from .test_by_name import SIZES, tokens_of
+from .test_memory import floats
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LINEAR: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+MAMBA = {"mamba_d_head": 16, "mamba_d_state": 32, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {**LINEAR, **EXPERTS},
+    "qwen3_5_text": LINEAR,
+    "qwen3_5_moe_text": {**LINEAR, **EXPERTS},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, **EXPERTS},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 64, "mamba_n_heads": 4, "head_dim": 32},
+    "granitemoehybrid": {**MAMBA, "layer_types": LINEAR["layer_types"], "mamba_n_heads": 8, "num_local_experts": 0},
+    "olmo_hybrid": {**LINEAR, "linear_num_key_heads": 4},
+}
+EVERYDAY = "qwen3_5_text", "lfm2", "falcon_h1"
+KINDS_IN_TURN = [pytest.param(kind, marks=() if kind in EVERYDAY else pytest.mark.slow) for kind in KINDS]
+TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 1, 7, 9, 32, 11, 4, 40, 41, 12, 13, 6, 30]
+
+
+def hybrid(kind: str, vocab_size: int, **more: Any) -> PreTrainedModel:
+    """A random model of two layers."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        kind, vocab_size=vocab_size, num_key_value_heads=1, **{**SIZES, **KINDS[kind], **more}
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast
+) -> dict[str, tuple[Path, Path]]:
+    """A checkpoint of every kind, and a draft model: the same with some noise."""
+    folder, saved = tmp_path_factory.mktemp("hybrids"), {}
+    for kind in KINDS:
+        model = hybrid(kind, len(tokenizer))
+        target = save(model, tokenizer, folder / kind)
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(0.03 * torch.randn_like(weight))
+        saved[kind] = target, save(model, tokenizer, folder / f"{kind}-draft")
+    return saved
+
+
+# The runner -----------------------------------------------------------------------------------------------------
+
+
+def fresh(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """The logits after each token, computed without any cache, [T, V]."""
+    with torch.inference_mode():
+        return model(torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, atol=1e-3, rtol=1e-3)
+
+
+def test_every_kind_that_is_run_is_tested_here() -> None:
+    assert KINDS.keys() == HYBRIDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_behind_rejected_tokens_gives_the_logits_of_a_fresh_pass(kind: str) -> None:
+    model = hybrid(kind, 60)
+    truth = fresh(model, TEXT)
+    runner = HybridRunner(model, 64)
+    runner.capture_hidden_states([0])
+    assert same(runner.prefill(TEXT[:4]), truth[3:4])
+    junk = [50, 51, 52, 53]
+    for kept in (1, 3, 0, 2, 4, 1, 2):  # they add up to more than AGAIN, so some get a pass of their own
+        done = runner.length
+        rows = runner.forward([*TEXT[done : done + kept], *junk])
+        assert same(rows[:kept], truth[done : done + kept])
+        assert runner.hidden_states is not None
+        assert len(runner.hidden_states) == len(rows) == kept + len(junk)
+        runner.rollback(done + kept)
+        assert runner.length == done + kept
+    assert runner.length == 17 > 4 + AGAIN
+    runner.rollback(5)  # before what was copied last
+    assert same(runner.forward(TEXT[5:]), truth[5:])
+    runner.release()
+    assert same(runner.prefill(TEXT[:9]), truth[8:9])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_that_stayed_as_the_rejected_tokens_left_it_would_be_seen(kind: str) -> None:
+    model = hybrid(kind, 60)
+    runner = HybridRunner(model, 64)
+    runner.prefill(TEXT[:6])
+    runner.forward([50, 51, 52])
+    runner.rollback(6)
+    runner._reached = 6  # as if nothing had been read since
+    assert not same(runner.forward(TEXT[6:9]), fresh(model, TEXT)[6:9])
+
+
+def test_states_belong_to_one_chain() -> None:
+    runner = HybridRunner(hybrid("qwen3_5_text", 60), 32)
+    runner.prefill(TEXT[:4])
+    assert runner.cannot_branch == "some layers of this model keep a running state, which only a chain can write"
+    assert runner.exact_rows == runner.exact_tree_rows == 0
+    with pytest.raises(CannotBranch, match=r"A tree cannot be checked here: some layers .* Draft a chain\."):
+        runner.forward([5, 6, 7], parents=[-1, 0, 0])
+    with pytest.raises(ValueError, match="first layers"):
+        runner.early_exit_forward([5], 1)
+
+
+# Texts ----------------------------------------------------------------------------------------------------------
+
+
+def outcomes(loaded: Loaded, drafter: str, settings: Settings) -> tuple[list[int], set[DraftOutcome]]:
+    """A text, and what became of drafted tokens."""
+    events = list(start(loaded, drafter, loaded.encode("the cat sat on the mat", raw=True), settings))
+    tested = {token.outcome for event in events if isinstance(event, Round) for token in event.drafted}
+    return [token.id for event in events for token in emitted_tokens(event)], tested
+
+
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, tuple[Path, Path]], kind: str) -> None:
+    loaded = load(preset_of(*folders[kind]), "float32", "cpu")
+    assert loaded.engine == "eager"
+    assert isinstance(loaded.target_runner(8), HybridRunner)
+    prompt = torch.tensor([loaded.encode("the cat sat on the mat", raw=True)])
+    with torch.inference_mode():
+        out = loaded.model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24)
+    expected = out[0, prompt.shape[1] :].tolist()
+    assert len(expected) > 8
+    for drafter in ("none", "draft-model"):
+        assert tokens_of(loaded, drafter) == expected
+    seen = set()
+    for seed in range(2):
+        settings = Settings(k=4, temperature=0.7, seed=seed, max_new_tokens=24)
+        alone, _ = outcomes(loaded, "none", settings)
+        drafted, became = outcomes(loaded, "draft-model", settings)
+        assert drafted == alone
+        seen |= became
+    assert {DraftOutcome.ACCEPTED, DraftOutcome.REJECTED} <= seen
+    loaded.release()
+
+
+# Told and refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS_IN_TURN)
+def test_a_report_tells_the_cost_and_the_memory(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str) -> None:
+    sizes = {"intermediate_size": 1024, "max_position_embeddings": 1024}
+    save(hybrid(kind, len(tokenizer), **sizes), tokenizer, tmp_path / "model")
+    preset = preset_of(tmp_path / "model")
+    (told,) = report_on(preset, "bfloat16", "cpu").models
+    assert (told.engine, told.exact) == ("eager", False)
+    assert told.sentence().endswith(RUNNING_STATES)
+    before = floats()
+    loaded = load(preset, "bfloat16", "cpu")
+    weights = floats()
+    assert told.weights == pytest.approx(sum(size for place, size in weights.items() if place not in before), rel=0.1)
+    runners = [loaded.target_runner(1024) for _ in range(2)]
+    for runner in runners:
+        runner.prefill([3, 4, 5] * 340)
+        runner.forward([3])  # the states are copied now
+    caches = sum(size for place, size in floats().items() if place not in weights and place not in before)
+    assert told.caches == pytest.approx(caches, rel=0.1)
+    loaded.release()
+
+
+def test_an_early_exit_is_refused_before_the_download(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    save(hybrid("qwen3_5_text", len(tokenizer)), tokenizer, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"toy\.toml: the field skip_layers cannot be used"):
+        load(preset_of(tmp_path / "model", skip_layers=1), "float32", "cpu")
+
+
+def test_a_state_inside_a_larger_configuration_is_found() -> None:
+    whole = AutoConfig.for_model("qwen3_5")
+    assert whole.model_type not in HYBRIDS
+    assert is_hybrid(whole)

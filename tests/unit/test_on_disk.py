@@ -1,0 +1,169 @@
+"""A target that memory cannot hold: some of its weights stay on the disk, and every pass reads them from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from specdemo.models import placement as room
+from specdemo.models import report as reporting
+from specdemo.models.loaded import load
+from specdemo.models.placement import Part, plan
+from specdemo.models.presets import Gguf, Preset
+from specdemo.models.report import report_on
+from specdemo.models.store import LoadError
+from specdemo.types import Settings
+from specdemo.ui.engine import facts
+
+from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
+from .test_by_name import tokens_of
+from .test_hybrid import hybrid, outcomes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> dict[str, Path]:
+    """Targets most of whose weights are in their layers, and a draft model."""
+    folder = tmp_path_factory.mktemp("disk")
+    sizes: dict[str, Any] = {"num_hidden_layers": 8, "max_position_embeddings": 64}
+    models = {
+        "draft": tiny("llama", len(tokenizer), max_position_embeddings=64),
+        "llama": tiny("llama", len(tokenizer), intermediate_size=256, **sizes),
+        "hybrid": hybrid("lfm2", len(tokenizer), layer_types=["conv", "full_attention"] * 4, **sizes),
+    }
+    return {name: save(model, tokenizer, folder / name) for name, model in models.items()}
+
+
+def give_memory(monkeypatch: pytest.MonkeyPatch, free: int, swap: int = 0) -> None:
+    monkeypatch.setattr(room, "free_memory", lambda: free)
+    monkeypatch.setattr(reporting, "free_memory", lambda: free)
+    monkeypatch.setattr(psutil, "swap_memory", lambda: SimpleNamespace(free=swap))
+
+
+# What is planned ------------------------------------------------------------------------------------------------
+
+
+def part_of(**more: Any) -> Part:
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 512, "num_attention_heads": 4, **more}
+    return Part("big", LlamaConfig(vocab_size=100, num_hidden_layers=20, **sizes), torch.float32)
+
+
+def test_what_memory_cannot_hold_stays_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = part_of(), part_of(hidden_size=16, intermediate_size=16)
+    give_memory(monkeypatch, target.weights // 2)
+    chosen = plan([target, draft], CPU)
+    share = int(target.weights // 2 * room.SHARE) - draft.weights
+    assert chosen.max_memory == {"cpu": share}
+    assert chosen.on_disk == target.weights - share
+    assert (chosen.devices, chosen.offloaded, chosen.replaces) == ((CPU, CPU), 0, False)
+    assert plan([target, draft], CPU, {"cpu": 0}).replaces  # all else goes first
+    give_memory(monkeypatch, target.weights // 2, swap=target.weights)
+    assert plan([target, draft], CPU).on_disk == 0
+
+
+def test_what_cannot_be_read_layer_by_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = part_of()
+    for part, device, free in (
+        (target, CPU, int(target.least)),  # of which not all is for weights
+        (target, torch.device("mps", 0), target.weights // 2),
+        (part_of(quantization_config={"quant_method": "gptq", "bits": 8}), CPU, 10),
+    ):
+        give_memory(monkeypatch, free)
+        with pytest.raises(LoadError, match=r"^big needs .* of memory, but .* are free\. Choose a smaller preset"):
+            plan([part], device)
+
+
+def test_gpus_fill_up_first_then_main_memory_then_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = part_of(intermediate_size=2**20)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (room.WORK_SPACE + 2**30, 80 * 2**30))
+    give_memory(monkeypatch, 2**31)
+    chosen = plan([target], torch.device("cuda"))
+    assert chosen.max_memory is not None
+    assert [*chosen.max_memory] == [0, "cpu"]  # what is left after these goes to the disk
+    assert chosen.offloaded == chosen.max_memory["cpu"] == int(2**31 * room.SHARE)
+    assert chosen.on_disk == target.weights - sum(chosen.max_memory.values()) > 0
+
+
+# What is run ----------------------------------------------------------------------------------------------------
+
+
+def weights_of(folder: Path) -> int:
+    """Bytes of its weights in float32."""
+    (told,) = report_on(preset_of(folder), "float32", "cpu").models
+    assert told.part is not None
+    return told.part.weights
+
+
+@pytest.mark.parametrize("kind", ["llama", "hybrid"])
+def test_a_target_on_the_disk_writes_the_text_of_generate(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    preset = preset_of(folders[kind], folders["draft"])
+    whole = load(preset, "float32", "cpu", eager=True)
+    prompt = torch.tensor([whole.encode("the cat sat on the mat", raw=True)])
+    with torch.inference_mode():
+        out = whole.model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=16)
+    hot = Settings(k=3, temperature=0.7, max_new_tokens=16)
+    expected = outcomes(whole, "none", hot)[0]
+    whole.release()
+
+    give_memory(monkeypatch, int(weights_of(folders[kind]) * 0.9))
+    stages: list[str] = []
+    loaded = load(preset, "float32", "cpu", lambda fraction, words: stages.append(words))
+    assert loaded.engine == "eager"
+    assert loaded.exact_rows == 0
+    assert loaded.placement["disk"] > loaded.placement["cpu"] / 4
+    assert any(weight.is_meta for weight in loaded.model.parameters())
+    assert any(stage.endswith("of the weights stay on the disk, which is slow") for stage in stages)
+    assert facts(loaded)[-1] == "0.0 GB of the weights on the disk, read for every pass"
+    for drafter in ("none", "prompt-lookup", "draft-model"):
+        assert tokens_of(loaded, drafter, 16) == out[0, prompt.shape[1] :].tolist()
+        assert outcomes(loaded, drafter, hot)[0] == expected
+    loaded.release()
+    assert {path.name for path in folders[kind].iterdir()} >= {"model.safetensors"}  # which was only read
+
+
+# What is told ---------------------------------------------------------------------------------------------------
+
+
+def test_a_report_says_what_stays_on_the_disk(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    preset = preset_of(folders["llama"], folders["draft"])
+    usual = report_on(preset, "float32", "cpu")
+    give_memory(monkeypatch, 10 * usual.needed)
+    assert report_on(preset, "float32", "cpu").lines()[:-1] == usual.lines()[:-1]
+    caches = sum(model.caches for model in usual.models)
+    give_memory(monkeypatch, int(5.5 * caches))
+    told = report_on(preset, "float32", "cpu")
+    told.check()
+    assert 0 < told.on_disk < weights_of(folders["llama"])
+    assert (told.models[0].engine, told.models[0].exact) == ("eager", False)
+    assert told.models[1] == usual.models[1]
+    assert told.lines()[-2].startswith("Memory cannot hold the target: ")
+    assert "the best case for speculation" in told.lines()[-2]
+    give_memory(monkeypatch, 1000)
+    with pytest.raises(LoadError, match="choose a smaller model"):
+        report_on(preset, "float32", "cpu").check()
+
+
+def test_a_gguf_file_has_to_be_in_memory_to_be_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    preset = Preset("toy", "Toy", "A preset of the tests.", Gguf(str(tmp_path / "tiny.gguf")))
+    (told,) = report_on(preset, "float32", "cpu").models
+    give_memory(monkeypatch, told.weights * 3 // 4)
+    with pytest.raises(LoadError, match="choose a smaller model"):
+        report_on(preset, "float32", "cpu").check()
