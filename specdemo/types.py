@@ -72,7 +72,7 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain of k proposed tokens. An empty draft is legal: the round is then plain decoding.
+    """A chain or a tree of k proposed tokens. An empty draft is legal: the round is then plain decoding.
 
     Attributes:
         token_ids: [k]; an int64 tensor where tokens were drawn on a device, so that the host need not wait for them.
@@ -80,11 +80,14 @@ class Draft:
             None stands for one-hot.
         q: [k], the drafter's probability of each token, NaN where its logits were not finite. None stands for 1: the
             tokens were chosen and not drawn.
+        parents: [k], the token of the draft that each one follows, which comes before it, or -1 where it follows the
+            text. None stands for a chain. The tokens of a tree are chosen: it has no `probs`.
     """
 
     token_ids: Sequence[int] | Tensor = ()
     probs: Tensor | None = None
     q: Tensor | None = None
+    parents: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class Verdict:
 
     `p`, `q` and `drafted` have one entry per drafted token: its probability under the target and under the drafter, and
     its id. `draws` are the uniform numbers that rejection sampling tested with. `margins` are those of the emitted
-    tokens under the match rule, see `noise.draw`. `token_p` is the target's probability of `token_id`.
+    tokens under the match rule, see `noise.draw`. `token_p` is the target's probability of `token_id`. Of a tree,
+    `path` are the accepted tokens by their places in the draft, and `parents` those of the draft.
     """
 
     accepted: int
@@ -105,6 +109,8 @@ class Verdict:
     drafted: Sequence[int] = ()
     draws: Sequence[float] = ()
     margins: Sequence[float] = ()
+    path: Sequence[int] = ()
+    parents: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,8 @@ class DraftedToken:
 class Settings:
     """How to decode. Values out of range are refused, never clamped.
 
+    With `tree` the drafts branch, and K is how many tokens they have on all branches together.
+
     Raises:
         BadInput: naming the setting, what was given and what is allowed.
     """
@@ -154,10 +162,13 @@ class Settings:
     seed: int = 0
     stop: tuple[str, ...] = ()
     rule: str = MATCH
+    tree: bool = False
 
     def __post_init__(self) -> None:
         if self.k != AUTO:
-            _whole("K", self.k, 0, MAX_K, f" Or choose {AUTO}.")
+            _whole("K", self.k, 0, MAX_NODES if self.tree else MAX_K, "" if self.tree else f" Or choose {AUTO}.")
+        elif self.tree:
+            raise BadInput(f"K = {AUTO} drafts chains only: give a tree its number of tokens, from 1 to {MAX_NODES}.")
         _number("temperature", self.temperature, 0.0, 2.0)
         _whole("top-k", self.top_k, 0, 1_000_000)
         _number("top-p", self.top_p, 0.0, 1.0)

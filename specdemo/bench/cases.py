@@ -10,7 +10,10 @@ from ..types import MATCH
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A way to write a text: a method, and its drafter, K and verification rule as far as it has them."""
+    """A way to write a text: a method, and its drafter, K and verification rule as far as it has them.
+
+    The K of the method TREE is the number of tokens of a tree; in that of SPECULATIVE drafts are chains.
+    """
 
     method: str
     drafter: str | None = None
@@ -19,4 +22,5 @@ class Case:
 
 
 ALONE = Case(PLAIN, "none", 0, MATCH)
-OURS = (PLAIN, SPECULATIVE)
+TREE = "tree"
+OURS = (PLAIN, SPECULATIVE, TREE)

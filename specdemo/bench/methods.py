@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..drafters.names import drafter_class
 from ..racing.race import SPECULATIVE, drafters_of
 from ..types import AUTO, BadInput
 from . import hf, llamacpp
-from .cases import Case
+from .cases import TREE, Case
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -58,8 +59,15 @@ def cases_of_theirs(loaded: Loaded, methods: Mapping[str, str | None], ks: list[
     return list(dict.fromkeys(cases))
 
 
-def cases_of_ours(loaded: Loaded, names: str, ks: list[int | str], rules: list[str]) -> list[Case]:
-    """Each drafter with each K and rule; K = 0 is the target alone, which is run anyway."""
+def cases_of_ours(
+    loaded: Loaded, names: str, ks: list[int | str], rules: list[str], trees: Sequence[int] = ()
+) -> list[Case]:
+    """Each drafter with each K and rule, and with trees of so many tokens if it branches.
+
+    K = 0 is the target alone, which is run anyway.
+    """
     drafters = drafters_of(loaded, names)
     cases = [Case(SPECULATIVE, name, k, rule) for name in drafters for k in ks for rule in rules if k != 0]
+    branching = [name for name in drafters if drafter_class(name).branches]
+    cases += [Case(TREE, name, nodes, rule) for name in branching for nodes in trees for rule in rules]
     return list(dict.fromkeys(cases))

@@ -16,6 +16,7 @@ from ..racing.stats import Pace
 from ..studies.prompts import ALL
 from ..studies.statistics import Spread, best_of, geometric_mean, log_means
 from ..types import AUTO, REJECTION, BadInput
+from .cases import TREE
 from .hf import HF
 from .llamacpp import LLAMA
 from .throughput import Run, ratios, summarise, text_key
@@ -61,7 +62,7 @@ def rows_of(runs: Sequence[Run]) -> list[Run]:
     rows = []
     for row in summarise(runs):
         if row.pop("category") == ALL:
-            del row["acceptance_by_place"]
+            del row["acceptance_by_place"], row["rows"]  # as the results that are kept
             rows.append(row)
     return rows
 
@@ -149,10 +150,13 @@ def _name(row: Run) -> str:
     method, drafter, k = row["method"], row["drafter"], row["k"]
     if method in NAMES:
         return NAMES[method]
-    program = {"speculative": "specdemo"}.get(method, method.split("-")[0].replace("hf", "transformers"))
+    program = {SPECULATIVE: "specdemo", TREE: "specdemo"}.get(
+        method, method.split("-")[0].replace("hf", "transformers")
+    )
     way = {"hf-assisted": "`assistant_model` as it comes", "hf-assisted-tuned": "`assistant_model`"}.get(method)
     rule = f", {REJECTION}" if row["rule"] == REJECTION and row["temperature"] else ""
-    return f"{program}, {way or f'`{drafter}`'}" + (f", K = {k}" if k is not None else "") + rule
+    size = f", a tree of {k}" if method == TREE else f", K = {k}" if k is not None else ""
+    return f"{program}, {way or f'`{drafter}`'}{size}{rule}"
 
 
 def _cell(ratio: Spread | None) -> str:

@@ -24,7 +24,7 @@ from ..studies.prompts import ALL, Prompt
 from ..studies.statistics import Spread, geometric_mean, log_means
 from ..studies.tables import text_table
 from ..types import AUTO, MATCH, BadInput, Settings
-from .cases import OURS, Case
+from .cases import OURS, TREE, Case
 from .hf import HF, generate, models
 from .llamacpp import LLAMA
 
@@ -153,7 +153,7 @@ def _write(
     """A text by each of our cases: the one that has written least goes next."""
     lanes = {}
     for case in cases:
-        chosen = replace(settings, k=case.k or 0, rule=case.rule or MATCH)
+        chosen = replace(settings, k=case.k or 0, rule=case.rule or MATCH, tree=case.method == TREE)
         lanes[case] = start(loaded, case.drafter or "none", prompt_ids, chosen)
     texts: dict[Case, list[Event]] = {case: [] for case in cases}
     for case, event in take_turns(lanes, lambda event: len(emitted_tokens(event))):
@@ -179,7 +179,8 @@ def summarise(runs: Sequence[Run]) -> Iterator[Run]:
     Speeds are those after the prompt (`stats.Pace`): geometric means over prompts, with intervals. `ratio_to` is the
     speed divided by that of each of `BASES` on the same prompt, temperature and repeat. `ratio_to_best_k` is the speed
     of K = auto divided by that of the fastest fixed K on the same texts, a choice that favours that K. Rates are over
-    all runs of a row together. `identical` counts the texts that equal the target's, where they should.
+    all runs of a row together; `rows` are those of a pass. `identical` counts the texts that equal the target's, where
+    they should.
     """
     bases: Bases = {(run["method"], text_key(run)): run for run in runs if run["method"] in BASES}
     rows: Rows = {}
@@ -203,6 +204,7 @@ def summarise(runs: Sequence[Run]) -> Iterator[Run]:
             if method == SPECULATIVE and k == AUTO
             else None,
             "tokens_per_round": _rate(group, lambda run: run["new_tokens"] - 1, "rounds"),
+            "rows": _rate(group, lambda run: run["rounds"] + (run["drafted"] or 0), "rounds"),
             "acceptance_rate": _rate(group, lambda run: run["accepted"], "tested"),
             "draft_efficiency": _rate(group, lambda run: run["accepted"], "drafted"),
             "draft_cost": median(run["draft_cost"] or 0.0 for run in group) if guessed and method in OURS else None,
@@ -295,7 +297,14 @@ def drafter_rows(summary: Sequence[Run]) -> list[Run]:
 SHAPES = {
     **{"category": "", "temperature": "g", "method": "", "drafter": "", "k": "", "rule": "", "tokens/s": ".1f"},
     **{"to alone": ".2f", "to hf": ".2f", "to llama.cpp": ".2f", "to best K": ".2f"},
-    **{"tokens_per_round": ".2f", "acceptance_rate": ".0%", "draft_efficiency": ".0%", "draft_cost": ".0%", "same": ""},
+    **{
+        "tokens_per_round": ".2f",
+        "rows": ".1f",
+        "acceptance_rate": ".0%",
+        "draft_efficiency": ".0%",
+        "draft_cost": ".0%",
+        "same": "",
+    },
 }
 
 

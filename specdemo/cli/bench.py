@@ -69,6 +69,9 @@ class Texts:
     prompts: PromptFile = HELD_OUT
     each: Annotated[int, typer.Option(min=0, help="The most prompts of a category; 0 takes all.")] = 0
     names: Drafters = ""
+    trees: Annotated[
+        str, typer.Option("--tree", help="Also trees of so many tokens, by drafters that can; separated by commas.")
+    ] = ""
     max_new_tokens: MaxNewTokens = 128
     repeats: Repeats = 1
     rules: Annotated[str, typer.Option("--rule", help="match, rejection, or both, separated by a comma.")] = MATCH
@@ -151,8 +154,10 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
     find_preset(models.preset)
     k_values, t_values = numbers(ks, read_k, "Values of K"), numbers(temperatures, float, "Temperatures")
     rules = list(dict.fromkeys(asked.rules.split(",")))
-    for k, temperature, rule in product(k_values, t_values, rules):
-        Settings(k=k, temperature=temperature, max_new_tokens=asked.max_new_tokens, rule=rule)
+    trees = numbers(asked.trees, int, "The tokens of trees") if asked.trees else []
+    sizes: list[tuple[int | str, bool]] = [*((k, False) for k in k_values), *((nodes, True) for nodes in trees)]
+    for (k, tree), temperature, rule in product(sizes, t_values, rules):
+        Settings(k=k, temperature=temperature, max_new_tokens=asked.max_new_tokens, rule=rule, tree=tree)
     prompts = some(read_prompts(asked.prompts), asked.each)
     throughput = import_quickly("specdemo.bench.throughput")
     from ..bench import llamacpp, methods
@@ -160,7 +165,7 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
 
     others = methods.theirs(against)
     with models.loaded() as loaded:
-        ours = methods.cases_of_ours(loaded, asked.names, k_values, rules)
+        ours = methods.cases_of_ours(loaded, asked.names, k_values, rules, trees)
         cases = [*methods.cases_of_theirs(loaded, others, k_values), ALONE, *ours]
         total = (len(prompts) * asked.repeats + 1) * len(cases) * len(t_values)
         address = others.get(llamacpp.LLAMA)
@@ -170,13 +175,13 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
             llamacpp.servers(loaded, cases, address, context, lambda _, line: typer.echo(line, err=True)) as servers,
             tqdm(total=total) as bar,
         ):
-            sizes = asked.max_new_tokens, asked.repeats, asked.in_turn
+            texts = asked.max_new_tokens, asked.repeats, asked.in_turn
             return {
                 "command": command(),
                 **provenance(loaded),
                 **({"llama.cpp": next(iter(servers.values())).facts} if servers else {}),
                 "prompts_sha256": hashlib.sha256(json.dumps([p.prompt for p in prompts]).encode()).hexdigest(),
-                **throughput.bench(loaded, prompts, cases, t_values, *sizes, bar.update, servers),
+                **throughput.bench(loaded, prompts, cases, t_values, *texts, bar.update, servers),
             }
 
 

@@ -34,6 +34,7 @@ from .options import (
     Temperatures,
     TopK,
     TopP,
+    Tree,
     numbers,
     say,
     show_table,
@@ -229,6 +230,7 @@ def lossless(
     top_p: TopP = 1.0,
     seed: Seed = 0,
     rule: RuleName = MATCH,
+    tree: Tree = False,
     rounds: Annotated[int, typer.Option(min=0, help="Rounds to sample from one context; 0 skips this check.")] = 3000,
     broken: Annotated[str, typer.Option(help="Sample by a broken rule, to see the test catch it.")] = "",
     prompt: Annotated[str, typer.Option(help="The prompt whose answer is the context.")] = "Tell me about the sea.",
@@ -249,7 +251,7 @@ def lossless(
     from ..studies.rules import make_rule
 
     settings = [
-        Settings(k, temperature, top_k, top_p, max_new_tokens, seed, rule=rule)
+        Settings(k, temperature, top_k, top_p, max_new_tokens, seed, rule=rule, tree=tree)
         for k, temperature in product(numbers(ks, read_k, "Values of K"), numbers(temperatures, float, "Temperatures"))
     ]
     sampled_with = next((one for one in settings if one.temperature > 0), None)
@@ -257,6 +259,8 @@ def lossless(
         raise BadInput("At temperature 0 nothing is sampled: choose one above 0, or --rounds 0.")
     if broken:
         make_rule(settings[0], broken)
+        if tree:
+            raise BadInput("The broken rules test chains: leave out --broken or --tree.")
     asked = read_prompts(prompts) if limit else []
     with models.loaded() as loaded:
         if asked:
@@ -271,8 +275,9 @@ def lossless(
         papers, sampled = [], None
         if sampled_with:
             ids = loaded.encode(prompt)
-            papers = list(lab.exact(loaded, drafting[0], ids, sampled_with, broken))
-            say(lab.exact_in_words(papers))
+            if not tree:  # whose tokens are tested by nothing but the target's own draws
+                papers = list(lab.exact(loaded, drafting[0], ids, sampled_with, broken))
+                say(lab.exact_in_words(papers))
         if sampled_with and rounds:
             context = lab.telling_context(loaded, drafting[0], ids, sampled_with)
             sampling = lab.sampling(loaded, drafting[0], context, sampled_with, rounds, broken)

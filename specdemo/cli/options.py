@@ -18,7 +18,7 @@ from typer import Option
 from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of
 from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, read_lanes
 from ..system.imports import import_quickly
-from ..types import MATCH, RULES, BadInput, Settings, read_k
+from ..types import MATCH, MAX_NODES, RULES, BadInput, Settings, read_k
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -52,6 +52,10 @@ TopP = Annotated[float, Option(help="Sample from the likeliest tokens whose prob
 MaxNewTokens = Annotated[int, Option(help="The most tokens of each text.")]
 Seed = Annotated[int, Option(help="The same seed, settings and machine give the same tokens.")]
 RuleName = Annotated[str, Option("--rule", help=f"How drafted tokens are tested: {' or '.join(RULES)}.")]
+Tree = Annotated[
+    bool,
+    Option("--tree/--chain", help=f"Draft a tree of K tokens, up to {MAX_NODES}, where the drafter can."),
+]
 Repeats = Annotated[int, Option(min=1, help="How often everything is run.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
 JsonFile = Annotated[Path | None, Option("--json", help="Also write everything to this file.")]
@@ -171,6 +175,7 @@ class Decoding:
     max_new_tokens: Annotated[int | None, Option(help="The most tokens to write.")] = None
     seed: Seed = 0
     rule: RuleName = MATCH
+    tree: Tree = False
     stop: Annotated[list[str] | None, Option(help="Stop after this text; may be given several times.")] = None
     raw: Annotated[
         bool | None, Option("--raw/--chat", help="Continue the prompt as it is, or put it into the chat template.")
@@ -194,7 +199,7 @@ class Decoding:
             more = tuple(rest)
         asked = usual.filled_in(given)
         drafter, raw = asked.pop("drafter"), asked.pop("raw")
-        asked |= {"top_k": self.top_k, "top_p": self.top_p, "seed": self.seed, "rule": self.rule}
+        asked |= {name: getattr(self, name) for name in ("top_k", "top_p", "seed", "rule", "tree")}
         settings = Settings(**asked, stop=tuple(self.stop or ()))
         return Request(read_prompt(prompt), preset, drafter, settings, raw, more=more)
 

@@ -54,6 +54,7 @@ class Drafter:
     name: ClassVar[str]  # as in `drafters.names.DRAFTERS`
     parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
     uses_early_exit: ClassVar[bool] = False  # with the target, whose pass over the draft is that much shorter
+    branches: ClassVar[bool] = False  # whether it can draft a tree
     stop_below: float = 0.0  # a chain ends with the token that makes all of its tokens less likely to pass; by K = auto
 
     @property
@@ -76,6 +77,13 @@ class Drafter:
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         """At most k >= 1 tokens to follow `context` (prompt and emitted text, the pending token last)."""
+        raise NotImplementedError
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        """A tree of at most `nodes` >= 1 chosen tokens, and of at most `depth` >= 1 one behind the other.
+
+        Only a drafter that `branches` is asked for one.
+        """
         raise NotImplementedError
 
     def draft_source(self, context: Sequence[int]) -> Drafter:

@@ -6,10 +6,11 @@ holds them as JSON lines, see `racing.trace`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..types import DraftedToken, FinishReason, FloatIfKnown, Token
+from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One draft, one verification, its emitted tokens.
+    """One draft, one verification, its emitted tokens. The drafted tokens of a tree name their parents.
 
     `k` is how many tokens the drafter was asked for; it may propose fewer. `seconds` is the whole round on the engine's
     clock: drafting, verifying and bookkeeping. Time spent showing earlier events is in none of them. A server does not
@@ -68,3 +69,19 @@ def emitted_tokens(event: Event) -> tuple[Token, ...]:
 def engine_seconds(event: Event) -> float:
     """How far an event moves its lane's clock."""
     return 0.0 if isinstance(event, Finished) else event.seconds
+
+
+def places_tested(drafted: Sequence[DraftedToken]) -> list[DraftedToken]:
+    """The drafted tokens at which a draft was tested, one for each place: those accepted, then one that was rejected.
+
+    In a tree all children of a token are tested together, and one of them stands for those that were rejected.
+    """
+    path, failed, last = [], None, -1
+    for index, token in enumerate(drafted):
+        parent = index - 1 if token.parent is None else token.parent
+        if parent == last and token.outcome is DraftOutcome.ACCEPTED:
+            path.append(token)
+            last, failed = index, None
+        elif parent == last and token.outcome is DraftOutcome.REJECTED:
+            failed = failed or token
+    return [*path, failed] if failed else path

@@ -1,4 +1,7 @@
-"""The one loop: draft, verify, emit, roll back. Plain decoding is the same loop with an empty draft."""
+"""The one loop: draft, verify, emit, roll back. Plain decoding is the same loop with an empty draft.
+
+A draft is a chain or a tree (`tree`); of a tree the cache keeps the accepted path.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch.nn import functional as F
 from ..engines.runner import Runner
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
+    MAX_NODES,
     REJECTION,
     BadInput,
     Draft,
@@ -30,6 +34,7 @@ from .events import Event, Finished, Prefilled, Round
 from .match import Match
 from .rejection import Rejection
 from .rule import Rule
+from .tree import rows_of, tests_of
 
 Stop = Callable[[Sequence[int]], bool]
 """From all token ids emitted up to now, whether a stop string is complete."""
@@ -101,19 +106,27 @@ def decode(
             began, drafts_from = time.perf_counter(), timestamp(drafting_on)
             written = len(ids) - len(prompt_ids)
             most = settings.max_new_tokens - written - 1  # a round emits up to k + 1
-            k = control.choose(most, last, drafter.draft_source(ids))
-            draft = drafter.propose(ids, k) if k else Draft()
+            if settings.tree:
+                k = control.choose(MAX_NODES if most else 0, last, drafter)
+                draft = drafter.propose_tree(ids, k, most) if k else Draft()
+            else:
+                k = control.choose(most, last, drafter.draft_source(ids))
+                draft = drafter.propose(ids, k) if k else Draft()
             drafted = timestamp(drafting_on)
 
-            logits = runner.forward(_following(ids[-1], draft))  # [k + 1, V]
+            parents = None if draft.parents is None else rows_of(draft.parents)
+            logits = runner.forward(_following(ids[-1], draft), parents)  # [k + 1, V]
             verdict = rule.verify(logits, draft, len(ids))
             verified_at = time.perf_counter()
 
             emitted, reason = _emit(verdict, ids[len(prompt_ids) :], settings, eos_ids, stop)
             ids += [token.id for token in emitted]
-            runner.rollback(len(ids) - 1)
+            if parents is None:
+                runner.rollback(len(ids) - 1)
+            else:
+                runner.keep([0, *(node + 1 for node in verdict.path)][: len(emitted)])
             drafter.observe(verdict)
-            tested = _tests(verdict, len(emitted))
+            tested = (_tests if parents is None else tests_of)(verdict, len(emitted))
             ended = time.perf_counter()
             drafting = elapsed_seconds(drafts_from, drafted)
             last = Round(index, tested, emitted, drafting, verified_at - began - drafting, ended - began, k)
@@ -138,7 +151,10 @@ def _emit(
     """The tokens of a verdict that are emitted: up to the first end, wherever in the round it falls."""
     n = verdict.accepted
     margins = [margin if isfinite(margin) else None for margin in verdict.margins] or [None] * (n + 1)
-    tokens = [Token(verdict.drafted[i], TokenKind.ACCEPTED, verdict.p[i], margins[i]) for i in range(n)]
+    tokens = [
+        Token(verdict.drafted[node], TokenKind.ACCEPTED, verdict.p[node], margins[i])
+        for i, node in enumerate(verdict.path or range(n))
+    ]
     tokens.append(Token(verdict.token_id, verdict.kind, verdict.token_p, margins[n]))
     ids = list(written)
     for count, token in enumerate(tokens, start=1):

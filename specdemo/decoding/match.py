@@ -8,20 +8,26 @@ text that the target alone writes with that seed. A drafter draws with the same 
 
 from __future__ import annotations
 
+from itertools import islice
+
 import torch
 from torch import Tensor
 
 from ..system.hardware import to_device
-from ..types import MATCH, Draft, Verdict
-from . import noise
+from ..types import MATCH, MAX_K, Draft, Settings, Verdict
+from . import noise, tree
 from .rule import Rule, check_finite, kind_after
-from .sampling import certainty, largest
+from .sampling import certainty, largest, probabilities
 
 
 class Match(Rule):
     """The match rule for one run."""
 
     name = MATCH
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self._noise: dict[tuple[int, int], Tensor] = {}  # see `_log_e`
 
     def key(self, position: int) -> int:
         """The key of the noise at a position."""
@@ -31,12 +37,37 @@ class Match(Rule):
         """With the noise that the target will draw with."""
         return noise.draw(probs, [self.key(position)], token_ids)[0].clamp(min=0)
 
+    def _shares(self, logits: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+        """softmax(logits - T ln e), with the noise e that the target will draw with.
+
+        The target draws argmax(logits' - T ln e) from logits' of its own, and the drafter's softmax(logits) estimates
+        which of those are the largest. So the noise is added to the logits, and T = 0 is no special case.
+        """
+        temperature = self.settings.temperature
+        if not temperature:
+            return logits.softmax(-1)
+        scores = logits - temperature * self._log_e(position, logits, token_ids)
+        if self.settings.top_k or self.settings.top_p < 1:
+            scores = scores.masked_fill(probabilities(logits, self.settings) == 0, -torch.inf)
+        return scores.softmax(-1)
+
+    def _log_e(self, position: int, logits: Tensor, token_ids: Tensor | None) -> Tensor:
+        """ln e of a position's noise, [V]; kept, since a tree has several tokens for the same position."""
+        known = position, logits.shape[-1]
+        if known not in self._noise:
+            ids = torch.arange(logits.shape[-1], device=logits.device) if token_ids is None else token_ids
+            ln_e = (-torch.log1p(-noise.uniforms(self.key(position), ids))).log()
+            self._noise = {known: ln_e.to(logits.dtype), **dict(islice(self._noise.items(), MAX_K))}
+        return self._noise[known]
+
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """Accept the drafted tokens that the target draws too, up to the first that differs; see `Rule`.
 
         The token after the accepted ones is the target's own: *resampled* where it differs from the drafted one,
         *bonus* behind a fully accepted draft, *target* if nothing was drafted.
         """
+        if draft.parents is not None:
+            return self._verify_tree(logits, draft, position)
         k = len(draft.token_ids)
         x = to_device(draft.token_ids, logits.device)  # [k]
         if self.settings.temperature == 0:
@@ -68,3 +99,17 @@ class Match(Rule):
             drafted=[int(token) for token in ids],
             margins=margin[: n + 1],
         )
+
+    def _verify_tree(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        """Accept the path through a tree on which the target draws every token."""
+        x = to_device(draft.token_ids, logits.device)  # [k]
+        above = to_device([parent + 1 for parent in draft.parents or ()], logits.device)  # the row that tests each
+        if self.settings.temperature == 0:
+            values, tokens, margins = largest(logits)
+            p = certainty(values)
+            return tree.verdict_of(draft, tree.Draws(tokens, p, margins), (tokens[above] == x).to(p))
+        probs = self._target_probs(logits, position)
+        tokens, margins = noise.draw(probs, [self.key(position + depth) for depth in tree.depths(draft)])
+        tokens = tokens.clamp(min=0)  # as in a chain
+        p = probs.gather(1, tokens[:, None])[:, 0]
+        return self._walked(tree.verdict_of(draft, tree.Draws(tokens, p, margins), probs[above, x]))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..system.hardware import to_device
 from ..types import REJECTION, Draft, Settings, Verdict
-from . import noise
+from . import noise, tree
 from .rule import Rule, check_finite, kind_after
 from .sampling import one_hot, sample
 
@@ -86,6 +86,23 @@ def verify(
     return Verdict(n, token_id, kind_after(n, k), token_p, p_x, q_x, [int(id) for id in ids], drawn)
 
 
+def verify_tree(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
+    """Walk down a tree of k chosen tokens by fresh draws from the target, see `tree`.
+
+    Args:
+        target_probs: [k + 1, V], the target's distribution after the pending token and after each drafted one.
+        draws: [k + 1], uniform in [0, 1), one for each of these.
+    Raises:
+        NotFinite: the logits of the target were not finite where the round depends on them.
+    """
+    device = target_probs.device
+    x = to_device(draft.token_ids, device)  # [k]
+    above = to_device([parent + 1 for parent in draft.parents or ()], device)  # the row that tests each
+    tokens = sample(target_probs, to_device(draws, device)) % target_probs.shape[-1]
+    p = target_probs.gather(1, tokens[:, None])[:, 0]
+    return tree.verdict_of(draft, tree.Draws(tokens, p), target_probs[above, x])
+
+
 class Rejection(Rule):
     """Rejection sampling for one run. Its random numbers are keyed by seed, round, purpose and index.
 
@@ -109,9 +126,18 @@ class Rejection(Rule):
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         """See `verify` and `Rule`."""
+        if draft.parents is not None:
+            return self._verify_tree(logits, draft, position)
         draws = torch.tensor([self._uniform(TESTING, i) for i in range(len(logits))], dtype=torch.float64)
         self._round += 1
         return verify(self._target_probs(logits, position), draft, draws, *self._parts)
+
+    def _verify_tree(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        """Accept the path through a tree on which fresh draws from p give every token: its tokens were chosen."""
+        # The walk takes one row of each depth, so rows of the same depth may share a number.
+        draws = torch.tensor([self._uniform(TESTING, i) for i in tree.depths(draft)], dtype=torch.float64)
+        self._round += 1
+        return self._walked(verify_tree(self._target_probs(logits, position), draft, draws))
 
 
 def _draft_probs_at(position: Tensor, x: Tensor, draft_probs: Tensor | None, like: Tensor) -> Tensor:

@@ -27,12 +27,14 @@ class LastRound(NamedTuple):
     """What a rule saw in its last round, above temperature 0.
 
     The position of its first token, the target's probabilities [k + 1, V], and for each drawn token the drafter's
-    [1, V'] with the tokens int64 [V'] that the columns stand for (None if they are all).
+    [1, V'] with the tokens int64 [V'] that the columns stand for (None if they are all). Of a tree, whose tokens are
+    chosen, `path` are the rows that lead to the emitted tokens; None stands for all, one behind the other.
     """
 
     position: int
     target_probs: Tensor
     draft_probs: Sequence[tuple[Tensor, Tensor | None]]
+    path: Sequence[int] | None = None
 
 
 class Rule:
@@ -67,6 +69,21 @@ class Rule:
         self._draft_probs.append((probs, token_ids))
         return Drawn(column, probs[0].gather(0, column), probs)
 
+    def likeliest(
+        self, logits: Tensor, position: int, count: int, token_ids: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens that the target is likeliest to draw at a position, as far as a drafter can tell, for a tree.
+
+        Their columns int64 and the drafter's estimates of the chance, both [R, count] and the likeliest first, from
+        logits [R, V] for the same position. With logits that are not finite the first estimate of a row is NaN.
+        """
+        shares = self._shares(logits, position, token_ids).topk(min(count, logits.shape[-1]))
+        return shares.indices, shares.values
+
+    def _shares(self, logits: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+        """A drafter's estimate of the chance that the target draws each token, [R, V] -> [R, V]."""
+        return probabilities(logits, self.settings)
+
     def confidence(self, logits: Tensor, drawn: Drawn) -> float:
         """How likely the drafter takes the token to be that it drew from logits [1, V]; NaN if they are not finite."""
         if self.settings.temperature > 0:
@@ -77,12 +94,19 @@ class Rule:
         """Test a draft of k tokens, and draw the token that follows the accepted ones.
 
         Args:
-            logits: [k + 1, V], the target's at each drafted position and after the last.
+            logits: [k + 1, V], the target's at each drafted position and after the last; of a tree, the target's
+                after the pending token and after each drafted one.
             position: of the first drafted token.
         Raises:
             NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
         """
         raise NotImplementedError
+
+    def _walked(self, verdict: Verdict) -> Verdict:
+        """The verdict on a tree, whose path the last round takes too."""
+        if self.last_round:
+            self.last_round = self.last_round._replace(path=[0, *(node + 1 for node in verdict.path)])
+        return verdict
 
     def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
         """A column of `probs` [1, V], int64 [1]."""

@@ -54,9 +54,14 @@ class LookupFirst(Drafter):
     def release(self) -> None:
         self.other.release()
 
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        copied = self.lookup.propose_tree(context, nodes, depth)
+        return copied if copied.token_ids else self.other.propose_tree(context, nodes, depth)
+
 
 class LookupNgram(LookupFirst):
     name = "lookup-ngram"
+    branches = True
     elsewhere = Ngram
 
 
@@ -68,4 +73,5 @@ class LookupBlock(LookupFirst):
 
 class LookupEagle(LookupFirst):
     name = "lookup-eagle"
+    branches = True
     elsewhere = Eagle

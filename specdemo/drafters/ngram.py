@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..decoding.rule import Rule
 from ..engines.runner import Runner
 from ..types import BadInput, Draft
 from .chain import draw_chain
+from .tree import WIDTH, grow
 
 PROB_SCALE = 255 * 256  # probabilities are stored as uint16 fractions of this; rows sum to less than 1
 
@@ -116,6 +117,7 @@ class Ngram(Drafter):
     """Draws each token from the table, given the few before it."""
 
     name = "ngram"
+    branches = True
 
     def __init__(self, table: NgramTable, rule: Rule) -> None:
         self.table, self.rule = table, rule
@@ -143,3 +145,15 @@ class Ngram(Drafter):
             return probs if self.rule.settings.temperature == 0 else probs.log()  # the largest is the same
 
         return draw_chain(next_logits, k, self.rule, len(context), stop_below=self.stop_below)
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        text = list(context[-len(self.table.orders) :])
+
+        def children(drafted: tuple[int, ...]) -> Iterator[tuple[int, float, tuple[int, ...]]]:
+            probs = torch.from_numpy(self.table.next_token_probs([*text, *drafted]))[None]
+            tokens, shares = self.rule.likeliest(probs.log(), len(context) + len(drafted), min(nodes, WIDTH))
+            for token, share in zip(tokens[0].tolist(), shares[0].tolist(), strict=True):
+                yield token, share, (*drafted, token)
+
+        nothing: tuple[int, ...] = ()
+        return grow(nothing, children, nodes, depth)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from ..decoding.drafter import Drafter
 from ..types import Draft
+from .tree import grow
 
 LONGEST, SHORTEST = 5, 2  # tokens that must match
+MOST_COPIES = 64  # that a tree is made of
+SURER, DOUBT = 4.0, 4.0  # how much more a copy counts for one more token that matches, and what counts against all
 
 
 class PromptLookup(Drafter):
@@ -23,6 +27,7 @@ class PromptLookup(Drafter):
     """
 
     name = "prompt-lookup"
+    branches = True
 
     def __init__(self) -> None:
         self.reset(())
@@ -31,6 +36,8 @@ class PromptLookup(Drafter):
         # For each n-gram, the position of the token that followed its latest occurrence.
         self._next_position: dict[tuple[int, ...], int] = {}
         self._indexed = 0
+        self._occurrences: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # the same, of all of them
+        self._listed = 0
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         position = self.match(context)
@@ -53,3 +60,43 @@ class PromptLookup(Drafter):
             if (found := self._next_position.get(tuple(context[-n:]))) is not None:
                 return found
         return None
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        """What followed each of the last times, merged where the copies agree.
+
+        >>> draft = PromptLookup().propose_tree([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], nodes=4, depth=2)
+        >>> draft.token_ids, draft.parents
+        ([4, 8, 3, 9], [-1, 0, -1, 2])
+        """
+        copies = self._copies(context)
+
+        def children(state: tuple[int, list[tuple[int, int]]]) -> Iterator[tuple[int, float, tuple[int, list]]]:
+            drafted, agreeing = state
+            by_token: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+            weights: defaultdict[int, float] = defaultdict(float)
+            for position, matched in agreeing:
+                token = context[position + drafted % (len(context) - position)]  # a copy goes on into itself
+                by_token[token].append((position, matched))
+                weights[token] += SURER ** (min(matched + drafted, LONGEST) - SHORTEST)
+            total = sum(weights.values()) + DOUBT
+            for token in sorted(by_token, key=weights.__getitem__, reverse=True):
+                yield token, weights[token] / total, (drafted + 1, by_token[token])
+
+        return grow((0, copies), children, nodes, depth)
+
+    def _copies(self, context: Sequence[int]) -> list[tuple[int, int]]:
+        """Where the words that end the context occurred before: the position behind them, and how many match.
+
+        Those of which most match come first, of these the latest.
+        """
+        for position in range(max(self._listed, 1), len(context)):
+            for n in range(SHORTEST, min(LONGEST, position) + 1):
+                self._occurrences[tuple(context[position - n : position])].append(position)
+        self._listed = len(context)
+
+        matched: dict[int, int] = {}
+        for n in range(min(LONGEST, len(context)), SHORTEST - 1, -1):
+            for position in reversed(self._occurrences.get(tuple(context[-n:]), ())):
+                if len(matched) < MOST_COPIES:
+                    matched.setdefault(position, n)
+        return list(matched.items())

@@ -81,8 +81,10 @@ def exact_rows(environment: Mapping[str, Any], drafter: str) -> int:
     return OLD_FUSED_ROWS if engine == "fused" and environment.get("dtype") == "bfloat16" else 0
 
 
-def is_exact(environment: Mapping[str, Any], drafter: str, k: int | str) -> bool:
+def is_exact(environment: Mapping[str, Any], drafter: str, k: int | str, tree: bool = False) -> bool:
     """Whether the text with a drafter is the target's own to the last bit, so that rounding explains no difference."""
+    if tree:  # only there are rows that branch those of their chains, see `Runner.exact_tree_rows`
+        return environment.get("engine") == "native"
     return (1 if k == AUTO else int(k) + 1) <= exact_rows(environment, drafter)  # auto keeps to what is exact
 
 

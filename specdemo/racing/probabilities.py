@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..decoding import noise
-from ..decoding.events import Event, Round
+from ..decoding.events import Event, Round, places_tested
 from ..decoding.match import Match
 from ..decoding.rule import LastRound, Rule
 from .trace import Candidate, TokenProbabilities
@@ -30,7 +30,7 @@ def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tu
     if not isinstance(event, Round) or rule.last_round is None:
         return ()
     count, position = len(event.emitted), rule.last_round.position
-    drafted = [token.id for token in event.drafted[:count]]
+    drafted = [token.id for token in places_tested(event.drafted)[:count]]
     p, q = target_and_draft_probs(rule.last_round, drafted)
     p, q = p[:count], torch.cat([q, q.new_zeros(count - len(q), q.shape[-1])])  # the bonus is drawn against no draft
     emitted = [token.id for token in event.emitted]
@@ -54,8 +54,11 @@ def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tu
 
 
 def target_and_draft_probs(seen: LastRound, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """p [k + 1, V] and q [n, V] of a round, for the first n drafted tokens; q is one-hot where tokens were chosen."""
-    p = seen.target_probs
+    """p [k + 1, V] and q [n, V] of a round, for the first n drafted tokens; q is one-hot where tokens were chosen.
+
+    Of a tree they are those of the path to the emitted tokens, with one drafted token for each place.
+    """
+    p = seen.target_probs if seen.path is None else seen.target_probs[list(seen.path)]
     q = p.new_zeros(len(token_ids), p.shape[-1])
     for row, token in enumerate(token_ids):
         probs, ids = seen.draft_probs[row] if seen.draft_probs else (q.new_ones(1, 1), torch.tensor([token]))

@@ -14,6 +14,7 @@ from ..decoding.events import Event
 from ..decoding.loop import check_room, decode, rule_for
 from ..decoding.rule import Rule
 from ..drafters.names import DRAFTERS, check_known, drafter_class
+from ..engines.runner import check_branches
 from ..models.placement import check_caches
 from ..system.progress import check_stopped, tell
 from ..types import AUTO, MAX_K, REJECTION, BadInput, Settings
@@ -37,7 +38,13 @@ def check_drafter(loaded: Loaded, drafter: str) -> None:
 
 
 def check_rule(drafter: str, settings: Settings) -> None:
-    """Refuse K = auto with rejection sampling, where a K that depends on drawn tokens would change the distribution."""
+    """Refuse a tree by a drafter of chains, and K = auto with rejection sampling.
+
+    There a K that depends on drawn tokens would change the distribution.
+    """
+    if settings.tree and not (drafter == "none" or drafter_class(drafter).branches):
+        able = ", ".join(name for name in DRAFTERS if drafter_class(name).branches)
+        raise BadInput(f"The drafter {drafter} drafts chains only. Those that can draft a tree: {able}.")
     if settings.k == AUTO and settings.rule == REJECTION and settings.temperature > 0 and drafter != "none":
         raise BadInput(f"Above temperature 0, K = {AUTO} needs the match rule: choose it, or a K from 1 to {MAX_K}.")
 
@@ -74,7 +81,7 @@ def start(
     check_room(len(prompt_ids), settings, loaded.context)
     if drafter == "none":
         settings = replace(settings, k=0)
-    costs = costs_of(loaded, settings)
+    costs = None if settings.tree else costs_of(loaded, settings)  # it is about chains
     if costs and settings.k == AUTO and drafter not in costs.tried:
         try_out(loaded, drafter, prompt_ids, settings, costs)
     return decode_loaded(loaded, drafter, prompt_ids, rule or rule_for(settings), costs)
@@ -90,7 +97,10 @@ def decode_loaded(
 ) -> Iterator[Event]:
     """`decode` by the loaded target with a drafter by name; `none` guesses nothing at any K."""
     ks = repeat(0) if drafter == "none" else ks
-    runner = loaded.target_runner(len(prompt_ids) + rule.settings.max_new_tokens)
+    nodes = int(rule.settings.k) if rule.settings.tree else 0  # on branches that are not kept
+    runner = loaded.target_runner(len(prompt_ids) + rule.settings.max_new_tokens + nodes)
+    if nodes:
+        check_branches(runner)
     proposing = drafter_class(drafter).build(loaded.parts, runner, rule)
     stop = StopStrings(loaded.tokenizer, prompt_ids, rule.settings.stop)
     return decode(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, ks)

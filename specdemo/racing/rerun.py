@@ -77,8 +77,9 @@ def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tupl
         BadInput: the trace does not say.
     """
     auto = settings.k == AUTO and drafter != "none"
-    # A draft that stopped early is asked for what it had; one that is made at once is another if it is shorter.
-    whole = drafter_class(drafter).parallel_drafting
+    # A draft that stopped early is asked for what it had; one that is made at once is another if it is shorter, and so
+    # is a tree.
+    whole = settings.tree or drafter_class(drafter).parallel_drafting
     ks = [event.k if whole else event.k and len(event.drafted) for event in events if isinstance(event, Round)]
     seed = next((event.seed for event in events if isinstance(event, Prefilled)), None)
     if auto and None in ks:

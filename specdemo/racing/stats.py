@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
-from ..types import DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
+from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds, places_tested
+from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
 
 class Tested(NamedTuple):
@@ -26,7 +26,7 @@ class Stats:
     """Running totals of one lane; `add` every event in order.
 
     What a server does not tell of one of its rounds is None from then on: how many tokens it drafted and tested, and
-    how long it drafted and verified.
+    how long it drafted and verified. In a tree the tokens that were tested at the same place count as one test.
     """
 
     tokens: int = 0
@@ -77,7 +77,7 @@ class Stats:
         told = all(token.kind is not TokenKind.UNKNOWN for token in event.emitted)
         self.drafted = _sum(self.drafted, len(outcomes) if told else None)
         self.accepted = _sum(self.accepted, None if event.merged else accepted)
-        self.tested = _sum(self.tested, accepted + outcomes.count(DraftOutcome.REJECTED) if told else None)
+        self.tested = _sum(self.tested, len(places_tested(event.drafted)) if told else None)
         self.draft_seconds = _sum(self.draft_seconds, event.draft_seconds)
         self.verify_seconds = _sum(self.verify_seconds, event.verify_seconds)
         self.round_times.append(event.seconds / (event.merged or 1))
@@ -183,7 +183,10 @@ def counts_by_place(events: Iterable[Event]) -> list[tuple[int, int]]:
     """How many tokens were tested and how many accepted at each position of a draft, [(tested, accepted), ...]."""
     tested, accepted = Counter[int](), Counter[int]()
     for event in events:
-        for place, token in enumerate(event.drafted if isinstance(event, Round) else ()):
+        drafted: Sequence[DraftedToken] = event.drafted if isinstance(event, Round) else ()
+        if any(token.parent is not None for token in drafted):
+            drafted = places_tested(drafted)
+        for place, token in enumerate(drafted):
             tested[place] += token.outcome is not DraftOutcome.UNTESTED
             accepted[place] += token.outcome is DraftOutcome.ACCEPTED
     return [(tested[place], accepted[place]) for place in sorted(tested)]

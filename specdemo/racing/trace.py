@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from ..types import (
-    MAX_K,
+    MAX_NODES,
     MAX_SEED,
     REJECTION,
     BadInput,
@@ -262,7 +262,7 @@ def _event(kind: Any, fields: dict[str, Any]) -> Event:
         _check_outcomes(drafted, emitted, merged)
         drafting, checking = (_optional(fields, f"{part}_seconds", MOST) for part in ("draft", "verify"))
         whole = _number(fields, "seconds", MOST)
-        k = None if fields.get("k") is None else _whole(fields, "k", MAX_K)
+        k = None if fields.get("k") is None else _whole(fields, "k", MAX_NODES)
         return Round(_whole(fields, "index"), drafted, emitted, drafting, checking, whole, k, merged)
     if kind == "finished":
         return Finished(_one_of(FinishReason, fields, "reason"))

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..decoding.events import Event, Round, emitted_tokens
+from ..decoding.events import Event, Round, emitted_tokens, places_tested
 from ..decoding.loop import check_room, rule_for
 from ..decoding.rule import Rule
 from ..decoding.sampling import probabilities
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, start
-from ..types import MAX_K, MAX_SEED, BadInput, Settings, Token, TokenKind
+from ..types import MAX_K, MAX_NODES, MAX_SEED, BadInput, Settings, Token, TokenKind
 from .acceptance import Accepted, accepted_of
 from .remember import Remembering, from_one_context
 from .rules import emitted_distribution, harm, make_rule
@@ -94,10 +94,11 @@ def _on_paper(
         for event in events:
             draft = DraftOnPaper((), None)
             if isinstance(event, Round) and event.drafted and rule.last_round:
-                p, q = target_and_draft_probs(rule.last_round, [token.id for token in event.drafted])
+                drafted = [token.id for token in (places_tested(event.drafted) if settings.tree else event.drafted)]
+                p, q = target_and_draft_probs(rule.last_round, drafted)
                 rows = enumerate(zip(p, q, strict=False), 1)
                 positions = [DraftPosition(event.index, at, *_figures(*row, settings.rule, broken)) for at, row in rows]
-                draft = DraftOnPaper(positions, accepted_of(p[: len(q)], q, [token.id for token in event.drafted]))
+                draft = DraftOnPaper(positions, accepted_of(p[: len(q)], q, drafted))
             yield event, draft
 
 
@@ -250,7 +251,8 @@ def sampling(
         raise BadInput("At temperature 0 nothing is sampled: choose a temperature above 0.")
     if len(context) < 2 or rounds < 1:
         raise BadInput("At least one round, please, and a context of at least two tokens.")
-    new_tokens = 2 * (MAX_K + 1)  # so that the end of the text shortens no draft of the first round
+    longest = MAX_NODES if settings.tree else MAX_K
+    new_tokens = 2 * (longest + 1)  # so that the end of the text shortens no draft of the first round
     settings = replace(settings, max_new_tokens=new_tokens, stop=())
     check_room(len(context), settings, loaded.context)
     check_drafter(loaded, drafter)

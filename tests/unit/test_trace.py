@@ -26,7 +26,17 @@ from specdemo.racing.trace import (
     read_trace,
     write_trace,
 )
-from specdemo.types import MAX_K, MAX_SEED, BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
+from specdemo.types import (
+    MAX_K,
+    MAX_NODES,
+    MAX_SEED,
+    BadInput,
+    DraftedToken,
+    DraftOutcome,
+    FinishReason,
+    Token,
+    TokenKind,
+)
 
 shares = st.floats(0, 1)
 maybe = st.none() | shares  # a server may not tell probabilities
@@ -199,7 +209,7 @@ def test_blank_lines_are_passed_over() -> None:
         changed(ROUND, index=1),
         changed(ROUND, index=0.0),
         changed(ROUND, index=True),
-        changed(ROUND, k=MAX_K + 1),
+        changed(ROUND, k=MAX_NODES + 1),
         changed(ROUND, seconds=-1),
         changed(ROUND, seconds=float("nan")),
         changed(ROUND, verify_seconds=float("inf")),

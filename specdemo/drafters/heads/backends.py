@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...engines.cpu.library import PackedLinear
 from ...engines.layout import Layer, Linear, Norm, Rope, swiglu
-from ...engines.native import NativeCache, NativeHead, NativeLayers, can_run
+from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, can_run
 from .cache import HeadCache
 from .networks import Head, frequencies
 
@@ -34,6 +34,14 @@ class HeadBackend(Protocol):
 
         All T leave entries. A token without an output leaves in every layer those of its own `x`, so in a head of
         several layers either none has an output or all have. `second_input` is [T, hidden] where the layers read one.
+        """
+        ...
+
+    def branch(self, x: Tensor, second_input: Tensor, ancestors: Sequence[int]) -> Tensor:
+        """Read T more tokens of a tree behind the live entries; their outputs, [T, hidden].
+
+        All of its tokens leave entries, none of which becomes live. `ancestors` are those of all of them, in the order
+        in which they were read, see `rows.ancestors_of`; the last T are read now.
         """
         ...
 
@@ -65,6 +73,15 @@ class TorchBackend:
             if outputs:
                 x = layer.finish(x[-outputs:], cache.attend(index, q, before, count))
         return x[len(x) - outputs :]
+
+    def branch(self, x: Tensor, second_input: Tensor, ancestors: Sequence[int]) -> Tensor:
+        before = len(ancestors) - len(x)
+        by, seen = self.cache.branching(ancestors, before, self.head.shape.window)
+        for index, layer in enumerate(self.head.decoder_layers()):
+            q, k, v = layer.attention_inputs(x, second_input, by, len(x))
+            self.cache.put(index, k, v, before)
+            x = layer.finish(x, self.cache.attend_branching(index, q, seen))
+        return x
 
 
 class NativeBackend:
@@ -98,6 +115,13 @@ class NativeBackend:
             part = None if second is None else second[kv_only:]
             self.layers.run(x[kv_only:], self.cache, start + kv_only, second_input=part)
         return x[kv_only:]
+
+    def branch(self, x: Tensor, second_input: Tensor, ancestors: Sequence[int]) -> Tensor:
+        x = x.to(torch.float32, copy=True)
+        live = self.cache.length
+        start = live + len(ancestors) - len(x)
+        self.layers.run(x, self.cache, start, second_input=second_input.float(), tree=Branches(live, ancestors))
+        return x
 
 
 def native_parts(head: Head, output: Linear, dtype: torch.dtype) -> tuple[NativeLayers, NativeHead] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,16 +38,34 @@ class HeadCache:
         cos, sin = self.rotations
         return cos[self._live : self._live + count], sin[self._live : self._live + count]
 
-    def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write entries behind the live ones, [kv_heads, T, width] each."""
-        end = self._live + keys.shape[1]
-        self.entries[layer, 0, :, self._live : end] = keys
-        self.entries[layer, 1, :, self._live : end] = values
+    def put(self, layer: int, keys: Tensor, values: Tensor, behind: int = 0) -> None:
+        """Write entries behind the live ones and `behind` others, [kv_heads, T, width] each."""
+        start = self._live + behind
+        self.entries[layer, 0, :, start : start + keys.shape[1]] = keys
+        self.entries[layer, 1, :, start : start + keys.shape[1]] = values
 
     def attend(self, layer: int, q: Tensor, live: int, more: int) -> Tensor:
         """Attention of queries [heads, T, width] to the last `live` live entries and to `more` entries behind them."""
         keys, values = self.entries[layer, :, :, max(0, self._live - live) : self._live + more]
         return _attend(q, keys, values, None)
+
+    def branching(self, ancestors: Sequence[int], before: int, window: int) -> tuple[Rotation, Tensor]:
+        """Of tokens of a tree behind the live entries: the rotation, and which entries they see, [T, live + all].
+
+        `ancestors` are those of all tokens (`rows.ancestors_of`), of which the first `before` are left out. Each sees
+        the last `window` tokens.
+        """
+        cos, sin = self.rotations
+        words = ancestors[before:]
+        at = [self._live + word.bit_count() - 1 for word in words]
+        in_branch = torch.tensor([[bool(word >> row & 1) for row in range(len(ancestors))] for word in words])
+        in_window = torch.arange(self._live) > torch.tensor(at)[:, None] - window
+        return (cos[at], sin[at]), torch.cat([in_window, in_branch], 1).to(cos.device)
+
+    def attend_branching(self, layer: int, q: Tensor, seen: Tensor) -> Tensor:
+        """Attention of queries [heads, T, width] to the entries that each of them sees, [T, S]."""
+        keys, values = self.entries[layer, :, :, : seen.shape[1]]
+        return _attend(q, keys, values, seen.repeat(len(q) // len(keys), 1))
 
     @torch.inference_mode()
     def clear(self) -> None:
@@ -72,8 +92,8 @@ class DeviceCache(HeadCache):
         positions = self._next(count)
         return cos.index_select(0, positions), sin.index_select(0, positions)
 
-    def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        positions = self._next(keys.shape[1])
+    def put(self, layer: int, keys: Tensor, values: Tensor, behind: int = 0) -> None:
+        positions = self._next(behind + keys.shape[1])[behind:]
         self.entries[layer, 0].index_copy_(1, positions, keys)
         self.entries[layer, 1].index_copy_(1, positions, values)
 
@@ -87,7 +107,8 @@ class DeviceCache(HeadCache):
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-    """Attention of queries [heads, T, width] to the keys [kv_heads, S, width], or to those that are `seen` [1, S].
+    """Attention of queries [heads, T, width] to the keys [kv_heads, S, width], or to those that are `seen`,
+    [1, S] or a row for each of the grouped queries.
 
     The query heads that share a key head become queries of that one: no key or value is copied for them.
     """

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...decoding.drafter import Drafter, DrafterParts
 from ...decoding.rule import Rule
 from ...engines.gpu.graph import Capture, CudaCapture
+from ...engines.rows import MOST_ROWS
 from ...engines.runner import Runner
 from ...system.hardware import to_device
 from ...system.progress import tell
@@ -36,7 +37,8 @@ class HeadDrafter(Drafter):
 
     def __init__(self, ready: ReadyHead[Any], runner: Runner, rule: Rule) -> None:
         self.ready, self.runner, self.rule = ready, runner, rule
-        self.context = runner.context + MAX_K + 1  # entries of its cache, with those of a draft
+        drafted = MOST_ROWS if rule.settings.tree else MAX_K + 1
+        self.context = runner.context + drafted  # entries of its cache, with those of a draft
         self._unread: list[Tensor] = []  # [T, layers * hidden] each
         self._live = 0  # entries made of the target's states
         self._passes: HeadPasses[Any] | None = None
@@ -103,15 +105,19 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], k: int) -> Draft:
+        passes, states, tokens = self._unread_with(context)
+        next_logits = passes.begin(states, tokens, k)
+        known, vocab_size = self.ready.token_ids, self.runner.vocab_size
+        return draw_chain(next_logits, k, self.rule, len(context), known, vocab_size, self.stop_below)
+
+    def _unread_with(self, context: Sequence[int]) -> tuple[HeadPasses[Any], Tensor, Tensor]:
+        """The passes, and the states that they must read first with the token behind each."""
         assert self._passes is not None, "reset comes first"
         states, self._unread = torch.cat(self._unread), []
         tokens = to_device(context[-len(states) :], states.device)
         self._passes.backend.seek(self._live)
-        next_logits = self._passes.begin(states, tokens, k)
-        known, vocab_size = self.ready.token_ids, self.runner.vocab_size
-        draft = draw_chain(next_logits, k, self.rule, len(context), known, vocab_size, self.stop_below)
         self._live += len(states)
-        return draft
+        return self._passes, states, tokens
 
     def observe(self, verdict: Verdict) -> None:
         states = self.runner.hidden_states

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from ...engines.gpu.graph import Capture, CapturedFunction
+from ...types import Draft
 from ..chain import NextLogits
 from .backends import HeadBackend
 from .drafter import HeadDrafter
+from .eagle_tree import draft_tree
 from .networks import EagleHead
 from .ready import HeadPasses, ReadyHead
 
@@ -59,5 +61,13 @@ class Eagle(HeadDrafter):
     """
 
     name = "eagle"
+    branches = True
     network = EagleHead
     passes = EaglePasses
+
+    @torch.inference_mode()
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        passes, states, tokens = self._unread_with(context)
+        assert isinstance(passes, EaglePasses)
+        logits = passes.begin(states, tokens, 1)(())
+        return draft_tree(passes, logits, passes.output, self.rule, len(context), nodes, depth)

@@ -1,0 +1,132 @@
+"""EAGLE's tree: its tokens are those of the largest values, and each row of the head is that of a chain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from specdemo.decoding.loop import rule_for
+from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
+from specdemo.drafters.heads.eagle import Eagle, EaglePasses
+from specdemo.drafters.heads.eagle_tree import Tree
+from specdemo.drafters.tree import WIDTH
+from specdemo.engines.cpu.library import library_for
+from specdemo.types import MAX_NODES, REJECTION, Draft, NotFinite, Settings
+from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
+
+
+@pytest.fixture(scope="module", params=["torch", "library"])
+def toy(request: pytest.FixtureRequest) -> ModelToy:
+    if request.param == "library" and library_for(torch.float32) is None:
+        pytest.skip("the library is not for this CPU")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr("specdemo.drafters.heads.ready.native_parts", lambda *_: None)
+        return ModelToy(model=tiny_model("llama"), window=16)  # shorter than the text
+
+
+def eagle_behind(toy: ModelToy, settings: Settings) -> Eagle:
+    """A head that has read the text but for its last token."""
+    runner = toy.target_runner(128)
+    drafter = toy.drafter("eagle", runner, settings)
+    assert isinstance(drafter, Eagle)
+    runner.prefill(TEXT[:-1])
+    drafter.reset(TEXT[:-1])
+    return drafter
+
+
+def shares_along(toy: ModelToy, settings: Settings, path: Sequence[int]) -> dict[int, float]:
+    """What the head's chain, having drafted a path, takes for the likeliest next tokens."""
+    drafter = eagle_behind(toy, settings)
+    passes, states, tokens = drafter._unread_with(TEXT)
+    next_logits = passes.begin(states, tokens, len(path) + 1)
+    drawn: list[torch.Tensor] = []
+    logits = next_logits(drawn)
+    for token in path:
+        drawn.append(torch.tensor([token]))
+        logits = next_logits(drawn)
+    known = drafter.ready.token_ids
+    columns, shares = rule_for(settings).likeliest(logits, len(TEXT) + len(path), WIDTH, known)
+    return dict(zip(known[columns[0]].tolist(), shares[0].tolist(), strict=True))
+
+
+def paths_of(draft: Draft) -> list[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.token_ids, draft.parents or (), strict=True):
+        paths.append((*(() if parent < 0 else paths[parent]), int(token)))
+    return paths
+
+
+@pytest.mark.parametrize("settings", [
+    Settings(tree=True), Settings(temperature=0.7, seed=3, tree=True), Settings(temperature=1, top_p=0.9, tree=True),
+    Settings(temperature=1, rule=REJECTION, tree=True),
+], ids=lambda settings: f"T{settings.temperature:g} {settings.rule}")  # fmt: skip
+@pytest.mark.parametrize("nodes", [1, 6, 20])
+def test_a_tree_holds_the_tokens_of_the_largest_values(toy: ModelToy, settings: Settings, nodes: int) -> None:
+    draft = eagle_behind(toy, settings).propose_tree(TEXT, nodes, 4)
+    paths = paths_of(draft)
+    assert len(paths) == len(set(paths)) == nodes
+    assert max(map(len, paths)) <= 4
+    assert draft.q is not None
+    told = dict(zip(paths, draft.q.tolist(), strict=True))
+    values: dict[tuple[int, ...], float] = {(): 1.0}
+    left_out = []
+    for path in [(), *paths]:  # parents come first
+        if len(path) < 4:
+            for token, share in shares_along(toy, settings, path).items():
+                child = (*path, token)
+                if child in told:
+                    assert told[child] == pytest.approx(share, rel=1e-3)
+                    values[child] = values[path] * share
+                else:
+                    left_out.append(values[path] * share)
+    assert len(values) == nodes + 1
+    assert max(left_out) <= min(values.values()) * 1.001
+
+
+def test_the_backends_are_those_meant(toy: ModelToy, request: pytest.FixtureRequest) -> None:
+    backend = eagle_behind(toy, Settings(tree=True))._passes
+    assert isinstance(backend, EaglePasses)
+    library = "library" in request.node.name
+    assert isinstance(backend.backend, NativeBackend if library else TorchBackend)
+
+
+@pytest.mark.parametrize(("nodes", "depth", "found"), [(MAX_NODES, 9, MAX_NODES), (9, 1, 8), (1, 9, 1), (8, 3, 8)])
+def test_a_tree_is_no_larger_and_no_deeper_than_asked(toy: ModelToy, nodes: int, depth: int, found: int) -> None:
+    draft = eagle_behind(toy, Settings(k=4, tree=True)).propose_tree(TEXT, nodes, depth)
+    assert len(draft.token_ids) == found
+    assert max(map(len, paths_of(draft))) <= depth
+
+
+def test_logits_that_are_no_numbers_are_refused(toy: ModelToy) -> None:
+    drafter = eagle_behind(toy, Settings(temperature=1, tree=True))
+    drafter._unread = [torch.full_like(drafter._unread[0], math.nan)]
+    with pytest.raises(NotFinite, match="The drafter gave logits"):
+        drafter.propose_tree(TEXT, 4, 4)
+
+
+def test_estimates_too_small_for_a_number_are_left_out() -> None:
+    tree = Tree(8)
+    tree.add(-1, [4, 5, 6], [1.0, 1e-30, 0.0])
+    tree.add(1, [7], [0.5])
+    assert tree.draft().token_ids == [4, 5, 7]
+    assert tree.draft().parents == [-1, -1, 1]
+
+
+def test_the_noise_of_a_position_ranks_the_children(toy: ModelToy) -> None:
+    """Under the match rule the first child is the token that a chain would draw there."""
+    firsts = 0
+    for seed in range(12):
+        settings = Settings(k=1, temperature=1, seed=seed)
+        (drawn,) = eagle_behind(toy, settings).propose(TEXT, 1).token_ids
+        draft = eagle_behind(toy, Settings(k=1, temperature=1, seed=seed, tree=True)).propose_tree(TEXT, 1, 1)
+        assert [*draft.token_ids] == [int(drawn)]
+        firsts += 1
+    assert firsts == 12

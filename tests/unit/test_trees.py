@@ -1,0 +1,508 @@
+"""Drafts that branch: whatever a tree holds, the text is the target's, and what reads rounds reads trees."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdemo.decoding import loop, match
+from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.events import Event, Round, places_tested
+from specdemo.decoding.loop import rule_for
+from specdemo.decoding.match import Match
+from specdemo.decoding.rejection import Rejection, verify_tree
+from specdemo.decoding.rule import Rule
+from specdemo.decoding.sampling import probabilities
+from specdemo.decoding.tree import depths, rows_of, walk
+from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.none import NoDrafter
+from specdemo.drafters.prompt_lookup import PromptLookup
+from specdemo.drafters.tree import grow
+from specdemo.engines.runner import CannotBranch
+from specdemo.racing.probabilities import probabilities_of
+from specdemo.racing.race import check_rule, decode_loaded, race
+from specdemo.racing.stats import Stats, counts_by_place
+from specdemo.racing.trace import Entry, Spans, read_trace, write_trace
+from specdemo.types import (
+    AUTO,
+    MATCH,
+    MAX_NODES,
+    REJECTION,
+    RULES,
+    BadInput,
+    Draft,
+    DraftOutcome,
+    Settings,
+    TokenKind,
+    Verdict,
+)
+from tests.unit.enumerate_decode import Walk, border_draws, distance
+from tests.unit.toys import (
+    MODEL_VOCAB,
+    PROMPT,
+    VOCAB,
+    Scripted,
+    TableRunner,
+    TableToy,
+    decode,
+    ids_of,
+    letters_tokenizer,
+    native_runner,
+    ngram_file,
+    random_table,
+    tiny_model,
+    true_law,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Shape = tuple[list[int], list[int]]  # the tokens of a tree and their parents
+
+
+class Planting(Scripted):
+    """Proposes the tree that a function of (context, nodes) says."""
+
+    branches = True
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        token_ids, parents = self.script(list(context), nodes)
+        return Draft(token_ids, parents=parents)
+
+
+def random_tree(context: Sequence[int], nodes: int, vocab: int = VOCAB) -> Shape:
+    """Another one behind every text; siblings may be the same token, and parents are near the root and far from it."""
+    choose = random.Random(str((list(context), nodes)))
+    parents = [choose.randrange(-1, node) if choose.random() < 0.5 else node - 1 for node in range(nodes)]
+    return [choose.randrange(vocab) for _ in range(nodes)], parents
+
+
+def full(vocab: int, rows: int) -> Shape:
+    """Every token behind every token, as far as there is room."""
+    return [node % vocab for node in range(rows)], [node // vocab - 1 for node in range(rows)]
+
+
+TREES: dict[str, Callable[[list[int], int], Shape]] = {
+    "one token": lambda context, nodes: ([context[-1]], [-1]),
+    "two of the same": lambda context, nodes: ([1, 1, 2, 3, 2], [-1, -1, 0, 1, 1]),
+    "all first tokens": lambda context, nodes: ([*range(VOCAB)], [-1] * VOCAB),
+    "a chain": lambda context, nodes: ([0, 1, 2, 0, 1], [-1, 0, 1, 2, 3]),
+    "a chain with stumps": lambda context, nodes: ([3, 0, 2, 1, 1, 2], [-1, -1, 1, 1, 3, 3]),
+    "every text of two": lambda context, nodes: full(VOCAB, VOCAB + VOCAB**2),
+    "the most": lambda context, nodes: full(VOCAB, MAX_NODES),
+    "any": random_tree,
+}
+
+
+# The law of the text, by enumeration -----------------------------------------------------------------------------
+
+
+def choose_path(runs: Walk, rows: Tensor, draft: Draft) -> dict[int, tuple[int, float]]:
+    """The token that the target draws after each row of one way down a tree, and a number in [0, 1) that gives it."""
+    chosen, row = {}, 0
+    while True:
+        draw = runs.choose(border_draws(rows[row].tolist()))
+        token = int((rows[row].cumsum(0) <= draw).sum())
+        chosen[row] = token, draw
+        children = [node for node, parent in enumerate(draft.parents or ()) if parent == row - 1]
+        taken = [node for node in children if draft.token_ids[node] == token]
+        if not taken:
+            return chosen
+        row = taken[0] + 1
+
+
+class EnumeratedRejection(Rejection):
+    """Rejection sampling whose draws from the target come from a walk through all of them."""
+
+    def __init__(self, settings: Settings, runs: Walk) -> None:
+        super().__init__(settings)
+        self.runs = runs
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        if draft.parents is None:  # as before the first token
+            draft = replace(draft, parents=())
+        rows = probabilities(logits, self.settings)
+        draws = torch.full((len(rows),), 0.5, dtype=torch.float64)
+        for row, (_, draw) in choose_path(self.runs, rows, draft).items():
+            draws[row] = draw
+        return verify_tree(rows, draft, draws)
+
+
+class EnumeratedMatch(Match):
+    """The match rule whose draws from the target come from a walk through all of them."""
+
+    def __init__(self, settings: Settings, runs: Walk) -> None:
+        super().__init__(settings)
+        self.runs, self.draft = runs, Draft()
+
+    def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+        self.draft = draft
+        return super().verify(logits, draft, position)
+
+    def draw(self, probs: Tensor, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """In place of `noise.draw`."""
+        assert len(keys) == len(probs)
+        drawn = torch.full((len(probs),), VOCAB - 1)
+        for row, (token, _) in choose_path(self.runs, probs, self.draft).items():
+            drawn[row] = token
+        return drawn, torch.zeros(len(probs), dtype=torch.float64)
+
+
+def law_of(make_drafter: Callable[[], Drafter], settings: Settings, table: Tensor, eos: int = -1) -> dict:
+    """The probability of every text that a run can write."""
+    law: dict[tuple[int, ...], float] = defaultdict(float)
+    runs = Walk()
+    for _ in runs.runs():
+        with pytest.MonkeyPatch.context() as patch:
+            if settings.rule == REJECTION:
+                rule: Rule = EnumeratedRejection(settings, runs)
+            else:
+                rule = chosen = EnumeratedMatch(settings, runs)
+                patch.setattr(match.noise, "draw", chosen.draw)
+            events = list(loop.decode(TableRunner(table), make_drafter(), PROMPT, rule, frozenset({eos})))
+        law[tuple(ids_of(events))] += runs.weight
+    return dict(law)
+
+
+LAWS = [
+    Settings(temperature=1, k=6, max_new_tokens=4, tree=True),
+    Settings(temperature=0.7, k=6, max_new_tokens=3, tree=True),
+    Settings(temperature=1.5, k=6, max_new_tokens=4, top_k=2, tree=True),
+    Settings(temperature=0, k=6, max_new_tokens=6, tree=True),
+]
+
+
+@pytest.fixture(scope="module")
+def table() -> Tensor:
+    table = random_table(1, support=3)
+    table[PROMPT[-2], PROMPT[-1]] = torch.tensor([0, 0, 1.0, 0])  # which keeps the number of runs small
+    return table
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("settings", LAWS, ids=lambda settings: f"T{settings.temperature:g}")
+@pytest.mark.parametrize("name", TREES)
+def test_the_text_follows_the_targets_law(table: Tensor, name: str, settings: Settings, rule: str) -> None:
+    settings = replace(settings, rule=rule)
+    law = law_of(lambda: Planting(TREES[name]), settings, table)
+    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_law_stays_where_a_drafted_child_ends_the_text(table: Tensor, rule: str) -> None:
+    settings = replace(LAWS[0], rule=rule)
+    law = law_of(lambda: Planting(TREES["any"]), settings, table, eos=1)
+    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings, 1)) < 1e-12
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_law_stays_with_the_tree_of_prompt_lookup(table: Tensor, rule: str) -> None:
+    settings = replace(LAWS[0], rule=rule)
+    law = law_of(PromptLookup, settings, table)
+    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+
+
+def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table: Tensor) -> None:
+    """The classic mistake: top-k children are not drawn from q, so min(1, p / q) is no test of them."""
+
+    class ByRatio(EnumeratedRejection):
+        def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
+            if draft.parents is None:
+                return super().verify(logits, draft, position)
+            p, q, kind = probabilities(logits, self.settings)[0].tolist(), [0.4, 0.3, 0.2, 0.1], TokenKind.ACCEPTED
+            for token in draft.token_ids:
+                chance = min(1.0, p[token] / q[token])
+                if self.runs.choose([(True, chance), (False, 1 - chance)]):
+                    break
+                left = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+                p, q[token] = [a / sum(left) for a in left], 0.0
+                q = [b / sum(q) for b in q]
+            else:
+                token, kind = self.runs.choose([((x, TokenKind.RESAMPLED), a) for x, a in enumerate(p)])
+            return Verdict(0, token, kind, 1.0, [0.0, 0.0], [1.0, 1.0], [0, 1], parents=draft.parents)
+
+    settings = replace(LAWS[0], rule=REJECTION)
+    law: dict[tuple[int, ...], float] = defaultdict(float)
+    runs = Walk()
+    for _ in runs.runs():
+        drafter = Planting(lambda context, nodes: ([0, 1], [-1, -1]))
+        events = list(loop.decode(TableRunner(table), drafter, PROMPT, ByRatio(settings, runs)))
+        law[tuple(ids_of(events))] += runs.weight
+    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings)) > 1e-3
+
+
+# The text itself, under the match rule ----------------------------------------------------------------------------
+
+
+def plain_text(make_runner: Callable[[], Any], settings: Settings, eos: int = -1) -> list[int]:
+    alone = replace(settings, k=0, tree=False)
+    return ids_of(list(decode(make_runner(), NoDrafter(), PROMPT, alone, frozenset({eos}))))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("name", TREES)
+def test_the_text_is_that_of_the_target_alone(table: Tensor, name: str, temperature: float) -> None:
+    tested = 0
+    for seed in range(4):
+        settings = Settings(k=12, temperature=temperature, max_new_tokens=40, seed=seed, tree=True)
+        runner = TableRunner(table, capacity=len(PROMPT) + 40 + MAX_NODES)
+        events = list(decode(runner, Planting(TREES[name]), PROMPT, settings))
+        assert ids_of(events) == plain_text(lambda: TableRunner(table), settings)
+        tested += Stats.of(events).tested
+    assert tested > 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_c_library_writes_the_same_bits_with_trees_and_alone(temperature: float) -> None:
+    """Of 63 tokens, so that all that may follow a token here stands in the tree and the walk goes deep."""
+    model = tiny_model("llama")
+    known = plain_text(lambda: native_runner(model, 256), Settings(temperature=temperature, max_new_tokens=60))
+
+    def good(context: list[int], nodes: int) -> Shape:
+        """What follows in the text, each token beside a wrong one with children of its own."""
+        right = known[len(context) - len(PROMPT) :][: nodes // 3]
+        ids, parents, last = [], [], -1
+        for token in right:
+            ids += [(token + 1) % MODEL_VOCAB, token, (token + 2) % MODEL_VOCAB]
+            parents += [last, last, len(ids) - 3]
+            last = len(ids) - 2
+        return ids or [0], parents or [-1]
+
+    for nodes, script in ((6, good), (MAX_NODES, good), (20, lambda ids, n: random_tree(ids, n, MODEL_VOCAB))):
+        settings = Settings(k=nodes, temperature=temperature, max_new_tokens=60, tree=True)
+        events = list(decode(native_runner(model, 256), Planting(script), PROMPT, settings))
+        assert ids_of(events) == known
+        margins = [token.margin for event in events if isinstance(event, Round) for token in event.emitted]
+        assert None not in margins
+        if script is good:
+            assert Stats.of(events).tokens_per_round == pytest.approx(min(59, 1 + nodes // 3), rel=0.2)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_text_ends_at_an_eos_on_a_branch_and_at_its_limit(table: Tensor, rule: str) -> None:
+    for limit in (1, 2, 3, 17):
+        settings = Settings(k=20, temperature=1, max_new_tokens=limit, rule=rule, tree=True)
+        runner = TableRunner(table, capacity=len(PROMPT) + limit + MAX_NODES)
+        events = list(decode(runner, Planting(TREES["every text of two"]), PROMPT, settings))
+        assert len(ids_of(events)) == limit
+        ended = list(decode(TableRunner(table), Planting(TREES["every text of two"]), PROMPT, settings, frozenset({1})))
+        assert 1 not in ids_of(ended)[:-1]
+        if rule == MATCH:
+            assert ids_of(ended) == plain_text(lambda: TableRunner(table), settings, eos=1)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_head_follows_the_path_through_a_tree(own: bool) -> None:
+    """Its drafts behind rounds with trees, its own or others', are those of one that reads the text afresh."""
+    toy = TableToy()
+    settings = Settings(k=3, temperature=0, max_new_tokens=40)
+    checked = 0
+
+    class Both(Planting):
+        """A tree in every other round, and the head's chain in the others."""
+
+        def __init__(self, head: Eagle) -> None:
+            super().__init__(TREES["every text of two"])
+            self.head, self.turn = head, 0
+
+        def reset(self, prompt_ids: Sequence[int]) -> None:
+            self.head.reset(prompt_ids)
+
+        def propose(self, context: Sequence[int], k: int) -> Draft:
+            nonlocal checked
+            self.turn += 1
+            if self.turn % 2:
+                return self.head.propose_tree(context, 20, k) if own else self.propose_tree(context, k, k)
+            draft, other = self.head.propose(context, k), toy.target_runner(256)
+            afresh = toy.drafter("eagle", other, settings)
+            other.prefill(context[:-1])
+            afresh.reset(context[:-1])
+            assert [*draft.token_ids] == [*afresh.propose(context, k).token_ids]
+            checked += 1
+            return draft
+
+        def observe(self, verdict: Verdict) -> None:
+            self.head.observe(verdict)
+
+    runner = toy.target_runner(256)
+    head = toy.drafter("eagle", runner, settings)
+    assert isinstance(head, Eagle)
+    list(decode(runner, Both(head), PROMPT, settings))
+    assert checked > 3
+
+
+# What reads a round ----------------------------------------------------------------------------------------------
+
+
+def test_the_outcomes_of_a_tree_written_out() -> None:
+    """The target counts 0, 1, 2, ...; the tree holds 3 and 2 behind 1, then 3 and 0 behind 2, then 1 behind 3."""
+    from tests.unit.toys import counting_table
+
+    shape: Shape = ([3, 2, 3, 0, 1], [-1, -1, 1, 1, 2])
+    settings = Settings(k=5, max_new_tokens=8, tree=True)
+    prefilled, first, second, *_ = decode(
+        TableRunner(counting_table(VOCAB)), Planting(lambda *_: shape), PROMPT, settings
+    )
+    assert isinstance(first, Round)
+    rejected, accepted, untested = DraftOutcome.REJECTED, DraftOutcome.ACCEPTED, DraftOutcome.UNTESTED
+    # The first token behind the prompt (0, 1, 2, 0, 1) is 2, so 3 comes next.
+    assert [token.outcome for token in first.drafted] == [accepted, rejected, untested, untested, untested]
+    assert [(token.id, token.kind) for token in first.emitted] == [(3, TokenKind.ACCEPTED), (0, TokenKind.BONUS)]
+    assert isinstance(second, Round)
+    assert [token.outcome for token in second.drafted] == [rejected, rejected, untested, untested, untested]
+    assert [(token.id, token.kind) for token in second.emitted] == [(1, TokenKind.RESAMPLED)]
+    assert [token.parent for token in second.drafted] == [-1, -1, 1, 1, 2]
+    assert [token.p for token in first.drafted] == [1, 0, 1, 0, 0]
+
+    stats = Stats.of([prefilled, first, second])
+    assert (stats.drafted, stats.tested, stats.accepted, stats.tokens_per_round) == (10, 2, 1, 1.5)
+    assert counts_by_place([first, second]) == [(2, 1)]
+    assert [token.id for token in places_tested(second.drafted)] == [3]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_trace_of_trees_is_read_as_it_was_written(table: Tensor, rule: str) -> None:
+    settings = Settings(k=12, temperature=1, max_new_tokens=30, rule=rule, tree=True)
+    chosen = rule_for(settings)
+    entries = []
+    for event in decode(TableRunner(table), Planting(TREES["any"]), PROMPT, settings, rule=chosen):
+        places = probabilities_of(event, chosen, str)
+        if isinstance(event, Round):
+            assert len(places) == len(event.emitted)
+            for token, place in zip(event.emitted, places, strict=True):
+                found = next(candidate for candidate in place.candidates if candidate.id == token.id)
+                assert found.p == pytest.approx(token.p, abs=1e-5)
+        emitted = ["x"] * len(ids_of([event]))
+        entries.append(Entry("one", event, Spans(emitted, ["y"] * len(getattr(event, "drafted", ()))), places))
+    _, read = read_trace("".join(write_trace({"lanes": [{"name": "one"}]}, entries)).split("\n"))
+    assert [entry.event for entry in read] == [entry.event for entry in entries]
+
+
+def test_a_race_drafts_trees_and_is_run_again(tmp_path: Any) -> None:
+    from specdemo.racing.rerun import again, differences
+
+    toy: Any = TableToy(tokenizer=letters_tokenizer())
+    settings = Settings(k=9, temperature=0.8, max_new_tokens=40, tree=True)
+    entries = list(race(toy, "prompt-lookup", PROMPT, settings))
+    plain, drafted = ([e.event for e in entries if e.lane == name] for name in ("plain", "speculative"))
+    assert ids_of(plain) == ids_of(drafted)
+    rounds = [entry.event for entry in entries if isinstance(entry.event, Round) and entry.event.drafted]
+    assert any(len({token.parent for token in event.drafted}) < len(event.drafted) for event in rounds)
+
+    class Again(TableToy):
+        weights: Any = None
+
+        def encode(self, prompt: str, raw: bool) -> list[int]:
+            return list(PROMPT)
+
+    lanes = [{"name": "plain", "drafter": "none", "k": 0, "noise": 1}]
+    lanes += [{"name": "speculative", "drafter": "prompt-lookup", "k": 9, "noise": 1}]
+    asked = {"prompt": "p", "preset": "toy", "drafter": "prompt-lookup"}
+    chosen = {"k": 9, "temperature": 0.8, "max_new_tokens": 40, "rule": MATCH, "tree": True}
+    header = {"lanes": lanes, **asked, "settings": chosen}
+    other: Any = Again(tokenizer=letters_tokenizer())
+    repeated = list(again(other, header, entries))
+    assert differences(entries, repeated) == {"plain": None, "speculative": None}
+    trees = [
+        [e.event.drafted for e in race if isinstance(e.event, Round) and e.event.k] for race in (entries, repeated)
+    ]
+    assert [len(drafted) for drafted in trees[0]] == [len(drafted) for drafted in trees[1]]
+
+
+# Who branches ----------------------------------------------------------------------------------------------------
+
+
+def test_trees_are_refused_in_words_where_there_are_none() -> None:
+    with pytest.raises(BadInput, match="chains only"):
+        Settings(k=AUTO, tree=True)
+    with pytest.raises(BadInput, match="from 0 to 63, not 64"):
+        Settings(k=64, tree=True)
+    with pytest.raises(BadInput, match=r"The drafter block drafts chains only.* prompt-lookup"):
+        check_rule("block", Settings(k=4, tree=True))
+    toy: Any = TableToy()
+
+    class Straight(TableRunner):
+        cannot_branch = "it is straight"
+
+    toy.target_runner = lambda capacity: Straight(toy.target, capacity)
+    with pytest.raises(CannotBranch, match="it is straight"):
+        decode_loaded(toy, "prompt-lookup", PROMPT, rule_for(Settings(k=4, tree=True)), None)
+
+
+def test_rows_depths_and_walks_of_a_tree() -> None:
+    draft = Draft([5, 6, 7, 6], parents=[-1, 0, 0, 2])
+    assert rows_of(draft.parents or ()) == [-1, 0, 1, 1, 3]
+    assert depths(draft) == [0, 1, 2, 2, 3]
+    assert walk([5, 6, 7, 6], [-1, 0, 0, 2], [5, 7, 0, 6, 1]) == [0, 2, 3]
+    assert walk([5, 6, 7, 6], [-1, 0, 0, 2], [4, 7, 0, 6, 1]) == []
+    assert walk([5, 5], [-1, -1], [5, 0, 0]) == [0]
+
+
+def test_a_tree_grows_where_its_values_are_largest() -> None:
+    shares = {(): [(1, 0.6), (2, 0.3)], (1,): [(3, 0.4), (4, 0.2)], (2,): [(5, 0.9)], (1, 3): [(6, 0.99)]}
+
+    def children(path: tuple[int, ...]) -> list[tuple[int, float, tuple[int, ...]]]:
+        return [(token, share, (*path, token)) for token, share in shares.get(path, [])]
+
+    start: tuple[int, ...] = ()
+    assert grow(start, children, 4, 9) == Draft([1, 2, 5, 3], parents=[-1, -1, 1, 0])
+    assert grow(start, children, 63, 9).token_ids == [1, 2, 5, 3, 6, 4]
+    assert grow(start, children, 63, 1) == Draft([1, 2], parents=[-1, -1])
+    assert grow(start, children, 1, 9) == Draft([1], parents=[-1])
+    assert grow((), lambda path: [], 8, 8) == Draft()
+
+
+def test_prompt_lookup_merges_what_followed_the_same_words() -> None:
+    lookup = PromptLookup()
+    text = [1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2]
+    draft = lookup.propose_tree(text, 4, 3)
+    assert (draft.token_ids, draft.parents) == ([3, 4, 8, 9], [-1, -1, 0, 0])  # 3 came twice, 8 lately
+    assert set(lookup.propose_tree(text, 63, 2).token_ids) == {3, 4, 7, 8, 9}
+    assert lookup.propose_tree([*text, 5, 6], 4, 3) == Draft()
+    assert lookup.propose_tree([*text, 5, 6, 5, 6], 3, 3) == Draft([5, 6, 5], parents=[-1, 0, 1])  # it goes on
+    lookup.reset(())
+    assert lookup.propose_tree([1, 2], 4, 3) == Draft()
+
+
+def test_the_tree_of_prompt_lookup_holds_the_copy_that_it_would_draft() -> None:
+    choose = random.Random(0)
+    found = 0
+    for _ in range(60):
+        text = [choose.randrange(6) for _ in range(30)]
+        chain = PromptLookup().propose(text, 3).token_ids
+        tree = PromptLookup().propose_tree(text, MAX_NODES, 3)
+        last = -1
+        for token in chain:
+            at = [node for node, parent in enumerate(tree.parents or ()) if parent == last]
+            last = next(node for node in at if tree.token_ids[node] == token)
+            found += 1
+    assert found > 60
+
+
+def events_of(toy: Any, name: str, settings: Settings) -> list[Event]:
+    return list(decode_loaded(toy, name, PROMPT, rule_for(settings), None))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("nodes", [1, 8, MAX_NODES])
+def test_whoever_branches_writes_the_targets_text(nodes: int, temperature: float, tmp_path: Path) -> None:
+    from specdemo.drafters.names import DRAFTERS, drafter_class
+
+    toy = TableToy(ngram_table=ngram_file(tmp_path, VOCAB), tokenizer=letters_tokenizer())
+    kinds = {name: drafter_class(name) for name in DRAFTERS}
+    able = [name for name, kind in kinds.items() if kind.branches and not kind.unavailable_reason(toy.parts)]
+    assert able == ["prompt-lookup", "ngram", "lookup-ngram", "eagle", "lookup-eagle"]
+    for name in able:
+        settings = Settings(k=nodes, temperature=temperature, max_new_tokens=50, tree=True)
+        events = events_of(toy, name, settings)
+        assert ids_of(events) == ids_of(events_of(toy, "none", replace(settings, k=0)))
+        assert all(len(event.drafted) <= nodes for event in events if isinstance(event, Round))
+        assert Stats.of(events).accepted > 0
