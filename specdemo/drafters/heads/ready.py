@@ -49,18 +49,21 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
 class ReadyHead(Generic[H]):
     """A head tied to its target: packed, in the target's number types, with the target's embeddings.
 
-    `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each. Where passes
-    are captured, `slots` holds those of the head.
+    `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each; a head that
+    has its own uses those. Where passes are captured, `slots` holds those of the head.
     """
 
     slots: HeadSlots | None = None
 
     def __init__(self, head: H, embedding: Tensor, output: Tensor) -> None:
-        self.embedding = embedding
+        own = None if head.own_embedding is None else head.own_embedding.to(embedding)
+        self.embedding = embedding if own is None or torch.equal(own, embedding) else own  # often it is a copy
         self.dtype = compute_dtype(embedding.dtype, embedding.device)
         self.head = head.to(embedding.dtype).to(embedding.device, self.dtype).eval()
         self.token_ids = head.token_ids.to(embedding.device)  # [V']
-        self._output = Linear.of(output[self.token_ids], None)
+        everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
+        rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
+        self._output = Linear.of(rows.to(embedding), None)
         self._native = native_parts(self.head, self._output, embedding.dtype)
         pack(self.head, embedding.dtype)
 
@@ -72,6 +75,11 @@ class ReadyHead(Generic[H]):
         """Of the draft vocabulary, [T, hidden] -> [T, V']."""
         return self._output(self.head.norm(x))
 
+    def bigram_bias(self, previous: Tensor) -> Tensor | float:
+        """What the tokens before [T] add to the logits, [T, V'], or nothing."""
+        head = self.head
+        return head.bigram_bias(previous if head.shape.bigram_table else self.embed(previous))
+
     def zeros(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
         """A buffer on the head's device, in its type unless told."""
         return torch.zeros(*sizes, dtype=dtype or self.dtype, device=self.embedding.device)
@@ -79,11 +87,11 @@ class ReadyHead(Generic[H]):
     def backend(self, capacity: int) -> HeadBackend:
         """The fastest backend here, for one text of at most `capacity` tokens."""
         if self._native:
-            return NativeBackend(*self._native, capacity, self.dtype)
+            return NativeBackend(self.head, self._native, capacity, self.dtype)
         return self.torch_backend(capacity)
 
     def torch_backend(self, capacity: int, cache: type[HeadCache] = HeadCache) -> TorchBackend:
-        return TorchBackend(self.head, self.logits, cache(self.head.shape, capacity, self.zeros(0)))
+        return TorchBackend(self.head, self.logits, cache(self.head, capacity, self.zeros(0)))
 
     def capture(self, passes: type[HeadPasses[H]], capture: Capture) -> None:
         """Have the passes of a run captured now, and of others when they begin."""
@@ -109,8 +117,7 @@ class HeadPasses(Slot, Generic[H]):
 
     def states_and_tokens(self) -> list[tuple[Tensor, Tensor]]:
         """Buffers for the states and the next token of as many tokens as a round can leave unread."""
-        shape = self.ready.head.shape
-        states = self.ready.zeros(LONGEST, len(shape.state_layers) * shape.hidden)
+        states = self.ready.zeros(LONGEST, self.ready.head.shape.states)
         tokens = self.ready.zeros(LONGEST, dtype=torch.long)
         return [(states[:count], tokens[:count]) for count in LENGTHS]
 
