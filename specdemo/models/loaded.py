@@ -33,6 +33,7 @@ from .checkpoint import Checkpoint, embeddings_of, fetch_weights, find_checkpoin
 from .errors import causes, wrap_load_errors
 from .placement import Part, plan
 from .presets import Preset, Source
+from .published_heads import fetch_heads, formats_of
 from .store import LoadError, Progress
 from .translation import Translation, differing_token
 
@@ -79,7 +80,8 @@ class Loaded:
     make_draft_runner: MakeRunner | None
     translation: Translation | None = None  # where the draft model has another tokenizer
     costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
-    head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind
+    head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is one of others
+    layers: int = 0  # of the target
     ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
     token_bytes: tuple[int, ...] = (0, 0)
 
@@ -112,8 +114,14 @@ class Loaded:
             head_files=self.head_files,
             ready_heads=self.ready_heads,
             captured=self.engine == "graph",
+            layers=self.layers,
             translator=self.translation,
         )
+
+    @property
+    def head_formats(self) -> dict[str, str]:
+        """The names of the formats of heads that others published, by kind."""
+        return formats_of(self.head_files)
 
     def target_runner(self, capacity: int) -> Runner:
         """A runner of the target for a run of at most `capacity` tokens."""
@@ -222,6 +230,7 @@ def _load(
         if source is not None
     )
     check_skip_layers(target.config, preset)
+    heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
     parts = [
         Part(
@@ -267,7 +276,8 @@ def _load(
         context=min(context_of(found.config) for found in (target, *([] if translation else drafts))),
         eos_ids=_eos_ids(target, preset),
         ngram_table=preset.ngram_table,
-        head_files=preset.heads if opened.embeddings is not None else {},
+        head_files=heads if opened.embeddings is not None else {},
+        layers=target.config.get_text_config().num_hidden_layers,
         skip_layers=preset.skip_layers,
         weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
         engine=opened.engine,

@@ -69,9 +69,7 @@ def format_of(config: Config, name: str) -> Format:
     if library is not None:
         if library not in SPECULATORS:
             known = ", ".join(SPECULATORS)
-            raise BadInput(
-                f"{name} is a head of the speculators kind {library!r}, which is not read here: {known} are."
-            )
+            raise BadInput(f"{name} is of the speculators kind {library!r}, which is not read here: {known} are.")
         verifier = (config.get("speculators_config") or {}).get("verifier") or {}
         target = verifier.get("name_or_path")
         return Format(f"speculators {library}", SPECULATORS[library], library, True, target)
@@ -82,7 +80,7 @@ def format_of(config: Config, name: str) -> Format:
         projector = (block or {}).get("projector_type") or "dflash"
         if "DFlash2" in architectures or "conv_kernel_size" in (block or {}) or projector not in ("dflash", "dspark"):
             kind = "dflash2" if projector == "dflash" else projector
-            raise BadInput(f"{name} is a head of the kind {kind!r}, which is not read here: DFlash and DSpark are.")
+            raise BadInput(f"{name} is of the kind {kind!r}, which is not read here: DFlash and DSpark are.")
         spark = projector == "dspark" or "DSpark" in architectures or "markov_rank" in config
         return Format("DSpark" if spark else "DFlash", "block", "dspark" if spark else "dflash", False, target)
     if "draft_vocab_size" in config or "eagle3" in architectures.lower():
