@@ -41,6 +41,7 @@ class DrafterParts:
     ready_heads: dict[str, Any] = field(default_factory=dict)
     captured: bool = False  # the target's passes are captured on a GPU, and so should be a head's
     layers: int = 0  # of the target
+    final_norm: tuple[Tensor, float] | None = None  # its weight [hidden] and epsilon, if it is an RMS norm as in Llama
     translator: Translator | None = None  # for a draft model with another tokenizer
 
 

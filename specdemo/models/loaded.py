@@ -24,7 +24,7 @@ from ..decoding.costs import CostModel
 from ..decoding.drafter import DrafterParts
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
 from ..engines.cpu.huge_pages import WEIGHTS
-from ..engines.layout import embeddings, knows
+from ..engines.layout import embeddings, final_norm, knows
 from ..engines.runner import Runner
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, cpu_model, cpu_name, device_name
 from ..types import BadInput
@@ -52,10 +52,9 @@ class Loaded:
 
     `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens a run
     may hold, `eos_ids` the tokens that end a text, `weights` says which weights these are, for the header of a trace.
-    `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. `embeddings` are the
-    target's input and output embeddings, [V, hidden] each, for trained heads; without these there are none.
-    `placement` says how many bytes of the target's weights lie on each device, `held` how many of all models, and
-    `token_bytes` how many the keys and values of a token take: the target's, and the draft model's if there is one.
+    `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. Trained heads need its
+    `embeddings`, input and output, [V, hidden] each. `placement` are the bytes of the target's weights on each device,
+    `held` those of all models, `token_bytes` those of a token's keys and values: the target's, then the draft model's.
     """
 
     preset: Preset
@@ -82,6 +81,7 @@ class Loaded:
     costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
     head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is one of others
     layers: int = 0  # of the target
+    final_norm: tuple[Tensor, float] | None = None  # see `DrafterParts`
     ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
     token_bytes: tuple[int, ...] = (0, 0)
 
@@ -115,6 +115,7 @@ class Loaded:
             ready_heads=self.ready_heads,
             captured=self.engine == "graph",
             layers=self.layers,
+            final_norm=self.final_norm,
             translator=self.translation,
         )
 
@@ -278,6 +279,7 @@ def _load(
         ngram_table=preset.ngram_table,
         head_files=heads if opened.embeddings is not None else {},
         layers=target.config.get_text_config().num_hidden_layers,
+        final_norm=opened.final_norm,
         skip_layers=preset.skip_layers,
         weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
         engine=opened.engine,
@@ -298,6 +300,7 @@ class OpenedModel:
     embeddings: tuple[Tensor, Tensor] | None
     placement: dict[str, int]
     device: torch.device
+    final_norm: tuple[Tensor, float] | None = None
 
 
 def _open_checkpoint(
@@ -322,7 +325,8 @@ def _open_checkpoint(
             progress(None, laying_out)
             engine, make_runner = runner_of_weights(checkpoint.config, weights, device, slots)
             both = embeddings(weights) if with_embeddings else None
-            return OpenedModel(engine, make_runner, again, both, weights.placement, device)
+            norm = final_norm(checkpoint.config, weights)
+            return OpenedModel(engine, make_runner, again, both, weights.placement, device, norm)
         model = open_model(checkpoint, dtype, device, progress, max_memory)
         progress(None, laying_out)
         engine, make_runner = runner_maker(model, slots, eager, dtype)
@@ -331,11 +335,12 @@ def _open_checkpoint(
             first, last = (part.to("cpu", torch.float32) for part in both)
             both = first, first if both[1] is both[0] else last
         if engine == "eager":
-            return OpenedModel(engine, make_runner, lambda: model, both, placement(model.parameters()), model.device)
-        if both is not None:
+            again = lambda: model  # noqa: E731
+        elif both is not None:
             first, last = (part.to(dtype) for part in both)
             both = first, first if both[1] is both[0] else last
-        return OpenedModel(engine, make_runner, again, both, placement(model.parameters()), model.device)
+        norm = final_norm(checkpoint.config, dict(model.named_parameters()))
+        return OpenedModel(engine, make_runner, again, both, placement(model.parameters()), model.device, norm)
 
 
 def _as_long_as_held(opened: Callable[[], PreTrainedModel]) -> Callable[[], PreTrainedModel]:

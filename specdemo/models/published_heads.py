@@ -10,7 +10,7 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from ..drafters.heads.formats import CONFIG, Format, format_of, read_config
-from ..drafters.heads.published import INDEX, PICKLE, WEIGHTS
+from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE
 from ..drafters.heads.published_shape import ShapeReader, TargetSizes
 from ..types import BadInput
 from .checkpoint import HUB_SECONDS, Checkpoint, commit_of, download_bar, file_of
@@ -57,7 +57,7 @@ def _fetched(source: HeadSource, progress: Progress) -> Path:
     progress(None, f"looking for the head {source} on the hub")
     folder, bar = _folder_of(source), download_bar(source, progress)
     with wrap_load_errors(source):
-        for name in (WEIGHTS, INDEX, PICKLE):
+        for name in (*WHOLE, INDEX, *PICKLES):
             found = file_of(source.repo, folder.name, name, tqdm_class=bar)
             if found is None:
                 continue
@@ -66,7 +66,7 @@ def _fetched(source: HeadSource, progress: Progress) -> Path:
                 for part in sorted(parts):
                     file_of(source.repo, folder.name, part, tqdm_class=bar)
             return found.parent
-    raise LoadError(f"The head {source} has no weights: its repository has neither {WEIGHTS} nor {PICKLE}.")
+    raise LoadError(f"The head {source} has no weights: its repository has neither {WEIGHTS} nor {PICKLES[0]}.")
 
 
 def _check(folder: Path, kind: str, target: Checkpoint) -> None:
@@ -75,7 +75,9 @@ def _check(folder: Path, kind: str, target: Checkpoint) -> None:
     found, text = format_of(config, name), target.config.get_text_config()
     if found.kind != kind:
         raise BadInput(f"{name} is {found.name}, which drafts as {found.kind} and not as {kind}.")
-    ShapeReader(name, found, config, TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers)).shape(())
+    sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers)
+    if found.method != "medusa":  # its configuration states no sizes
+        ShapeReader(name, found, config, sizes).shape(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,9 @@ def report_on_head(source: HeadSource) -> HeadReport:
         with wrap_load_errors(source):
             info = HfApi().model_info(source.repo, revision=source.revision, files_metadata=True, timeout=HUB_SECONDS)
         sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
-    whole = [size for name, size in sizes.items() if name.endswith(".safetensors")] or [sizes.get(PICKLE, 0)]
-    return HeadReport(str(source), found, sum(whole) or None, isinstance(source, Hub))
+    stated = [size for name, size in sizes.items() if name.endswith(".safetensors")]
+    size = sum(stated) or sum(sizes.get(name, 0) for name in PICKLES) or None
+    return HeadReport(str(source), found, size, isinstance(source, Hub))
 
 
 def _folder_of(source: HeadSource) -> Path:

@@ -12,7 +12,7 @@ from .stats import Stats
 
 USUAL = "65% to 85%"
 LEAST = 0.2  # share of first guesses below which something is wrong
-ENOUGH = 24  # drafts that tell: of a head that is right 40% of the time, one text in 200 shows less than `LEAST`
+ENOUGH = 30  # drafts that tell: of a head that is right 40% of the time, one text in 200 shows less than `LEAST`
 CAUSES = (
     "it reads other layers of the target",
     "its rope_theta is not the one in its configuration",

@@ -43,14 +43,17 @@ def export_head(
     shape = head.shape
     if head.kind == "block" and shape.mask_token is None:
         raise BadInput(
-            "A block head that was trained here cannot be written in this format: its positions begin as the target's "
-            "last state, and in dflash as a mask token."
+            "This head cannot be written in this format: its positions begin as the target's last state, and those of "
+            "dflash as a mask token."
         )
     weights = head.state_dict()
     tensors: dict[str, Tensor] = {}
     for ours, parts in tensors_of(type(head), shape).items():
         rows = weights[ours].flatten() if ours == "state_norm" else weights[ours]
         tensors |= zip(parts, rows.split([sizes[0] for sizes in parts.values()]), strict=True)
+    for index in range(1 if head.kind == "eagle" else shape.depth):
+        if shape.qkv_bias and not shape.out_bias:  # there is one word for both
+            tensors[f"layers.{index}.self_attn.o_proj.bias"] = torch.zeros(shape.hidden)
     ids = head.token_ids.cpu().long()
     tensors[EMBEDDING] = embeddings[0] if head.own_embedding is None else head.own_embedding
     tensors[OUTPUT] = embeddings[1][ids] if head.own_output is None else head.own_output
@@ -96,7 +99,7 @@ def _layer(shape: HeadShape, eagle: bool) -> dict[str, Any]:
     """The decoder layers as a configuration of transformers."""
     depth = 1 if eagle else shape.depth
     windows = shape.windows[:depth]
-    layer = {
+    layer: dict[str, Any] = {
         "model_type": "qwen3" if shape.head_norms else "llama",
         "hidden_act": "silu",
         "hidden_size": shape.hidden,
@@ -107,7 +110,7 @@ def _layer(shape: HeadShape, eagle: bool) -> dict[str, Any]:
         "head_dim": shape.width,
         "vocab_size": shape.vocab_size,
         "rms_norm_eps": shape.eps,
-        "attention_bias": shape.qkv_bias,
+        "attention_bias": shape.qkv_bias or shape.out_bias,
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", **shape.rope},
     }

@@ -30,7 +30,7 @@ def write(folder: Path, config: Config, tensors: Tensors, pickle: bool = False) 
     if pickle:
         torch.save(tensors, folder / "pytorch_model.bin")
     else:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+        save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
 
 
@@ -101,7 +101,8 @@ def attention(t: Tensors, p: str, queries: Tensor, keys: Tensor, seen: Tensor, s
     v = projected("v", keys, kv).repeat_interleave(heads // kv, 1)
     scores = torch.einsum("qhw,khw->hqk", q, k) * width**-0.5
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    return F.linear(torch.einsum("hqk,khw->qhw", weights, v).flatten(1), t[f"{p}self_attn.o_proj.weight"])
+    attended = torch.einsum("hqk,khw->qhw", weights, v).flatten(1)
+    return F.linear(attended, t[f"{p}self_attn.o_proj.weight"], t.get(f"{p}self_attn.o_proj.bias"))
 
 
 def mlp(t: Tensors, p: str, x: Tensor) -> Tensor:
@@ -167,6 +168,8 @@ def block_drafts(
 ) -> tuple[list[int], Tensor]:
     """The same of a DFlash or DSpark head, which drafts a whole block of which the first k are taken."""
     layer, block = config.get("transformer_layer_config", config), {**config, **config.get("dflash_config", {})}
+    if "medusa_num_heads" in config:
+        return medusa_drafts(model, config, t, numbers, ids, k)
     t = {name.removeprefix("logit_head."): tensor for name, tensor in t.items()}
     embedding = t.get("embed_tokens.weight", model.get_input_embeddings().weight)
     output = t.get("lm_head.weight", model.get_output_embeddings().weight)
@@ -193,6 +196,22 @@ def block_drafts(
         drafted.append(previous)
         seen_logits.append(row)
     return drafted, torch.stack(seen_logits)
+
+
+@torch.no_grad()
+def medusa_drafts(
+    model: PreTrainedModel, config: Config, t: Tensors, numbers: Sequence[int], ids: Sequence[int], k: int
+) -> tuple[list[int], Tensor]:
+    """The same of Medusa's heads, each of which has one guess."""
+    last = target_states(model, ids[:-1], numbers)[-1]  # transformers' last hidden state is normed
+    rows = []
+    for place in range(k):
+        x = last
+        for layer in range(config["medusa_num_layers"]):
+            p = f"medusa_head.{place}.{layer}.linear."
+            x = x + F.silu(F.linear(x, t[f"{p}weight"], t[f"{p}bias"]))
+        rows.append(F.linear(x, t[f"medusa_head.{place}.{config['medusa_num_layers']}.weight"]))
+    return [int(row.argmax()) for row in rows], torch.stack(rows)
 
 
 # The formats -----------------------------------------------------------------------------------------------------
@@ -231,7 +250,7 @@ def narrow_eagle3(vocab: int) -> tuple[Config, Tensors]:
     config = {**eagle3(vocab)[0], "hidden_size": hidden, "target_hidden_size": HIDDEN, "norm_before_fc": True}
     sizes = {**SIZES, "hidden": hidden, "width": 16}
     tensors = {"fc.weight": make.matrix(hidden, 3 * HIDDEN), "norm.weight": make.vector(hidden)}
-    tensors |= layer_tensors(make, "midlayer.", sizes, 2 * hidden)
+    tensors |= layer_tensors(make, "midlayer.", sizes, 2 * hidden, ("bias",))
     tensors |= {"midlayer.hidden_norm.weight": make.vector(hidden), "lm_head.weight": make.matrix(40, hidden)}
     tensors |= {"embed_tokens.weight": make.matrix(vocab, hidden), "input_norm.weight": make.vector(3 * HIDDEN)}
     return config, tensors | draft_table(make, vocab, 40)
@@ -251,7 +270,7 @@ def library(method: str, vocab: int, layer: Config, **more: Any) -> Config:
 
 
 def library_eagle3(vocab: int) -> tuple[Config, Tensors]:
-    """Of the library: the residual is normed, and queries and keys have norms and biases."""
+    """Of the library: the residual is normed, queries and keys have norms, and the whole attention has biases."""
     make = Maker(4)
     layer = {
         "model_type": "qwen3",
@@ -263,7 +282,10 @@ def library_eagle3(vocab: int) -> tuple[Config, Tensors]:
     tensors = {"fc.weight": make.matrix(HIDDEN, 4 * HIDDEN), "norm.weight": make.vector(HIDDEN)}
     tensors |= layer_tensors(make, "layers.0.", SIZES, 2 * HIDDEN, ("bias", "head norms"))
     tensors |= {"layers.0.hidden_norm.weight": make.vector(HIDDEN), "lm_head.weight": make.matrix(40, HIDDEN)}
-    tensors["embed_tokens.weight"] = make.matrix(vocab, HIDDEN)
+    tensors |= {
+        "embed_tokens.weight": make.matrix(vocab, HIDDEN),
+        "layers.0.self_attn.o_proj.bias": make.vector(HIDDEN),
+    }
     return config, tensors | draft_table(make, vocab, 40)
 
 
@@ -319,3 +341,16 @@ def library_dspark(vocab: int) -> tuple[Config, Tensors]:
     config, tensors = library_dflash(vocab)
     config |= {"speculators_model_type": "dspark", "markov_rank": 16, "sample_from_anchor": True}
     return config, tensors | markov(Maker(9), vocab, 40)
+
+
+def medusa(vocab: int) -> tuple[Config, Tensors]:
+    """As FasterDecoding publishes it."""
+    make, places, layers = Maker(10), 3, 2
+    config = {"medusa_num_heads": places, "medusa_num_layers": layers, "base_model_name_or_path": "owner/target"}
+    tensors: Tensors = {}
+    for place in range(places):
+        for layer in range(layers):
+            tensors[f"medusa_head.{place}.{layer}.linear.weight"] = make.matrix(HIDDEN, HIDDEN)
+            tensors[f"medusa_head.{place}.{layer}.linear.bias"] = make.vector(HIDDEN) - 1
+        tensors[f"medusa_head.{place}.{layers}.weight"] = make.matrix(vocab, HIDDEN)
+    return config, tensors

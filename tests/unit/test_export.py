@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,13 +19,14 @@ from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.train.export import export_head
 from specdemo.types import BadInput
 from tests.conftest import Command
-from tests.unit.published import LAYERS, eagle_drafts, write
+from tests.unit.published import LAYERS, write
 from tests.unit.test_published_heads import BLOCKS, EAGLES, FORMATS, TARGET, made
 from tests.unit.toys import MODEL_VOCAB, tiny_model, untrained_heads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 NAMES = "owner/target", "Qwen3ForCausalLM"
+WRITTEN = [name for name in FORMATS if name != "Medusa"]  # which the format has no words for
 LIBRARY = "SPECDEMO_SPECULATORS_PYTHON"  # names a Python that has the library; it needs other versions than specdemo
 
 
@@ -42,7 +42,7 @@ def ours(folder: Path) -> EagleHead:
     return load_head(EagleHead, folder / "ours.safetensors")
 
 
-@pytest.mark.parametrize("name", ["ours", *FORMATS])
+@pytest.mark.parametrize("name", ["ours", *WRITTEN])
 def test_export_import_and_export_give_the_same_bytes(name: str, tmp_path: Path) -> None:
     kind: type[Head] = BlockHead if name in BLOCKS else EagleHead
     if name == "ours":
@@ -65,30 +65,23 @@ def test_export_import_and_export_give_the_same_bytes(name: str, tmp_path: Path)
 
 
 def test_a_head_trained_here_drafts_the_same_in_the_librarys_format(tmp_path: Path) -> None:
-    """By the forward pass of the format, which the tests write out."""
     head = ours(tmp_path)
     export_head(head, embeddings(), NAMES, tmp_path / "out", torch.float32)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    tensors = load_file(tmp_path / "out" / "model.safetensors")
-    model = tiny_model("qwen3", layers=LAYERS)
-    numbers = config["eagle_aux_hidden_state_layer_ids"]
-    assert numbers == [layer + 1 for layer in head.shape.state_layers]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [layer + 1 for layer in head.shape.state_layers]
     read = load_published(tmp_path / "out", EagleHead, TARGET)
     states = torch.randn(5, head.shape.states, generator=torch.Generator().manual_seed(1))
     logits = []
     for one in (head, read):
         ready = ReadyHead(one, *embeddings())
-        backend = ready.torch_backend(32)
-        logits.append(ready.logits(backend.run(ready.head.fused(states), ready.embed([1, 2, 3, 4, 5]), outputs=5)))
+        x = ready.torch_backend(32).run(ready.head.fused(states), ready.embed([1, 2, 3, 4, 5]), outputs=1)
+        logits.append(ready.logits(x))
     torch.testing.assert_close(*logits)
-    ids = list(range(30))
-    drafted, _ = eagle_drafts(model, config, tensors, [*numbers[:-1], numbers[-1]], ids, 3)
-    assert len(drafted) == 3
 
 
 def test_what_the_format_has_no_words_for_is_refused(tmp_path: Path) -> None:
     head = untrained_heads(MODEL_VOCAB, 32, LAYERS, heads=4, draft_vocab=40)["block"]
-    with pytest.raises(BadInput, match="A block head that was trained here cannot be written in this format"):
+    with pytest.raises(BadInput, match="This head cannot be written in this format"):
         export_head(head, embeddings(), NAMES, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -153,5 +146,14 @@ def test_the_library_reads_what_is_written_and_drafts_the_same(name: str, tmp_pa
     assert set(missing) <= {"verifier_norm.weight", "verifier_lm_head.weight"}
     if drafted is not None:
         ready = ReadyHead(read, *embeddings())
-        x: Any = ready.torch_backend(32).run(ready.head.fused(states), ready.embed(tokens), outputs=20)
-        assert drafted == ready.logits(x).argmax(-1).tolist()
+        backend, fused, embedded, ours_drafted = (
+            ready.torch_backend(32),
+            ready.head.fused(states),
+            ready.embed(tokens),
+            [],
+        )
+        for row in range(len(tokens)):
+            x = backend.run(fused[row : row + 1], embedded[row : row + 1], outputs=1)
+            backend.advance(1)
+            ours_drafted.append(int(ready.logits(x).argmax()))
+        assert drafted == ours_drafted

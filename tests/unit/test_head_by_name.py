@@ -84,10 +84,8 @@ def test_a_head_goes_with_a_preset_or_names_its_target(
     assert f"The head {heads['eagle']}: nothing to download, " in told
     assert f"speculators eagle3, drafts as eagle, made for {target}." in told
     status, _, told = command("generate", "--head", str(heads["block"]), *asked)
-    assert (status, told.strip()) == (
-        2,
-        f"The head {heads['block']} does not say which target it is for: name it by --target.",
-    )
+    assert status == 2
+    assert f"The head {heads['block']} does not say which target it is for: name it by --target." in told
     status, _, told = command("generate", "--preset", "smollm2-135m", "--head", str(target), *asked)
     assert status == 2
     assert f"The head {target} is no head that can be read here" in told

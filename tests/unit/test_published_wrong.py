@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from specdemo.drafters.heads.published import load_published
 from specdemo.types import BadInput
 from tests.unit import published
 from tests.unit.published import Config, Tensors, write
-from tests.unit.test_published_heads import TARGET
+from tests.unit.test_published_heads import TARGET as SIZES
 from tests.unit.toys import MODEL_VOCAB
 
 NAME = "The head it"
+TARGET = replace(SIZES, final_norm=(torch.ones(32), 1e-5))
 
 
 @dataclass
@@ -75,9 +76,9 @@ WRONG = {
         tensors={"d2t": torch.cat([torch.zeros(39), torch.tensor([-1.0])]).long()},
     ),
     "a tensor too many": Wrong(
-        f"{NAME} has the tensor layers.0.self_attn.o_proj.bias of shape [32], which is not known here: it may compute "
+        f"{NAME} has the tensor layers.0.mlp.down_proj.bias of shape [32], which is not known here: it may compute "
         "something else.",
-        tensors={"midlayer.self_attn.o_proj.bias": floats(32)},
+        tensors={"midlayer.mlp.down_proj.bias": floats(32)},
     ),
     "quantized": Wrong(
         f"{NAME} has the tensor fc.weight in int8, but quantized weights are not read here.",
@@ -127,6 +128,19 @@ WRONG = {
         f"{NAME} has layers in which a block is causal; those are not read here.",
         {"causal": True},
         make=published.library_dflash,
+        kind=BlockHead,
+    ),
+    "Medusa of another width": Wrong(
+        f"{NAME} has the tensor 0.0.linear.weight of shape [64, 64], but its configuration and this target ask for "
+        "[32, 32].",
+        tensors={"medusa_head.0.0.linear.weight": floats(64, 64)},
+        make=published.medusa,
+        kind=BlockHead,
+    ),
+    "Medusa without places": Wrong(
+        f"{NAME} needs whole numbers medusa_num_heads and medusa_num_layers, but it has (None, 2).",
+        {"medusa_num_heads": None},
+        make=published.medusa,
         kind=BlockHead,
     ),
     "P-EAGLE": Wrong(

@@ -17,6 +17,7 @@ networks  the trained parts: `HeadShape`, `EagleHead`, `BlockHead`, and their ro
 files     reads and writes the weights of those trained here
 formats, published_shape, published
           read heads of others: EAGLE-3, DFlash, DSpark, and those of the library speculators
+medusa    a head without decoder layers
 cache     keys and values for torch's operations
 backends  `HeadBackend`: the layers over one text, by torch's operations or by the C library for CPUs
 ready     `ReadyHead`: a head tied to its target; `HeadPasses`: what a drafter asks a backend for, captured on a GPU

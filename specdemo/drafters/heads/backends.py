@@ -126,7 +126,7 @@ def native_parts(head: Head, output: Linear, dtype: torch.dtype) -> NativeParts 
             qkv=linear(weights.qkv, len(weights.qkv) // shape.width, weights.qkv_bias),
             head_norms=(norm(weights.head_norms[0]), norm(weights.head_norms[1])) if weights.head_norms else None,
             rotated=True,
-            out=linear(weights.out),
+            out=linear(weights.out, bias=weights.out_bias),
             mlp_norm=norm(weights.mlp_norm),
             up=linear(weights.gate_up, 2),
             activate=swiglu,

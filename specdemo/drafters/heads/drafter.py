@@ -69,7 +69,10 @@ class HeadDrafter(Drafter):
         if kind not in parts.ready_heads:
             assert parts.embeddings is not None, "the models were released"
             embedding, output = parts.embeddings
-            path, sizes = parts.head_files[kind], TargetSizes(len(output), output.shape[1], parts.layers)
+            path, sizes = (
+                parts.head_files[kind],
+                TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm),
+            )
             ours = not path.is_dir()
             head = load_head_for(output, cls.network, path) if ours else load_published(path, cls.network, sizes)
             ready = ReadyHead(head, embedding, output)

@@ -8,6 +8,7 @@ speculators eagle3                        eagle   `speculators_model_type`
 z-lab DFlash                              block   `dflash_config`
 DSpark                                    block   `projector_type` in it, or `markov_rank` beside it
 speculators dflash, dspark                block   `speculators_model_type`
+Medusa                                    block   `medusa_num_heads`, or a model type or architecture of that name
 ========================================  ======  ===========================================================
 """
 
@@ -30,7 +31,7 @@ SPECULATORS = {"eagle3": "eagle", "dflash": "block", "dspark": "block"}  # the t
 class Format:
     """A format of published heads: its name, the `kind` of head that reads it, and the target that the head names.
 
-    `method` is eagle3, dflash or dspark. `nested` tells the speculators library's formats, which name layers by
+    `method` is eagle3, dflash, dspark or medusa. `nested` tells the speculators library's formats, which name layers by
     transformers' index of hidden states and hold the sizes of the layers in a configuration of their own.
     """
 
@@ -85,8 +86,10 @@ def format_of(config: Config, name: str) -> Format:
         return Format("DSpark" if spark else "DFlash", "block", "dspark" if spark else "dflash", False, target)
     if "draft_vocab_size" in config or "eagle3" in architectures.lower():
         return Format("EAGLE-3", "eagle", "eagle3", False, target)
+    if "medusa_num_heads" in config or "medusa" in f"{architectures} {config.get('model_type')}".lower():
+        return Format("Medusa", "block", "medusa", False, target)
     said = architectures or config.get("model_type") or "nothing"
     raise BadInput(
-        f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, DFlash, DSpark or the library "
-        f"speculators; it names {said}."
+        f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, DFlash, DSpark, Medusa or the "
+        f"library speculators; it names {said}."
     )

@@ -45,6 +45,7 @@ class HeadShape:
     state_norms: str = EACH
     fused_norm: bool = False  # what was fused is normed too
     qkv_bias: bool = False
+    out_bias: bool = False
     head_norms: bool = False  # queries and keys are normed before they are rotated, as in Qwen3
     normed_residual: bool = False  # the residual of an eagle head is the normed hidden state
     normed_feedback: bool = False  # an eagle head reads its own output normed
@@ -120,6 +121,7 @@ class LayerWeights(NamedTuple):
     qkv_bias: Tensor | None
     head_norms: tuple[nn.RMSNorm, nn.RMSNorm] | None
     out: Tensor
+    out_bias: Tensor | None
     mlp_norm: nn.RMSNorm
     gate_up: Tensor
     down: Tensor
@@ -156,6 +158,7 @@ class Head(nn.Module):
     state_norm: nn.Parameter | None
     own_embedding: Tensor | None = None
     own_output: Tensor | None = None
+    place_outputs: Sequence[Tensor] = ()  # [V', hidden] of each place of a block, where they differ
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -217,7 +220,7 @@ class EagleHead(Head):
         self.hidden_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.qkv = nn.Linear(2 * shape.hidden, inner, bias=shape.qkv_bias)
         self.q_norm, self.k_norm = _head_norms(shape)
-        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=False)
+        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=shape.out_bias)
         self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
         self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
@@ -233,7 +236,7 @@ class EagleHead(Head):
 
     def weights(self) -> LayerWeights:
         head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
-        rest = self.out.weight, self.mlp_norm, self.gate_up.weight, self.down.weight
+        rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
         return LayerWeights(self.hidden_norm, self.qkv.weight, self.qkv.bias, head_norms, *rest)
 
     def attention_inputs(
@@ -269,7 +272,7 @@ class BlockLayer(nn.Module):
         self.q = nn.Linear(shape.hidden, shape.heads * shape.width, bias=shape.qkv_bias)
         self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=shape.qkv_bias)
         self.q_norm, self.k_norm = _head_norms(shape)
-        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=False)
+        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=shape.out_bias)
         self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
         self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
@@ -278,7 +281,7 @@ class BlockLayer(nn.Module):
         qkv = torch.cat([self.q.weight, self.kv.weight])
         bias = torch.cat([self.q.bias, self.kv.bias]) if self.shape.qkv_bias else None
         head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
-        rest = self.out.weight, self.mlp_norm, self.gate_up.weight, self.down.weight
+        rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
         return LayerWeights(self.attention_norm, qkv, bias, head_norms, *rest)
 
     def query(self, x: Tensor, by: Rotation) -> Tensor:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...types import BadInput
 from .formats import format_of, read_config
+from .medusa import medusa_head
 from .networks import EACH, NONE, Head, HeadShape
 from .published_shape import ShapeReader, TargetSizes
 
@@ -27,7 +28,8 @@ Sizes = tuple[int, ...]
 Table = dict[str, dict[str, Sizes]]
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLE = "pytorch_model.bin"  # the only file of many EAGLE-3 heads
+WHOLE = WEIGHTS, "medusa_lm_head.safetensors"  # names of files that hold all tensors
+PICKLES = "pytorch_model.bin", "medusa_lm_head.pt"  # the only file of many EAGLE-3 and Medusa heads
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 EMBEDDING, OUTPUT, OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
 # What a head has for its training, for another way to use it, or could compute by itself.
@@ -47,8 +49,13 @@ def load_published(folder: Path, kind: type[H], target: TargetSizes) -> H:
     if found.kind != kind.kind:
         raise BadInput(f"{name} is {found.name}, which drafts as {found.kind} and not as {kind.kind}.")
     tensors = {_plain(key): tensor for key, tensor in _read_tensors(folder, name).items()}
-    shape = ShapeReader(name, found, config, target).shape(tensors)
-    return _assembled(name, kind, shape, tensors)
+    taker = Taker(name, tensors)
+    if found.method == "medusa":
+        head = cast(H, medusa_head(name, config, target, taker.take))
+    else:
+        head = _assembled(taker, kind, ShapeReader(name, found, config, target).shape(tensors))
+    taker.check_empty()
+    return head
 
 
 def tensors_of(kind: type[Head], shape: HeadShape) -> Table:
@@ -87,6 +94,8 @@ def _layer(shape: HeadShape, ours: str, theirs: str, projections: tuple[str, ...
     if shape.head_norms:
         table |= {f"{ours}{part}_norm.weight": {f"{attention}{part}_norm.weight": (shape.width,)} for part in "qk"}
     table[f"{ours}out.weight"] = {f"{attention}o_proj.weight": (hidden, queries)}
+    if shape.out_bias:
+        table[f"{ours}out.bias"] = {f"{attention}o_proj.bias": (hidden,)}
     table[f"{ours}mlp_norm.weight"] = {f"{theirs}post_attention_layernorm.weight": (hidden,)}
     table[f"{ours}gate_up.weight"] = {f"{mlp}{part}_proj.weight": (shape.mlp, hidden) for part in ("gate", "up")}
     table[f"{ours}down.weight"] = {f"{mlp}down_proj.weight": (hidden, shape.mlp)}
@@ -96,44 +105,68 @@ def _layer(shape: HeadShape, ours: str, theirs: str, projections: tuple[str, ...
 def _read_tensors(folder: Path, name: str) -> Mapping[str, Tensor]:
     """All tensors in the folder. A pickle is read by the loader of torch that makes tensors and runs no code."""
     try:
-        if (folder / WEIGHTS).is_file():
-            return load_file(folder / WEIGHTS)
+        for path in filter(Path.is_file, (folder / file for file in WHOLE)):
+            return load_file(path)
         if (folder / INDEX).is_file():
             parts = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
             return {key: tensor for part in sorted(parts) for key, tensor in load_file(folder / part).items()}
-        if (folder / PICKLE).is_file():
-            read = torch.load(folder / PICKLE, map_location="cpu", weights_only=True, mmap=True)
+        for path in filter(Path.is_file, (folder / file for file in PICKLES)):
+            read = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             return {key: tensor for key, tensor in read.items() if isinstance(tensor, Tensor)}
     except DAMAGED as error:
         first = str(error).strip().partition("\n")[0].rstrip(".")
         raise BadInput(f"{name} cannot be read: {first}.") from error
-    raise BadInput(f"{name} has no weights: its folder has neither {WEIGHTS} nor {PICKLE}.")
+    raise BadInput(f"{name} has no weights: its folder has neither {WEIGHTS} nor {PICKLES[0]}.")
 
 
 def _plain(key: str) -> str:
     """The name of a tensor without what only some files have in front of it."""
-    key = key.removeprefix("logit_head.")
+    key = key.removeprefix("logit_head.").removeprefix("medusa_head.")
     return f"layers.0.{key.removeprefix('midlayer.')}" if key.startswith("midlayer.") else key
 
 
-def _assembled(name: str, kind: type[H], shape: HeadShape, tensors: Mapping[str, Tensor]) -> H:
-    """A head of these tensors, checked."""
-    left = {key: tensor for key, tensor in tensors.items() if not key.startswith(UNUSED)}
+class Taker:
+    """The tensors of a head, taken one by one and checked."""
 
-    def take(key: str, wanted: Sizes) -> Tensor:
-        tensor = left.pop(key, None)
+    def __init__(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self.name = name
+        self.left = {key: tensor for key, tensor in tensors.items() if not key.startswith(UNUSED)}
+
+    def take(self, key: str, wanted: Sizes) -> Tensor:
+        """The tensor of that name.
+
+        Raises:
+            BadInput: there is none, it has another shape, or is quantized.
+        """
+        tensor = self.left.pop(key, None)
         if tensor is None:
-            raise BadInput(f"{name} lacks the tensor {key} of shape {list(wanted)}.")
+            raise BadInput(f"{self.name} lacks the tensor {key} of shape {list(wanted)}.")
         if tuple(tensor.shape) != wanted:
             raise BadInput(
-                f"{name} has the tensor {key} of shape {list(tensor.shape)}, but its configuration and this target ask "
-                f"for {list(wanted)}."
+                f"{self.name} has the tensor {key} of shape {list(tensor.shape)}, but its configuration and this "
+                f"target ask for {list(wanted)}."
             )
         if tensor.dtype not in FLOATS and key != OFFSETS:
             numbers = str(tensor.dtype).removeprefix("torch.")
-            raise BadInput(f"{name} has the tensor {key} in {numbers}, but quantized weights are not read here.")
+            raise BadInput(f"{self.name} has the tensor {key} in {numbers}, but quantized weights are not read here.")
         return tensor
 
+    def check_empty(self) -> None:
+        """Refuse what was not taken.
+
+        Raises:
+            BadInput: naming the first of it.
+        """
+        for key, tensor in self.left.items():
+            raise BadInput(
+                f"{self.name} has the tensor {key} of shape {list(tensor.shape)}, which is not known here: it may "
+                "compute something else."
+            )
+
+
+def _assembled(taker: Taker, kind: type[H], shape: HeadShape) -> H:
+    """A head of these tensors."""
+    name, left, take = taker.name, taker.left, taker.take
     with torch.device("meta"):
         head = kind(shape)
     sizes = {ours: weight.shape for ours, weight in head.state_dict().items()}
@@ -160,11 +193,6 @@ def _assembled(name: str, kind: type[H], shape: HeadShape, tensors: Mapping[str,
             output = output[order]
             if "after.weight" in weights:
                 weights["after.weight"] = weights["after.weight"][order]
-    for key, tensor in left.items():
-        raise BadInput(
-            f"{name} has the tensor {key} of shape {list(tensor.shape)}, which is not known here: it may compute "
-            "something else."
-        )
     head.load_state_dict(weights, assign=True)
     head.own_embedding, head.own_output = embedding, output
     return head.requires_grad_(False)

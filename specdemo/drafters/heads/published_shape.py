@@ -11,6 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from ...engines.layout import ROPES
 from ...types import MAX_K, BadInput
 from .formats import Config, Format
@@ -21,11 +23,15 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, slots=True)
 class TargetSizes:
-    """What a head must fit: the target's vocabulary V, hidden size and number of layers."""
+    """What a head must fit: the target's vocabulary V, hidden size and number of layers.
+
+    `final_norm` are the weight [hidden] and the epsilon of its final RMS norm, where that is known.
+    """
 
     vocab_size: int
     hidden: int
     layers: int
+    final_norm: tuple[Tensor, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,7 @@ class ShapeReader:
             layer_windows=windows,
             rope=self._rope(),
             qkv_bias="layers.0.self_attn.q_proj.bias" in tensors,
+            out_bias="layers.0.self_attn.o_proj.bias" in tensors,
             head_norms="layers.0.self_attn.q_norm.weight" in tensors,
         )
         return self._eagle(shape) if self.format.kind == "eagle" else self._blocks(shape)

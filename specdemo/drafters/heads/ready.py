@@ -63,8 +63,8 @@ class ReadyHead(Generic[H]):
         self.token_ids = head.token_ids.to(embedding.device)  # [V']
         everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
         rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
-        self._output = Linear.of(rows.to(embedding), None)
-        self._native = native_parts(self.head, self._output, embedding.dtype)
+        self._outputs = [Linear.of(one.to(embedding), None) for one in head.place_outputs or [rows]]
+        self._native = None if head.place_outputs else native_parts(self.head, self._outputs[0], embedding.dtype)
         pack(self.head, embedding.dtype)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
@@ -72,12 +72,17 @@ class ReadyHead(Generic[H]):
         return nn.functional.embedding(to_device(tokens, self.embedding.device), self.embedding).to(self.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of the draft vocabulary, [T, hidden] -> [T, V']."""
-        return self._output(self.head.norm(x))
+        """Of the draft vocabulary, [T, hidden] -> [T, V']; the rows are the first T places where these differ."""
+        x = self.head.norm(x)
+        if len(self._outputs) == 1:
+            return self._outputs[0](x)
+        return torch.cat([output(row[None]) for output, row in zip(self._outputs, x, strict=False)])
 
     def bigram_bias(self, previous: Tensor) -> Tensor | float:
         """What the tokens before [T] add to the logits, [T, V'], or nothing."""
         head = self.head
+        if not head.shape.rank:
+            return 0.0
         return head.bigram_bias(previous if head.shape.bigram_table else self.embed(previous))
 
     def zeros(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
