@@ -15,7 +15,7 @@ import typer
 from tqdm import tqdm
 from typer import Option
 
-from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of
+from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of, with_head
 from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, read_lanes
 from ..system.imports import import_quickly
 from ..types import MATCH, MAX_NODES, RULES, BadInput, Settings, read_k
@@ -91,20 +91,37 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 class Models:
     """Which models to load."""
 
-    preset: PresetName = DEFAULT_PRESET
+    preset: Annotated[
+        str, Option("--preset", help="The models to use; `presets` lists the choices.", show_default=DEFAULT_PRESET)
+    ] = ""
     dtype: DType = "auto"
     device: Device = "auto"
     target: Annotated[
         str | None, Option(help="The target, instead of a preset: a hub id, a folder, a .gguf file, or id:file.gguf.")
     ] = None
     draft: Annotated[str | None, Option(help="The draft model of --target, named in the same way.")] = None
-    save_preset: Annotated[str | None, Option(help="Keep --target and --draft as a preset of this name.")] = None
+    head: Annotated[
+        str | None,
+        Option(help="A head of others (EAGLE-3, DFlash, DSpark, Medusa): a hub id or a folder."),
+    ] = None
+    save_preset: Annotated[str | None, Option(help="Keep --target, --draft and --head as a preset of this name.")] = (
+        None
+    )
 
     def __post_init__(self) -> None:
-        if self.target is not None:
-            object.__setattr__(self, "preset", preset_of(self.target, self.draft).name)  # which find_preset knows
-        elif self.draft is not None or self.save_preset is not None:
+        target, preset, found = self.target, self.preset, None
+        if self.head is not None:
+            found = import_quickly("specdemo.models.published_heads").head_format(self.head)
+            target = target or (None if preset else found.target)
+            if not (target or preset):
+                raise BadInput(f"The head {self.head} does not say which target it is for: name it by --target.")
+        if target is not None:
+            preset = preset_of(target, self.draft).name
+        elif self.draft is not None or (self.save_preset is not None and self.head is None):
             raise BadInput("--draft and --save-preset go with --target.")
+        if self.head is not None and found is not None:
+            preset = with_head(find_preset(preset), found.kind, self.head).name
+        object.__setattr__(self, "preset", preset or DEFAULT_PRESET)  # by a name that find_preset knows
 
     def look(self, preset: Preset) -> None:
         """Tell on stderr what models given by name will take, and save them if that was asked for.
@@ -129,7 +146,7 @@ class Models:
             LoadError: it cannot be loaded.
         """
         preset = find_preset(self.preset)
-        if self.target is not None:
+        if self.target is not None or self.head is not None:
             self.look(preset)
         load = import_quickly("specdemo.models.loaded").load
         terminal = sys.stderr.isatty()

@@ -122,10 +122,44 @@ def validate(
 
     chosen, kind_of_head = find_preset(preset), kind_of(kind)
     path = head or chosen.heads.get(kind)
-    if path is None:
+    if not isinstance(path, Path):
         raise BadInput(f"The preset {preset} has no head of the kind {kind!r}; name a file with --head.")
     with Models(preset=preset, device=device).loaded(eager=True) as loaded:
         typer.echo(json.dumps(judge(loaded.model, kind_of_head, path, text, states, draft_vocab)))
+
+
+@app.command()
+def export(
+    kind: Kind,
+    out: Annotated[Path, typer.Option(help="The folder that the head is written to.")],
+    preset: PresetName = DEFAULT_PRESET,
+    head: Annotated[Path | None, typer.Option(help="A trained head; the preset's by default.")] = None,
+    target_name: Annotated[
+        str | None,
+        typer.Option(help="The target's name on the hub, for whoever loads the head; the preset's by default."),
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="The format: speculators.")] = "speculators",
+) -> None:
+    """Write a head as others publish theirs: in the format of the library speculators, which vLLM serves."""
+    if format_ != "speculators":
+        raise BadInput(f"There is no format {format_!r} to write; speculators is one.")
+    chosen, kind_of_head = find_preset(preset), kind_of(kind)
+    with Models(preset=preset, device="cpu").loaded(eager=True) as loaded:
+        import torch
+
+        from ..drafters.heads.files import load_head_for
+        from ..train.export import export_head
+
+        path = head or loaded.head_files.get(kind)
+        if path is None or not path.is_file():
+            raise BadInput(
+                f"The preset {preset} has no head of the kind {kind!r} that was trained here; name its file."
+            )
+        assert loaded.embeddings is not None, "a model on the CPU is not offloaded"
+        trained = load_head_for(loaded.embeddings[1], kind_of_head, path)
+        target = target_name or str(chosen.target), type(loaded.model).__name__
+        export_head(trained, loaded.embeddings, target, out, torch.bfloat16)
+    typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.1f} MB.")
 
 
 @app.command()

@@ -37,9 +37,11 @@ class DrafterParts:
     make_draft_runner: Callable[[int], Runner] | None = None  # from a capacity in tokens, a runner of the draft model
     ngram_table: Path | None = None
     skip_layers: int | None = None  # how many of the target's layers draft
-    head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind
+    head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is one of others
     ready_heads: dict[str, Any] = field(default_factory=dict)
     captured: bool = False  # the target's passes are captured on a GPU, and so should be a head's
+    layers: int = 0  # of the target
+    final_norm: tuple[Tensor, float] | None = None  # its weight [hidden] and epsilon, if it is an RMS norm as in Llama
     translator: Translator | None = None  # for a draft model with another tokenizer
 
 

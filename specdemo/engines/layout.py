@@ -269,6 +269,14 @@ def _packed(layer: Callable[[int], Layer], count: int, output: Tensor) -> tuple[
         return tuple(threads.map(layer, range(count))), head.result()
 
 
+def final_norm(config: PreTrainedConfig, weights: Weights) -> tuple[Tensor, float] | None:
+    """The weight [hidden] and the epsilon of a model's final RMS norm; None if it has none as Llama has it."""
+    config, name = config.get_text_config(), "model.norm.weight"
+    if config.model_type not in {*LLAMAS, "mistral"} or name not in weights:
+        return None
+    return weights[name].detach(), config.rms_norm_eps
+
+
 def embeddings(weights: Weights) -> tuple[Tensor, Tensor]:
     """The input and the output embeddings of a known model, [V, hidden] each. They are one tensor if they are tied."""
     name = "model.embed_tokens.weight" if "model.embed_tokens.weight" in weights else "transformer.wte.weight"

@@ -54,15 +54,17 @@ class NativeLayers:
         kv_heads: int,
         width: int,
         second_input_norm: Norm | None = None,
-        window: int = 0,
+        windows: Sequence[int] = (),
         bidirectional: bool = False,
+        normed: bool = False,
     ) -> None:
         """The library must have packed all weights, see `can_run`.
 
         Args:
             second_input_norm: the norm of a second input. Queries, keys and values are then made of it and x.
-            window: how many tokens a token sees; 0 for all.
+            windows: how many tokens a token sees in each layer; without any it sees all.
             bidirectional: the tokens of a pass see each other, and the window before the pass.
+            normed: what each layer reads is normed already, so its attention norm is left out.
         """
         out, qkv = _packed(layers[0].out), _packed(layers[0].qkv)
         assert qkv.sizes[0] == heads + 2 * kv_heads, "the parts of qkv are heads"
@@ -70,13 +72,16 @@ class NativeLayers:
         self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
         self._takes_second_input = second_input_norm is not None
         self._held: list[Tensor | PackedLinear] = []  # the structures hold their addresses
-        self._layers = (library.Layer * self.depth)(*(self._layer(layer, second_input_norm) for layer in layers))
-        self._described = library.Model(self._layers, self.hidden, heads, kv_heads, width, window, bidirectional)
+        both = zip(layers, windows or [0] * self.depth, strict=True)
+        described = [self._layer(layer, second_input_norm, window, normed) for layer, window in both]
+        self._layers = (library.Layer * self.depth)(*described)
+        self._described = library.Model(self._layers, self.hidden, heads, kv_heads, width, bidirectional)
 
-    def _layer(self, layer: layout.Layer, second_input_norm: Norm | None) -> library.Layer:
-        norms = second_input_norm, layer.attention_norm, *(layer.head_norms or (None, None)), layer.mlp_norm
+    def _layer(self, layer: layout.Layer, second_input_norm: Norm | None, window: int, normed: bool) -> library.Layer:
+        first = second_input_norm, None if normed else layer.attention_norm
+        norms = *first, *(layer.head_norms or (None, None)), layer.mlp_norm
         products = map(self.product, (layer.qkv, layer.out, layer.up, layer.down))
-        return library.Layer(*map(self.norm, norms), *products, layer.rotated)
+        return library.Layer(*map(self.norm, norms), *products, window, layer.rotated)
 
     def norm(self, norm: Norm | None) -> library.Norm:
         """As a structure of the C library."""

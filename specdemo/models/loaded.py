@@ -24,7 +24,7 @@ from ..decoding.costs import CostModel
 from ..decoding.drafter import DrafterParts
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
 from ..engines.cpu.huge_pages import WEIGHTS
-from ..engines.layout import embeddings, is_hybrid, knows
+from ..engines.layout import embeddings, final_norm, is_hybrid, knows
 from ..engines.runner import Runner
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, cpu_model, cpu_name, device_name
 from ..types import BadInput
@@ -33,6 +33,7 @@ from .checkpoint import Checkpoint, embeddings_of, fetch_weights, find_checkpoin
 from .errors import causes, wrap_load_errors
 from .placement import Part, plan
 from .presets import Preset, Source
+from .published_heads import fetch_heads, formats_of
 from .store import LoadError, Progress
 from .translation import Translation, differing_token
 
@@ -51,10 +52,9 @@ class Loaded:
 
     `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens a run
     may hold, `eos_ids` the tokens that end a text, `weights` says which weights these are, for the header of a trace.
-    `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. `embeddings` are the
-    target's input and output embeddings, [V, hidden] each, for trained heads; without these there are none.
-    `placement` says how many bytes of the target's weights lie on each device, `held` how many of all models, and
-    `token_bytes` how many the keys and values of a token take: the target's, and the draft model's if there is one.
+    `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. Trained heads need its
+    `embeddings`, input and output, [V, hidden] each. `placement` are the bytes of the target's weights on each device,
+    `held` those of all models, `token_bytes` those of a token's keys and values: the target's, then the draft model's.
     """
 
     preset: Preset
@@ -79,7 +79,9 @@ class Loaded:
     make_draft_runner: MakeRunner | None
     translation: Translation | None = None  # where the draft model has another tokenizer
     costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
-    head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind
+    head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is one of others
+    layers: int = 0  # of the target
+    final_norm: tuple[Tensor, float] | None = None  # see `DrafterParts`
     ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
     token_bytes: tuple[int, ...] = (0, 0)
 
@@ -112,8 +114,15 @@ class Loaded:
             head_files=self.head_files,
             ready_heads=self.ready_heads,
             captured=self.engine == "graph",
+            layers=self.layers,
+            final_norm=self.final_norm,
             translator=self.translation,
         )
+
+    @property
+    def head_formats(self) -> dict[str, str]:
+        """The names of the formats of heads that others published, by kind."""
+        return formats_of(self.head_files)
 
     def target_runner(self, capacity: int) -> Runner:
         """A runner of the target for a run of at most `capacity` tokens."""
@@ -222,6 +231,7 @@ def _load(
         if source is not None
     )
     check_skip_layers(target.config, preset)
+    heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
     parts = [
         Part(
@@ -269,7 +279,9 @@ def _load(
         context=min(context_of(found.config) for found in (target, *([] if translation else drafts))),
         eos_ids=_eos_ids(target, preset),
         ngram_table=preset.ngram_table,
-        head_files=preset.heads if opened.embeddings is not None else {},
+        head_files=heads if opened.embeddings is not None else {},
+        layers=target.config.get_text_config().num_hidden_layers,
+        final_norm=opened.final_norm,
         skip_layers=preset.skip_layers,
         weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
         engine=opened.engine,
@@ -290,6 +302,7 @@ class OpenedModel:
     embeddings: tuple[Tensor, Tensor] | None
     placement: dict[str, int]
     device: torch.device
+    final_norm: tuple[Tensor, float] | None = None
 
 
 def _open_checkpoint(
@@ -314,7 +327,8 @@ def _open_checkpoint(
             progress(None, laying_out)
             engine, make_runner = runner_of_weights(checkpoint.config, weights, device, slots)
             both = embeddings(weights) if with_embeddings else None
-            return OpenedModel(engine, make_runner, again, both, weights.placement, device)
+            norm = final_norm(checkpoint.config, weights)
+            return OpenedModel(engine, make_runner, again, both, weights.placement, device, norm)
         model = open_model(checkpoint, dtype, device, progress, max_memory)
         progress(None, laying_out)
         engine, make_runner = runner_maker(model, slots, eager, dtype)
@@ -323,11 +337,12 @@ def _open_checkpoint(
             first, last = (part.to("cpu", torch.float32) for part in both)
             both = first, first if both[1] is both[0] else last
         if engine == "eager":
-            return OpenedModel(engine, make_runner, lambda: model, both, placement(model), model.device)
-        if both is not None:
+            again = lambda: model  # noqa: E731
+        elif both is not None:
             first, last = (part.to(dtype) for part in both)
             both = first, first if both[1] is both[0] else last
-        return OpenedModel(engine, make_runner, again, both, placement(model), model.device)
+        norm = final_norm(checkpoint.config, dict(model.named_parameters()))
+        return OpenedModel(engine, make_runner, again, both, placement(model), model.device, norm)
 
 
 def _as_long_as_held(opened: Callable[[], PreTrainedModel]) -> Callable[[], PreTrainedModel]:

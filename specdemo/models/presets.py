@@ -22,6 +22,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 AND = " + "  # between the names of a target and a draft model that were given by name
+WITH = " with the head "  # between the name of a preset and a head that was given by name, which follows its kind
 CATEGORIES = ("facts", "code", "lists", "story", "poem", "dialogue", "quoting", "plays")
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -110,6 +111,7 @@ class Folder:
 
 
 Source = Wheel | Parts | Gguf | Hub | Folder
+HeadSource = Hub | Folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class Preset:
     dtype: str | None = None  # what "auto" means; None is whatever the device is good at
     memory: int | None = None  # GB that it takes with 16-bit weights, the program included; None is hardly any
     skip_layers: int | None = None  # how many of the target's first layers draft in layer-skip
-    heads: dict[str, Path] = field(default_factory=dict)  # trained heads by their kind, see drafters.heads
+    heads: dict[str, Path | HeadSource] = field(default_factory=dict)  # by kind; a path is a file of `train head`
     defaults: Defaults = Defaults()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # passed on to the chat template
     results: Mapping[str, Any] | None = None  # what its drafters were measured to reach, see results.py
@@ -173,6 +175,9 @@ def find_preset(name: str, folder: Path = PRESETS) -> Preset:
     presets, broken = _read_all(folder)
     if name in broken:
         raise BadInput(broken[name])
+    if WITH in name:
+        base, kind, head = re.split(rf"{WITH}(\w+) ", name, maxsplit=1)
+        return with_head(find_preset(base, folder), kind, head)
     if name not in presets and ("/" in name or os.sep in name or name.endswith(GGUF)):
         return preset_of(*name.split(AND, 1))
     if name not in presets:
@@ -198,6 +203,27 @@ def preset_of(target: str, draft: str | None = None) -> Preset:
         draft_model=None if draft is None else sources[1],
         defaults=Defaults(drafter=drafter),
     )
+
+
+def with_head(preset: Preset, kind: str, head: str) -> Preset:
+    """A preset with a head of others of that kind, which it begins to draft with; see `head_source`."""
+    source, name = head_source(head), f"{preset.name}{WITH}{kind} {head}"
+    title, heads = f"{preset.title} + {Path(str(source)).name}", {**preset.heads, kind: source}
+    return replace(  # its results are those of its own drafters
+        preset, name=name, title=title, heads=heads, defaults=replace(preset.defaults, drafter=kind), results=None
+    )
+
+
+def head_source(text: str) -> HeadSource:
+    """Where a head comes from that a person names: a hub id (also `id@revision`) or a folder.
+
+    Raises:
+        BadInput: it can be neither.
+    """
+    source = _named(text)
+    if not isinstance(source, Hub | Folder):
+        raise BadInput(f"{text} is no head: name its hub id or its folder.")
+    return source
 
 
 def _named(text: str) -> Source:
@@ -335,8 +361,16 @@ def _on_hub(table: Table) -> Source:
     return Parts(hub, tuple(parts), table.sha256("gguf_sha256"))
 
 
-def _heads(table: Table, folder: Path) -> dict[str, Path]:
-    heads = {kind: table.file(kind, folder) for kind in ("eagle", "block") if kind in table}
+def _heads(table: Table, folder: Path) -> dict[str, Path | HeadSource]:
+    heads: dict[str, Path | HeadSource] = {}
+    for kind in ("eagle", "block"):
+        if table.has_table(kind):
+            source = _source(table.table(kind), folder)
+            if not isinstance(source, Hub | Folder):
+                raise table.wrong(kind, "must have a hub id or the path of a folder")
+            heads[kind] = source
+        elif kind in table:
+            heads[kind] = table.file(kind, folder)
     table.refuse_unknown()
     return heads
 

@@ -28,6 +28,7 @@ from .gguf_header import Header, read_header
 from .loaded import LANES, context_of
 from .placement import Part, bits, plan
 from .presets import PRESETS, Gguf, Hub, Preset, Source
+from .published_heads import HeadReport, report_on_head
 from .store import LoadError, Progress
 from .translation import BY_TEXT, differing_token
 
@@ -92,27 +93,32 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A target and its draft model, if there is one, before their weights are fetched."""
+    """A target, its draft model and heads of others, as far as there are any, before their weights are fetched."""
 
     models: tuple[ModelReport, ...]
     free: int  # bytes of main memory
     on_cpu: bool
     unlike: str | None  # the first token that is another one for the draft model
     on_disk: int = 0  # bytes of the target's weights that memory has no room for
+    heads: tuple[HeadReport, ...] = ()
 
     @property
     def needed(self) -> int:
         """Bytes of memory for the weights and caches of all models."""
-        return sum(model.weights + model.caches for model in self.models) - self.on_disk
+        weights = sum(model.weights + model.caches for model in self.models) + sum(
+            head.size or 0 for head in self.heads
+        )
+        return weights - self.on_disk
 
     def lines(self) -> list[str]:
         """A sentence a line."""
         lines = [model.sentence() for model in self.models]
         if len(self.models) > 1:
             lines.append(f"{BY_TEXT} {self.unlike}" if self.unlike else "The tokenizers match.")
+        lines += [head.sentence() for head in self.heads]
         if self.on_disk:
             lines.append(ON_DISK.format(size=gigabytes(self.on_disk)))
-        who = "It needs" if len(self.models) == 1 else "Together they need"
+        who = "It needs" if len(self.models) + len(self.heads) == 1 else "Together they need"
         return [*lines, f"{who} {gigabytes(self.needed)} of memory; {gigabytes(self.free)} are free."]
 
     def check(self) -> None:
@@ -149,7 +155,8 @@ def report_on(
         unlike = differing_token(target.vocabulary, draft.vocabulary, draft.reads)
         if unlike:  # the same text may be more tokens for it
             models[1] = replace(draft, caches=LONGER * draft.caches)
-    report = Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike)
+    heads = tuple(report_on_head(head) for head in preset.heads.values() if not isinstance(head, Path))
+    report = Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike, heads=heads)
     return _partly_on_disk(report, chosen_device) if report.on_cpu and report.needed > report.free else report
 
 
@@ -267,7 +274,8 @@ def save_preset(preset: Preset, name: str, folder: Path = PRESETS) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise BadInput(f"A preset is named by letters, digits, dots and dashes, not {name!r}.")
     path = folder / f"{name}.toml"
-    tables = {"target": preset.target, "draft_model": preset.draft_model}
+    tables: dict[str, Source | None] = {"target": preset.target, "draft_model": preset.draft_model}
+    tables |= {f"heads.{kind}": head for kind, head in preset.heads.items() if not isinstance(head, Path)}
     lines = [f"title = {_toml(preset.title)}", f"description = {_toml(preset.description)}"]
     for table, source in tables.items():
         if source is not None:

@@ -72,6 +72,9 @@ class Table:
             raise self.wrong(name, f"must be a table, not {value!r}")
         return Table(self._file, f"{self._place}{name}.", value)
 
+    def has_table(self, name: str) -> bool:
+        return isinstance(self._left.get(name), dict)
+
     def tables(self, name: str) -> list[Table]:
         value = self.take(name)
         if not isinstance(value, list) or not value or any(not isinstance(part, dict) for part in value):

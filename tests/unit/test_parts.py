@@ -63,7 +63,7 @@ def cache(index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def unreached(source: Hub) -> None:
         raise LoadError(f"{source} could not be downloaded: the model hub cannot be reached.")
 
-    monkeypatch.setattr(checkpoint, "_commit_of", unreached)
+    monkeypatch.setattr(checkpoint, "commit_of", unreached)
     folder = tmp_path / "cache"
     only_this_index(monkeypatch, index.folder, folder)
     return folder

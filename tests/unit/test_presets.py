@@ -65,7 +65,8 @@ def test_shipped_presets_read_well_and_the_default_is_first() -> None:
 def test_shipped_preset_starts_with_a_drafter_it_can_use(name: str) -> None:
     preset = find_preset(name)
     make: Any = None if preset.draft_model is None else object()
-    parts = DrafterParts(None, make, preset.ngram_table, preset.skip_layers, preset.heads)
+    files = {kind: Path(str(head)) for kind, head in preset.heads.items()}
+    parts = DrafterParts(None, make, preset.ngram_table, preset.skip_layers, files)
     assert drafter_class(preset.defaults.drafter).unavailable_reason(parts) is None
     defaults = preset.defaults
     Settings(k=defaults.k, temperature=defaults.temperature, max_new_tokens=defaults.max_new_tokens)
@@ -82,6 +83,10 @@ def test_hub_presets_name_their_pairs() -> None:
     qwen = find_preset("qwen3-4b")
     assert (qwen.target, qwen.draft_model) == (Hub("Qwen/Qwen3-4B"), Hub("Qwen/Qwen3-0.6B"))
     assert qwen.chat_template_kwargs == {"enable_thinking": False}
+    assert qwen.heads == {"eagle": Hub("AngelSlim/Qwen3-4B_eagle3"), "block": Hub("z-lab/Qwen3-4B-DFlash-b16")}
+    for name in ("qwen3-8b", "llama-3.1-8b"):
+        assert set(find_preset(name).heads) == {"eagle", "block"}
+        assert find_preset(name).defaults.drafter == "eagle"
 
 
 def test_shipped_prompts_come_in_order_and_differ() -> None:
@@ -160,7 +165,7 @@ def test_what_a_machine_cannot_hold_comes_last_and_says_what_it_needs(tmp_path: 
 def test_the_real_pair_is_the_second_entry_of_the_menu() -> None:
     shown = fitting_first(load_presets()[0], 8e9)
     assert list(shown)[:2] == ["smollm2-135m", "qwen2.5-coder"]
-    assert list(shown)[-2:] == ["llama-68m", "qwen3-4b"]
+    assert list(shown)[-4:] == ["llama-3.1-8b", "llama-68m", "qwen3-4b", "qwen3-8b"]
     assert list(fitting_first(load_presets()[0], 4e9))[-1] == "smollm2-1.7b-135m"
 
 

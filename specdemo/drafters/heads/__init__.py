@@ -14,7 +14,10 @@ Eagle drafts token by token and reads its own output where the target's next hid
 one entry for each token that the target has read, and then fills K positions behind them in one pass.
 
 networks  the trained parts: `HeadShape`, `EagleHead`, `BlockHead`, and their rotary positions
-files     reads and writes their weights
+files     reads and writes the weights of those trained here
+formats, published_shape, published
+          read heads of others: EAGLE-3, DFlash, DSpark, and those of the library speculators
+medusa    a head without decoder layers
 cache     keys and values for torch's operations
 backends  `HeadBackend`: the layers over one text, by torch's operations or by the C library for CPUs
 ready     `ReadyHead`: a head tied to its target; `HeadPasses`: what a drafter asks a backend for, captured on a GPU

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ...engines.cpu.library import PackedLinear
-from ...engines.layout import Layer, Linear, Norm, Rope, swiglu
+from ...engines.layout import Layer, Linear, Norm, swiglu
 from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, can_run
 from .cache import HeadCache
-from .networks import Head, frequencies
+from .networks import Head
 
 
 class HeadBackend(Protocol):
@@ -64,13 +64,13 @@ class TorchBackend:
 
     def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int) -> Tensor:
         head, cache, count = self.head, self.cache, len(x)
-        by = cache.rotation(count)
-        # Where the tokens of a pass see each other, the window is what lies before the pass, else it ends with it.
-        before = head.shape.window - (0 if head.bidirectional else count)
+        by, x = cache.rotation(count), head.entering(x, self.dtype)
         for index, layer in enumerate(head.decoder_layers()):
             q, k, v = layer.attention_inputs(x, second_input, by, outputs)
             cache.put(index, k, v)
             if outputs:
+                # Where the tokens of a pass see each other, the window lies before the pass, else it ends with it.
+                before = head.shape.windows[index] - (0 if head.bidirectional else count)
                 x = layer.finish(x[-outputs:], cache.attend(index, q, before, count))
         return x[len(x) - outputs :]
 
@@ -84,15 +84,23 @@ class TorchBackend:
         return x
 
 
+class NativeParts(NamedTuple):
+    """A head for the C library. `context` are the layers as they read tokens without an output."""
+
+    layers: NativeLayers
+    context: NativeLayers
+    logits: NativeHead
+
+
 class NativeBackend:
     """The C library for CPUs. What lies between the layers is float32."""
 
     dtype = torch.float32
 
-    def __init__(self, layers: NativeLayers, logits: NativeHead, capacity: int, dtype: torch.dtype) -> None:
+    def __init__(self, head: Head, parts: NativeParts, capacity: int, dtype: torch.dtype) -> None:
         """`dtype` is that of the cache."""
-        self.layers, self.logits = layers, logits
-        self.cache = NativeCache(layers, capacity, dtype, Rope(frequencies(layers.width)))
+        self.head, (self.layers, self.context, self.logits), self._computed = head, parts, dtype
+        self.cache = NativeCache(self.layers, capacity, dtype, head.rope)
         self.capacity = self.cache.capacity
 
     def seek(self, live: int) -> None:
@@ -105,12 +113,12 @@ class NativeBackend:
         self.seek(0)  # the library reads live entries only
 
     def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int) -> Tensor:
-        x = x.to(torch.float32, copy=True)  # which the library changes in place
+        x = self.head.entering(x, self._computed).to(torch.float32, copy=True)  # which the library changes in place
         second = None if second_input is None else second_input.float()
         kv_only, start = len(x) - outputs, self.cache.length
         if kv_only:
             part = None if second is None else second[:kv_only]
-            self.layers.run(x[:kv_only], self.cache, start, second_input=part, kv_only=True)
+            self.context.run(x[:kv_only], self.cache, start, second_input=part, kv_only=True)
         if outputs:
             part = None if second is None else second[kv_only:]
             self.layers.run(x[kv_only:], self.cache, start + kv_only, second_input=part)
@@ -124,14 +132,14 @@ class NativeBackend:
         return x
 
 
-def native_parts(head: Head, output: Linear, dtype: torch.dtype) -> tuple[NativeLayers, NativeHead] | None:
+def native_parts(head: Head, output: Linear, dtype: torch.dtype) -> NativeParts | None:
     """The layers and the output of a head for the library, with weights of a type; None where it cannot run them."""
     if not isinstance(output.multiply, PackedLinear):  # then it multiplies by no weight at all
         return None
     shape = head.shape
 
-    def linear(weight: Tensor, parts: int = 1) -> Linear:
-        return Linear.of(weight.detach().to(dtype), None, parts)
+    def linear(weight: Tensor, parts: int = 1, bias: Tensor | None = None) -> Linear:
+        return Linear.of(weight.detach().to(dtype), None if bias is None else bias.detach(), parts)
 
     def norm(norm: torch.nn.RMSNorm) -> Norm:
         return Norm.of(norm.weight.detach(), None, shape.eps)
@@ -139,10 +147,10 @@ def native_parts(head: Head, output: Linear, dtype: torch.dtype) -> tuple[Native
     layers = [
         Layer(
             attention_norm=norm(weights.attention_norm),
-            qkv=linear(weights.qkv, len(weights.qkv) // shape.width),
-            head_norms=None,
+            qkv=linear(weights.qkv, len(weights.qkv) // shape.width, weights.qkv_bias),
+            head_norms=(norm(weights.head_norms[0]), norm(weights.head_norms[1])) if weights.head_norms else None,
             rotated=True,
-            out=linear(weights.out),
+            out=linear(weights.out, bias=weights.out_bias),
             mlp_norm=norm(weights.mlp_norm),
             up=linear(weights.gate_up, 2),
             activate=swiglu,
@@ -154,5 +162,7 @@ def native_parts(head: Head, output: Linear, dtype: torch.dtype) -> tuple[Native
         return None
     second = head.second_input_norm()
     sizes = shape.heads, shape.kv_heads, shape.width
-    native = NativeLayers(layers, *sizes, norm(second) if second else None, shape.window, head.bidirectional)
-    return native, NativeHead(native, norm(head.norm), output)
+    more = norm(second) if second else None, shape.windows[: len(layers)], head.bidirectional
+    native = NativeLayers(layers, *sizes, *more, normed=shape.normed_residual)
+    context = native if shape.normed_context else NativeLayers(layers, *sizes, *more, normed=True)
+    return NativeParts(native, context, NativeHead(native, norm(head.norm), output))

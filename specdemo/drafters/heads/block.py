@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ...engines.gpu.graph import Capture, CapturedFunction
-from ...types import MAX_K
 from ..chain import NextLogits
 from .backends import HeadBackend
 from .drafter import HeadDrafter
@@ -21,7 +20,9 @@ class BlockPasses(HeadPasses[BlockHead]):
 
     def __init__(self, ready: ReadyHead[BlockHead], backend: HeadBackend) -> None:
         super().__init__(ready, backend)
-        self.last = ready.zeros(ready.head.shape.hidden)  # the fused state of the last token read
+        shape = ready.head.shape
+        self.last = ready.zeros(shape.hidden)  # the fused state of the last token read
+        self.masks = ready.zeros(max(shape.block_size - 1, 0), dtype=torch.long) + (shape.mask_token or 0)
         self.read: Callable[[Tensor], None] = self._read
         self.block: Callable[[Tensor, int], Tensor] = self._block
 
@@ -31,8 +32,8 @@ class BlockPasses(HeadPasses[BlockHead]):
         logits = self.block(pending, k)
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            position, previous = len(drawn), self.ready.embed(drawn[-1] if drawn else pending)
-            return logits[position : position + 1] + self.ready.head.bigram_bias(previous)
+            position = len(drawn)
+            return logits[position : position + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
 
         return next_logits
 
@@ -41,7 +42,8 @@ class BlockPasses(HeadPasses[BlockHead]):
         both = self.states_and_tokens()
         token = both[-1][1]
         self.read = CapturedFunction(self._read, capture, [(states,) for states, _ in both])
-        self.block = CapturedFunction(self._block, capture, [(token, k) for k in range(MAX_K, 0, -1)])
+        longest = self.ready.head.shape.most_drafted
+        self.block = CapturedFunction(self._block, capture, [(token, k) for k in range(longest, 0, -1)])
 
     def _read(self, states: Tensor) -> None:
         """Keep entries, in each layer, of T states of the target, [T, layers * hidden]."""
@@ -51,9 +53,17 @@ class BlockPasses(HeadPasses[BlockHead]):
         self.last.copy_(fused[-1])
 
     def _block(self, pending: Tensor, k: int) -> Tensor:
-        """The logits of k positions behind the pending token [1]: [k, V']."""
-        x = self.ready.head.block(self.ready.embed(pending)[0], self.last, k)  # [k + 1, hidden]
-        return self.backend.logits(self.backend.run(x, outputs=k + 1)[1:])
+        """The logits of k positions behind the pending token [1]: [k, V'].
+
+        A block of masks is always whole, as those are that it was trained on: all of its tokens see each other.
+        """
+        ready, shape = self.ready, self.ready.head.shape
+        if shape.mask_token is None:
+            x = ready.head.block(ready.embed(pending)[0], self.last, k)  # [k + 1, hidden]
+        else:
+            x = ready.embed(torch.cat([pending, self.masks]))  # [block_size, hidden]
+        first = 0 if shape.from_anchor else 1
+        return self.backend.logits(self.backend.run(x, outputs=len(x))[first : first + k])
 
 
 class Block(HeadDrafter):

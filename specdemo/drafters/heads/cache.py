@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .networks import HeadShape, Rotation, rotation
+from ...engines.layout import Rope
+from .networks import Head, Rotation, doubled
 
 
 class HeadCache:
@@ -17,11 +18,12 @@ class HeadCache:
     Others are put behind these, and seen there; they become live by `advance`, or are overwritten.
     """
 
-    def __init__(self, shape: HeadShape, capacity: int, like: Tensor) -> None:
+    def __init__(self, head: Head, capacity: int, like: Tensor) -> None:
         """Of the type and on the device of `like`."""
+        shape, rope = head.shape, Rope(head.rope.frequencies.to(like.device), head.rope.scale)
         self.capacity = capacity
         self.entries = like.new_zeros(shape.depth, 2, shape.kv_heads, capacity, shape.width)
-        cos, sin = rotation(torch.arange(capacity, device=like.device), shape.width)
+        cos, sin = doubled(*rope.rotation(capacity))
         self.rotations = cos.to(like), sin.to(like)
         self._live = 0
 
@@ -76,8 +78,8 @@ class HeadCache:
 class DeviceCache(HeadCache):
     """A cache whose number of live entries is on the device, so that what reads it can be captured."""
 
-    def __init__(self, shape: HeadShape, capacity: int, like: Tensor) -> None:
-        super().__init__(shape, capacity, like)
+    def __init__(self, head: Head, capacity: int, like: Tensor) -> None:
+        super().__init__(head, capacity, like)
         self._positions = torch.arange(capacity, device=like.device)
         self._start = torch.zeros(1, dtype=torch.long, device=like.device)
 

@@ -20,6 +20,8 @@ from ...types import MAX_K, Draft, Verdict
 from ..chain import draw_chain
 from .files import load_head_for
 from .networks import Head
+from .published import load_published
+from .published_shape import TargetSizes
 from .ready import HeadPasses, ReadyHead
 
 log = logging.getLogger(__name__)
@@ -69,7 +71,13 @@ class HeadDrafter(Drafter):
         if kind not in parts.ready_heads:
             assert parts.embeddings is not None, "the models were released"
             embedding, output = parts.embeddings
-            ready = ReadyHead(load_head_for(output, cls.network, parts.head_files[kind]), embedding, output)
+            path, sizes = (
+                parts.head_files[kind],
+                TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm),
+            )
+            ours = not path.is_dir()
+            head = load_head_for(output, cls.network, path) if ours else load_published(path, cls.network, sizes)
+            ready = ReadyHead(head, embedding, output)
             parts.ready_heads[kind] = ready
             if parts.captured:
                 tell(f"capturing the passes of the {kind} head")
@@ -114,6 +122,7 @@ class HeadDrafter(Drafter):
         """The passes, and the states that they must read first with the token behind each."""
         assert self._passes is not None, "reset comes first"
         states, self._unread = torch.cat(self._unread), []
+        k = min(k, self.ready.head.shape.most_drafted)
         tokens = to_device(context[-len(states) :], states.device)
         self._passes.backend.seek(self._live)
         self._live += len(states)

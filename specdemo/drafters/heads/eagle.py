@@ -48,9 +48,11 @@ class EaglePasses(HeadPasses[EagleHead]):
 
     def _read(self, x: Tensor, tokens: Tensor) -> Tensor:
         """The logits after the last of T pairs, [1, V']; the entries of all become live."""
-        self.output.copy_(self.backend.run(x, self.ready.embed(tokens), outputs=1))
+        output = self.backend.run(x, self.ready.embed(tokens), outputs=1)
+        normed, head = self.ready.head.shape.normed_feedback, self.ready.head
+        self.output.copy_(head.norm(output.to(self.ready.dtype)) if normed else output)
         self.backend.advance(len(tokens))
-        return self.backend.logits(self.output)
+        return self.backend.logits(output)
 
 
 class Eagle(HeadDrafter):

@@ -43,7 +43,8 @@ def load_head(kind: type[H], path: Path) -> H:
             if facts.get("kind") != kind.kind:
                 raise BadInput(f"{path.name} is not a head of the kind {kind.kind}.")
             fields = json.loads(facts["shape"])
-            head = kind(HeadShape(**{**fields, "state_layers": tuple(fields["state_layers"])}))
+            tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+            head = kind(HeadShape(**{**fields, **tuples}))
             head.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         if isinstance(error, BadInput):

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...engines import ops
+from ...engines.layout import Rope
+from ...types import MAX_K
 
 ROPE_THETA = 10_000.0
-RANK = 64  # of a block head's bigram term
+ALL_TOKENS = 2**31 - 1  # a window that ends nowhere
+EACH, ALL, NONE = "each", "all", "none"  # of the target's states are normed before they are fused: by itself, together
 
 Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] each
 
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """The sizes of a head: those of the target it reads, and its own."""
+    """The sizes of a head: those of the target it reads, and its own.
+
+    The fields that have a value here tell the heads of others (`published`) from those trained here.
+    """
 
     vocab_size: int  # V, the target's
-    hidden: int  # the target's hidden size, and the head's
+    hidden: int  # the head's hidden size
     state_layers: tuple[int, ...]  # the target's layers whose outputs the head reads
     draft_vocab: int  # V', how many tokens it can draft
     depth: int
@@ -33,17 +40,71 @@ class HeadShape:
     mlp: int
     eps: float
     window: int = 512  # how many tokens a head attends to; it is trained on texts no longer
+    target_hidden: int = 0  # the target's hidden size; 0 stands for the head's
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": ROPE_THETA})  # as transformers names them
+    state_norms: str = EACH
+    fused_norm: bool = False  # what was fused is normed too
+    qkv_bias: bool = False
+    out_bias: bool = False
+    head_norms: bool = False  # queries and keys are normed before they are rotated, as in Qwen3
+    normed_residual: bool = False  # the residual of an eagle head is the normed hidden state
+    normed_feedback: bool = False  # an eagle head reads its own output normed
+    # Of a block head:
+    layer_windows: tuple[int, ...] = ()  # of each layer, where they differ; `window` is then the largest
+    block_size: int = 0  # tokens of a block, the pending one included; 0 is one more than are drafted
+    mask_token: int | None = None  # what a position to be filled begins as; None is the target's last hidden state
+    from_anchor: bool = False  # the output of the pending token gives the first of the draft
+    normed_context: bool = True  # the target's fused states go through the norms of the layers too
+    rank: int = 64  # of the bigram term; 0 where there is none
+    bigram_table: bool = False  # the bigram term begins with a table of tokens and not with their embeddings
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """How many tokens each layer attends to."""
+        return self.layer_windows or (self.window,) * self.depth
+
+    @property
+    def most_drafted(self) -> int:
+        """The most tokens of a draft."""
+        return self.block_size - (not self.from_anchor) if self.block_size else MAX_K
+
+    @property
+    def states(self) -> int:
+        """How many numbers the target's hidden states of a token are."""
+        return len(self.state_layers) * (self.target_hidden or self.hidden)
 
 
-def frequencies(width: int, device: torch.device | None = None) -> Tensor:
+def frequencies(width: int, device: torch.device | None = None, theta: float = ROPE_THETA) -> Tensor:
     """Of the rotary embedding (Su et al., arXiv 2104.09864), in radians per position, [width / 2]."""
-    return ROPE_THETA ** -(torch.arange(width // 2, device=device) / (width // 2))
+    return theta ** -(torch.arange(width // 2, device=device) / (width // 2))
+
+
+def rope_of(shape: HeadShape) -> Rope:
+    """The rotary embedding of a head."""
+    if shape.rope.get("rope_type", "default") == "default":
+        return Rope(frequencies(shape.width, theta=shape.rope["rope_theta"]))
+    from transformers import PreTrainedConfig  # late, since few heads rescale their frequencies
+
+    longest = shape.rope.get("original_max_position_embeddings")
+    config = PreTrainedConfig(
+        rope_parameters=dict(shape.rope),
+        head_dim=shape.width,
+        hidden_size=shape.heads * shape.width,
+        num_attention_heads=shape.heads,
+        max_position_embeddings=longest,
+    )
+    return Rope.of(config, torch.device("cpu"))
 
 
 def rotation(positions: Tensor, width: int) -> Rotation:
-    """Of the rotary embedding, for positions [..., T]."""
+    """Of the rotary embedding of the heads that are trained here, for positions [..., T]."""
     angles = positions[..., None].float() * frequencies(width, positions.device)
-    return torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
+    return doubled(angles.cos(), angles.sin())
+
+
+def doubled(cos: Tensor, sin: Tensor) -> Rotation:
+    """Cosines and sines [..., width / 2] for both halves of a query or key, the sines with their signs."""
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
@@ -53,11 +114,14 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
 
 
 class LayerWeights(NamedTuple):
-    """The norms of a decoder layer, and the weights of its linear layers, [out, in] each."""
+    """The norms of a decoder layer, those of queries and keys too, and the weights of its linear layers, [out, in]."""
 
     attention_norm: nn.RMSNorm
     qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norms: tuple[nn.RMSNorm, nn.RMSNorm] | None
     out: Tensor
+    out_bias: Tensor | None
     mlp_norm: nn.RMSNorm
     gate_up: Tensor
     down: Tensor
@@ -83,27 +147,47 @@ class HeadLayer(Protocol):
 class Head(nn.Module):
     """A small network that drafts from the target's own hidden states.
 
-    Its embedding and its output layer are rows of the target's (`ReadyHead`): they are neither trained nor stored.
-    `token_ids` [V'] names the target's tokens that it can draft, the most frequent ones.
+    Its embedding and its output layer are rows of the target's (`ReadyHead`), which are neither trained nor stored. A
+    head of others may have its `own_embedding` [V, hidden] and `own_output` [V', hidden].
+    `token_ids` [V'] names the target's tokens that it can draft, the most frequent ones, in rising order.
     """
 
     kind: ClassVar[str]
     bidirectional: ClassVar[bool] = False  # whether the tokens of a pass see those behind them
     token_ids: Tensor
+    state_norm: nn.Parameter | None
+    own_embedding: Tensor | None = None
+    own_output: Tensor | None = None
+    place_outputs: Sequence[Tensor] = ()  # [V', hidden] of each place of a block, where they differ
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         self.shape = shape
         self.register_buffer("token_ids", torch.arange(shape.draft_vocab))
-        self.state_norm = nn.Parameter(torch.ones(len(shape.state_layers), shape.hidden))
-        self.fuse = nn.Linear(len(shape.state_layers) * shape.hidden, shape.hidden, bias=False)
+        groups = {EACH: len(shape.state_layers), ALL: 1, NONE: 0}[shape.state_norms]
+        weight = nn.Parameter(torch.ones(groups, shape.states // groups)) if groups else None
+        self.register_parameter("state_norm", weight)
+        self.fuse = nn.Linear(shape.states, shape.hidden, bias=False)
+        self.fused_norm = nn.RMSNorm(shape.hidden, shape.eps) if shape.fused_norm else None
         self.norm = nn.RMSNorm(shape.hidden, shape.eps)
 
+    @cached_property
+    def rope(self) -> Rope:
+        """How queries and keys are rotated."""
+        return rope_of(self.shape)
+
     def fused(self, states: Tensor) -> Tensor:
-        """One vector from the target's hidden states of a token, [..., layers * hidden] -> [..., hidden]."""
-        states = states.unflatten(-1, self.state_norm.shape)
-        normed = F.rms_norm(states, self.state_norm.shape[1:], None, self.shape.eps) * self.state_norm
-        return self.fuse(normed.flatten(-2))
+        """One vector from the target's hidden states of a token, [..., states] -> [..., hidden]."""
+        if self.state_norm is not None:
+            states = states.unflatten(-1, self.state_norm.shape)
+            normed = F.rms_norm(states, self.state_norm.shape[1:], None, self.shape.eps) * self.state_norm
+            states = normed.flatten(-2)
+        fused: Tensor = self.fuse(states)
+        return fused if self.fused_norm is None else self.fused_norm(fused)
+
+    def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the first layer reads of x [..., T, hidden]; `dtype` is what the head computes in."""
+        return x
 
     def bigram_bias(self, previous: Tensor) -> Tensor | float:
         """What the token before adds to the logits, from its embedding [..., hidden]: [..., V'], or nothing."""
@@ -126,14 +210,17 @@ class EagleHead(Head):
     """
 
     kind = "eagle"
+    q_norm: nn.RMSNorm | None
+    k_norm: nn.RMSNorm | None
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape)
         inner = (shape.heads + 2 * shape.kv_heads) * shape.width
         self.token_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.hidden_norm = nn.RMSNorm(shape.hidden, shape.eps)
-        self.qkv = nn.Linear(2 * shape.hidden, inner, bias=False)
-        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=False)
+        self.qkv = nn.Linear(2 * shape.hidden, inner, bias=shape.qkv_bias)
+        self.q_norm, self.k_norm = _head_norms(shape)
+        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=shape.out_bias)
         self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
         self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
@@ -144,9 +231,13 @@ class EagleHead(Head):
     def second_input_norm(self) -> nn.RMSNorm:
         return self.token_norm
 
+    def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.hidden_norm(x.to(dtype)) if self.shape.normed_residual else x
+
     def weights(self) -> LayerWeights:
-        rest = self.out.weight, self.mlp_norm, self.gate_up.weight, self.down.weight
-        return LayerWeights(self.hidden_norm, self.qkv.weight, *rest)
+        head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
+        rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
+        return LayerWeights(self.hidden_norm, self.qkv.weight, self.qkv.bias, head_norms, *rest)
 
     def attention_inputs(
         self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
@@ -154,9 +245,13 @@ class EagleHead(Head):
         """See `HeadLayer`; `x` are hidden states, `second_input` the embeddings of the tokens that follow."""
         assert second_input is not None
         shape = self.shape
-        both = torch.cat([self.token_norm(second_input), self.hidden_norm(x)], -1)
+        x = x if shape.normed_residual else self.hidden_norm(x)
+        both = torch.cat([self.token_norm(second_input), x], -1)
         by_head = self.qkv(both).unflatten(-1, (-1, shape.width)).transpose(-2, -3)
         qk, v = by_head.split([shape.heads + shape.kv_heads, shape.kv_heads], -3)
+        if self.q_norm and self.k_norm:
+            q, k = qk.split([shape.heads, shape.kv_heads], -3)
+            qk = torch.cat([self.q_norm(q), self.k_norm(k)], -3)
         q, k = rotate(qk, by).split([shape.heads, shape.kv_heads], -3)
         return q[..., q.shape[-2] - outputs :, :], k, v
 
@@ -167,38 +262,44 @@ class EagleHead(Head):
 class BlockLayer(nn.Module):
     """A decoder layer whose tokens see each other, and the target's fused hidden states of the text before them."""
 
+    q_norm: nn.RMSNorm | None
+    k_norm: nn.RMSNorm | None
+
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         self.shape = shape
         self.attention_norm = nn.RMSNorm(shape.hidden, shape.eps)
-        self.q = nn.Linear(shape.hidden, shape.heads * shape.width, bias=False)
-        self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=False)
-        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=False)
+        self.q = nn.Linear(shape.hidden, shape.heads * shape.width, bias=shape.qkv_bias)
+        self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=shape.qkv_bias)
+        self.q_norm, self.k_norm = _head_norms(shape)
+        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=shape.out_bias)
         self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
         self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
 
     def weights(self) -> LayerWeights:
         qkv = torch.cat([self.q.weight, self.kv.weight])
-        rest = self.out.weight, self.mlp_norm, self.gate_up.weight, self.down.weight
-        return LayerWeights(self.attention_norm, qkv, *rest)
+        bias = torch.cat([self.q.bias, self.kv.bias]) if self.shape.qkv_bias else None
+        head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
+        rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
+        return LayerWeights(self.attention_norm, qkv, bias, head_norms, *rest)
 
     def query(self, x: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
         q = self.q(self.attention_norm(x)).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3)
-        return rotate(q, by)
+        return rotate(self.q_norm(q) if self.q_norm else q, by)
 
-    def keys_values(self, x: Tensor, by: Rotation) -> tuple[Tensor, Tensor]:
-        """Of block tokens or of fused states, [..., T, hidden] -> twice [..., kv_heads, T, width]."""
-        both = self.kv(self.attention_norm(x)).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3)
-        k, v = both.chunk(2, -3)
-        return rotate(k, by), v
+    def keys_values(self, x: Tensor, by: Rotation, context: bool) -> tuple[Tensor, Tensor]:
+        """Of block tokens or of the context's fused states, [..., T, hidden] -> twice [..., kv_heads, T, width]."""
+        x = self.attention_norm(x) if self.shape.normed_context or not context else x
+        k, v = self.kv(x).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3).chunk(2, -3)
+        return rotate(self.k_norm(k) if self.k_norm else k, by), v
 
     def attention_inputs(
         self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `HeadLayer`; either no token or all of them have an output, and there is no second input."""
-        return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by)
+        """See `HeadLayer`; all tokens have an output, or none of the context's, and there is no second input."""
+        return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by, context=not outputs)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         return _finish(self, x, attended)
@@ -207,20 +308,28 @@ class BlockLayer(nn.Module):
 class BlockHead(Head):
     """All K tokens in one pass of a shallow network, in the manner of DFlash (arXiv 2602.06036).
 
-    A block is the pending token and K positions to be filled, which begin as the target's last hidden state. They are
-    filled together, so none knows what was drawn for another. `bigram_bias` makes up for the nearest of them: a term of
-    low rank that is added to the logits once the token before is drawn.
+    A block is the pending token and K positions to be filled, which begin as the target's last hidden state, or as a
+    mask token. They are filled together, so none knows what was drawn for another. `bigram_bias` makes up for the
+    nearest of them: a term of low rank that is added to the logits once the token before is drawn. DSpark (arXiv
+    2607.05147) has such a term too.
     """
 
     kind = "block"
     bidirectional = True
+    blank: nn.Parameter | None
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape)
-        self.blank = nn.Parameter(torch.zeros(shape.hidden))  # what tells a position to be filled from a token
+        # What tells a position to be filled from a token.
+        blank = nn.Parameter(torch.zeros(shape.hidden)) if shape.mask_token is None else None
+        self.register_parameter("blank", blank)
         self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(shape.depth))
-        self.before = nn.Linear(shape.hidden, RANK, bias=False)
-        self.after = nn.Linear(RANK, shape.draft_vocab, bias=False)
+        if shape.rank:
+            if shape.bigram_table:
+                self.before: nn.Module = nn.Embedding(shape.vocab_size, shape.rank)
+            else:
+                self.before = nn.Linear(shape.hidden, shape.rank, bias=False)
+            self.after = nn.Linear(shape.rank, shape.draft_vocab, bias=False)
 
     def decoder_layers(self) -> Sequence[BlockLayer]:
         return cast("Sequence[BlockLayer]", self.layers)
@@ -230,11 +339,20 @@ class BlockHead(Head):
 
         `last` is the fused state of the token before the pending one.
         """
+        assert self.blank is not None
         blanks = (last + self.blank)[..., None, :].expand(*last.shape[:-1], k, last.shape[-1])
         return torch.cat([pending[..., None, :].to(blanks.dtype), blanks], -2)
 
-    def bigram_bias(self, previous: Tensor) -> Tensor:
-        return self.after(self.before(previous))
+    def bigram_bias(self, previous: Tensor) -> Tensor | float:
+        """See `Head`; `previous` [...] are the tokens themselves where there is a table of them."""
+        return self.after(self.before(previous)) if self.shape.rank else 0.0
+
+
+def _head_norms(shape: HeadShape) -> tuple[nn.RMSNorm, nn.RMSNorm] | tuple[None, None]:
+    """The norms of queries and of keys, if there are any."""
+    if not shape.head_norms:
+        return None, None
+    return nn.RMSNorm(shape.width, shape.eps), nn.RMSNorm(shape.width, shape.eps)
 
 
 def _finish(layer: EagleHead | BlockLayer, x: Tensor, attended: Tensor) -> Tensor:

@@ -49,19 +49,22 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
 class ReadyHead(Generic[H]):
     """A head tied to its target: packed, in the target's number types, with the target's embeddings.
 
-    `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each. Where passes
-    are captured, `slots` holds those of the head.
+    `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each; a head that
+    has its own uses those. Where passes are captured, `slots` holds those of the head.
     """
 
     slots: HeadSlots | None = None
 
     def __init__(self, head: H, embedding: Tensor, output: Tensor) -> None:
-        self.embedding = embedding
+        own = None if head.own_embedding is None else head.own_embedding.to(embedding)
+        self.embedding = embedding if own is None or torch.equal(own, embedding) else own  # often it is a copy
         self.dtype = compute_dtype(embedding.dtype, embedding.device)
         self.head = head.to(embedding.dtype).to(embedding.device, self.dtype).eval()
         self.token_ids = head.token_ids.to(embedding.device)  # [V']
-        self._output = Linear.of(output[self.token_ids], None)
-        self._native = native_parts(self.head, self._output, embedding.dtype)
+        everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
+        rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
+        self._outputs = [Linear.of(one.to(embedding), None) for one in head.place_outputs or [rows]]
+        self._native = None if head.place_outputs else native_parts(self.head, self._outputs[0], embedding.dtype)
         pack(self.head, embedding.dtype)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
@@ -69,8 +72,18 @@ class ReadyHead(Generic[H]):
         return nn.functional.embedding(to_device(tokens, self.embedding.device), self.embedding).to(self.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of the draft vocabulary, [T, hidden] -> [T, V']."""
-        return self._output(self.head.norm(x))
+        """Of the draft vocabulary, [T, hidden] -> [T, V']; the rows are the first T places where these differ."""
+        x = self.head.norm(x)
+        if len(self._outputs) == 1:
+            return self._outputs[0](x)
+        return torch.cat([output(row[None]) for output, row in zip(self._outputs, x, strict=False)])
+
+    def bigram_bias(self, previous: Tensor) -> Tensor | float:
+        """What the tokens before [T] add to the logits, [T, V'], or nothing."""
+        head = self.head
+        if not head.shape.rank:
+            return 0.0
+        return head.bigram_bias(previous if head.shape.bigram_table else self.embed(previous))
 
     def zeros(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
         """A buffer on the head's device, in its type unless told."""
@@ -79,11 +92,11 @@ class ReadyHead(Generic[H]):
     def backend(self, capacity: int) -> HeadBackend:
         """The fastest backend here, for one text of at most `capacity` tokens."""
         if self._native:
-            return NativeBackend(*self._native, capacity, self.dtype)
+            return NativeBackend(self.head, self._native, capacity, self.dtype)
         return self.torch_backend(capacity)
 
     def torch_backend(self, capacity: int, cache: type[HeadCache] = HeadCache) -> TorchBackend:
-        return TorchBackend(self.head, self.logits, cache(self.head.shape, capacity, self.zeros(0)))
+        return TorchBackend(self.head, self.logits, cache(self.head, capacity, self.zeros(0)))
 
     def capture(self, passes: type[HeadPasses[H]], capture: Capture) -> None:
         """Have the passes of a run captured now, and of others when they begin."""
@@ -109,8 +122,7 @@ class HeadPasses(Slot, Generic[H]):
 
     def states_and_tokens(self) -> list[tuple[Tensor, Tensor]]:
         """Buffers for the states and the next token of as many tokens as a round can leave unread."""
-        shape = self.ready.head.shape
-        states = self.ready.zeros(LONGEST, len(shape.state_layers) * shape.hidden)
+        states = self.ready.zeros(LONGEST, self.ready.head.shape.states)
         tokens = self.ready.zeros(LONGEST, dtype=torch.long)
         return [(states[:count], tokens[:count]) for count in LENGTHS]
 

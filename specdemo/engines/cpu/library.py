@@ -37,6 +37,7 @@ class Layer(Structure):
     _fields_ = [
         *((f"{name}_norm", Norm) for name in ("second_input", "attention", "q", "k", "mlp")),
         *((name, Linear) for name in ("qkv", "out", "up", "down")),
+        ("window", c_long),
         ("rotated", c_int),
     ]
 
@@ -44,7 +45,7 @@ class Layer(Structure):
 class Model(Structure):
     _fields_ = [
         ("layers", POINTER(Layer)),
-        *((name, c_long) for name in ("hidden", "heads", "kv_heads", "width", "window")),
+        *((name, c_long) for name in ("hidden", "heads", "kv_heads", "width")),
         ("bidirectional", c_int),
     ]
 

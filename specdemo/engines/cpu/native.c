@@ -42,11 +42,11 @@ typedef struct { const float *weight, *bias; float eps; } Norm; /* layer norm, o
 typedef struct {
     Norm second_input_norm, attention_norm, q_norm, k_norm, mlp_norm; /* without a weight where there is no such norm */
     Linear qkv, out, up, down; /* the parts of qkv are heads; up has one, or two with a gate, which comes first */
+    long window; /* how many tokens a token sees, or all if that is 0 */
     int rotated;
 } Layer;
-/* A token sees `window` tokens, or all if that is 0. If a pass is `bidirectional`, its tokens see each other, and the
-   window before the pass. */
-typedef struct { const Layer *layers; long hidden, heads, kv_heads, width, window; int bidirectional; } Model;
+/* If a pass is `bidirectional`, its tokens see each other, and the window before the pass. */
+typedef struct { const Layer *layers; long hidden, heads, kv_heads, width; int bidirectional; } Model;
 /* Cosines and sines are [capacity, width / 2]. COLUMNS divides the capacity. */
 typedef struct { act_t *keys, *values; const float *cosines, *sines; long capacity; } Cache;
 /* How the rows of a pass follow each other where they are no chain. They are written behind the `base` tokens that all of
@@ -116,10 +116,14 @@ INLINE void norm_row(const Norm *n, const float *x, long size, void *out, const 
     }
 }
 
-/* The same for the rows of x [count, size]; the rows of `out` are `stride` apart. */
+/* The same for the rows of x [count, size], which stay as they are where there is no norm; the rows of `out` are `stride`
+   apart. */
 static void norm_rows(const Norm *n, const float *x, long count, long size, act_t *out, long stride) {
 #pragma omp for schedule(static) nowait
-    for (long row = 0; row < count; row++) norm_row(n, x + row * size, size, out + row * stride, WRITE_ACT);
+    for (long row = 0; row < count; row++)
+        if (n->weight) norm_row(n, x + row * size, size, out + row * stride, WRITE_ACT);
+        else
+            for (long i = 0; i < size; i++) out[row * stride + i] = to_act(x[row * size + i]);
 }
 
 /* Norm and rotate a head x [width] of the token at `position`, and write it to q [width] or into a slot of the cache.
@@ -211,8 +215,8 @@ static void attend(const Model *m, int index, const Cache *cache, long start, co
             for (long head = 0; head < group; head += ROWS) { /* of the query heads that share the key head */
                 const long rows = min(ROWS, group - head), slots = start + (m->bidirectional ? count : t + 1);
                 const long end = tree ? position_of(tree, start, t) + 1 : slots;
-                const long behind = (m->bidirectional ? start : end) - m->window;
-                const long from = m->window && behind > 0 ? behind : 0;
+                const long window = m->layers[index].window, behind = (m->bidirectional ? start : end) - window;
+                const long from = window && behind > 0 ? behind : 0;
                 const long even_from = from / STEP * STEP, even_end = round_up(end, STEP);
                 const long begin = from / COLUMNS * COLUMNS, blocks = round_up(end - begin, COLUMNS) / COLUMNS;
                 const act_t *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;

@@ -1,0 +1,198 @@
+"""Reads heads that others trained, as networks of ours: what differs between the formats are fields of `HeadShape`.
+
+The tensors of a decoder layer have transformers' names. EAGLE-3 calls its only layer `midlayer`, all others have
+`layers.N`. `tensors_of` is the one table of names and shapes, for reading and for writing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import TypeVar, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from ...types import BadInput
+from .formats import format_of, read_config
+from .medusa import medusa_head
+from .networks import EACH, NONE, Head, HeadShape
+from .published_shape import ShapeReader, TargetSizes
+
+H = TypeVar("H", bound=Head)
+Sizes = tuple[int, ...]
+Table = dict[str, dict[str, Sizes]]
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WHOLE = WEIGHTS, "medusa_lm_head.safetensors"  # names of files that hold all tensors
+PICKLES = "pytorch_model.bin", "medusa_lm_head.pt"  # the only file of many EAGLE-3 and Medusa heads
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+EMBEDDING, OUTPUT, OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
+# What a head has for its training, for another way to use it, or could compute by itself.
+UNUSED = ("t2d", "verifier_norm.", "verifier_lm_head.", "confidence_head.", "rotary_emb.")
+DAMAGED = (OSError, SafetensorError, UnpicklingError, EOFError, ValueError, KeyError, RuntimeError, AttributeError)
+
+
+def load_published(folder: Path, kind: type[H], target: TargetSizes) -> H:
+    """Read the head in a folder, for a target. Its weights keep their number types.
+
+    Raises:
+        BadInput: it is none that can be read, is damaged or unusual, or was made for a target of other sizes: one
+            sentence, with both shapes where a shape is wrong.
+    """
+    name, config = f"The head {folder.name}", read_config(folder)
+    found = format_of(config, name)
+    if found.kind != kind.kind:
+        raise BadInput(f"{name} is {found.name}, which drafts as {found.kind} and not as {kind.kind}.")
+    tensors = {_plain(key): tensor for key, tensor in _read_tensors(folder, name).items()}
+    taker = Taker(name, tensors)
+    if found.method == "medusa":
+        head = cast(H, medusa_head(name, config, target, taker.take))
+    else:
+        head = _assembled(taker, kind, ShapeReader(name, found, config, target).shape(tensors))
+    taker.check_empty()
+    return head
+
+
+def tensors_of(kind: type[Head], shape: HeadShape) -> Table:
+    """For each weight of a head by its name here: the tensors of a file that it is made of, one below the other, by
+    their published names, with their shapes."""
+    hidden, states, layers = shape.hidden, shape.states, len(shape.state_layers)
+    table: Table = {"fuse.weight": {"fc.weight": (hidden, states)}, "norm.weight": {"norm.weight": (hidden,)}}
+    if shape.state_norms != NONE:
+        each: dict[str, Sizes] = {f"fc_norm.{index}.weight": (states // layers,) for index in range(layers)}
+        table["state_norm"] = each if shape.state_norms == EACH else {"input_norm.weight": (states,)}
+    if shape.fused_norm:
+        table["fused_norm.weight"] = {"hidden_norm.weight": (hidden,)}
+    if kind.kind == "eagle":
+        table["token_norm.weight"] = {"layers.0.input_layernorm.weight": (hidden,)}
+        table["hidden_norm.weight"] = {"layers.0.hidden_norm.weight": (hidden,)}
+        return table | _layer(shape, "", "layers.0.", ("qkv",), 2 * hidden)
+    for prefix in (f"layers.{index}." for index in range(shape.depth)):
+        table[f"{prefix}attention_norm.weight"] = {f"{prefix}input_layernorm.weight": (hidden,)}
+        table |= _layer(shape, prefix, prefix, ("q", "kv"), hidden)
+    if shape.rank:
+        table["before.weight"] = {"markov_head.markov_w1.weight": (shape.vocab_size, shape.rank)}
+        table["after.weight"] = {"markov_head.markov_w2.weight": (shape.draft_vocab, shape.rank)}
+    return table
+
+
+def _layer(shape: HeadShape, ours: str, theirs: str, projections: tuple[str, ...], inner: int) -> Table:
+    """What the decoder layers of both kinds have. Each of our `projections` joins those of its letters."""
+    hidden, queries, keys = shape.hidden, shape.heads * shape.width, shape.kv_heads * shape.width
+    rows = {"q": queries, "k": keys, "v": keys}
+    attention, mlp = f"{theirs}self_attn.", f"{theirs}mlp."
+    table: Table = {}
+    for name in projections:
+        table[f"{ours}{name}.weight"] = {f"{attention}{part}_proj.weight": (rows[part], inner) for part in name}
+        if shape.qkv_bias:
+            table[f"{ours}{name}.bias"] = {f"{attention}{part}_proj.bias": (rows[part],) for part in name}
+    if shape.head_norms:
+        table |= {f"{ours}{part}_norm.weight": {f"{attention}{part}_norm.weight": (shape.width,)} for part in "qk"}
+    table[f"{ours}out.weight"] = {f"{attention}o_proj.weight": (hidden, queries)}
+    if shape.out_bias:
+        table[f"{ours}out.bias"] = {f"{attention}o_proj.bias": (hidden,)}
+    table[f"{ours}mlp_norm.weight"] = {f"{theirs}post_attention_layernorm.weight": (hidden,)}
+    table[f"{ours}gate_up.weight"] = {f"{mlp}{part}_proj.weight": (shape.mlp, hidden) for part in ("gate", "up")}
+    table[f"{ours}down.weight"] = {f"{mlp}down_proj.weight": (hidden, shape.mlp)}
+    return table
+
+
+def _read_tensors(folder: Path, name: str) -> Mapping[str, Tensor]:
+    """All tensors in the folder. A pickle is read by the loader of torch that makes tensors and runs no code."""
+    try:
+        for path in filter(Path.is_file, (folder / file for file in WHOLE)):
+            return load_file(path)
+        if (folder / INDEX).is_file():
+            parts = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+            return {key: tensor for part in sorted(parts) for key, tensor in load_file(folder / part).items()}
+        for path in filter(Path.is_file, (folder / file for file in PICKLES)):
+            read = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return {key: tensor for key, tensor in read.items() if isinstance(tensor, Tensor)}
+    except DAMAGED as error:
+        first = str(error).strip().partition("\n")[0].rstrip(".")
+        raise BadInput(f"{name} cannot be read: {first}.") from error
+    raise BadInput(f"{name} has no weights: its folder has neither {WEIGHTS} nor {PICKLES[0]}.")
+
+
+def _plain(key: str) -> str:
+    """The name of a tensor without what only some files have in front of it."""
+    key = key.removeprefix("logit_head.").removeprefix("medusa_head.")
+    return f"layers.0.{key.removeprefix('midlayer.')}" if key.startswith("midlayer.") else key
+
+
+class Taker:
+    """The tensors of a head, taken one by one and checked."""
+
+    def __init__(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        self.name = name
+        self.left = {key: tensor for key, tensor in tensors.items() if not key.startswith(UNUSED)}
+
+    def take(self, key: str, wanted: Sizes) -> Tensor:
+        """The tensor of that name.
+
+        Raises:
+            BadInput: there is none, it has another shape, or is quantized.
+        """
+        tensor = self.left.pop(key, None)
+        if tensor is None:
+            raise BadInput(f"{self.name} lacks the tensor {key} of shape {list(wanted)}.")
+        if tuple(tensor.shape) != wanted:
+            raise BadInput(
+                f"{self.name} has the tensor {key} of shape {list(tensor.shape)}, but its configuration and this "
+                f"target ask for {list(wanted)}."
+            )
+        if tensor.dtype not in FLOATS and key != OFFSETS:
+            numbers = str(tensor.dtype).removeprefix("torch.")
+            raise BadInput(f"{self.name} has the tensor {key} in {numbers}, but quantized weights are not read here.")
+        return tensor
+
+    def check_empty(self) -> None:
+        """Refuse what was not taken.
+
+        Raises:
+            BadInput: naming the first of it.
+        """
+        for key, tensor in self.left.items():
+            raise BadInput(
+                f"{self.name} has the tensor {key} of shape {list(tensor.shape)}, which is not known here: it may "
+                "compute something else."
+            )
+
+
+def _assembled(taker: Taker, kind: type[H], shape: HeadShape) -> H:
+    """A head of these tensors."""
+    name, left, take = taker.name, taker.left, taker.take
+    with torch.device("meta"):
+        head = kind(shape)
+    sizes = {ours: weight.shape for ours, weight in head.state_dict().items()}
+    weights = {"token_ids": torch.arange(shape.draft_vocab)}
+    for ours, parts in tensors_of(kind, shape).items():
+        taken = [take(key, wanted) for key, wanted in parts.items()]
+        weights[ours] = (torch.cat(taken) if len(taken) > 1 else taken[0]).view(sizes[ours])
+    other_width, fewer = shape.target_hidden != shape.hidden, shape.draft_vocab != shape.vocab_size
+    embedding = output = None
+    if other_width or EMBEDDING in left:
+        embedding = take(EMBEDDING, (shape.vocab_size, shape.hidden))
+    if other_width or fewer or OUTPUT in left:
+        output = take(OUTPUT, (shape.draft_vocab, shape.hidden))
+    if fewer or OFFSETS in left:
+        ids = weights["token_ids"] + take(OFFSETS, (shape.draft_vocab,)).long()
+        order = ids.argsort()
+        weights["token_ids"] = ids = ids[order]
+        if int(ids[0]) < 0 or int(ids[-1]) >= shape.vocab_size or not (ids.diff() > 0).all():
+            raise BadInput(
+                f"{name} has a table {OFFSETS} that names {len(ids.unique())} different tokens from {int(ids[0])} to "
+                f"{int(ids[-1])}, but it should name {shape.draft_vocab} of {shape.vocab_size}."
+            )
+        if output is not None and not (order.diff() > 0).all():
+            output = output[order]
+            if "after.weight" in weights:
+                weights["after.weight"] = weights["after.weight"][order]
+    head.load_state_dict(weights, assign=True)
+    head.own_embedding, head.own_output = embedding, output
+    return head.requires_grad_(False)

@@ -1,0 +1,137 @@
+"""A head of others by its name: on the command line, in a preset, and in a preset that was saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdemo.decoding.events import emitted_tokens
+from specdemo.models.loaded import Loaded, load
+from specdemo.models.presets import Folder, Hub, Preset, find_preset, load_presets, preset_of, with_head
+from specdemo.models.published_heads import head_format
+from specdemo.models.report import report_on, save_preset
+from specdemo.racing.race import start
+from specdemo.types import BadInput, Settings, TokenKind
+from tests.conftest import Command
+
+from . import published
+from .checkpoints import make_tokenizer, save, tiny
+from .published import write
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizer = make_tokenizer()
+    model = tiny("llama", len(tokenizer), num_hidden_layers=6)
+    return save(model, tokenizer, tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture
+def heads(target: Path, tmp_path: Path) -> dict[str, Path]:
+    """A head of each kind for the target; that of the library names it."""
+    vocab = len(make_tokenizer())
+    config, tensors = published.library_eagle3(vocab)
+    config["speculators_config"]["verifier"]["name_or_path"] = str(target)
+    eagle = write(tmp_path / "eagle", config, tensors)
+    return {"eagle": eagle, "block": write(tmp_path / "flash", *published.dflash(vocab))}
+
+
+def tokens_of(loaded: Loaded, drafter: str, temperature: float) -> list[Any]:
+    ids = loaded.encode("the cat sat on the mat", raw=True)
+    run = start(loaded, drafter, ids, Settings(k=3, max_new_tokens=24, temperature=temperature))
+    return [token for event in run for token in emitted_tokens(event)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_preset_loads_heads_of_others_and_drafts_with_them(
+    target: Path, heads: dict[str, Path], tmp_path: Path, dtype: str
+) -> None:
+    text = f"""
+        title = "T"
+        description = "D"
+        target.path = "{target}"
+        heads.eagle.path = "eagle"
+        heads.block.path = "{heads["block"]}"
+    """
+    (tmp_path / "mine.toml").write_text(text)
+    loaded = load(find_preset("mine", tmp_path), dtype, "cpu")
+    assert loaded.head_files == heads
+    for temperature in (0.0, 0.7):
+        alone = [token.id for token in tokens_of(loaded, "none", temperature)]
+        for drafter in ("eagle", "block", "lookup-eagle"):
+            tokens = tokens_of(loaded, drafter, temperature)
+            assert [token.id for token in tokens] == alone
+            assert {token.kind for token in tokens} != {TokenKind.TARGET}
+    loaded.release()
+
+
+def test_a_head_goes_with_a_preset_or_names_its_target(
+    command: Command, target: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    asked = "--prompt", "the cat", "--raw", "--max-new-tokens", "6", "-k", "3", "--json", "--dtype", "float32"
+    texts = []
+    for given in (("--target", str(target)), ("--head", str(heads["eagle"]))):
+        status, out, told = command("generate", *given, *asked)
+        assert status == 0, told
+        texts.append(json.loads(out))
+    assert texts[0]["text"] == texts[1]["text"]
+    assert texts[1]["stats"]["drafted"] > 0
+    assert f"The head {heads['eagle']}: nothing to download, " in told
+    assert f"speculators eagle3, drafts as eagle, made for {target}." in told
+    status, _, told = command("generate", "--head", str(heads["block"]), *asked)
+    assert status == 2
+    assert f"The head {heads['block']} does not say which target it is for: name it by --target." in told
+    status, _, told = command("generate", "--preset", "smollm2-135m", "--head", str(target), *asked)
+    assert status == 2
+    assert f"The head {target} is no head that can be read here" in told
+    status, _, told = command("generate", "--head", "some/where.gguf", *asked)
+    assert status == 2
+
+
+def test_a_head_is_part_of_a_presets_name_and_of_a_saved_one(
+    target: Path, heads: dict[str, Path], tmp_path: Path
+) -> None:
+    preset = with_head(preset_of(str(target)), "eagle", str(heads["eagle"]))
+    assert find_preset(preset.name) == preset
+    assert preset.heads == {"eagle": Folder(heads["eagle"])}
+    both = with_head(find_preset("qwen3-4b"), "block", "owner/name@v1")
+    assert find_preset(both.name) == both
+    assert both.heads == {**find_preset("qwen3-4b").heads, "block": Hub("owner/name", "v1")}
+    assert (both.defaults.drafter, both.results) == ("block", None)
+    save_preset(preset, "kept", tmp_path)
+    presets, broken = load_presets(tmp_path)
+    assert not broken
+    assert (presets["kept"].heads, presets["kept"].defaults) == (preset.heads, preset.defaults)
+    (tmp_path / "x.gguf").touch()
+    with pytest.raises(BadInput, match=r"x\.gguf is no head: name its hub id or its folder"):
+        with_head(preset, "eagle", str(tmp_path / "x.gguf"))
+
+
+def test_a_wrong_head_is_refused_before_the_weights_are_fetched(
+    target: Path, heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*_: Any) -> Any:
+        raise AssertionError("too early")
+
+    monkeypatch.setattr("specdemo.models.loaded.fetch_weights", fetch)
+    base = preset_of(str(target))
+    with pytest.raises(BadInput, match="is DFlash, which drafts as block and not as eagle"):
+        load(with_head(base, "eagle", str(heads["block"])), "float32", "cpu")
+    config = json.loads((heads["block"] / "config.json").read_text()) | {"vocab_size": 5}
+    (heads["block"] / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match="trained for a target of 5 tokens and hidden size 32, but this one has"):
+        load(with_head(base, "block", str(heads["block"])), "float32", "cpu")
+
+
+def test_the_report_counts_the_memory_of_a_head(target: Path, heads: dict[str, Path]) -> None:
+    preset: Preset = preset_of(str(target))
+    both = preset, with_head(preset, "block", str(heads["block"]))
+    alone, with_it = (report_on(one, "float32", "cpu") for one in both)
+    assert with_it.needed - alone.needed == (heads["block"] / "model.safetensors").stat().st_size
+    assert any("DFlash, drafts as block." in line for line in with_it.lines())
+    assert head_format(str(heads["block"])).target is None

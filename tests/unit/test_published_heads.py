@@ -1,0 +1,233 @@
+"""Heads of others: they draft what their formats say, for the target that they were made for. Others are refused.
+
+No published head was run here: there is no hub. These are tiny random ones in the published formats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from specdemo.decoding.drafter import DrafterParts
+from specdemo.decoding.loop import rule_for
+from specdemo.drafters.chain import draw_chain
+from specdemo.drafters.heads import drafter as head_drafter
+from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
+from specdemo.drafters.heads.block import Block
+from specdemo.drafters.heads.drafter import HeadDrafter
+from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.heads.networks import EagleHead
+from specdemo.drafters.heads.published import load_published
+from specdemo.drafters.heads.published_shape import TargetSizes
+from specdemo.engines.cpu.library import library_for
+from specdemo.types import Settings, TokenKind, Verdict
+from tests.unit import published
+from tests.unit.published import HIDDEN, LAYERS, Config, Tensors, write
+from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, ids_of, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Drafts = Callable[..., tuple[list[int], Tensor]]
+TARGET = TargetSizes(MODEL_VOCAB, HIDDEN, LAYERS)
+
+# The format, the places in transformers' hidden states that its heads read, whether it drafts from the anchor.
+EAGLES: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int]]] = {
+    "EAGLE-3": (published.eagle3, [2, 3, 3]),
+    "EAGLE 3.1 of SpecForge": (published.specforge31, [1, 3, 5]),
+    "narrow EAGLE-3": (published.narrow_eagle3, [2, 3, 3]),
+    "speculators eagle3": (published.library_eagle3, [1, 3, 5, 4]),
+}
+BLOCKS: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int], bool]] = {
+    "DFlash": (published.dflash, [2, 3, 5], False),
+    "speculators dflash": (published.library_dflash, [2, 4], False),
+    "DSpark": (published.dspark, [2, 3, 5], True),
+    "DSpark of SpecForge": (published.specforge_dspark, [2, 3, 5], False),
+    "speculators dspark": (published.library_dspark, [2, 4], True),
+    "Medusa": (published.medusa, [LAYERS], False),
+}
+FORMATS = [*EAGLES, *BLOCKS]
+
+
+def made(name: str) -> tuple[Config, Tensors, type[HeadDrafter], Drafts]:
+    """A head in a format, its drafter, and the function that says what it drafts behind a text."""
+    model = tiny_model("qwen3", layers=LAYERS)
+    if name in EAGLES:
+        make, numbers = EAGLES[name]
+        config, tensors = make(MODEL_VOCAB)
+        return config, tensors, Eagle, lambda ids, k: published.eagle_drafts(model, config, tensors, numbers, ids, k)
+    make, numbers, anchored = BLOCKS[name]
+    config, tensors = make(MODEL_VOCAB)
+    stated = {**config, "anchored": anchored}
+    return config, tensors, Block, lambda ids, k: published.block_drafts(model, stated, tensors, numbers, ids, k)
+
+
+def toy_with(folder: Path, kind: type[HeadDrafter], model: Any = None) -> ModelToy:
+    """A tiny target with the head in a folder."""
+    model = model or tiny_model("qwen3", layers=LAYERS)
+    embeddings = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
+    files, norm = {kind.network.kind: folder}, model.base_model.norm
+    final_norm = norm.weight.detach(), norm.variance_epsilon
+    parts = DrafterParts(embeddings, head_files=files, layers=model.config.num_hidden_layers, final_norm=final_norm)
+    toy = ModelToy(model=model)
+    toy.heads = {kind.network.kind: kind.make_ready(parts)}
+    return toy
+
+
+def drafts_of(
+    toy: ModelToy, kind: type[HeadDrafter], monkeypatch: pytest.MonkeyPatch, k: int, expected: Drafts
+) -> list[tuple[list[int], list[int], Tensor, Tensor]]:
+    """Rounds in which 2, 0, all and 1 tokens were accepted: what was drafted and should be, with both logits."""
+    seen: list[Tensor] = []
+
+    def watched(next_logits: Any, *rest: Any) -> Any:
+        def watching(drawn: Sequence[Tensor]) -> Tensor:
+            seen.append(next_logits(drawn)[0].float())
+            return seen[-1][None]
+
+        return draw_chain(watching, *rest)
+
+    monkeypatch.setattr(head_drafter, "draw_chain", watched)
+    text = torch.randint(0, MODEL_VOCAB, (11,), generator=torch.Generator().manual_seed(3)).tolist()
+    runner = toy.target_runner(128)
+    drafter = kind.build(toy.parts, runner, rule_for(Settings(temperature=0)))
+    assert isinstance(drafter, HeadDrafter)
+    runner.prefill(text[:-1])
+    drafter.reset(text[:-1])
+    rounds = []
+    for accepted in (2, 0, k, 1):
+        seen.clear()
+        drafted = torch.as_tensor(drafter.propose(text, k).token_ids).tolist()
+        wanted, logits = expected(text, k)
+        rounds.append((drafted, wanted, torch.stack(seen), logits))
+        runner.forward([text[-1], *drafted])
+        text += [*drafted[:accepted], (drafted[0] + 5) % MODEL_VOCAB]
+        runner.rollback(len(text) - 1)
+        drafter.observe(Verdict(accepted, 0, TokenKind.RESAMPLED, 1.0))
+    drafter.release()
+    return rounds
+
+
+def check(rounds: list[tuple[list[int], list[int], Tensor, Tensor]]) -> None:
+    for drafted, wanted, logits, reference in rounds:
+        torch.testing.assert_close(logits, reference, rtol=1e-3, atol=1e-3)
+        assert drafted == wanted
+
+
+# What they draft -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("engine", ["torch", "C", "captured"])
+def test_a_head_drafts_what_its_format_says(
+    name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if engine == "C" and library_for(torch.float32) is None:
+        pytest.skip("no gcc, or a CPU that the library is not for")
+    if (engine, name) == ("C", "Medusa"):
+        pytest.skip("it has no layers for the library; its products are the library's in any case")
+    if engine != "C":
+        monkeypatch.setattr("specdemo.engines.linear.library_for", lambda dtype: None)
+    config, tensors, kind, expected = made(name)
+    toy = toy_with(write(tmp_path / "head", config, tensors), kind)
+    ready = toy.heads[kind.network.kind]
+    if engine == "captured":
+        kind.capture(ready, lambda work: work)
+        assert ready.slots is not None
+    else:
+        assert isinstance(ready.backend(8), NativeBackend if engine == "C" else TorchBackend)
+    check(drafts_of(toy, kind, monkeypatch, 4 if kind is Eagle else ready.head.shape.most_drafted, expected))
+
+
+def test_a_block_drafts_no_more_than_it_has_places_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in (("DFlash", 4), ("DSpark", 5)):
+        config, tensors, kind, expected = made(name)
+        toy = toy_with(write(tmp_path / name, config, tensors), kind)
+        for k in (2, most, 9):
+            rounds = drafts_of(toy, kind, monkeypatch, k, expected)
+            check(rounds)
+            assert {len(row[0]) for row in rounds} == {min(k, most)}
+
+
+def test_a_pickle_and_parts_are_read_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, tensors, kind, expected = made("EAGLE-3")
+    folder = write(tmp_path / "pickled", config, tensors, pickle=True)
+    check(drafts_of(toy_with(folder, kind), kind, monkeypatch, 3, expected))
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    folder = tmp_path / "parts"
+    for file, some in parts.items():
+        write(folder, config, {name: tensors[name] for name in some})
+        (folder / "model.safetensors").rename(folder / file)
+    index = {"weight_map": {name: file for file, some in parts.items() for name in some}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    check(drafts_of(toy_with(folder, kind), kind, monkeypatch, 3, expected))
+
+
+def test_tokens_that_are_not_in_order_are_brought_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EAGLE-3", "speculators dspark"):
+        config, tensors, kind, expected = made(name)
+        order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+        ids = (torch.arange(40) + tensors["d2t"])[order]
+        mixed = {**tensors, "d2t": ids - torch.arange(40), "lm_head.weight": tensors["lm_head.weight"][order]}
+        if "markov_head.markov_w2.weight" in mixed:
+            mixed["markov_head.markov_w2.weight"] = mixed["markov_head.markov_w2.weight"][order]
+        check(drafts_of(toy_with(write(tmp_path / name, config, mixed), kind), kind, monkeypatch, 4, expected))
+
+
+def test_embeddings_that_are_a_copy_of_the_targets_are_not_kept_twice(tmp_path: Path) -> None:
+    config, tensors, kind, _ = made("speculators eagle3")
+    model = tiny_model("qwen3", layers=LAYERS)
+    weight = model.get_input_embeddings().weight.detach()
+    copied = write(tmp_path / "copied", config, {**tensors, "embed_tokens.weight": weight.clone()})
+    assert toy_with(copied, kind).heads["eagle"].embedding.data_ptr() == weight.data_ptr()
+    own = write(tmp_path / "own", config, tensors)
+    assert torch.equal(toy_with(own, kind).heads["eagle"].embedding, tensors["embed_tokens.weight"])
+
+
+ROPES = {
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
+    "linear": {"factor": 2.0},
+}
+
+
+@pytest.mark.parametrize("rope_type", ROPES)
+def test_a_rescaled_rotation_is_that_of_transformers(rope_type: str, tmp_path: Path) -> None:
+    config, tensors = published.eagle3(MODEL_VOCAB)
+    scaling = {"rope_type": rope_type, **ROPES[rope_type]}
+    config |= {"rope_theta": 5e5, "rope_scaling": scaling, "max_position_embeddings": 2048}
+    head = load_published(write(tmp_path, config, tensors), EagleHead, TARGET)
+    theirs = LlamaConfig(head_dim=8, rope_parameters={**scaling, "rope_theta": 5e5}, max_position_embeddings=2048)
+    frequencies, scale = ROPE_INIT_FUNCTIONS[rope_type](theirs)
+    torch.testing.assert_close(head.rope.frequencies, frequencies)
+    assert head.rope.scale == pytest.approx(scale)
+    assert not torch.allclose(frequencies, load_published(plain(tmp_path), EagleHead, TARGET).rope.frequencies)
+
+
+def plain(folder: Path) -> Path:
+    return write(folder / "plain", *published.eagle3(MODEL_VOCAB))
+
+
+# The text --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_text_is_the_one_that_the_target_writes_alone(name: str, temperature: float, tmp_path: Path) -> None:
+    config, tensors, kind, _ = made(name)
+    toy = toy_with(write(tmp_path / "head", config, tensors), kind)
+    settings = Settings(k=4, temperature=temperature, seed=5, max_new_tokens=40)
+    texts = []
+    for drafter in (kind.name, "none"):
+        runner = toy.target_runner(128)
+        texts.append(ids_of(list(decode(runner, toy.drafter(drafter, runner, settings), [3, 1, 4, 1, 5], settings))))
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 40

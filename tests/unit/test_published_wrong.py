@@ -1,0 +1,199 @@
+"""Heads that cannot be right are refused in one sentence, with both shapes where a shape is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specdemo.drafters.heads.formats import format_of
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
+from specdemo.drafters.heads.published import load_published
+from specdemo.types import BadInput
+from tests.unit import published
+from tests.unit.published import Config, Tensors, write
+from tests.unit.test_published_heads import TARGET as SIZES
+from tests.unit.toys import MODEL_VOCAB
+
+NAME = "The head it"
+TARGET = replace(SIZES, final_norm=(torch.ones(32), 1e-5))
+
+
+@dataclass
+class Wrong:
+    """A change to a good head, and what is said of it."""
+
+    sentence: str
+    config: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    make: Callable[[int], tuple[Config, Tensors]] = published.eagle3
+    kind: type[Head] = EagleHead
+
+
+def floats(*sizes: int) -> torch.Tensor:
+    return torch.zeros(*sizes)
+
+
+WRONG = {
+    "another width": Wrong(
+        f"{NAME} was trained for a target of 61 tokens and hidden size 64, but this one has 61 and 32.",
+        {"hidden_size": 64},
+    ),
+    "another vocabulary": Wrong(
+        f"{NAME} was trained for a target of 99 tokens and hidden size 32, but this one has 61 and 32.",
+        {"vocab_size": 99},
+    ),
+    "fewer states": Wrong(
+        f"{NAME} has the tensor fc.weight of shape [32, 64], but its configuration and this target ask for [32, 96].",
+        tensors={"fc.weight": floats(32, 64)},
+    ),
+    "another number of layers read": Wrong(
+        f"{NAME} has the tensor fc.weight of shape [32, 96], but its configuration and this target ask for [32, 64].",
+        {"eagle_aux_hidden_state_layer_ids": [2, 3]},
+    ),
+    "other heads": Wrong(
+        f"{NAME} has the tensor layers.0.self_attn.q_proj.weight of shape [32, 64], but its configuration and this "
+        "target ask for [64, 64].",
+        {"head_dim": 16},
+    ),
+    "rows of the output": Wrong(
+        f"{NAME} has the tensor lm_head.weight of shape [39, 32], but its configuration and this target ask for "
+        "[40, 32].",
+        tensors={"lm_head.weight": floats(39, 32)},
+    ),
+    "no norm": Wrong(f"{NAME} lacks the tensor norm.weight of shape [32].", tensors={"norm.weight": None}),
+    "no table of tokens": Wrong(f"{NAME} lacks the tensor d2t of shape [40].", tensors={"d2t": None}),
+    "tokens that there are not": Wrong(
+        f"{NAME} has a table d2t that names 40 different tokens from 50 to 89, but it should name 40 of 61.",
+        tensors={"d2t": torch.full((40,), 50)},
+    ),
+    "a token twice": Wrong(
+        f"{NAME} has a table d2t that names 39 different tokens from 0 to 38, but it should name 40 of 61.",
+        tensors={"d2t": torch.cat([torch.zeros(39), torch.tensor([-1.0])]).long()},
+    ),
+    "a tensor too many": Wrong(
+        f"{NAME} has the tensor layers.0.mlp.down_proj.bias of shape [32], which is not known here: it may compute "
+        "something else.",
+        tensors={"midlayer.mlp.down_proj.bias": floats(32)},
+    ),
+    "quantized": Wrong(
+        f"{NAME} has the tensor fc.weight in int8, but quantized weights are not read here.",
+        tensors={"fc.weight": floats(32, 96).to(torch.int8)},
+    ),
+    "a state that there is not": Wrong(
+        f"{NAME} reads the target's hidden states [0, 3, 6], but this target has those from 1 to 6.",
+        {"eagle_aux_hidden_state_layer_ids": [0, 3, 6]},
+    ),
+    "two layers": Wrong(
+        f"{NAME} has 2 decoder layers; EAGLE heads of one layer are read here.", {"num_hidden_layers": 2}
+    ),
+    "another activation": Wrong(f"{NAME} has the activation 'gelu'; only 'silu' is read here.", {"hidden_act": "gelu"}),
+    "another rotation": Wrong(
+        f'{NAME} rotates its keys in a way that is not read here: {{"rope_type": "longrope", "factor": 2}}.',
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2}},
+    ),
+    "no sizes": Wrong(
+        f"{NAME} has no whole number intermediate_size in its configuration: 0.", {"intermediate_size": 0}
+    ),
+    "one of another kind": Wrong(f"{NAME} is EAGLE-3, which drafts as eagle and not as block.", kind=BlockHead),
+    "a target of other depth": Wrong(
+        f"{NAME} was trained for a target of 36 layers, but this one has 6.",
+        {"num_target_layers": 36},
+        make=published.dflash,
+        kind=BlockHead,
+    ),
+    "no mask": Wrong(
+        f"{NAME} needs a block_size of 2 or more and a mask_token_id below 61, but its configuration has 5 and 61.",
+        {"dflash_config": {"mask_token_id": MODEL_VOCAB, "target_layer_ids": [1, 2, 4]}},
+        make=published.dflash,
+        kind=BlockHead,
+    ),
+    "windows of another number of layers": Wrong(
+        f"{NAME} has 2 decoder layers, but its layer_types are ['full_attention'] and its sliding_window is 4.",
+        {"layer_types": ["full_attention"]},
+        make=published.dflash,
+        kind=BlockHead,
+    ),
+    "another Markov head": Wrong(
+        f"{NAME} has a Markov head of the type 'gated'; only 'vanilla' is read here.",
+        {"markov_head_type": "gated"},
+        make=published.dspark,
+        kind=BlockHead,
+    ),
+    "causal blocks": Wrong(
+        f"{NAME} has layers in which a block is causal; those are not read here.",
+        {"causal": True},
+        make=published.library_dflash,
+        kind=BlockHead,
+    ),
+    "Medusa of another width": Wrong(
+        f"{NAME} has the tensor 0.0.linear.weight of shape [64, 64], but its configuration and this target ask for "
+        "[32, 32].",
+        tensors={"medusa_head.0.0.linear.weight": floats(64, 64)},
+        make=published.medusa,
+        kind=BlockHead,
+    ),
+    "Medusa without places": Wrong(
+        f"{NAME} needs whole numbers medusa_num_heads and medusa_num_layers, but it has (None, 2).",
+        {"medusa_num_heads": None},
+        make=published.medusa,
+        kind=BlockHead,
+    ),
+    "P-EAGLE": Wrong(
+        f"{NAME} is of the speculators kind 'peagle', which is not read here: eagle3, dflash, dspark are.",
+        {"speculators_model_type": "peagle"},
+        make=published.library_eagle3,
+    ),
+    "Domino": Wrong(
+        f"{NAME} is of the kind 'domino', which is not read here: DFlash and DSpark are.",
+        {"dflash_config": {"projector_type": "domino"}},
+        make=published.dflash,
+        kind=BlockHead,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_head_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    wrong = WRONG[name]
+    config, tensors = wrong.make(MODEL_VOCAB)
+    changed = {name: tensor for name, tensor in {**tensors, **wrong.tensors}.items() if tensor is not None}
+    with pytest.raises(BadInput) as refused:
+        load_published(write(tmp_path / "it", {**config, **wrong.config}, changed), wrong.kind, TARGET)
+    assert str(refused.value) == wrong.sentence
+
+
+class Dangerous:
+    """What runs code where a pickle is trusted."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("ran"),)
+
+
+def test_files_that_are_no_head_are_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, tensors = published.eagle3(MODEL_VOCAB)
+    with pytest.raises(BadInput, match=r"There is no head in the folder .*: it has no config\.json"):
+        load_published(tmp_path, EagleHead, TARGET)
+    folder = write(tmp_path / "it", config, tensors)
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+    with pytest.raises(BadInput, match="The head it cannot be read: "):
+        load_published(folder, EagleHead, TARGET)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(BadInput, match=r"its folder has neither model\.safetensors nor pytorch_model\.bin\.$"):
+        load_published(folder, EagleHead, TARGET)
+    torch.save({"fc.weight": Dangerous()}, folder / "pytorch_model.bin")
+    with pytest.raises(BadInput, match="The head it cannot be read: "):
+        load_published(folder, EagleHead, TARGET)
+    assert not (tmp_path / "ran").exists()
+    for broken in ("{", "[]"):
+        (folder / "config.json").write_text(broken)
+        with pytest.raises(BadInput, match=r"The file .*config\.json (cannot be read|is not the configuration)"):
+            load_published(folder, EagleHead, TARGET)
+    with pytest.raises(BadInput, match=r"The head x is no head that can be read here: .*; it names LlamaForCausalLM"):
+        format_of({"architectures": ["LlamaForCausalLM"]}, "The head x")
