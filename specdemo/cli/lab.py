@@ -237,6 +237,9 @@ def lossless(
     prompts: PromptFile = PROMPTS / "domains.jsonl",
     limit: Annotated[int, typer.Option(min=0, help="Prompts whose texts are compared; 0 skips this check.")] = 8,
     transformers: Annotated[bool, typer.Option(help="Also check the target alone against transformers.")] = True,
+    server: Annotated[
+        str | None, typer.Option(help="Also check it against llama.cpp's server of the same file.")
+    ] = None,
     max_new_tokens: MaxNewTokens = 64,
     files: Files,
 ) -> None:
@@ -246,9 +249,11 @@ def lossless(
     status 1 if a check fails.
     """
     from ..racing.race import drafters_of
+    from ..servers.llamacpp import LlamaCpp
     from ..studies import greedy
     from ..studies import lossless as lab
     from ..studies.rules import make_rule
+    from .servers import SERVER_KEY, connected
 
     settings = [
         Settings(k, temperature, top_k, top_p, max_new_tokens, seed, rule=rule, tree=tree)
@@ -271,7 +276,14 @@ def lossless(
         for one in filter(is_comparable, settings):
             steps = greedy.steps(asked, drafting, transformers and one.temperature == 0)
             checks += with_progress(greedy.greedy(loaded, asked, drafting, one, transformers), steps)
-        say(greedy.in_words(checks))
+        served: list[greedy.GreedyCheck] = []
+        if server is not None:
+            with connected(server, SERVER_KEY) as dialect:
+                if not isinstance(dialect, LlamaCpp):
+                    raise BadInput("--server takes a server of llama.cpp here.")
+                served = list(with_progress(greedy.against_server(loaded, dialect, asked, max_new_tokens), len(asked)))
+        checks += served
+        say([*greedy.in_words(checks), *greedy.differences_in_words(served)])
         papers, sampled = [], None
         if sampled_with:
             ids = loaded.encode(prompt)

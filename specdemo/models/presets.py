@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..drafters.names import DRAFTERS
+from ..system.allowed import allowed
 from ..types import AUTO, BadInput, Settings
 from .results import read_results, results_path
 from .tables import Table, read_toml
@@ -231,7 +232,7 @@ def _named(text: str) -> Source:
     repo, _, file = text.partition(":")
     if not text:
         raise BadInput("Name a model: a hub id, a folder, or a .gguf file.")
-    if os.environ.get("SPACE_ID") and text not in re.split(r"[,\s]+", os.environ.get("SPECDEMO_ALLOW", "")):
+    if (names := allowed(servers=False)) is not None and text not in names:
         raise BadInput(f"This Space loads its presets only, not {text}. Its owner can allow more by SPECDEMO_ALLOW.")
     if "://" in text:
         raise BadInput(f"{text} is an address: give the model's id on the hub, such as Qwen/Qwen2.5-0.5B-Instruct.")

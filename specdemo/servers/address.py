@@ -1,19 +1,20 @@
 """Which servers may be asked, and where their names lead.
 
 On one's own machine every address may be asked. A public Space must not become a proxy into the network that it runs
-in: there only the addresses in `SPECDEMO_ALLOW`, separated by commas, may be asked. Each name is resolved once, and
+in: there only the addresses in `SPECDEMO_ALLOW` may be asked, see `system.allowed`. Each name is resolved once, and
 what it led to is kept: a name that leads elsewhere later is of no use to anybody.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from ..system.allowed import allowed
 from ..types import BadInput
 
 PORTS = {"http": 80, "https": 443}
@@ -53,16 +54,17 @@ class Address:
         if parts.query or parts.fragment:
             raise BadInput(f"{wrong}, with nothing behind the port.")
         address = cls(parts.scheme, host, PORTS[parts.scheme] if port is None else port)
-        return address.allowed() if os.environ.get("SPACE_ID") else address
+        names = allowed(servers=True)
+        return address if names is None else address.pinned_if_in(names)
 
-    def allowed(self) -> Address:
+    def pinned_if_in(self, names: Sequence[str]) -> Address:
         """This address with its name resolved for good.
 
         Raises:
-            BadInput: it is not in `SPECDEMO_ALLOW`, or its name leads to no address, or into a private network.
+            BadInput: it is not among these, or its name leads to no address, or into a private network.
         """
-        allowed = (entry.strip().rstrip("/").lower() for entry in os.environ.get("SPECDEMO_ALLOW", "").split(","))
-        if str(self) not in {entry if _has_port(entry) else f"{entry}:{PORTS.get(self.scheme)}" for entry in allowed}:
+        entries = (entry.rstrip("/").lower() for entry in names)
+        if str(self) not in {entry if _has_port(entry) else f"{entry}:{PORTS.get(self.scheme)}" for entry in entries}:
             raise BadInput(
                 "This Space asks only the servers that its owner allows, and this address is not among them."
             )

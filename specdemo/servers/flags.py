@@ -1,7 +1,12 @@
 """What to change where: the flags of each engine that decide about speculation.
 
-Sources: vLLM 0.32 `vllm/config/speculative.py`, llama.cpp b11434 `tools/server/README.md`, SGLang 0.5
-`python/sglang/srt/server_args.py`.
+Each was looked up in the source:
+
+vLLM 0.32: `vllm/config/speculative.py` (an entry of the schedule by batch size is first size, last size, K),
+`vllm/config/observability.py` and `vllm/engine/arg_utils.py`.
+llama.cpp: `tools/server/README.md` at commit 00dc8057. It lists flags of older guides, such as --draft-max, as removed.
+SGLang: `docs/advanced_features/server_arguments.md` at commit 004813e1. --speculative-num-draft-tokens counts the rows
+that are checked: for a chain one more than its steps.
 """
 
 from __future__ import annotations
@@ -29,7 +34,8 @@ FLAGS = {
         k='"num_speculative_tokens": {k} in --speculative-config',
         more_often='a smaller "prompt_lookup_min" in --speculative-config, or a draft head instead of n-grams',
         off="leave out --speculative-config",
-        crowd='"num_speculative_tokens_per_batch_size" in --speculative-config drafts less for large batches',
+        crowd='"num_speculative_tokens_per_batch_size": [[1, 8, 4], [9, 64, 1]] in --speculative-config drafts '
+        "4 tokens for up to 8 requests, else 1",
         told="--per-request-spec-decode-metrics detailed",
     ),
     "llama.cpp": Flags(
@@ -44,7 +50,7 @@ FLAGS = {
     "SGLang": Flags(
         on="--speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD --speculative-num-steps 3 "
         "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4, or --speculative-algorithm NGRAM",
-        k="--speculative-num-steps {k} --speculative-num-draft-tokens {k_and_one}",
+        k="--speculative-num-steps {k} --speculative-num-draft-tokens {k_and_one} (NGRAM: the second alone)",
         more_often="a draft head (EAGLE3) instead of NGRAM",
         off="leave out --speculative-algorithm",
         crowd="fewer steps, or a server without speculation for the hours of many requests",

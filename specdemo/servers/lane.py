@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
 from ..decoding.events import Event
 from ..racing.lanes import Lane
 from ..racing.trace import Entry, Spans
-from ..types import Settings
+from ..types import Settings, Token
 from .dialects import Dialect
-from .steps import Told, events_of
+from .steps import Prompt, Told, events_of
 
 
 class ServerText:
@@ -49,6 +49,15 @@ def server_lane(
                 yield event
 
     return Lane(name, events(), text), told
+
+
+def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
+    """How far apart a server has the logits of two tokens behind a prompt and some tokens; None if it does not tell."""
+    if not all(isinstance(token.id, int) for token in (*before, *pair)):
+        return None
+    found = dialect.logprobs(prompt, [token.id for token in before if token.id is not None])
+    known = [found[token.id] for token in pair if token.id in found]
+    return abs(known[0] - known[1]) if len(known) == 2 else None
 
 
 def recorded_lane(name: str, entries: list[Entry]) -> Lane:

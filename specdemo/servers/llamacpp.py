@@ -51,6 +51,19 @@ class LlamaCpp:
         except (KeyError, IndexError, TypeError, ValueError):
             return {}  # another version calls them otherwise
 
+    def written(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+        """The ids of a whole greedy text, told at once: a stream omits those of tokens that end inside a character.
+
+        Raises:
+            BadInput: as `steps`.
+        """
+        asked = asked_of(prompt, Settings(0, max_new_tokens=max_new_tokens))
+        answer = self.client.post("/completion", **asked, return_tokens=True)
+        try:
+            return [count(id) for id in answer["tokens"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"The server at {self.client.address} does not tell the ids of its tokens.") from error
+
     def counters(self) -> Counters | None:
         return read_counters(self.client, "llamacpp", "tokens_predicted_total")
 

@@ -97,6 +97,8 @@ class Diagnosis:
     @property
     def verdict(self) -> str:
         """Whether speculation pays, in a sentence."""
+        if not self.samples:
+            return "Nothing was measured."
         if self.often == 0:
             return "Nothing was drafted: speculation is off, or the drafter found nothing to draft."
         tokens = f"{self.tokens_per_round.mean:.2f} tokens a round" if self.tokens_per_round else "rounds unknown"
@@ -114,6 +116,8 @@ class Diagnosis:
 
     def advice(self) -> list[str]:
         """What to change, each with its flag, and what the texts show."""
+        if not self.samples:
+            return []
         name = str(self.engine["engine"])
         flags = FLAGS[name]
         lines = []

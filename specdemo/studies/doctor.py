@@ -6,6 +6,7 @@ sides take turns, and a part that the time does not allow is left out and said t
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -128,10 +129,10 @@ class Doctor:
         self._until, self._at = 0.0, ""
 
     def run(self) -> Iterator[str]:
-        """Measure; yields what it is at. Close it to stop.
+        """Measure; yields what it is at. Close it to stop. Whatever ends it, what was measured by then stays.
 
         Raises:
-            BadInput: a server cannot be asked or answers something else.
+            BadInput: a server cannot be asked or answers something else, and nothing has been measured yet.
             Stopped: whoever waits for it has stopped it.
         """
         self._until = time.monotonic() + self.plan.seconds
@@ -151,6 +152,10 @@ class Doctor:
                     yield words
         except _Late:
             self.left_out.append(f"The {self.plan.seconds:g} seconds were over in the middle of {self._at}.")
+        except BadInput as error:
+            if not self.samples:
+                raise
+            self.left_out.append(f"It ended in the middle of {self._at}: {_said(error)}")
 
     # --- the three parts
 
@@ -164,7 +169,7 @@ class Doctor:
             try:
                 self.crowds.append(self._crowd(count))
             except BadInput as error:
-                self.left_out.append(f"{count} requests at once were not measured: {error}")
+                self.left_out.append(f"{count} requests at once were not measured: {_said(error)}")
                 return
             yield f"{count} requests at once"
 
@@ -176,7 +181,7 @@ class Doctor:
                 try:
                     self.samples.append(self._sample(prompt, _lengthened(prompt.prompt, tokens, number), tokens))
                 except BadInput as error:
-                    self.left_out.append(f"Prompts of {tokens:,} tokens and more were not measured: {error}")
+                    self.left_out.append(f"Prompts of {tokens:,} tokens and more were not measured: {_said(error)}")
                     return
                 yield f"Prompts of {tokens:,} tokens"
 
@@ -234,6 +239,11 @@ class Doctor:
 
     def _is_late(self) -> bool:
         return time.monotonic() > self._until
+
+
+def _said(error: BadInput) -> str:
+    """What a server did, without its address: a report is for others."""
+    return re.sub(r" at https?://\S+", "", str(error))
 
 
 class _Late(Exception):

@@ -1,22 +1,26 @@
-"""Is the text with a drafter the target's own? Token for token, against the target alone and transformers.
+"""Is the text with a drafter the target's own? Token for token, against the target alone, transformers and a server.
 
 Under the match rule that is so at every temperature. At temperature 0 the target alone is compared with transformers:
-its own `generate` runs the same weights through its own forward, cache and loop: it shares no code with ours.
+its own `generate` runs the same weights through its own forward, cache and loop: it shares no code with ours. So does a
+server of the same file, which also multiplies the stored weights in its own way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..decoding.events import emitted_tokens
 from ..decoding.loop import check_room
+from ..drafters.names import DRAFTERS
 from ..racing.compare import compare, is_exact, is_near_tie
 from ..racing.race import check_drafter, start
-from ..types import Settings, Token, TokenKind
+from ..servers.lane import gap
+from ..servers.llamacpp import LlamaCpp
+from ..types import BadInput, Settings, Token, TokenKind
 from .prompts import Prompt
 from .statistics import POWER
 
@@ -30,9 +34,9 @@ TRANSFORMERS = "transformers"
 class GreedyCheck:
     """Two texts of one prompt, which should be the same.
 
-    `text` is a drafter's name, or `transformers`; it is compared with the target alone. Where they part, `margin` is
-    how close the two tokens were for the target, and `near_tie` whether rounding decides between them: never with a
-    drafter on an engine that is exact to the bit.
+    `text` is a drafter's name, `transformers`, or the engine of a server; it is compared with the target alone. Where
+    they part, `margin` is how close the two tokens were for the target, and `near_tie` whether rounding decides between
+    them: never with a drafter on an engine that is exact to the bit. `server_margin` is how close a server had them.
     """
 
     prompt_id: str
@@ -45,6 +49,7 @@ class GreedyCheck:
     first_difference: int | None
     margin: float | None
     near_tie: bool | None
+    server_margin: float | None = None
 
 
 def steps(prompts: Sequence[Prompt], drafters: Sequence[str], transformers: bool = True) -> int:
@@ -84,6 +89,61 @@ def greedy(
             yield _check(loaded, prompt, settings, TRANSFORMERS, plain, theirs)
 
 
+def against_server(
+    loaded: Loaded, server: LlamaCpp, prompts: Sequence[Prompt], max_new_tokens: int
+) -> Iterator[GreedyCheck]:
+    """Check every prompt against a server that runs the same model: both read the same token ids, without a drafter of
+    ours, at temperature 0.
+
+    Raises:
+        BadInput: it cannot be asked, or its tokens are others; or a prompt has no room.
+    """
+    settings = Settings(0, max_new_tokens=max_new_tokens)
+    for prompt in prompts:
+        ids = loaded.encode(prompt.prompt)
+        if server.text_of(ids) != loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False):
+            raise BadInput(
+                f"The server runs {server.facts['model']}, whose tokens are not those of {loaded.preset.name}."
+            )
+        plain = _text(loaded, "none", ids, settings)
+        written = [Token(id, TokenKind.TARGET) for id in server.written(ids, max_new_tokens)]
+        # Both tell the token that ends a text, but one may go on behind a token that ends it for the other.
+        ours, theirs = (text[: min(len(plain), len(written))] for text in (plain, written))
+        check = _check(loaded, prompt, settings, server.facts["engine"], ours, theirs)
+        place = check.first_difference
+        if place is not None:
+            pair = ours[place], theirs[place]
+            margin = _gap(loaded, [*ids, *(token.id for token in ours[:place])], pair)
+            near_tie = is_near_tie(margin, "")  # a server does not tell how it rounds
+            check = replace(check, margin=margin, near_tie=near_tie, server_margin=gap(server, ids, ours[:place], pair))
+        yield check
+
+
+@torch.inference_mode()
+def _gap(loaded: Loaded, ids: Sequence[int], pair: Sequence[Token]) -> float:
+    """How far apart the target has the logits of two tokens behind a text."""
+    runner = loaded.target_runner(len(ids))
+    try:
+        one, other = runner.prefill(ids)[0, [token.id for token in pair]].tolist()
+        return float(abs(one - other))
+    finally:
+        runner.release()
+
+
+def differences_in_words(checks: Sequence[GreedyCheck]) -> list[str]:
+    """Where the texts of a server part from ours, a line each."""
+    return [
+        f"{check.prompt_id}: from token {check.first_difference + 1} on; the two tokens are {_apart(check.margin)} for "
+        f"the target here, {_apart(check.server_margin)} for the server."
+        for check in checks
+        if check.first_difference is not None
+    ]
+
+
+def _apart(margin: float | None) -> str:
+    return "an unknown distance apart" if margin is None else f"{margin:.2f} of a logit apart"
+
+
 def in_words(checks: Sequence[GreedyCheck]) -> list[str]:
     """What the checks showed, one sentence for each drafter, K and temperature, and for transformers."""
     lines = []
@@ -93,10 +153,12 @@ def in_words(checks: Sequence[GreedyCheck]) -> list[str]:
     for (text, k, temperature), mine in groups.items():
         same, ties = sum(check.identical for check in mine), sum(bool(check.near_tie) for check in mine)
         texts, are = "text" if len(mine) == 1 else "texts", "is" if 1 in (same, len(mine)) else "are"
-        name = text if text == TRANSFORMERS else f"{text}, K = {k}, temperature {temperature:g}"
+        ours = text in DRAFTERS
+        name = f"{text}, K = {k}, temperature {temperature:g}" if ours else text
         line = f"{name}: {same} of {len(mine)} {texts} {are} the target's own, token for token"
         if ties:
-            line += f"; {ties} {_part(ties)} at a near-tie, which rounding decides (float32 rounds less)"
+            line += f"; {ties} {_part(ties)} at a near-tie, which rounding decides"
+            line += " (float32 rounds less)" if ours or text == TRANSFORMERS else ""
         if unexplained := len(mine) - same - ties:
             line += f"; {unexplained} {_part(unexplained)} where rounding is no explanation: something is wrong"
         if same == len(mine):

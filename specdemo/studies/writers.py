@@ -13,7 +13,7 @@ from ..racing.lanes import race_lanes
 from ..racing.race import start
 from ..racing.stats import Stats, counts_by_place
 from ..servers.dialects import Dialect
-from ..servers.lane import server_lane
+from ..servers.lane import gap, server_lane
 from ..servers.steps import Told
 from ..system.progress import check_stopped
 from ..types import Settings, Token
@@ -83,12 +83,7 @@ class ServerWriter:
         return _of_server([entry.event for entry in entries], tokens_of(entries), told)
 
     def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
-        ids = [token.id for token in before]
-        if not all(isinstance(token.id, int) for token in (*before, *pair)):
-            return None
-        found = self.dialect.logprobs(self.dialect.prompt_of(prompt, False), ids)
-        known = [found[token.id] for token in pair if token.id in found]
-        return abs(known[0] - known[1]) if len(known) == 2 else None
+        return gap(self.dialect, self.dialect.prompt_of(prompt, False), before, pair)
 
 
 def _of_server(events: Sequence[Event], tokens: Sequence[Token], told: Told) -> Written:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
+from contextlib import ExitStack
 from copy import copy
 from typing import Any
 
 import pytest
 
+from specdemo.bench.llamacpp import started
 from specdemo.models import loaded as models
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import Preset
+from specdemo.models.presets import DEFAULT_PRESET, Preset, Wheel, find_preset
+from specdemo.models.sources import gguf_of
+from specdemo.racing.trace import PLAIN, SPECULATIVE
+from specdemo.servers.address import Address
+from specdemo.servers.client import Client
+from specdemo.servers.dialects import Dialect, find_dialect
 
 from .checkpoints import full_preset
 
@@ -45,3 +53,19 @@ def loads_once() -> Iterator[None]:
         yield
     for loaded in kept.values():
         loaded.release()
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[dict[str, Dialect]]:
+    """llama.cpp's server on the default model, alone and with its look-up of n-grams; one thread, since tests share."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        pytest.skip("there is no xllamacpp")
+    target = find_preset(DEFAULT_PRESET).target
+    assert isinstance(target, Wheel)
+    asked = {"gguf": str(gguf_of(target, lambda *_: None)), "draft_gguf": None, "k": 5, "threads": 1, "context": 1024}
+    with ExitStack() as running:
+        found: dict[str, Dialect] = {}
+        for lane, ngram in ((PLAIN, None), (SPECULATIVE, 2)):
+            where, _ = running.enter_context(started({**asked, "ngram": ngram}))
+            found[lane] = find_dialect(running.enter_context(Client(Address.read(where))))
+        yield found

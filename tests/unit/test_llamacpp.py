@@ -6,21 +6,25 @@ import importlib.util
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from specdemo.bench import llamacpp
 from specdemo.bench.cases import ALONE, Case
 from specdemo.bench.llamacpp import DRAFTING, LLAMA, NGRAM, Server, run_of
 from specdemo.bench.methods import cases_of_theirs, theirs
 from specdemo.bench.throughput import bench
+from specdemo.decoding.events import emitted_tokens
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import DEFAULT_PRESET, Wheel, find_preset
 from specdemo.models.presets import preset_of as by_name
+from specdemo.racing.race import start
+from specdemo.studies.greedy import against_server, differences_in_words, in_words
 from specdemo.studies.prompts import Prompt
 from specdemo.types import AUTO, BadInput, Settings
 
@@ -222,6 +226,57 @@ def test_the_real_server_drafts_with_a_gguf_file_given_by_name(pair: Loaded) -> 
     assert (plain["drafted"], plain["rounds"]) == (0, plain["new_tokens"] - 1)
     assert drafted["drafted"] >= drafted["accepted"] > 0
     assert drafted["rounds"] < plain["rounds"]
+
+
+@NEEDS_LLAMACPP
+def test_where_a_server_of_the_same_file_parts_from_us_two_tokens_nearly_tie(pair: Loaded) -> None:
+    prompts = [Prompt(f"p{number}", "kind", text) for number, text in enumerate(("the cat sat", "a b c", "on the mat"))]
+    with llamacpp.servers(pair, [Case(LLAMA)], None, 64, print) as servers:
+        checks = list(against_server(pair, servers[Case(LLAMA)].dialect, prompts, 24))
+    assert [check.prompt_id for check in checks] == ["p0", "p1", "p2"]
+    for check in checks:
+        assert check.text == "llama.cpp"
+        assert check.tokens > 0
+        if not check.identical:
+            assert check.near_tie
+            assert check.server_margin is not None
+    parted = [check for check in checks if not check.identical]
+    assert len(differences_in_words(checks)) == len(parted)
+    assert in_words(checks)[0].startswith(f"llama.cpp: {3 - len(parted)} of 3 texts ")
+
+
+def test_what_rounding_does_not_explain_is_told(pair: Loaded) -> None:
+    """A server that writes another token than the likeliest from the fourth on."""
+    prompt = Prompt("p0", "kind", "the cat sat")
+    truth = [
+        token.id
+        for event in start(pair, "none", pair.encode(prompt.prompt), Settings(0, max_new_tokens=8))
+        for token in emitted_tokens(event)
+    ]
+    worst = int(pair.model(torch.tensor([[*pair.encode(prompt.prompt), *truth[:3]]])).logits[0, -1].argmin())
+
+    class Other:
+        """As much of a `Dialect` as the check asks for."""
+
+        facts: ClassVar[dict[str, str]] = {"engine": "llama.cpp", "model": "other.gguf"}
+
+        def text_of(self, ids: Sequence[int]) -> str:
+            return str(pair.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+        def logprobs(self, prompt: Any, ids: Sequence[int]) -> dict[int, float]:
+            assert [*ids] == truth[:3]
+            return {worst: -0.5, truth[3]: -3.0}
+
+        def written(self, prompt: Any, max_new_tokens: int) -> list[int]:
+            return [*truth[:3], worst, *truth[4:]]
+
+    (check,) = against_server(pair, Other(), [prompt], 8)  # type: ignore[arg-type]
+    assert (check.identical, check.first_difference, check.near_tie, check.server_margin) == (False, 3, False, 2.5)
+    assert "1 parts where rounding is no explanation" in in_words([check])[0]
+    assert differences_in_words([check])[0].startswith("p0: from token 4 on; the two tokens are ")
+    Other.text_of = lambda self, ids: "else"  # type: ignore[method-assign]
+    with pytest.raises(BadInput, match=r"The server runs other\.gguf, whose tokens are not those of"):
+        list(against_server(pair, Other(), [prompt], 8))  # type: ignore[arg-type]
 
 
 @pytest.mark.servers

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from specdemo.bench.llamacpp import started
 from specdemo.cli import main as cli
 from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY
 from specdemo.decoding.events import Round
-from specdemo.models.presets import DEFAULT_PRESET, Wheel, find_preset
-from specdemo.models.sources import gguf_of
 from specdemo.racing.compare import other_draws
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import PLAIN, SPECULATIVE, read_trace, trace_lines
@@ -146,22 +141,6 @@ TEXTS = [
     "Repeat this word for word: 🦄🐉 is not 🦄🐉 and 日本語 is 日本語 and 🦄🐉 is not 🦄🐉",
     "List the months of the year.",
 ]
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[dict[str, Dialect]]:
-    """llama.cpp's server on the default model, alone and with its look-up of n-grams; one thread, since tests share."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        pytest.skip("there is no xllamacpp")
-    target = find_preset(DEFAULT_PRESET).target
-    assert isinstance(target, Wheel)
-    asked = {"gguf": str(gguf_of(target, lambda *_: None)), "draft_gguf": None, "k": 5, "threads": 1, "context": 1024}
-    with ExitStack() as running:
-        found: dict[str, Dialect] = {}
-        for lane, ngram in ((PLAIN, None), (SPECULATIVE, 2)):
-            where, _ = running.enter_context(started({**asked, "ngram": ngram}))
-            found[lane] = find_dialect(running.enter_context(Client(Address.read(where))))
-        yield found
 
 
 @pytest.mark.real

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from ...models.presets import Preset, preset_of, read_preset
+from ...system.allowed import allowed
 from ...system.imports import import_quickly
 from ...types import BadInput
 from ..budgets import Budgets
@@ -35,13 +36,13 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
     Args:
         form: the controls of the Race tab, of which a loaded model is chosen.
     """
-    allowed = os.environ.get("SPECDEMO_ALLOW", "") if os.environ.get("SPACE_ID") else None
-    with gr.Accordion("Your own model", open=False, visible=allowed != "", elem_id="own"):
+    names = allowed(servers=False)
+    with gr.Accordion("Your own model", open=False, visible=names != (), elem_id="own"):
         target = gr.Textbox(
             label="Target",
             info="A hub id (owner/name), a folder, a .gguf file, or owner/name:file.gguf."
-            if allowed is None
-            else f"This Space allows: {allowed}.",
+            if names is None
+            else f"This Space allows: {', '.join(names)}.",
             max_lines=1,
             elem_id="own-target",
         )
@@ -53,7 +54,7 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
         with gr.Row():
             load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
             cancel = gr.Button("Cancel", interactive=False, min_width=80, elem_id="own-cancel")
-        with gr.Row(visible=allowed is None):
+        with gr.Row(visible=names is None):
             name = gr.Textbox(label="Name", info="Of the preset.", max_lines=1, min_width=100, elem_id="own-name")
             save = gr.Button("Save as preset", min_width=80, elem_id="own-save")
     before = gr.State("")  # the preset to go back to
