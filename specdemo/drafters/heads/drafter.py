@@ -75,8 +75,8 @@ class HeadDrafter(Drafter):
                 parts.head_files[kind],
                 TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm),
             )
-            ours = not path.is_dir()
-            head = load_head_for(output, cls.network, path) if ours else load_published(path, cls.network, sizes)
+            published = path.is_dir()
+            head = load_published(path, cls.network, sizes) if published else load_head_for(output, cls.network, path)
             ready = ReadyHead(head, embedding, output)
             parts.ready_heads[kind] = ready
             if parts.captured:
@@ -113,6 +113,7 @@ class HeadDrafter(Drafter):
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], k: int) -> Draft:
+        k = min(k, self.ready.head.shape.most_drafted)
         passes, states, tokens = self._unread_with(context)
         next_logits = passes.begin(states, tokens, k)
         known, vocab_size = self.ready.token_ids, self.runner.vocab_size
@@ -122,7 +123,6 @@ class HeadDrafter(Drafter):
         """The passes, and the states that they must read first with the token behind each."""
         assert self._passes is not None, "reset comes first"
         states, self._unread = torch.cat(self._unread), []
-        k = min(k, self.ready.head.shape.most_drafted)
         tokens = to_device(context[-len(states) :], states.device)
         self._passes.backend.seek(self._live)
         self._live += len(states)
