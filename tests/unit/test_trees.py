@@ -31,6 +31,8 @@ from specdemo.racing.probabilities import probabilities_of
 from specdemo.racing.race import check_rule, decode_loaded, race
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import Entry, Spans, read_trace, write_trace
+from specdemo.studies.domains import Counts
+from specdemo.studies.explain import explain
 from specdemo.types import (
     AUTO,
     MATCH,
@@ -366,6 +368,17 @@ def test_the_outcomes_of_a_tree_written_out() -> None:
     assert (stats.drafted, stats.tested, stats.accepted, stats.tokens_per_round) == (10, 2, 1, 1.5)
     assert counts_by_place([first, second]) == [(2, 1)]
     assert [token.id for token in places_tested(second.drafted)] == [3]
+
+
+def test_what_counts_by_position_refuses_trees(table: Tensor) -> None:
+    settings = Settings(k=6, max_new_tokens=12, tree=True)
+    events = list(decode(TableRunner(table), Planting(TREES["any"]), PROMPT, settings))
+    plain = list(decode(TableRunner(table), NoDrafter(), PROMPT, Settings(k=0, max_new_tokens=12)))
+    with pytest.raises(BadInput, match="trees"):
+        explain(plain, events)
+    entries = [Entry("one", event, Spans((), ["y"] * len(getattr(event, "drafted", ())))) for event in events]
+    with pytest.raises(BadInput, match="trees"):
+        Counts().add("a", entries)
 
 
 @pytest.mark.parametrize("rule", RULES)
