@@ -71,6 +71,11 @@ def engine_seconds(event: Event) -> float:
     return 0.0 if isinstance(event, Finished) else event.seconds
 
 
+def branches(drafted: Sequence[DraftedToken]) -> bool:
+    """Whether a draft is a tree: its tokens name their parents, as those of a chain do not."""
+    return any(token.parent is not None for token in drafted)
+
+
 def places_tested(drafted: Sequence[DraftedToken]) -> list[DraftedToken]:
     """The drafted tokens at which a draft was tested, one for each place: those accepted, then one that was rejected.
 

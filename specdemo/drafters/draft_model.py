@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 from ..decoding.drafter import Drafter, DrafterParts
 from ..decoding.rule import Rule
+from ..engines.rows import MOST_ROWS
 from ..engines.runner import Runner
-from ..types import Draft, Verdict
-from .chain import draw_chain
+from ..types import BadInput, Draft, Verdict
+from .chain import NextLogits, draw_chain
 from .text_draft_model import LONGER, TextDraftModel
+from .tree import Named, grow_by_depth
 
 
 class DraftModel(Drafter):
@@ -28,6 +30,7 @@ class DraftModel(Drafter):
     """
 
     name = "draft-model"
+    branches = True
 
     def __init__(self, runner: Runner, vocab_size: int, rule: Rule) -> None:
         self.runner, self.vocab_size, self.rule = runner, vocab_size, rule
@@ -41,26 +44,62 @@ class DraftModel(Drafter):
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Drafter:
         assert parts.make_draft_runner is not None
         if parts.translator is not None:
+            if rule.settings.tree:
+                raise BadInput("A draft model with another tokenizer drafts chains only: leave out the tree.")
             return TextDraftModel(parts.make_draft_runner(LONGER * runner.context), parts.translator)
-        return cls(parts.make_draft_runner(runner.context), runner.vocab_size, rule)
+        branches = MOST_ROWS if rule.settings.tree else 0
+        return cls(parts.make_draft_runner(runner.context + branches), runner.vocab_size, rule)
 
     @property
     def drafts_on(self) -> torch.device:
         return self.runner.device
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
-        self._context_length = len(context)
-        runner, unread = self.runner, context[self.runner.length :]
-        if max(unread) >= runner.vocab_size:  # a padding entry of a wider target, which has no embedding here
+        unread = self._unread(context)
+        if not unread:
             return Draft()
+        return draw_chain(self._next_logits(unread), k, self.rule, len(context), stop_below=self.stop_below)
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        """One pass for each depth, over all tokens that are read up to there. None of them stays in the cache."""
+        unread = self._unread(context)
+        if not unread:
+            return Draft()
+        rows: dict[int, int] = {}  # of the tokens that were read
+        token_ids: list[int] = []
+        parents: list[int] = []
+
+        def read(named: Named, following: list[int]) -> Tensor:
+            for node in following:
+                rows[node] = len(token_ids)
+                token_ids.append(named.token_ids[node])
+                parents.append(rows.get(named.parents[node], -1))
+            logits = self.runner.forward(token_ids, parents)[-len(following) :]
+            self.runner.keep([])
+            return self._cut(logits)
+
+        return grow_by_depth(self._next_logits(unread)(()), read, nodes, depth, self.rule, len(context))
+
+    def _unread(self, context: Sequence[int]) -> Sequence[int]:
+        """The tokens that the model has not read; none where it cannot read them."""
+        self._context_length = len(context)
+        unread = context[self.runner.length :]
+        # A padding entry of a wider target has no embedding here.
+        return () if max(unread) >= self.runner.vocab_size else unread
+
+    def _next_logits(self, unread: Sequence[int]) -> NextLogits:
+        """Of tokens one behind the other, the first of which follows `unread`."""
+        runner = self.runner
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
             read = runner.forward(drawn[-1] if drawn else unread) if runner.length else runner.prefill(unread)
-            logits = read[-1:]  # [1, V]
-            padding = self.vocab_size - logits.shape[-1]  # negative where there is something to cut
-            return F.pad(logits, (0, padding), value=-torch.inf)
+            return self._cut(read[-1:])
 
-        return draw_chain(next_logits, k, self.rule, len(context), stop_below=self.stop_below)
+        return next_logits
+
+    def _cut(self, logits: Tensor) -> Tensor:
+        """Of the target's vocabulary: cut or padded, [T, V]."""
+        return F.pad(logits, (0, self.vocab_size - logits.shape[-1]), value=-torch.inf)
 
     def observe(self, verdict: Verdict) -> None:
         self._context_length += verdict.accepted  # nothing was proposed where K was 0, and nothing changes then

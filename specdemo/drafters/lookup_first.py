@@ -15,10 +15,11 @@ from .heads.block import Block
 from .heads.eagle import Eagle
 from .ngram import Ngram
 from .prompt_lookup import PromptLookup
+from .tree import merged
 
 
 class LookupFirst(Drafter):
-    """Each draft is wholly a copy or wholly the other drafter's, so its probabilities stay exact."""
+    """Each chain is wholly a copy or wholly the other drafter's, so its probabilities stay exact."""
 
     elsewhere: ClassVar[type[Drafter]]
 
@@ -55,8 +56,10 @@ class LookupFirst(Drafter):
         self.other.release()
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        copied = self.lookup.propose_tree(context, nodes, depth)
-        return copied if copied.token_ids else self.other.propose_tree(context, nodes, depth)
+        """Half of a tree is for copies, where there are any: they may be wrong, and the other one is asked as well."""
+        copied = self.lookup.propose_tree(context, max(1, nodes // 2), depth)
+        left = nodes - len(copied.token_ids)
+        return merged(copied, self.other.propose_tree(context, left, depth)) if left else copied
 
 
 class LookupNgram(LookupFirst):
@@ -69,6 +72,7 @@ class LookupBlock(LookupFirst):
     name = "lookup-block"
     elsewhere = Block
     parallel_drafting = True  # and a copy is nearly free
+    branches = True
 
 
 class LookupEagle(LookupFirst):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +18,8 @@ from ..decoding.drafter import Drafter, DrafterParts
 from ..decoding.rule import Rule
 from ..engines.runner import Runner
 from ..types import BadInput, Draft
-from .chain import draw_chain
-from .tree import WIDTH, grow
+from .chain import NextLogits, draw_chain
+from .tree import grow_by_logits
 
 PROB_SCALE = 255 * 256  # probabilities are stored as uint16 fractions of this; rows sum to less than 1
 
@@ -138,22 +138,17 @@ class Ngram(Drafter):
         return cls(table, rule)
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
-        text = list(context[-len(self.table.orders) :])
+        return draw_chain(self._next_logits(context), k, self.rule, len(context), stop_below=self.stop_below)
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        return grow_by_logits(self._next_logits(context), nodes, depth, self.rule, len(context))
+
+    def _next_logits(self, context: Sequence[int]) -> NextLogits:
+        text, settings = list(context[-len(self.table.orders) :]), self.rule.settings
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
             probs = torch.from_numpy(self.table.next_token_probs([*text, *map(int, drawn)]))[None]
-            return probs if self.rule.settings.temperature == 0 else probs.log()  # the largest is the same
+            # The largest is the same, and a chain asks for nothing else.
+            return probs if settings.temperature == 0 and not settings.tree else probs.log()
 
-        return draw_chain(next_logits, k, self.rule, len(context), stop_below=self.stop_below)
-
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        text = list(context[-len(self.table.orders) :])
-
-        def children(drafted: tuple[int, ...]) -> Iterator[tuple[int, float, tuple[int, ...]]]:
-            probs = torch.from_numpy(self.table.next_token_probs([*text, *drafted]))[None]
-            tokens, shares = self.rule.likeliest(probs.log(), len(context) + len(drafted), min(nodes, WIDTH))
-            for token, share in zip(tokens[0].tolist(), shares[0].tolist(), strict=True):
-                yield token, share, (*drafted, token)
-
-        nothing: tuple[int, ...] = ()
-        return grow(nothing, children, nodes, depth)
+        return next_logits

@@ -1,24 +1,31 @@
-"""Grows a tree of drafted tokens: the most valuable ones first."""
+"""Grows trees of drafted tokens: those of the largest values.
+
+A drafter estimates for each token the chance that the target draws it, its *share*. The *value* of a token is the
+product of the shares on the path to it, as in EAGLE-2 (arXiv 2406.16858). It falls along every path, so the tokens of
+the largest values are a tree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import TypeVar
 
-from ..types import Draft
+from torch import Tensor
 
-WIDTH = 8  # the most children that a drafter names of a token
+from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
+from ..engines.rows import MOST_ROWS
+from ..types import Draft, NotFinite
+from .chain import NextLogits
+
+WIDTH = 8  # the most children that a drafter names of a token, and the most tokens that it reads at once
 State = TypeVar("State")
 Child = tuple[int, float, State]
 
 
 def grow(root: State, children: Callable[[State], Iterable[Child[State]]], nodes: int, depth: int) -> Draft:
-    """The `nodes` tokens of the largest values, at most `depth` of them one behind the other.
-
-    The value of a token is the product of the shares on the path to it, as in EAGLE-2 (arXiv 2406.16858): an estimate
-    of the chance that it is reached. It falls along every path, so parents are taken before their children.
+    """At most `nodes` tokens, `depth` of them one behind the other, where each is cheap to ask for: token by token.
 
     Args:
         children: from what is known of a token, or of the text (`root`), the tokens that may follow: each with its
@@ -41,3 +48,117 @@ def grow(root: State, children: Callable[[State], Iterable[Child[State]]], nodes
         if behind < depth and len(token_ids) < nodes:
             name(state, -value, len(token_ids) - 1, behind + 1)
     return Draft(token_ids, parents=parents) if token_ids else Draft()
+
+
+def grow_by_logits(
+    next_logits: NextLogits, nodes: int, depth: int, rule: Rule, position: int, token_ids: Tensor | None = None
+) -> Draft:
+    """`grow` where the logits of any path can be asked for: the tree in the place of `draw_chain`."""
+
+    def children(drawn: tuple[Tensor, ...]) -> Iterator[Child[tuple[Tensor, ...]]]:
+        columns, shares = rule.likeliest(next_logits(drawn), position + len(drawn), min(nodes, WIDTH), token_ids)
+        estimates = _checked(shares[0].tolist())
+        tokens = columns[0] if token_ids is None else token_ids[columns[0]]
+        for token, share in zip(tokens.split(1), estimates, strict=True):
+            if share > 0:
+                yield int(token), share, (*drawn, token)
+
+    nothing: tuple[Tensor, ...] = ()
+    return grow(nothing, children, nodes, depth)
+
+
+def merged(one: Draft, other: Draft) -> Draft:
+    """The tokens of two trees, those of the first one before what only the second has."""
+    token_ids: list[int] = []
+    parents: list[int] = []
+    known: dict[tuple[int, int], int] = {}  # by parent and token
+    for draft in (one, other):
+        place = {-1: -1}
+        for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents or (), strict=True)):
+            here = place[parent], int(token)
+            if here not in known:
+                known[here] = len(token_ids)
+                token_ids.append(int(token))
+                parents.append(place[parent])
+            place[node] = known[here]
+    return Draft(token_ids, parents=parents) if token_ids else Draft()
+
+
+class Named:
+    """Tokens that were named up to now, parents first."""
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = nodes
+        self.token_ids: list[int] = []
+        self.parents: list[int] = []
+        self.values: list[float] = []
+
+    def add(self, parent: int, token_ids: Sequence[int], shares: Sequence[float]) -> None:
+        """Name what may follow a token, or the text (-1)."""
+        value = self.values[parent] if parent >= 0 else 1.0
+        for token, share in zip(token_ids, _checked(shares), strict=True):
+            if share > 0:
+                self.token_ids.append(token)
+                self.parents.append(parent)
+                self.values.append(value * share)
+
+    def best(self) -> list[int]:
+        """The `nodes` tokens of the largest values, parents first."""
+        ranked = sorted(range(len(self.values)), key=lambda node: (-self.values[node], node))
+        return sorted(ranked[: self.nodes])
+
+    def draft(self) -> Draft:
+        """The best tokens."""
+        chosen = self.best()
+        place = {-1: -1, **{node: at for at, node in enumerate(chosen)}}
+        parents = [place[self.parents[node]] for node in chosen]
+        return Draft([self.token_ids[node] for node in chosen], parents=parents)
+
+
+def grow_by_depth(
+    logits: Tensor,
+    read: Callable[[Named, list[int]], Tensor],
+    nodes: int,
+    depth: int,
+    rule: Rule,
+    position: int,
+    token_ids: Tensor | None = None,
+) -> Draft:
+    """At most `nodes` tokens, `depth` of them one behind the other, where a model has to read each: depth by depth.
+
+    A token that is not among the `nodes` best of its depth and those before it has no descendant among them, so it is
+    not read.
+
+    Args:
+        logits: behind the text, [1, V'].
+        read: gets tokens of one depth, at most `WIDTH` and never more than `MOST_ROWS` in all, and returns the logits
+            behind them, [T, V'].
+        position: of the first drafted token.
+        token_ids: the target's tokens that the columns stand for; None if they are all.
+    """
+    named, known = Named(nodes), 0
+    following = [-1]
+    for behind in range(depth):
+        columns, shares = rule.likeliest(logits, position + behind, min(nodes, WIDTH), token_ids)
+        tokens = columns if token_ids is None else token_ids[columns]
+        first = len(named.values)
+        for node, ids, estimates in zip(following, tokens.tolist(), shares.tolist(), strict=True):
+            named.add(node, ids, estimates)
+        promising = sorted((node for node in named.best() if node >= first), key=lambda node: -named.values[node])
+        following = sorted(promising[: min(WIDTH, MOST_ROWS - known)])
+        if not following or behind + 1 == depth:
+            break
+        known += len(following)
+        logits = read(named, following)
+    return named.draft()
+
+
+def _checked(shares: Sequence[float]) -> Sequence[float]:
+    """Estimates of which the largest comes first; one may be too small for a number, and then it is 0.
+
+    Raises:
+        NotFinite: the drafter's logits were not.
+    """
+    if not shares[0] > 0:
+        raise NotFinite(DRAFTER_OVERFLOWED)
+    return shares

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds, places_tested
+from ..decoding.events import (
+    Event,
+    Finished,
+    Prefilled,
+    Round,
+    branches,
+    emitted_tokens,
+    engine_seconds,
+    places_tested,
+)
 from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
 
@@ -184,7 +193,7 @@ def counts_by_place(events: Iterable[Event]) -> list[tuple[int, int]]:
     tested, accepted = Counter[int](), Counter[int]()
     for event in events:
         drafted: Sequence[DraftedToken] = event.drafted if isinstance(event, Round) else ()
-        if any(token.parent is not None for token in drafted):
+        if branches(drafted):
             drafted = places_tested(drafted)
         for place, token in enumerate(drafted):
             tested[place] += token.outcome is not DraftOutcome.UNTESTED

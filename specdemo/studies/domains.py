@@ -7,12 +7,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..decoding.events import Round
+from ..decoding.events import Round, branches
 from ..decoding.loop import check_room
 from ..racing.race import SPECULATIVE, check_drafter, start
 from ..racing.text import LaneText
 from ..racing.trace import Entry
-from ..types import DraftOutcome, Settings
+from ..types import BadInput, DraftOutcome, Settings
 from .kinds import Kind, kind_of
 from .prompts import Prompt
 from .statistics import pooled_rate, rates_differ
@@ -43,11 +43,17 @@ class Counts:
     texts: int = 0
 
     def add(self, category: str, entries: Iterable[Entry]) -> None:
-        """Count one text: the entries of one lane, in order."""
+        """Count one text: the entries of one lane, in order.
+
+        Raises:
+            BadInput: its drafts are trees, which have many tokens at the same position.
+        """
         text, name = "", str(self.texts)
         self.texts += 1
         for entry in entries:
             if isinstance(entry.event, Round):
+                if branches(entry.event.drafted):
+                    raise BadInput("Drafts are counted by position, and those of this trace are trees.")
                 before = text
                 for position, (token, span) in enumerate(zip(entry.event.drafted, entry.spans.drafted, strict=True), 1):
                     kind = kind_of(span, before)

@@ -10,7 +10,7 @@ from math import factorial
 from operator import mul
 from statistics import fmean
 
-from ..decoding.events import Event, Round
+from ..decoding.events import Event, Round, branches
 from ..racing.stats import Stats, counts_by_place, speed_up
 from ..types import BadInput
 from . import theory
@@ -72,7 +72,7 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
     Args:
         parallel: the drafter drafts all tokens at once, see `theory.Costs`.
     Raises:
-        BadInput: a lane has no rounds, or nothing was drafted and tested.
+        BadInput: a lane has no rounds, nothing was drafted and tested, or the drafts are trees.
     """
     alone = [event for event in plain if isinstance(event, Round)]
     rounds = [event for event in speculative if isinstance(event, Round)]
@@ -80,6 +80,8 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
     if not alone or stats.acceptance_rate is None or stats.tokens_per_round is None or measured is None:
         raise BadInput("There is nothing to explain: a race of both lanes is needed in which guesses were tested.")
 
+    if any(branches(event.drafted) for event in rounds):
+        raise BadInput("The theory is of chains, and the drafts of this race are trees.")
     one_pass = fmean(event.verify_seconds for event in alone)
     lengths = [len(event.drafted) for event in rounds]
     k, alpha, tau = max(lengths), stats.acceptance_rate, stats.tokens_per_round

@@ -17,8 +17,9 @@ import typer
 
 from specdemo.bench import hf as bench_hf
 from specdemo.bench import roofline
-from specdemo.bench.cases import ALONE, OURS, Case
+from specdemo.bench.cases import ALONE, OURS, TREE, Case
 from specdemo.bench.methods import LOOKUP_K, TUNED_K, cases_of_ours, cases_of_theirs, theirs
+from specdemo.bench.results import markdown
 from specdemo.bench.throughput import Run, bench, drafter_rows, summarise, table
 from specdemo.cli.bench import keep
 from specdemo.decoding.events import Event, emitted_tokens
@@ -72,6 +73,19 @@ def test_greedy_texts_are_the_same_by_every_method_of_ours_and_of_transformers(o
     assert all(row["identical"] == row["runs"] == 4 for row in greedy)
     sampled = [row for row in outcome["summary"] if row["temperature"]]
     assert all(row["identical"] == (None if row["rule"] is None else row["runs"]) for row in sampled)
+
+
+def test_trees_are_rows_of_their_own(loaded: Loaded) -> None:
+    cases = [ALONE, *cases_of_ours(loaded, "ngram,draft-model,layer-skip", [3], [MATCH], [6])]
+    trees = [case for case in cases if case.method == TREE]
+    assert [(case.drafter, case.k) for case in trees] == [("ngram", 6), ("draft-model", 6)]
+    summary = bench(loaded, PROMPTS, cases, [0.8], 12, 1)["summary"]
+    rows = {row["drafter"]: row for row in summary if row["method"] == TREE and row["category"] == "all"}
+    assert rows.keys() == {"ngram", "draft-model"}
+    assert all(row["identical"] == row["runs"] == 2 for row in rows.values())
+    assert all(4 < row["rows"] <= 7 for row in rows.values())
+    assert "tree" in table(summary)
+    assert "`ngram`, a tree of 6" in "".join(markdown(summary))
 
 
 def test_in_turn_whoever_has_written_least_goes_next_and_writes_the_same(

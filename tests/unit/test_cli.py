@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdemo.cli import main as cli
-from specdemo.decoding.events import emitted_tokens
+from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, trace_lines
 
@@ -83,6 +83,24 @@ def test_race_prints_a_table_and_a_sentence(run):
     assert "target alone" in out
     assert "tokens per second" in out
     assert out.rstrip().endswith(".")
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_race_drafts_a_tree_that_its_trace_holds(run, tmp_path: Path, temperature: str):
+    out = tmp_path / "race.jsonl"
+    words = ["--prompt", "Count to ten.", "--tree", "-k", "6", "--temperature", temperature, "--max-new-tokens", "20"]
+    assert run("record", *words, "--out", str(out))[0] == 0
+    header, entries = read_trace(trace_lines(out))
+    assert header["settings"]["tree"] is True
+    drafts = [entry.event.drafted for entry in entries if isinstance(entry.event, Round) and entry.event.drafted]
+    assert any(sum(token.parent == -1 for token in drafted) > 1 for drafted in drafts)
+    status, told, _ = run("race", "--again", str(out), "--json")
+    outcome = json.loads(told)
+    assert status == 0
+    assert outcome["comparison"]["identical"]
+    status, _, err = run("race", *words[:2], "--tree")
+    assert status == 2
+    assert "K = auto drafts chains only" in err
 
 
 def test_record_writes_a_trace_that_can_be_read(run, tmp_path: Path):

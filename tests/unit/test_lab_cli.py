@@ -186,3 +186,17 @@ def test_lossless_ends_with_status_1_for_a_broken_rule(run: Run, tmp_path: Path)
     drafter = find_preset("smollm2-135m").defaults.drafter
     assert [check["text"] for check in found["texts"]] == [drafter, "transformers", drafter]
     assert [test["tokens"] for test in found["sampling"]["tests"]] == [1, 2]
+
+
+@pytest.mark.real
+def test_lossless_with_trees(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    words = ["--limit", "1", "--max-new-tokens", "16", "-k", "6", "--tree", "--no-transformers", "--json", str(path)]
+    status, out, _ = run("lossless", *words, "--top-k", "8", "--rounds", "100", "--rule", "rejection")
+    assert status == 0
+    assert "1 of 1 text is the target's own" in out
+    found = json.loads(path.read_text())
+    assert found["sampling"]["with_draft"] == 100
+    assert found["exact"] == []
+    status, _, err = run("lossless", "--tree", "-k", "6", "--broken", "accept-if-p-exceeds-q")
+    assert (status, err) == (2, "specdemo: The broken rules test chains: leave out --broken or --tree.\n")

@@ -25,12 +25,14 @@ from specdemo.decoding.tree import depths, rows_of, walk
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import PromptLookup
-from specdemo.drafters.tree import grow
+from specdemo.drafters.tree import grow, merged
 from specdemo.engines.runner import CannotBranch
 from specdemo.racing.probabilities import probabilities_of
 from specdemo.racing.race import check_rule, decode_loaded, race
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import Entry, Spans, read_trace, write_trace
+from specdemo.studies.domains import Counts
+from specdemo.studies.explain import explain
 from specdemo.types import (
     AUTO,
     MATCH,
@@ -368,6 +370,17 @@ def test_the_outcomes_of_a_tree_written_out() -> None:
     assert [token.id for token in places_tested(second.drafted)] == [3]
 
 
+def test_what_counts_by_position_refuses_trees(table: Tensor) -> None:
+    settings = Settings(k=6, max_new_tokens=12, tree=True)
+    events = list(decode(TableRunner(table), Planting(TREES["any"]), PROMPT, settings))
+    plain = list(decode(TableRunner(table), NoDrafter(), PROMPT, Settings(k=0, max_new_tokens=12)))
+    with pytest.raises(BadInput, match="trees"):
+        explain(plain, events)
+    entries = [Entry("one", event, Spans((), ["y"] * len(getattr(event, "drafted", ())))) for event in events]
+    with pytest.raises(BadInput, match="trees"):
+        Counts().add("a", entries)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_trace_of_trees_is_read_as_it_was_written(table: Tensor, rule: str) -> None:
     settings = Settings(k=12, temperature=1, max_new_tokens=30, rule=rule, tree=True)
@@ -425,8 +438,8 @@ def test_trees_are_refused_in_words_where_there_are_none() -> None:
         Settings(k=AUTO, tree=True)
     with pytest.raises(BadInput, match="from 0 to 63, not 64"):
         Settings(k=64, tree=True)
-    with pytest.raises(BadInput, match=r"The drafter block drafts chains only.* prompt-lookup"):
-        check_rule("block", Settings(k=4, tree=True))
+    with pytest.raises(BadInput, match=r"The drafter layer-skip drafts chains only.* prompt-lookup"):
+        check_rule("layer-skip", Settings(k=4, tree=True))
     toy: Any = TableToy()
 
     class Straight(TableRunner):
@@ -458,6 +471,13 @@ def test_a_tree_grows_where_its_values_are_largest() -> None:
     assert grow(start, children, 63, 1) == Draft([1, 2], parents=[-1, -1])
     assert grow(start, children, 1, 9) == Draft([1], parents=[-1])
     assert grow((), lambda path: [], 8, 8) == Draft()
+
+
+def test_two_trees_become_one_where_they_agree() -> None:
+    one, other = Draft([5, 6, 7], parents=[-1, 0, 0]), Draft([8, 5, 7, 9, 7], parents=[-1, -1, 1, 2, 0])
+    assert merged(one, other) == Draft([5, 6, 7, 8, 9, 7], parents=[-1, 0, 0, -1, 2, 3])
+    assert merged(Draft(), other) == other
+    assert merged(Draft(), Draft()) == Draft()
 
 
 def test_prompt_lookup_merges_what_followed_the_same_words() -> None:
@@ -499,10 +519,23 @@ def test_whoever_branches_writes_the_targets_text(nodes: int, temperature: float
     toy = TableToy(ngram_table=ngram_file(tmp_path, VOCAB), tokenizer=letters_tokenizer())
     kinds = {name: drafter_class(name) for name in DRAFTERS}
     able = [name for name, kind in kinds.items() if kind.branches and not kind.unavailable_reason(toy.parts)]
-    assert able == ["prompt-lookup", "ngram", "lookup-ngram", "eagle", "lookup-eagle"]
+    assert able == [name for name in DRAFTERS if name not in ("none", "layer-skip")]
     for name in able:
         settings = Settings(k=nodes, temperature=temperature, max_new_tokens=50, tree=True)
         events = events_of(toy, name, settings)
         assert ids_of(events) == ids_of(events_of(toy, "none", replace(settings, k=0)))
         assert all(len(event.drafted) <= nodes for event in events if isinstance(event, Round))
         assert Stats.of(events).accepted > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_draft_model_that_knows_the_target_is_right_in_every_round(temperature: float) -> None:
+    """Under the match rule it draws with the target's noise, so its first child is the target's token."""
+    target = random_table(1, support=3)
+    toy = TableToy(target=target, draft_model=target, tokenizer=letters_tokenizer())
+    events = events_of(toy, "draft-model", Settings(k=8, temperature=temperature, max_new_tokens=60, tree=True))
+    rounds = [event for event in events if isinstance(event, Round) and event.drafted]
+    assert all(event.drafted[0].outcome is DraftOutcome.ACCEPTED for event in rounds)
+    assert (Stats.of(events).tokens_per_round or 0) >= 2.5
+    for runner in toy.draft_runners:
+        assert runner.released

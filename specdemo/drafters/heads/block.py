@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from ...engines.gpu.graph import Capture, CapturedFunction
+from ...types import Draft
 from ..chain import NextLogits
+from ..tree import grow_by_logits
 from .backends import HeadBackend
 from .drafter import HeadDrafter
 from .networks import BlockHead
 from .ready import HeadPasses, ReadyHead
+
+DEEPEST = 8  # tokens of a tree one behind the other
 
 
 class BlockPasses(HeadPasses[BlockHead]):
@@ -77,3 +81,12 @@ class Block(HeadDrafter):
     network = BlockHead
     passes = BlockPasses
     parallel_drafting = True
+    branches = True
+
+    @torch.inference_mode()
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        """One pass as for a chain; only the bigram term tells the branches apart."""
+        passes, states, tokens = self._unread_with(context)
+        deepest = min(depth, nodes, DEEPEST, self.ready.head.shape.most_drafted)
+        next_logits = passes.begin(states, tokens, deepest)
+        return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), self.ready.token_ids)

@@ -10,9 +10,9 @@ from torch import Tensor
 from ...engines.gpu.graph import Capture, CapturedFunction
 from ...types import Draft
 from ..chain import NextLogits
+from ..tree import Named, grow_by_depth
 from .backends import HeadBackend
 from .drafter import HeadDrafter
-from .eagle_tree import draft_tree
 from .networks import EagleHead
 from .ready import HeadPasses, ReadyHead
 
@@ -69,7 +69,22 @@ class Eagle(HeadDrafter):
 
     @torch.inference_mode()
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        """One pass for each depth: a token reads the output of its parent, and sees the entries of its ancestors."""
         passes, states, tokens = self._unread_with(context)
         assert isinstance(passes, EaglePasses)
         logits = passes.begin(states, tokens, 1)(())
-        return draft_tree(passes, logits, passes.output, self.rule, len(context), nodes, depth)
+        outputs = {-1: passes.output}
+        words = {-1: 0}
+        ancestors: list[int] = []
+
+        def read(named: Named, following: list[int]) -> Tensor:
+            x = torch.cat([outputs[named.parents[node]] for node in following])
+            for node in following:
+                words[node] = words[named.parents[node]] | 1 << len(ancestors)
+                ancestors.append(words[node])
+            embedded = self.ready.embed([named.token_ids[node] for node in following])
+            y = passes.backend.branch(x, embedded, ancestors)
+            outputs.update(zip(following, y.split(1), strict=True))
+            return passes.backend.logits(y)
+
+        return grow_by_depth(logits, read, nodes, depth, self.rule, len(context), self.ready.token_ids)
