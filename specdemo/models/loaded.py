@@ -55,6 +55,7 @@ class Loaded:
     target's input and output embeddings, [V, hidden] each, for trained heads; without these there are none.
     `placement` says how many bytes of the target's weights lie on each device, `held` how many of all models, and
     `token_bytes` how many the keys and values of a token take: the target's, and the draft model's if there is one.
+    `bytes_per_pass` are those of weights that a pass of the target reads for one token, see `Part.share_read`.
     """
 
     preset: Preset
@@ -82,6 +83,7 @@ class Loaded:
     head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind
     ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
     token_bytes: tuple[int, ...] = (0, 0)
+    bytes_per_pass: int = 0
 
     @property
     def model(self) -> PreTrainedModel:
@@ -139,6 +141,7 @@ class Loaded:
             "device": str(self.device),
             "device_name": device_name(self.device),
             "placement": self.placement,
+            "bytes_per_pass": self.bytes_per_pass,
             "engine": self.engine,
             "exact_rows": self.exact_rows,
             "drafts_by_text": self.translation is not None,
@@ -259,6 +262,7 @@ def _load(
         draft_model=preset.draft_model,
         embeddings=opened.embeddings,
         placement=opened.placement,
+        bytes_per_pass=round(sum(opened.placement.values()) * parts[0].share_read),
         held=held,
         device=opened.device,
         dtype=dtype_here,
