@@ -314,7 +314,7 @@ def figures_behind(verdicts: dict[str, Any]) -> list[str]:
     lines = []
     for name, found in verdicts.items():
         lines += ["", *[f"{name}:"] * (len(verdicts) > 1), *found["notes"]]
-        lines += [f"  {what:<45}{value}" for what, value in found["numbers"]]
+        lines += [f"  {what:<47}{value}" for what, value in found["numbers"]]
     return lines
 
 

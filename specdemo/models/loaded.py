@@ -55,6 +55,7 @@ class Loaded:
     `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. Trained heads need its
     `embeddings`, input and output, [V, hidden] each. `placement` are the bytes of the target's weights on each device,
     `held` those of all models, `token_bytes` those of a token's keys and values: the target's, then the draft model's.
+    `bytes_per_pass` are those of weights that a pass of the target reads for one token, see `Part.share_read`.
     """
 
     preset: Preset
@@ -84,6 +85,7 @@ class Loaded:
     final_norm: tuple[Tensor, float] | None = None  # see `DrafterParts`
     ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
     token_bytes: tuple[int, ...] = (0, 0)
+    bytes_per_pass: int = 0
 
     @property
     def model(self) -> PreTrainedModel:
@@ -148,6 +150,7 @@ class Loaded:
             "device": str(self.device),
             "device_name": device_name(self.device),
             "placement": self.placement,
+            "bytes_per_pass": self.bytes_per_pass,
             "engine": self.engine,
             "exact_rows": self.exact_rows,
             "drafts_by_text": self.translation is not None,
@@ -271,6 +274,7 @@ def _load(
         draft_model=preset.draft_model,
         embeddings=opened.embeddings,
         placement=opened.placement,
+        bytes_per_pass=round(sum(opened.placement.values()) * parts[0].share_read),
         held=held,
         device=opened.device,
         dtype=dtype_here,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import psutil
@@ -15,11 +15,13 @@ from ..engines.layout import attending_layers, head_width, is_hybrid
 from ..system.hardware import free_memory
 from ..types import BadInput
 from .store import LoadError
-from .weights import count, readable
+from .weights import count, readable, shapes
 
 # An estimate of the GPU memory besides the weights: for each model the keys and values of TOKENS tokens (of both lanes
 # and of slots that are captured again), and once WORK_SPACE bytes for libraries and captured passes.
 TOKENS, WORK_SPACE = 4096, 2**29
+EXPERTS = "num_experts", "num_local_experts", "n_routed_experts"  # how families call the number of a layer's experts
+EMBEDDINGS = "embed_tokens.weight", "wte.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,24 @@ class Part:
     @property
     def numbers(self) -> int:
         """How many numbers its weights are."""
-        return count(self.config) if readable(self.config) else _count(self.config)
+        return count(self.config) if readable(self.config) else sum(numbers for _, numbers in _sizes(self.config))
+
+    @property
+    def share_read(self) -> float:
+        """The share of its weights that a pass over one token reads.
+
+        It looks up one row of the input embeddings, unless they are the output embeddings too, and of the experts of a
+        layer it reads those that the token is sent to. A pass over more tokens reads up to as many experts for each.
+        """
+        text = self.config.get_text_config()
+        experts = next((n for name in EXPERTS if (n := getattr(text, name, None))), None)
+        used = getattr(text, "num_experts_per_tok", None)
+        read = 0.0
+        for name, numbers in _sizes(self.config):
+            looked_up = name.endswith(EMBEDDINGS) and not text.tie_word_embeddings
+            sent = used / experts if experts and used and ".experts." in name else 1.0
+            read += text.hidden_size if looked_up else numbers * sent
+        return read / self.numbers
 
     @property
     def weights(self) -> int:
@@ -211,12 +230,15 @@ def bits(config: Any, dtype: torch.dtype) -> int:
     return int(stated.get("bits") or stated.get("w_bit") or (4 if stated.get("load_in_4bit") else 8))
 
 
-def _count(config: Any) -> int:
-    """The number of weights of any causal language model."""
+def _sizes(config: Any) -> list[tuple[str, int]]:
+    """How many numbers each weight of a causal language model is, by its name. Tied embeddings are there once."""
+    if readable(config):
+        return [(name, prod(shape)) for name, shape in shapes(config).items()]
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config).parameters())
+        model = AutoModelForCausalLM.from_config(config)
+    return [(name, weight.numel()) for name, weight in model.named_parameters()]
 
 
 def _running_states(config: Any, dtype: torch.dtype) -> int:

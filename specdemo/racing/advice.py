@@ -6,7 +6,7 @@ They answer what people ask most often about speculative decoding, as far as one
 from __future__ import annotations
 
 from math import sqrt
-from statistics import median
+from statistics import fmean, median
 
 from .figures import EVEN, Figures
 from .stats import Stats
@@ -119,8 +119,12 @@ def _exactness(found: Figures, same: bool | None, exact_rows: int | None) -> str
     return f"The texts part, and a pass over {rows} rows is not exact to the bit on this engine.{where}"
 
 
-def numbers(found: Figures) -> list[tuple[str, str]]:
-    """The figures as a table of names and values, for a person who asks for them."""
+def numbers(found: Figures, pass_bytes: int | None = None) -> list[tuple[str, str]]:
+    """The figures as a table of names and values, for a person who asks for them.
+
+    Args:
+        pass_bytes: how many bytes of weights a pass of the target reads; None where it is not known.
+    """
     plain, lane = found.plain, found.lane
     token_ms = 1000 / (plain.tokens_per_second or 1.0)
     drafts = lane.drafts_tested
@@ -128,6 +132,8 @@ def numbers(found: Figures) -> list[tuple[str, str]]:
         (sum(draft.tested > place for draft in drafts), sum(draft.accepted > place for draft in drafts))
         for place in range(0 if lane.trees else max((draft.drafted for draft in drafts), default=0))
     ]
+    one_pass = fmean(plain.verify_times) if plain.verify_times else 0.0
+    rate = f", {pass_bytes / one_pass / 1e9:.1f} GB/s" if pass_bytes and one_pass else ""
     rows = {
         "speed-up": f"{found.speed_up:.2f}x, give or take {found.noise:.0%}",
         "tokens a round": f"{found.tokens:.2f}",
@@ -137,6 +143,7 @@ def numbers(found: Figures) -> list[tuple[str, str]]:
         "what it takes more": ", ".join(
             f"{part} {round(cost * token_ms, 1) + 0.0} ms" for part, cost in found.parts.items()
         ),
+        "weights that a pass of the target alone reads": f"{pass_bytes / 1e9:.3f} GB{rate}" if pass_bytes else "",
         "longest round": f"{1000 * max(lane.round_times):.1f} ms",
         "rows a token of the text": _text(found.rows, ".2f"),
         "acceptance rate (of tested)": _text(lane.acceptance_rate, ".0%"),

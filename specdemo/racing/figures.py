@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import sqrt
 from statistics import fmean, stdev
+from typing import Any
 
 from ..drafters.names import DRAFTERS
 from .asked import DraftedLane
@@ -107,6 +108,18 @@ class Figures:
         return (
             alpha_for(1 + (self.needed - 1) / often, round(fmean(draft.drafted for draft in drafts))) if often else None
         )
+
+
+def weight_bytes(environment: Mapping[str, Any]) -> int | None:
+    """How many bytes of weights a pass of the target reads. None where the environment does not say.
+
+    An older trace tells of all weights only, which are more where the input embeddings are not tied, or with experts.
+    """
+    placement = environment.get("placement")
+    sizes = [environment["bytes_per_pass"]] if "bytes_per_pass" in environment else []
+    sizes = sizes or ([*placement.values()] if isinstance(placement, dict) else [])
+    known = bool(sizes) and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
+    return sum(sizes) if known else None
 
 
 def noise(plain: Stats, lane: Stats) -> float:

@@ -11,6 +11,7 @@ from ..decoding.events import Event, emitted_tokens
 from ..types import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name
 from .compare import compare, exact_rows, first_to_part, is_comparable
+from .figures import weight_bytes
 from .stats import Stats
 from .text import LaneText
 from .trace import Entry
@@ -46,6 +47,7 @@ def summary(
             *(stats[PLAIN], stats[lane], asked),
             same=comparisons[lane].identical if comparisons else None,
             exact_rows=exact_rows(environment, asked.drafter if asked else ""),
+            pass_bytes=weight_bytes(environment),
         )
         for lane, asked in drafted.items()
     }

@@ -39,12 +39,13 @@ def judge(
     asked: DraftedLane | None = None,
     same: bool | None = None,
     exact_rows: int | None = None,
+    pass_bytes: int | None = None,
 ) -> LaneVerdict:
-    """The verdict on a lane against the target alone. The arguments are those of `Figures.of` and of `notes`."""
+    """The verdict on a lane against the target alone. The arguments are those of `Figures.of`, `notes`, `numbers`."""
     found, sentence = Figures.of(plain, lane, asked), race_verdict(plain, lane, asked)
     if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
         return LaneVerdict(speed_up(plain, lane), sentence)
-    return LaneVerdict(found.speed_up, sentence, notes(found, same, exact_rows), numbers(found), found)
+    return LaneVerdict(found.speed_up, sentence, notes(found, same, exact_rows), numbers(found, pass_bytes), found)
 
 
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:

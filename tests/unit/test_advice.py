@@ -15,7 +15,7 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.racing.advice import action, notes, numbers, reason
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
-from specdemo.racing.figures import Figures, alpha_for, noise
+from specdemo.racing.figures import Figures, alpha_for, noise, weight_bytes
 from specdemo.racing.race import race
 from specdemo.racing.stats import Stats, speed_up
 from specdemo.racing.summary import summary
@@ -282,3 +282,21 @@ def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -
     assert shown["tokens a round"] == f"{lanes[SPECULATIVE].tokens_per_round:.2f}"
     assert len(judged.by_k) >= 3
     assert judged.by_k[2] == pytest.approx(judged.speed_up)
+
+
+@pytest.mark.parametrize(
+    ("environment", "size"),
+    [
+        ({"placement": {"cuda:0": 30, "cpu": 12}, "bytes_per_pass": 40}, 40),
+        ({"placement": {"cuda:0": 30, "cpu": 12}}, 42),  # an older trace
+        ({"placement": {"cpu": "much"}}, None),
+        ({"bytes_per_pass": True}, None),
+        ({}, None),
+    ],
+)
+def test_the_bytes_of_a_pass_are_read_from_a_trace(environment: dict[str, Any], size: int | None) -> None:
+    assert weight_bytes(environment) == size
+    shown = dict(numbers(figures([round_(4, 3)] * 40), size and size * 10**9))
+    assert shown.get("weights that a pass of the target alone reads") == (
+        size and f"{size}.000 GB, {size * 100:.1f} GB/s"
+    )

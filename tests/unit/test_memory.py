@@ -451,7 +451,7 @@ def test_main_memory_is_reckoned_with_what_is_loaded(monkeypatch: pytest.MonkeyP
 def test_memory_is_reckoned_without_transformers_models_where_the_shape_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "_count", lambda config: 77)
+    monkeypatch.setattr(room, "_sizes", lambda config: [("all", 77)])
     known, unknown = LlamaConfig(), LlamaConfig(hidden_act="gelu")
     assert Part("known", known, torch.float32).weights > 77 * 4
     assert Part("unknown", unknown, torch.float32).weights == 77 * 4

@@ -59,7 +59,7 @@
       this.parts.most.textContent = max ? `of ${max} tokens` : "tokens";
       this.parts.clock.textContent = max ? "0.00 s" : "–";
       this.parts.bar.style.transform = "scaleX(0)";
-      this.readWhy.sdWhy = bytes ? [READ, `Every pass reads all weights of the target, ${gigabytes(bytes)} GB, whether it writes one token or several.`] : [READ, "It is not known how large the target's weights are."];
+      this.readWhy.sdWhy = bytes ? [READ, `Every pass reads the target's weights, ${gigabytes(bytes)} GB, whether it writes one token or several.`] : [READ, "It is not known how large the target's weights are."];
     }
 
     atBottom() {

@@ -20,7 +20,6 @@ unknown. The text may hold anything at all: the page puts it into text nodes, an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,14 +123,6 @@ def live_figures(stats: Stats) -> dict[str, Any]:
         "accepted_lengths": {**stats.accepted_lengths},
         "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
     }
-
-
-def weight_bytes(environment: Mapping[str, Any]) -> int | None:
-    """How many bytes of weights a pass of the target reads: all it has. None where the environment does not say."""
-    placement = environment.get("placement")
-    sizes = [*placement.values()] if isinstance(placement, dict) else []
-    known = bool(sizes) and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes)
-    return sum(sizes) if known else None
 
 
 def _short(number: float | None) -> float | None:

@@ -10,12 +10,13 @@ from typing import Any
 
 from ...decoding.events import Round, emitted_tokens
 from ...racing.asked import PLAIN, Request
+from ...racing.figures import weight_bytes
 from ...racing.trace import Entry, write_trace
 from ...system.progress import Stopped, attended
 from ..engine import Engine, Said, has_every_core
 from ..jobs import Job
 from .exactness import exactness, is_whole
-from .messages import Lanes, weight_bytes
+from .messages import Lanes
 
 # About what each takes in memory, measured.
 ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220

@@ -21,6 +21,7 @@ from typing import Any
 from ...decoding.events import Event, Round
 from ...racing.asked import DraftedLane
 from ...racing.compare import compare, exact_rows, is_comparable, tokens_of
+from ...racing.figures import weight_bytes
 from ...racing.stats import Stats
 from ...racing.trace import (
     PLAIN,
@@ -35,7 +36,7 @@ from ...racing.trace import (
 from ...racing.verdict import judge
 from ...types import AUTO, MAX_K, BadInput, DraftOutcome
 from ..race.exactness import exactness, is_whole
-from ..race.messages import event_of, live_figures, weight_bytes
+from ..race.messages import event_of, live_figures
 from ..race.request import MAX_PROMPT
 from ..values import to_json
 
@@ -176,7 +177,7 @@ def _ending(
     comparison = asdict(compare(tokens[PLAIN], tokens[SPECULATIVE])) if is_comparable(request.settings) else None
     same = None if comparison is None else comparison["identical"]
     rows = exact_rows(environment, asked.drafter if asked else request.drafter)
-    verdict = judge(stats[PLAIN], stats[SPECULATIVE], asked, same, rows)
+    verdict = judge(stats[PLAIN], stats[SPECULATIVE], asked, same, rows, weight_bytes(environment))
     return {
         **told,
         "speed_up": verdict.speed_up,
