@@ -56,6 +56,10 @@ def _fetched(source: HeadSource, progress: Progress) -> Path:
         return source.path
     progress(None, f"looking for the head {source} on the hub")
     folder, bar = _folder_of(source), download_bar(source, progress)
+    if any(
+        (folder / name).is_file() for name in (*WHOLE, *PICKLES)
+    ):  # else the hub is asked for names it does not have
+        return folder
     with wrap_load_errors(source):
         for name in (*WHOLE, INDEX, *PICKLES):
             found = file_of(source.repo, folder.name, name, tqdm_class=bar)
