@@ -9,7 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-from ..drafters.heads.formats import CONFIG, Format, format_of, read_config
+from ..drafters.heads.formats import CONFIG, Format, format_of, head_name, read_config
 from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE
 from ..drafters.heads.published_shape import ShapeReader, TargetSizes
 from ..types import BadInput
@@ -75,7 +75,7 @@ def _fetched(source: HeadSource, progress: Progress) -> Path:
 
 def _check(folder: Path, kind: str, target: Checkpoint) -> None:
     """Refuse a head that was made for another target, or is of another kind."""
-    name, config = f"The head {folder.name}", read_config(folder)
+    name, config = head_name(folder), read_config(folder)
     found, text = format_of(config, name), target.config.get_text_config()
     if found.kind != kind:
         raise BadInput(f"{name} is {found.name}, which drafts as {found.kind} and not as {kind}.")
