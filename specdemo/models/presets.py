@@ -24,6 +24,7 @@ SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 AND = " + "  # between the names of a target and a draft model that were given by name
 WITH = " with the head "  # between the name of a preset and a head that was given by name, which follows its kind
+HEADS = ("eagle", "block")  # the kinds of trained heads
 CATEGORIES = ("facts", "code", "lists", "story", "poem", "dialogue", "quoting", "plays")
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -176,9 +177,9 @@ def find_preset(name: str, folder: Path = PRESETS) -> Preset:
     presets, broken = _read_all(folder)
     if name in broken:
         raise BadInput(broken[name])
-    if WITH in name:
-        base, kind, head = re.split(rf"{WITH}(\w+) ", name, maxsplit=1)
-        return with_head(find_preset(base, folder), kind, head)
+    kind, _, head = name.rpartition(WITH)[2].partition(" ")
+    if WITH in name and kind in HEADS:
+        return with_head(find_preset(name.rpartition(WITH)[0], folder), kind, head)
     if name not in presets and ("/" in name or os.sep in name or name.endswith(GGUF)):
         return preset_of(*name.split(AND, 1))
     if name not in presets:
@@ -208,11 +209,10 @@ def preset_of(target: str, draft: str | None = None) -> Preset:
 
 def with_head(preset: Preset, kind: str, head: str) -> Preset:
     """A preset with a head of others of that kind, which it begins to draft with; see `head_source`."""
-    source, name = head_source(head), f"{preset.name}{WITH}{kind} {head}"
-    title, heads = f"{preset.title} + {Path(str(source)).name}", {**preset.heads, kind: source}
-    return replace(  # its results are those of its own drafters
-        preset, name=name, title=title, heads=heads, defaults=replace(preset.defaults, drafter=kind), results=None
-    )
+    source, usual = head_source(head), replace(preset.defaults, drafter=kind)
+    name, title = f"{preset.name}{WITH}{kind} {head}", f"{preset.title} + {Path(str(source)).name}"
+    heads = {**preset.heads, kind: source}  # its results are those of its own drafters
+    return replace(preset, name=name, title=title, heads=heads, defaults=usual, results=None)
 
 
 def head_source(text: str) -> HeadSource:
@@ -364,7 +364,7 @@ def _on_hub(table: Table) -> Source:
 
 def _heads(table: Table, folder: Path) -> dict[str, Path | HeadSource]:
     heads: dict[str, Path | HeadSource] = {}
-    for kind in ("eagle", "block"):
+    for kind in HEADS:
         if table.has_table(kind):
             source = _source(table.table(kind), folder)
             if not isinstance(source, Hub | Folder):

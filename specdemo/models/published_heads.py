@@ -9,7 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-from ..drafters.heads.formats import CONFIG, Format, format_of, read_config
+from ..drafters.heads.formats import CONFIG, Format, format_of, head_name, read_config
 from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE
 from ..drafters.heads.published_shape import ShapeReader, TargetSizes
 from ..types import BadInput
@@ -56,6 +56,10 @@ def _fetched(source: HeadSource, progress: Progress) -> Path:
         return source.path
     progress(None, f"looking for the head {source} on the hub")
     folder, bar = _folder_of(source), download_bar(source, progress)
+    if any(
+        (folder / name).is_file() for name in (*WHOLE, *PICKLES)
+    ):  # else the hub is asked for names it does not have
+        return folder
     with wrap_load_errors(source):
         for name in (*WHOLE, INDEX, *PICKLES):
             found = file_of(source.repo, folder.name, name, tqdm_class=bar)
@@ -71,7 +75,7 @@ def _fetched(source: HeadSource, progress: Progress) -> Path:
 
 def _check(folder: Path, kind: str, target: Checkpoint) -> None:
     """Refuse a head that was made for another target, or is of another kind."""
-    name, config = f"The head {folder.name}", read_config(folder)
+    name, config = head_name(folder), read_config(folder)
     found, text = format_of(config, name), target.config.get_text_config()
     if found.kind != kind:
         raise BadInput(f"{name} is {found.name}, which drafts as {found.kind} and not as {kind}.")

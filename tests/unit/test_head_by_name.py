@@ -103,6 +103,10 @@ def test_a_head_is_part_of_a_presets_name_and_of_a_saved_one(
     assert find_preset(both.name) == both
     assert both.heads == {**find_preset("qwen3-4b").heads, "block": Hub("owner/name", "v1")}
     assert (both.defaults.drafter, both.results) == ("block", None)
+    two = with_head(preset, "block", "owner/name")
+    assert find_preset(two.name) == two
+    with pytest.raises(BadInput, match="There is no preset called 'a with the head b'"):
+        find_preset("a with the head b")
     save_preset(preset, "kept", tmp_path)
     presets, broken = load_presets(tmp_path)
     assert not broken

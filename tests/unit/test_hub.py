@@ -99,7 +99,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         thread.join()
 
 
-def ask(endpoint: str, home: Path, *repos: str, **more: str) -> Answers:
+def ask(endpoint: str, home: Path, *repos: str, script: str = ASK, **more: str) -> Answers:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     environment |= {
         "HF_ENDPOINT": endpoint,
@@ -108,7 +108,7 @@ def ask(endpoint: str, home: Path, *repos: str, **more: str) -> Answers:
         "NO_PROXY": "127.0.0.1",
         **more,
     }
-    command = [sys.executable, "-c", ASK, *repos]
+    command = [sys.executable, "-c", script, *repos]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]

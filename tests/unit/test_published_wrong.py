@@ -167,6 +167,13 @@ def test_a_wrong_head_is_refused_in_a_sentence(name: str, tmp_path: Path) -> Non
     assert str(refused.value) == wrong.sentence
 
 
+def test_a_head_of_the_hubs_cache_is_called_by_its_name_on_the_hub(tmp_path: Path) -> None:
+    config, tensors = published.eagle3(MODEL_VOCAB)
+    folder = write(tmp_path / "models--owner--name" / "snapshots" / "0123", config | {"vocab_size": 9}, tensors)
+    with pytest.raises(BadInput, match=r"^The head owner/name was trained for a target of 9 tokens"):
+        load_published(folder, EagleHead, TARGET)
+
+
 class Dangerous:
     """What runs code where a pickle is trusted."""
 

@@ -42,6 +42,13 @@ class Format:
     target: str | None
 
 
+def head_name(folder: Path) -> str:
+    """What messages call the head in a folder, which may be one of the hub's cache."""
+    in_cache = folder.parent.name == "snapshots"
+    name = folder.parent.parent.name.removeprefix("models--").replace("--", "/") if in_cache else folder.name
+    return f"The head {name}"
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The configuration in the folder of a head.
 

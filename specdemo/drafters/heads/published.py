@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...types import BadInput
-from .formats import format_of, read_config
+from .formats import format_of, head_name, read_config
 from .medusa import medusa_head
 from .networks import EACH, NONE, Head, HeadShape
 from .published_shape import ShapeReader, TargetSizes
@@ -44,7 +44,7 @@ def load_published(folder: Path, kind: type[H], target: TargetSizes) -> H:
         BadInput: it is none that can be read, is damaged or unusual, or was made for a target of other sizes: one
             sentence, with both shapes where a shape is wrong.
     """
-    name, config = f"The head {folder.name}", read_config(folder)
+    name, config = head_name(folder), read_config(folder)
     found = format_of(config, name)
     if found.kind != kind.kind:
         raise BadInput(f"{name} is {found.name}, which drafts as {found.kind} and not as {kind.kind}.")

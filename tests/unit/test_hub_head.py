@@ -1,0 +1,56 @@
+"""A published head of the hub, which a folder stands in for: a pickle, as many are, fetched once and then kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from . import published
+from .test_hub import COMMIT, HubOfOne, ask
+
+ASK = """
+import json, sys
+from specdemo.models.presets import Hub, Preset
+from specdemo.models.published_heads import fetch_heads, head_format
+from types import SimpleNamespace
+text = SimpleNamespace(vocab_size=61, hidden_size=32, num_hidden_layers=6)
+target = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+for repo in sys.argv[1:]:
+    stages = []
+    try:
+        found = head_format(repo)
+        preset = Preset("toy", "Toy", "Toy.", Hub("owner/target"), heads={found.kind: Hub(repo)})
+        folder = fetch_heads(preset, target, lambda *stage: stages.append(stage))[found.kind]
+        answer = [found.name, folder.name, sorted(file.name for file in folder.iterdir())]
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    print(json.dumps([answer, stages, 0]), flush=True)
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[str]:
+    folder = published.write(tmp_path / "head", *published.eagle3(61), pickle=True)
+    handler = type("Handler", (HubOfOne,), {"folder": folder})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_head_of_the_hub_is_fetched_once(hub: str, tmp_path: Path) -> None:
+    expected = ["EAGLE-3", COMMIT, ["config.json", "pytorch_model.bin"]]
+    home = tmp_path / "home"
+    (fetched, stages, _), (absent, _, _) = ask(hub, home, "someone/tiny", "someone/absent", script=ASK)
+    assert fetched == expected
+    assert [fraction for fraction, words in stages if words.startswith("downloading")][-1:] == [1.0]
+    assert absent.startswith("LoadError: There is no model someone/absent on the hub")
+    ((kept, stages, _),) = ask("http://127.0.0.1:9", home, "someone/tiny", script=ASK)
+    assert kept == expected
+    assert not any("downloading" in words for _, words in stages)
