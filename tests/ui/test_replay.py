@@ -37,6 +37,7 @@ from .test_race import CORPUS
 
 SHIPPED = [shipped["name"] for shipped in recordings()]
 REPLAY = "#replay"
+PAIR = "qwen2.5-coder"
 
 
 def traced(prompt: str = "one two three four five six", only: str = "", **settings: Any) -> tuple[str, list[Entry]]:
@@ -260,7 +261,10 @@ def test_every_example_prompt_has_a_recording_and_they_are_small() -> None:
     greedy = {header_of(name)["prompt"] for name in GREEDY}
     prompts = {prompt for prompts in load_prompts().values() for prompt in prompts}
     assert greedy == prompts
-    assert {header["preset"] for header in headers} == {DEFAULT_PRESET}
+    assert {header["preset"] for header in headers} == {DEFAULT_PRESET, PAIR}
+    assert all(
+        (PAIR in shipped["settings"]) == (header_of(shipped["name"])["preset"] == PAIR) for shipped in recordings()
+    )
     sizes = [path.stat().st_size for path in RECORDINGS.glob(f"*{SUFFIX}")]
     assert max(sizes) < 150_000
     assert sum(sizes) < 1_500_000

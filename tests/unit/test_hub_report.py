@@ -27,7 +27,7 @@ for name in sys.argv[2:]:
     try:
         preset = preset_of(name)
         (told,) = report_on(preset, "float32", "cpu").models
-        answer = dataclasses.asdict(told)
+        answer = dataclasses.asdict(dataclasses.replace(told, part=None))
         answer["vocabulary"] = len(answer["vocabulary"])
         if sys.argv[1] == "load":
             answer["held"] = load(preset, "float32", "cpu").held["cpu"]

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ...models.presets import DEFAULT_PRESET
 from ...racing.trace import read_trace, trace_lines
 from .playable import playable_json, playable_request
 
@@ -22,10 +23,12 @@ def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
     found = {}
     for path in sorted(RECORDINGS.glob(f"*{SUFFIX}")):
         name, lines = path.name.removesuffix(SUFFIX), trace_lines(path)
-        asked = playable_request(read_trace(lines[:1])[0])
+        header, _ = read_trace(lines[:1])
+        asked = playable_request(header)
         packed = gzip.compress(playable_json("recording", lambda lines=lines: lines).encode(), mtime=0)  # type: ignore[misc]
         file = f"{name}-{sha256(packed).hexdigest()[:12]}.json"  # so that browsers can keep it for good
-        settings = f"{asked.drafter}, temperature {asked.settings.temperature:g}"
+        model = "" if header["preset"] == DEFAULT_PRESET else f"{header['preset']}, "
+        settings = f"{model}{asked.drafter}, temperature {asked.settings.temperature:g}"
         told = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
         found[file] = {**told, "file": file}, packed
     return found
