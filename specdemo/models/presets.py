@@ -22,7 +22,8 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 AND = " + "  # between the names of a target and a draft model that were given by name
-CATEGORIES = ("facts", "code", "lists", "story", "poem", "dialogue", "quoting", "plays")
+CATEGORIES = ("code", "quoting", "lists", "poem", "plays", "facts", "dialogue", "story")  # easy to guess first
+HARD = ("facts", "dialogue", "story")  # of these: fewer guesses are right
 DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
@@ -33,13 +33,6 @@ SHIFTS = """
     .observe({ type: "layout-shift", buffered: false });
 """
 FADED = "document.getAnimations().forEach((animation) => animation.finish())"
-
-
-@pytest.fixture(scope="module")
-def seeing(chromium: Browser) -> Iterator[BrowserContext]:
-    """A browser of somebody who does not mind motion; it keeps the page's compiled scripts."""
-    with chromium.new_context(reduced_motion="no-preference") as context:
-        yield context
 
 
 @pytest.fixture
