@@ -25,7 +25,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 AND = " + "  # between the names of a target and a draft model that were given by name
 WITH = " with the head "  # between the name of a preset and a head that was given by name, which follows its kind
 HEADS = ("eagle", "block")  # the kinds of trained heads
-CATEGORIES = ("facts", "code", "lists", "story", "poem", "dialogue", "quoting", "plays")
+CATEGORIES = ("code", "quoting", "lists", "poem", "plays", "facts", "dialogue", "story")  # easy to guess first
+HARD = ("facts", "dialogue", "story")  # of these: fewer guesses are right
 DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -1,9 +1,7 @@
-"""How the page looks: the theme, the style sheets and the scripts, all of them local."""
+"""How the page looks and what is served besides it: the theme, the style sheets, the scripts, all of them local."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -11,26 +9,12 @@ from starlette.middleware import Middleware
 
 from .replay.routes import replay_routes
 from .runs import Runs
-from .serving.early import EarlyScript
+from .serving.head import Head
 from .serving.line import Door
+from .serving.modules import modules_route, script_tags, style_tags
 from .serving.status import status_route
 from .serving.stream import stream_route
 
-HERE = Path(__file__).resolve().parent
-STYLES = ("assets/page.css", "race/race.css", "lab/lab.css", "replay/replay.css")
-SCRIPTS = (  # in this order: each uses what those before it define
-    "assets/page.js",
-    "assets/top.js",
-    "race/lane.js",
-    "race/show.js",
-    "race/race.js",
-    "race/charts.js",
-    "race/tooltip.js",
-    "race/form.js",
-    "replay/step.js",
-    "replay/replay.js",
-)
-TEMPLATES = ("assets/page.html", "race/race.html", "replay/replay.html")
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
@@ -43,14 +27,13 @@ def launch_options(runs: Runs, proxied: bool = False) -> dict[str, Any]:
     """
     return {
         "app_kwargs": {
-            "routes": [stream_route(runs), status_route(runs), *replay_routes()],
+            "routes": [stream_route(runs), status_route(runs), modules_route(), *replay_routes()],
             "middleware": [
-                Middleware(EarlyScript, script=_read("assets/early.js"), runs=runs),
+                Middleware(Head, first=script_tags(), last=style_tags(), runs=runs),
                 Middleware(Door, runs=runs, proxied=proxied),
             ],
         },
         "theme": theme(),
-        "head": _head(),
         "footer_links": [],
         "run_history": False,
         "enable_monitoring": False,
@@ -111,16 +94,3 @@ def theme() -> gr.Theme:
         slider_color="var(--sd-accent)",
         slider_color_dark="var(--sd-accent)",
     )
-
-
-def _head() -> str:
-    """The style sheets and scripts. Not through `launch(css=...)`, which rewrites selectors; and the skeleton of the
-    page as a script, because Gradio empties the `template` elements of a head."""
-    html = json.dumps("".join(map(_read, TEMPLATES))).replace("</", "<\\/")
-    styles = [f"<style>\n{_read(name)}</style>\n" for name in STYLES]
-    scripts = [f"window.specdemo = {{ html: {html} }};\n", *map(_read, SCRIPTS)]
-    return "".join([*styles, *(f"<script>\n{script}</script>\n" for script in scripts)])
-
-
-def _read(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")

@@ -14,6 +14,7 @@ from .engine import Engine
 from .lab.tab import add_lab
 from .race.form import describe, menu
 from .race.tab import add_race, fill_from_link, wire_presets
+from .replay.recordings import opening_file
 from .replay.tab import add_replay
 from .runs import Runs
 from .serving.line import MAX_WAITING, QUIET, is_heard, place_of
@@ -57,7 +58,8 @@ def build_page(
             with gr.Tab("Replay", id="replay-tab"):
                 add_replay(runs)
         wire_presets(engine, form, top, budgets)
-        _wire_opening(engine, form, top, fill_from_link(page, engine, form, notes, budgets))
+        filled = fill_from_link(page, engine, form, notes, budgets, opening_file())
+        _wire_opening(engine, form, top, filled)
         page.unload(_leaver(runs))
         api.add_endpoints(engine, runs, budgets)
     page.queue(max_size=MAX_QUEUE, api_open=False)  # or a direct call would pass the line by

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
 from specdemo.ui.runs import Runs
 
@@ -58,6 +58,13 @@ class Tab:
         page.evaluate("localStorage.clear(), sessionStorage.clear()")
         page.mouse.move(0, 0)
         page.goto("about:blank")
+
+
+@pytest.fixture(scope="session")
+def seeing(chromium: Browser) -> Iterator[BrowserContext]:
+    """A browser of somebody who does not mind motion; it keeps the page's compiled scripts."""
+    with chromium.new_context(reduced_motion="no-preference") as context:
+        yield context
 
 
 @pytest.fixture(scope="session")

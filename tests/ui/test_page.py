@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import parse_qs, urlsplit
+from urllib.request import urlopen
 
 import axe_playwright_python
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 
 from specdemo.racing.race import PLAIN
 from specdemo.ui.serving.line import MAX_WAITING
+from specdemo.ui.serving.modules import modules
 
 from .browser import run, sentence, served, tokens_shown
 from .conftest import Visit
@@ -45,18 +48,27 @@ def test_nothing_moves_while_the_page_opens_and_a_race_runs(visit: Visit, script
 def test_a_page_whose_script_fails_shows_its_form(chromium: Browser, url: str, script: Script) -> None:
     page = chromium.new_page()
 
-    def break_script(route: Route) -> None:
-        answer = route.fetch()
-        route.fulfill(
-            response=answer, body=answer.text().replace("window.specdemo = {", "throw 0; window.specdemo = {")
-        )
-
-    page.route(url, break_script)
+    page.route("**/main.js", lambda route: route.fulfill(body="throw 0;", content_type="text/javascript"))
     page.goto(url)
     expect(page.locator("#prompt textarea")).to_be_visible()
     page.fill("#prompt textarea", "one two")
     assert page.evaluate("window.specdemo === undefined")
     page.context.close()
+
+
+def test_browsers_keep_the_scripts_and_styles(visit: Visit, script: Script) -> None:
+    page = visit()
+    loaded = page.evaluate("performance.getEntriesByType('resource').map(({ name }) => name)")
+    name, files = modules()
+    ours = [address for address in loaded if "/modules/" in address]
+    assert {address.partition(f"/modules/{name}/")[2] for address in ours} == files.keys()
+    for address in ours:
+        with urlopen(address) as answer:
+            assert answer.headers["cache-control"] == "max-age=31536000, immutable"
+            assert answer.headers["content-type"].partition(";")[0] in ("text/javascript", "text/css")
+    assert "/modules/" in page.content()
+    with pytest.raises(HTTPError, match="404"):
+        urlopen(ours[0].replace(name, "0" * len(name)))  # of another version
 
 
 def test_a_page_that_is_only_open_draws_next_to_nothing(visit: Visit, script: Script) -> None:
@@ -367,7 +379,7 @@ def test_the_keys_work_except_while_typing(visit: Visit, script: Script) -> None
 
 
 def test_the_prompt_is_run_from_inside_it(visit: Visit, script: Script) -> None:
-    page = visit()
+    page = visit("?prompt=")
     page.locator("#prompt textarea").press_sequentially("one two")
     page.keyboard.press("Enter")
     assert page.locator(".sd-arena").get_attribute("data-state") == "idle"

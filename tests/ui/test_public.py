@@ -24,7 +24,7 @@ from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, read_form
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
-from specdemo.ui.serving.early import EarlyScript
+from specdemo.ui.serving.head import Head
 
 from .browser import served
 from .scripted import PRESETS, Script
@@ -46,6 +46,7 @@ SOUND = {
         "match": True,
     },
     **{"max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1.0, "stop": "", "mode": CHAT, "order": INTERLEAVED},
+    **{"lane2": "", "k2": "auto", "lane3": "", "k3": "auto"},
 }
 NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]
 
@@ -181,7 +182,7 @@ def test_what_python_says_of_a_failure_does_not_reach_the_page(
         answer = client.post("/gradio_api/run/predict", json=body)
         assert (answer.status_code, answer.json()) == (500, {"error": None})
         # The handler of Run.
-        body = {"fn_index": index["click", 14], "data": [None] * 14, "session_hash": "a"}
+        body = {"fn_index": index["click", len(FIELDS)], "data": [None] * len(FIELDS), "session_hash": "a"}
         assert client.post("/gradio_api/queue/join", json=body).status_code == 200
         told = client.get("/gradio_api/queue/data", params={"session_hash": "a"}).text
     assert "Something went wrong in the engine: RuntimeError. The log of the server says more." in told
@@ -204,17 +205,17 @@ def to_device(messages: list[Message]) -> list[Message]:
         out.append(message)
 
     runs: Any = SimpleNamespace(engine=SimpleNamespace(beside=Beside()))
-    script: Callable[..., Any] = EarlyScript(app, "early()", runs)
-    in_a_loop_of_its_own(script({"type": "http", "path": "/"}, None, keep))
+    page: Callable[..., Any] = Head(app, "<script>", "<style>", runs)
+    in_a_loop_of_its_own(page({"type": "http", "path": "/"}, None, keep))
     return out
 
 
-def test_the_script_is_put_into_the_page_and_into_nothing_else() -> None:
+def test_elements_are_put_into_the_page_and_into_nothing_else() -> None:
     start: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"6")]}
-    body: Message = {"type": "http.response.body", "body": b"<head>", "more_body": True}
+    body: Message = {"type": "http.response.body", "body": b"<head></head>", "more_body": True}
     first, page, end = to_device([start, body, {"type": "http.response.body"}])
     assert first["headers"] == []
-    assert page["body"] == b"<head><script>early()</script>"
+    assert page["body"] == b"<head><script><style></head>"
     assert end["body"] == b""
     path = {"type": "http.response.pathsend", "path": "/tmp/index.html"}
     assert to_device([dict(start), dict(path)])[1] == path

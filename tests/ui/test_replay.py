@@ -104,21 +104,33 @@ def without(value: Any, fields: tuple[str, ...]) -> Any:
     return [without(item, fields) for item in value] if isinstance(value, list) else value
 
 
-def test_of_more_lanes_the_first_two_are_told_whatever_they_are_called() -> None:
+def test_more_lanes_are_told_whatever_they_are_called() -> None:
     told = json.loads(uploaded(three_lanes()))
-    assert told["note"] == "The trace holds 3 lanes; the first 2 are shown."
-    assert {side: lane["title"] for side, lane in told["lanes"].items()} == {
-        PLAIN: NAMES[1],
-        SPECULATIVE: NAMES[0],
-    }
+    titles = {side: lane["title"] for side, lane in told["lanes"].items()}
+    assert [*titles.items()] == [(PLAIN, NAMES[1]), (SPECULATIVE, NAMES[0]), ("drafted-2", NAMES[2])]
     usual = json.loads(uploaded(traced()[0]))
-    assert told["end"] == usual["end"]  # the same lanes by other names
-    assert "note" in usual
-    assert usual["note"] == ""
+    end, ratio = usual["end"], usual["end"]["speed_up"]
+    assert told["end"] == {  # the same lane twice, by other names
+        **end,
+        "speed_ups": {SPECULATIVE: ratio, "drafted-2": ratio},
+        "stats": {**end["stats"], "drafted-2": end["stats"][SPECULATIVE]},
+        "sentence": f"The fastest lane is {NAMES[0]}. {end['sentence']}",
+    }
+    assert told["note"] == usual["note"] == ""
     without_target = json.loads(uploaded(three_lanes(alone=None)))
-    assert [lane["title"] for lane in without_target["lanes"].values()] == NAMES[:2]
+    assert [lane["title"] for lane in without_target["lanes"].values()] == NAMES
     assert without_target["end"]["speed_up"] is None
-    assert without_target["end"]["sentence"] == "Neither of these lanes is the target alone."
+    assert without_target["end"]["sentence"] == "None of these lanes is the target alone."
+
+
+def test_of_five_lanes_four_are_told() -> None:
+    lines = three_lanes().splitlines()
+    header = json.loads(lines[0])
+    header["lanes"] += [{"name": name, "drafter": "eagle"} for name in ("four", "five")]
+    more = [json.loads(line) | {"lane": name} for name in ("four", "five") for line in lines[1:] if NAMES[0] in line]
+    told = json.loads(uploaded("\n".join(map(json.dumps, [header, *map(json.loads, lines[1:]), *more]))))
+    assert told["note"] == "The trace holds 5 lanes; the first 4 are shown."
+    assert [lane["title"] for lane in told["lanes"].values()] == [NAMES[1], NAMES[0], NAMES[2], "four"]
 
 
 def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
@@ -276,7 +288,8 @@ def test_a_recording_can_be_played(name: str) -> None:
     told = playable(header, entries)
     assert {*told["lanes"]} == {PLAIN, SPECULATIVE}
     greedy = header["settings"]["temperature"] == 0
-    assert told["end"]["exactness"]["mark"] == ("same" if greedy else "chance")
+    by_chance = not greedy and header["settings"].get("rule") != "match"
+    assert told["end"]["exactness"]["mark"] == ("chance" if by_chance else "same")
     drafted = [entry for entry in entries if entry.lane == SPECULATIVE and isinstance(entry.event, Round)]
     assert all(bool(entry.probabilities) != greedy for entry in drafted)
     assert told["facts"].keys() == {"dtype", "weights_dtype", "device_name", "cores"}
@@ -504,13 +517,12 @@ def test_a_trace_of_three_lanes_with_unknown_probabilities_is_played(
     visit: Visit, script: Script, temperature: float
 ) -> None:
     page = open_replay(visit(), three_lanes(temperature=temperature))
-    expect(page.locator(".sd-facts-of")).to_contain_text("The trace holds 3 lanes; the first 2 are shown.")
-    expect(page.locator(f"{REPLAY} [data-lane=plain] h2")).to_have_text(NAMES[1])
-    expect(page.locator(f"{REPLAY} [data-lane=speculative] h2")).to_have_text(NAMES[0])
+    expect(page.locator(f"{REPLAY} .sd-lane h2")).to_have_text([NAMES[1], NAMES[0], NAMES[2]])
     page.keyboard.press("End")
     page.locator(f"{REPLAY} .sd-arena[data-state=ended]").wait_for()
     tokens = traced(temperature=temperature)[1]
-    assert replayed(page, SPECULATIVE) == tokens_of(tokens, SPECULATIVE)
+    for lane in (SPECULATIVE, "drafted-2"):
+        assert replayed(page, lane) == tokens_of(tokens, SPECULATIVE)
     shown = page.locator(REPLAY).inner_text()
     for kind in "arxu":
         token = page.locator(f"{REPLAY} [data-lane=speculative] .tok.{kind}").first

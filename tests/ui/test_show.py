@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
@@ -32,13 +32,7 @@ SHIFTS = """
     entry.sources.map(({ node, previousRect: a, currentRect: b }) => [node?.className, a.x, a.y, b.x, b.y]))))
     .observe({ type: "layout-shift", buffered: false });
 """
-
-
-@pytest.fixture(scope="module")
-def seeing(chromium: Browser) -> Iterator[BrowserContext]:
-    """A browser of somebody who does not mind motion; it keeps the page's compiled scripts."""
-    with chromium.new_context(reduced_motion="no-preference") as context:
-        yield context
+FADED = "document.getAnimations().forEach((animation) => animation.finish())"
 
 
 @pytest.fixture
@@ -229,7 +223,8 @@ def test_rejected_guesses_fade_and_nothing_moves(moving: Open, script: Script, w
     assert page.evaluate("window.shifts") == []
     ghost = page.locator("#race [data-lane=speculative] .sd-ghost:has(.x)").first
     page.mouse.move(0, 0)
-    expect(ghost).not_to_be_visible()  # it has faded
+    page.evaluate(FADED)  # or axe meets guesses that are half faded, on a machine that is slow enough
+    expect(ghost).not_to_be_visible()
     page.keyboard.press("Escape")
     page.locator("#race [data-lane=speculative] .tok.r").last.hover()
     expect(page.locator("#race [data-lane=speculative] .sd-rd:hover .sd-ghost").last).to_be_visible()

@@ -1,64 +1,72 @@
 // What the tabs share: the kinds of tokens, the templates, numbers as text, the stream of a run, files.
-(() => {
-  const sd = window.specdemo;
+import { html } from "../templates.js"; // which the server makes of page.html and the others, see modules.py
 
-  sd.UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
-  sd.KINDS = [
-    ["a", "accepted", "The drafter proposed it and it passed the target's test."],
-    ["r", "resampled", "A drafted token was rejected, so the target drew this one in its place."],
-    ["b", "bonus", "Every drafted token of the round passed, so the target's next token came for free."],
-    ["t", "target", "The target wrote it by itself: nothing was drafted for it."],
-    ["x", "rejected", "The drafter proposed it, but it failed the test and was discarded."],
-    ["u", "untested", "It came after the rejected token, or after the end, so it was discarded untested."],
-  ];
+/** What is so on the page, for its parts, for Gradio's events and for tests: the race, the status, the preset. */
+export const page = (window.specdemo = {});
 
-  const skeleton = document.createElement("template");
-  skeleton.innerHTML = sd.html;
-  /** A fresh copy of a template. */
-  sd.clone = (id) => skeleton.content.getElementById(id).content.cloneNode(true);
-  sd.make = (tag, className, text) => {
-    const node = document.createElement(tag);
-    if (className) node.className = className;
-    if (text !== undefined) node.textContent = text;
-    return node;
+export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
+export const KINDS = [
+  ["a", "accepted", "The drafter proposed it and it passed the target's test."],
+  ["r", "resampled", "A drafted token was rejected, so the target drew this one in its place."],
+  ["b", "bonus", "Every drafted token of the round passed, so the target's next token came for free."],
+  ["t", "target", "The target wrote it by itself: nothing was drafted for it."],
+  ["x", "rejected", "The drafter proposed it, but it failed the test and was discarded."],
+  ["u", "untested", "It came after the rejected token, or after the end, so it was discarded untested."],
+];
+
+const skeleton = document.createElement("template");
+skeleton.innerHTML = html;
+/** A fresh copy of a template. */
+export const clone = (id) => skeleton.content.getElementById(id).content.cloneNode(true);
+export const make = (tag, className, text) => {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
+};
+/** Text that is there already is left alone: a change is laid out, and read out where that is on. */
+export const put = (node, text) => {
+  if (node.textContent !== text) node.textContent = text;
+};
+export const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+export const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`);
+
+export const LOST_MS = 15_000;
+
+/** The address of something that the server has besides Gradio's own. */
+export const address = (path) => new URL(window.gradio_config.root || "/", window.location.href).pathname.replace(/\/$/, "") + path;
+
+/** What the server answers: what is to be played, or an error, as JSON. */
+export const fetched = async (path, options) => {
+  const answer = await fetch(address(path), options);
+  if (!answer.ok) throw new Error(answer.statusText);
+  return answer.text();
+};
+
+/** The messages of a run come as server-sent events, see stream.py. What a lost connection misses, the browser asks
+ *  for by itself; `lost` is called when it gives up, or when there is no connection for too long. */
+export const listen = (run, take, lost) => {
+  const source = new EventSource(address(`/races/${run}`));
+  let waiting = null;
+  source.onmessage = (event) => take(JSON.parse(event.data));
+  source.onopen = () => {
+    clearTimeout(waiting);
+    waiting = null;
   };
-  /** Text that is there already is left alone: a change is laid out, and read out where that is on. */
-  sd.put = (node, text) => {
-    if (node.textContent !== text) node.textContent = text;
+  source.onerror = () => {
+    if (source.readyState === EventSource.CLOSED) return lost();
+    waiting ??= setTimeout(() => {
+      if (source.readyState === EventSource.CLOSED) return; // by the page, which wants no more of it
+      source.close();
+      lost();
+    }, LOST_MS);
   };
-  sd.number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
-  sd.percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`);
-
-  sd.LOST_MS = 15_000;
-
-  /** The address of something that the server has besides Gradio's own. */
-  sd.address = (path) => new URL(window.gradio_config.root || "/", window.location.href).pathname.replace(/\/$/, "") + path;
-
-  /** The messages of a run come as server-sent events, see stream.py. What a lost connection misses, the browser asks
-   *  for by itself; `lost` is called when it gives up, or when there is no connection for too long. */
-  sd.listen = (run, take, lost) => {
-    const source = new EventSource(sd.address(`/races/${run}`));
-    let waiting = null;
-    source.onmessage = (event) => take(JSON.parse(event.data));
-    source.onopen = () => {
-      clearTimeout(waiting);
-      waiting = null;
-    };
-    source.onerror = () => {
-      if (source.readyState === EventSource.CLOSED) return lost();
-      waiting ??= setTimeout(() => {
-        if (source.readyState === EventSource.CLOSED) return; // by the page, which wants no more of it
-        source.close();
-        lost();
-      }, sd.LOST_MS);
-    };
-    return source;
-  };
-  sd.save = (text, name, type) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type }));
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  };
-})();
+  return source;
+};
+export const save = (text, name, type) => {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+};

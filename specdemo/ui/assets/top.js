@@ -1,158 +1,162 @@
 // The line at the top of the page, what the model is doing, dark or light, help, and the keys.
-(() => {
-  const sd = window.specdemo;
-  const press = (id) => document.querySelector(`#${id}`)?.click();
+import * as sd from "./page.js";
+import { page } from "./page.js";
 
-  // --- the line at the top
+const press = (id) => document.querySelector(`#${id}`)?.click();
 
-  sd.mountTop = (element, props, watch, trigger) => {
-    const shade = chosenShade();
-    if (shade) document.body.classList.toggle("dark", shade === "dark");
-    const top = sd.clone("sd-top").firstElementChild;
-    element.replaceChildren(top);
-    top.querySelector(".sd-dark").addEventListener("click", sd.toggleDark);
-    top.querySelector(".sd-help").addEventListener("click", sd.showHelp);
-    const retry = top.querySelector(".sd-retry");
-    retry.addEventListener("click", () => trigger("retry"));
-    const [progress, model, facts] = [".sd-progress", ".sd-model", ".sd-facts"].map((name) => top.querySelector(name));
-    sd.showStatus = (status) => {
-      sd.status = status;
-      const { stage, words, notes, fraction } = shown(status, props.titles);
-      top.dataset.stage = stage;
-      sd.put(model, stage === "ready" || stage === "other" ? words : sd.sentence(words));
-      sd.put(facts, notes);
-      retry.hidden = stage !== "failed";
-      progress.hidden = stage !== "loading";
-      if (fraction === null) progress.removeAttribute("value");
-      else progress.value = fraction;
-      const choices = props.drafters.map((name) => [name in sd.missing() ? `${name} (${sd.missing()[name]})` : name, name]);
-      if (JSON.stringify(choices) === JSON.stringify(told)) return; // so that an open list stays open
-      told = choices;
-      trigger("able");
-    };
-    let told = props.drafters.map((name) => [name, name]);
-    /** What the list of drafters is to hold, see tab.py of the race: those that the preset cannot use with the reason. */
-    sd.able = () => ({ choices: told, __type__: "update" });
-    watch("value", () => follow(JSON.parse(props.value || "{}").session));
-    document.addEventListener("visibilitychange", () => follow());
+// --- the line at the top
+
+export const mountTop = (element, props, watch, trigger) => {
+  const shade = chosenShade();
+  if (shade) document.body.classList.toggle("dark", shade === "dark");
+  const top = sd.clone("sd-top").firstElementChild;
+  element.replaceChildren(top);
+  top.querySelector(".sd-dark").addEventListener("click", toggleDark);
+  top.querySelector(".sd-help").addEventListener("click", showHelp);
+  const retry = top.querySelector(".sd-retry");
+  retry.addEventListener("click", () => trigger("retry"));
+  const [progress, model, facts] = [".sd-progress", ".sd-model", ".sd-facts"].map((name) => top.querySelector(name));
+  page.showStatus = (status) => {
+    page.status = status;
+    const { stage, words, notes, fraction } = shown(status, props.titles);
+    top.dataset.stage = stage;
+    sd.put(model, stage === "ready" || stage === "other" ? words : sentence(words));
+    sd.put(facts, notes);
+    retry.hidden = stage !== "failed";
+    progress.hidden = stage !== "loading";
+    if (fraction === null) progress.removeAttribute("value");
+    else progress.value = fraction;
+    const choices = props.drafters.map((name) => [name in missing() ? `${name} (${missing()[name]})` : name, name]);
+    if (JSON.stringify(choices) === JSON.stringify(told)) return; // so that an open list stays open
+    told = choices;
+    trigger("able");
+  };
+  let told = props.drafters.map((name) => [name, name]);
+  /** What the lists of drafters are to hold, see tab.py of the race: those that the preset cannot use with the reason. */
+  page.able = () => {
+    const lanes = [["No lane", ""], ...told.filter(([, name]) => name !== "none")];
+    return [told, lanes, lanes].map((choices) => ({ choices, __type__: "update" }));
+  };
+  watch("value", () => follow(JSON.parse(props.value || "{}").session));
+  document.addEventListener("visibilitychange", () => follow());
+  follow();
+};
+
+// --- what the model is doing, and the line for it: server-sent, see status.py
+
+const ASK_MS = 400;
+const ASK_AGAIN_MS = 2000;
+let source = null;
+let session = "";
+
+/** Listen from now on. Not while the page is out of sight: a browser has six connections to a server, for all pages. */
+const follow = (as = session) => {
+  session = as;
+  source?.close();
+  if (document.hidden) return;
+  source = new EventSource(sd.address(`/status?session=${encodeURIComponent(session)}`));
+  source.onerror = ({ target }) => {
+    if (target.readyState === EventSource.CLOSED) setTimeout(() => target === source && follow(), sd.LOST_MS); // refused
+  };
+  source.onmessage = ({ data }) => {
+    const status = JSON.parse(data);
+    page.showStatus(status);
+    if (!status.line) return;
+    page.race?.place(status.line);
+  };
+};
+
+/** Gradio puts a run into the line after the page was last told of it: so the page asks, until it knows its place. */
+export const askPlace = (waits, after = ASK_MS) => {
+  setTimeout(() => {
+    if (!waits() || page.status?.line) return;
     follow();
-  };
+    askPlace(waits, ASK_AGAIN_MS);
+  }, after);
+};
 
-  // --- what the model is doing, and the line for it: server-sent, see status.py
+export const placeInWords = ({ place, of, seconds }) => {
+  const minutes = Math.round(seconds / 60);
+  const time = seconds === null ? "" : seconds < 10 ? ", a few seconds" : seconds < 90 ? `, about ${seconds} s` : `, about ${minutes} min`;
+  return `Waiting: number ${place} of ${of}${time}.`;
+};
 
-  const ASK_MS = 400;
-  const ASK_AGAIN_MS = 2000;
-  let source = null;
-  let session = "";
+/** The preset that is in memory. */
+const loaded = ({ stage, preset, loaded: kept }) => kept ?? (stage === "ready" ? preset : "");
 
-  /** Listen from now on. Not while the page is out of sight: a browser has six connections to a server, for all pages. */
-  const follow = (as = session) => {
-    session = as;
-    source?.close();
-    if (document.hidden) return;
-    source = new EventSource(sd.address(`/status?session=${encodeURIComponent(session)}`));
-    source.onerror = ({ target }) => {
-      if (target.readyState === EventSource.CLOSED) setTimeout(() => target === source && follow(), sd.LOST_MS); // refused
-    };
-    source.onmessage = ({ data }) => {
-      const status = JSON.parse(data);
-      sd.showStatus(status);
-      if (!status.line) return;
-      sd.race?.place(status.line);
-    };
-  };
+/** Why the chosen preset cannot use some drafters, as far as that is known by now. */
+export const missing = () => (page.status && loaded(page.status) === page.preset && page.status.unavailable) || {};
 
-  /** Gradio puts a run into the line after the page was last told of it: so the page asks, until it knows its place. */
-  sd.askPlace = (waits, after = ASK_MS) => {
-    setTimeout(() => {
-      if (!waits() || sd.status?.line) return;
-      follow();
-      sd.askPlace(waits, ASK_AGAIN_MS);
-    }, after);
-  };
+/** A status as this page shows it: what is done for others is not its own progress, nor its own failure. */
+const shown = (status, titles) => {
+  const { stage, preset, words, facts, fraction } = status;
+  const title = (name) => titles[name] ?? name; // a model that was named by a visitor is called by its name
+  const notes = (facts || []).join(" · ");
+  if (stage === "idle" || !page.preset || preset === page.preset) return { stage, words, notes, fraction };
+  const other = { stage: "other", fraction: null };
+  if (stage === "loading") return { ...other, words: title(preset), notes: `is being loaded for another visitor: ${words}` };
+  const has = loaded(status);
+  if (!has) return { ...other, stage: "idle", words: "No model is loaded yet", notes: "" };
+  if (has === page.preset) return { ...other, stage: "ready", words: title(has), notes };
+  return { ...other, words: title(has), notes: `${title(page.preset)} is loaded when you press Run` };
+};
 
-  sd.placeInWords = ({ place, of, seconds }) => {
-    const minutes = Math.round(seconds / 60);
-    const time = seconds === null ? "" : seconds < 10 ? ", a few seconds" : seconds < 90 ? `, about ${seconds} s` : `, about ${minutes} min`;
-    return `Waiting: number ${place} of ${of}${time}.`;
-  };
+export const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
-  /** The preset that is in memory. */
-  const loaded = ({ stage, preset, loaded: kept }) => kept ?? (stage === "ready" ? preset : "");
+// --- dark or light: as the address says, else as it was chosen here, else as Gradio found it
 
-  /** Why the chosen preset cannot use some drafters, as far as that is known by now. */
-  sd.missing = () => (sd.status && loaded(sd.status) === sd.preset && sd.status.unavailable) || {};
+const SHADE = "specdemo-shade";
 
-  /** A status as this page shows it: what is done for others is not its own progress, nor its own failure. */
-  const shown = (status, titles) => {
-    const { stage, preset, words, facts, fraction } = status;
-    const title = (name) => titles[name] ?? name; // a model that was named by a visitor is called by its name
-    const notes = (facts || []).join(" · ");
-    if (stage === "idle" || !sd.preset || preset === sd.preset) return { stage, words, notes, fraction };
-    const other = { stage: "other", fraction: null };
-    if (stage === "loading") return { ...other, words: title(preset), notes: `is being loaded for another visitor: ${words}` };
-    const has = loaded(status);
-    if (!has) return { ...other, stage: "idle", words: "No model is loaded yet", notes: "" };
-    if (has === sd.preset) return { ...other, stage: "ready", words: title(has), notes };
-    return { ...other, words: title(has), notes: `${title(sd.preset)} is loaded when you press Run` };
-  };
+export const toggleDark = () => {
+  const dark = document.body.classList.toggle("dark");
+  try {
+    localStorage.setItem(SHADE, dark ? "dark" : "light");
+  } catch {} // a browser that keeps nothing
+};
 
-  sd.sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
+const chosenShade = () => {
+  if (new URLSearchParams(window.location.search).has("__theme")) return null;
+  try {
+    return localStorage.getItem(SHADE);
+  } catch {
+    return null;
+  }
+};
 
-  // --- dark or light: as the address says, else as it was chosen here, else as Gradio found it
+// --- help and keys
 
-  const SHADE = "specdemo-shade";
-
-  sd.toggleDark = () => {
-    const dark = document.body.classList.toggle("dark");
-    try {
-      localStorage.setItem(SHADE, dark ? "dark" : "light");
-    } catch {} // a browser that keeps nothing
-  };
-
-  const chosenShade = () => {
-    if (new URLSearchParams(window.location.search).has("__theme")) return null;
-    try {
-      return localStorage.getItem(SHADE);
-    } catch {
-      return null;
+export const showHelp = () => {
+  let dialog = document.querySelector(".sd-dialog");
+  if (!dialog) {
+    dialog = sd.clone("sd-help").firstElementChild;
+    const list = dialog.querySelector(".sd-kinds");
+    for (const [code, name, words] of sd.KINDS) {
+      const term = sd.make("dt");
+      term.append(sd.make("span", `tok ${code}`, name));
+      list.append(term, sd.make("dd", "", words));
     }
-  };
+    document.querySelector(".gradio-container").append(dialog);
+  }
+  if (dialog.open) return;
+  dialog.showModal();
+  dialog.querySelector("h2").focus(); // the browser chooses the only button, at its end
+  dialog.scrollTop = 0;
+};
 
-  // --- help and keys
-
-  sd.showHelp = () => {
-    let dialog = document.querySelector(".sd-dialog");
-    if (!dialog) {
-      dialog = sd.clone("sd-help").firstElementChild;
-      const list = dialog.querySelector(".sd-kinds");
-      for (const [code, name, words] of sd.KINDS) {
-        const term = sd.make("dt");
-        term.append(sd.make("span", `tok ${code}`, name));
-        list.append(term, sd.make("dd", "", words));
-      }
-      document.querySelector(".gradio-container").append(dialog);
-    }
-    if (dialog.open) return;
-    dialog.showModal();
-    dialog.querySelector("h2").focus(); // the browser chooses the only button, at its end
-    dialog.scrollTop = 0;
-  };
-
-  const KEYS = { d: sd.toggleDark, "?": sd.showHelp };
-  const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => sd.race.hide.click(), n: () => sd.race.show.next() };
-  const raceShows = () => Boolean(sd.race?.root.offsetParent); // and not another tab
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && event.target.closest?.("#prompt")) {
-      event.preventDefault();
-      return press("run");
-    }
-    const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable], dialog[open]");
-    if (typing || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
-    const key = event.key.toLowerCase();
-    const act = KEYS[key] || (raceShows() && RACE_KEYS[key]);
-    if (!act) return;
+const KEYS = { d: toggleDark, "?": showHelp };
+const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => page.race.hide.click(), n: () => page.race.show.next() };
+const raceShows = () => Boolean(page.race?.root.offsetParent); // and not another tab
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && event.target.closest?.("#prompt")) {
     event.preventDefault();
-    act();
-  });
-})();
+    return press("run");
+  }
+  if (event.key === "Escape" && page.race?.state === "opening") return page.race.skip();
+  const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable], dialog[open]");
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+  const key = event.key.toLowerCase();
+  const act = KEYS[key] || (raceShows() && RACE_KEYS[key]);
+  if (!act) return;
+  event.preventDefault();
+  act();
+});

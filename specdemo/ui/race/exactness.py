@@ -34,9 +34,14 @@ def exactness(
         comparison = (summary if len(drafted) == 1 else summary["verdicts"][name])["comparison"]
         exact = is_exact(environment, lane.drafter, lane.k, request.settings.tree)
         badges[name] = _badge(plain, summary[name]["token_ids"], comparison, request, environment, exact, stopped)
+    return worst(badges)
+
+
+def worst(badges: Mapping[str, dict[str, str]]) -> dict[str, str]:
+    """Of the badges of drafted lanes by name: the one that matters most."""
     name = min(badges, key=lambda lane: MARKS.index(badges[lane]["mark"]))
     badge = badges[name]
-    return {**badge, "words": f"{name}: {badge['words']}"} if len(drafted) > 1 and badge["mark"] == "differs" else badge
+    return {**badge, "words": f"{name}: {badge['words']}"} if len(badges) > 1 and badge["mark"] == "differs" else badge
 
 
 def _badge(

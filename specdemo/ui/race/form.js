@@ -1,124 +1,125 @@
 // The form: its examples, and links that fill it in.
-(() => {
-  const sd = window.specdemo;
+import * as sd from "../assets/page.js";
+import { page } from "../assets/page.js";
 
-  // --- the examples
+// --- the examples
 
-  sd.mountExamples = (element, props, trigger) => {
-    const categories = sd.make("div", "sd-categories");
-    categories.setAttribute("role", "group");
-    categories.setAttribute("aria-label", "Kinds of examples");
-    const prompts = sd.make("div", "sd-prompts");
-    prompts.setAttribute("role", "group");
-    prompts.setAttribute("aria-label", "Examples");
-    const open = (category) => {
-      for (const button of categories.children) button.setAttribute("aria-pressed", String(button.textContent === category));
-      prompts.replaceChildren(
-        ...props.prompts[category].map((prompt) => {
-          const chip = sd.make("button", "sd-chip", prompt);
-          chip.type = "button";
-          chip.title = prompt;
-          chip.addEventListener("click", () => {
-            props.value = prompt;
-            trigger("pick");
-          });
-          return chip;
-        }),
-      );
-      prompts.scrollLeft = 0;
-    };
-    for (const category of Object.keys(props.prompts)) {
-      const button = sd.make("button", "sd-category", category);
-      button.type = "button";
-      button.addEventListener("click", () => open(category));
-      categories.append(button);
+export const mountExamples = (element, props, trigger) => {
+  const categories = sd.make("div", "sd-categories");
+  categories.setAttribute("role", "group");
+  categories.setAttribute("aria-label", "Kinds of examples");
+  const prompts = sd.make("div", "sd-prompts");
+  prompts.setAttribute("role", "group");
+  prompts.setAttribute("aria-label", "Examples");
+  const open = (category) => {
+    for (const button of categories.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.textContent === category));
+    prompts.replaceChildren(
+      ...props.prompts[category].map((prompt) => {
+        const chip = sd.make("button", "sd-chip", prompt);
+        chip.type = "button";
+        chip.title = prompt;
+        chip.addEventListener("click", () => {
+          props.value = prompt;
+          trigger("pick");
+        });
+        return chip;
+      }),
+    );
+    prompts.scrollLeft = 0;
+  };
+  for (const category of Object.keys(props.prompts)) {
+    if (category === props.hard[0]) categories.append(sd.make("span", "sd-hard", "Harder to guess:"));
+    const button = sd.make("button", "sd-category", category);
+    button.type = "button";
+    button.addEventListener("click", () => open(category));
+    categories.append(button);
+  }
+  element.replaceChildren(categories, prompts);
+  const first = categories.querySelector("button");
+  if (first) open(first.textContent);
+};
+
+// --- links: they fill the form and never run anything
+
+const FIELDS = ["prompt", "preset", "drafter", "k", "auto", "temperature", "match", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order", "lane2", "k2", "lane3", "k3"];
+const NUMBERS = new Set(["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]);
+
+const LONGEST_LINK = 8000; // what servers and those before them take
+const LONGEST_NAMED = 60;
+
+/** The preset that was chosen, null if it is the one that the form had. */
+export const chose = (preset) => {
+  if (preset === page.preset) return null;
+  page.preset = preset;
+  if (page.status) page.showStatus(page.status);
+  return preset;
+};
+
+/** The preset to load after a choice, null if that was asked for already. */
+export const wanted = (preset) => {
+  if (preset === page.asked) return null;
+  page.asked = preset;
+  return preset;
+};
+
+/** Run was pressed. The values go on to the server as they are. */
+export const pressed = (values) => {
+  page.race.waiting();
+  return values;
+};
+
+/** The page was opened: what the form begins with, and where the address says something that can be used, that. */
+export const opened = ({ choices, starting, notes, recording }, values) => {
+  document.body.classList.add("sd-open");
+  window.restFrames?.();
+  const query = new URLSearchParams(window.location.search);
+  const ignored = [];
+  const k = query.get("k");
+  const begun = new Map(Object.entries(starting[query.get("preset")] ?? {}));
+  const filled = FIELDS.map((name, place) => {
+    const usual = begun.has(name) ? begun.get(name) : values[place];
+    if (name === "auto") return k === "auto" || (usual && !(k && Number.isFinite(Number(k))));
+    if (name === "match") return query.has("rule") ? query.get("rule") !== "rejection" : usual;
+    if (!query.has(name) || (name === "k" && k === "auto")) return usual;
+    const text = query.get(name);
+    if (NUMBERS.has(name) ? text.trim() && Number.isFinite(Number(text)) : !choices[name] || choices[name].includes(text)) {
+      return NUMBERS.has(name) ? Number(text) : text;
     }
-    element.replaceChildren(categories, prompts);
-    if (categories.firstChild) open(categories.firstChild.textContent);
-  };
+    ignored.push(`${name}=${text.length > LONGEST_NAMED ? `${text.slice(0, LONGEST_NAMED)}…` : text}`);
+    return usual;
+  });
+  if (ignored.length) page.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));
+  else if (FIELDS.some((name) => query.has(name))) page.race?.words("The form was filled in from a link.", "Press Run to start.");
+  else if (notes.length) page.race?.words("Some files could not be read.", notes.join(" "));
+  else page.race?.open(recording);
+  chose((page.asked = filled[FIELDS.indexOf("preset")]));
+  return filled;
+};
 
-  // --- links: they fill the form and never run anything
+export const copyLink = async (values) => {
+  const query = new URLSearchParams();
+  FIELDS.forEach((name, place) => query.set(name, values[place] ?? ""));
+  if (query.get("auto") === "true") query.set("k", "auto");
+  query.delete("auto");
+  query.set("rule", query.get("match") === "false" ? "rejection" : "match");
+  query.delete("match");
+  const link = `${window.location.origin}${window.location.pathname}?${query}`;
+  if (link.length > LONGEST_LINK) return flash(".sd-link", "Too long for a link");
+  try {
+    await navigator.clipboard.writeText(link);
+    flash(".sd-link", "Copied");
+  } catch {
+    window.prompt("Copy this link:", link);
+  }
+};
 
-  const FIELDS = ["prompt", "preset", "drafter", "k", "auto", "temperature", "match", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order"];
-  const NUMBERS = new Set(["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]);
-
-  const LONGEST_LINK = 8000; // what servers and those before them take
-  const LONGEST_NAMED = 60;
-
-  /** The preset that was chosen, null if it is the one that the form had. */
-  sd.chose = (preset) => {
-    if (preset === sd.preset) return null;
-    sd.preset = preset;
-    if (sd.status) sd.showStatus(sd.status);
-    sd.lab?.preset();
-    return preset;
-  };
-
-  /** The preset to load after a choice, null if that was asked for already. */
-  sd.wanted = (preset) => {
-    if (preset === sd.asked) return null;
-    sd.asked = preset;
-    return preset;
-  };
-
-  /** Run was pressed. The values go on to the server as they are. */
-  sd.pressed = (values) => {
-    sd.race.waiting();
-    return values;
-  };
-
-  /** The page was opened: what the form begins with, and where the address says something that can be used, that. */
-  sd.opened = ({ choices, starting, notes }, values) => {
-    document.body.classList.add("sd-open");
-    window.restFrames?.();
-    const query = new URLSearchParams(window.location.search);
-    const ignored = [];
-    const k = query.get("k");
-    const begun = new Map(Object.entries(starting[query.get("preset")] ?? {}));
-    const filled = FIELDS.map((name, place) => {
-      const usual = begun.has(name) ? begun.get(name) : values[place];
-      if (name === "auto") return k === "auto" || (usual && !(k && Number.isFinite(Number(k))));
-      if (name === "match") return query.has("rule") ? query.get("rule") !== "rejection" : usual;
-      if (!query.has(name) || (name === "k" && k === "auto")) return usual;
-      const text = query.get(name);
-      if (NUMBERS.has(name) ? text.trim() && Number.isFinite(Number(text)) : !choices[name] || choices[name].includes(text)) {
-        return NUMBERS.has(name) ? Number(text) : text;
-      }
-      ignored.push(`${name}=${text.length > LONGEST_NAMED ? `${text.slice(0, LONGEST_NAMED)}…` : text}`);
-      return usual;
-    });
-    if (ignored.length) sd.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));
-    else if (FIELDS.some((name) => query.has(name))) sd.race?.words("The form was filled in from a link.", "Press Run to start.");
-    else if (notes.length) sd.race?.words("Some files could not be read.", notes.join(" "));
-    sd.chose((sd.asked = filled[FIELDS.indexOf("preset")]));
-    return filled;
-  };
-
-  sd.copyLink = async (values) => {
-    const query = new URLSearchParams();
-    FIELDS.forEach((name, place) => query.set(name, values[place] ?? ""));
-    if (query.get("auto") === "true") query.set("k", "auto");
-    query.delete("auto");
-    query.set("rule", query.get("match") === "false" ? "rejection" : "match");
-    query.delete("match");
-    const link = `${window.location.origin}${window.location.pathname}?${query}`;
-    if (link.length > LONGEST_LINK) return sd.flash(".sd-link", "Too long for a link");
-    try {
-      await navigator.clipboard.writeText(link);
-      sd.flash(".sd-link", "Copied");
-    } catch {
-      window.prompt("Copy this link:", link);
-    }
-  };
-
-  sd.flash = (selector, words) => {
-    const button = document.querySelector(selector);
-    if (!button || button.dataset.usual) return;
-    button.dataset.usual = button.textContent;
-    button.textContent = words;
-    setTimeout(() => {
-      button.textContent = button.dataset.usual;
-      delete button.dataset.usual;
-    }, 1500);
-  };
-})();
+export const flash = (selector, words) => {
+  const button = document.querySelector(selector);
+  if (!button || button.dataset.usual) return;
+  button.dataset.usual = button.textContent;
+  button.textContent = words;
+  setTimeout(() => {
+    button.textContent = button.dataset.usual;
+    delete button.dataset.usual;
+  }, 1500);
+};

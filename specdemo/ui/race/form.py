@@ -8,20 +8,23 @@ from typing import Any
 import gradio as gr
 
 from ...drafters.names import DRAFTERS
-from ...models.presets import Defaults, Preset
+from ...models.presets import HARD, Defaults, Preset
 from ...models.results import describe_results
 from ...racing.trace import Request
 from ...types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Settings, brief
 from ..budgets import Budgets, starting
 from ..values import one_of
-from .request import read_request
+from .request import read_request, whole_if_it_is
 
 FIELDS = (
     *("prompt", "preset", "drafter", "k", "auto", "temperature", "match", "max_new_tokens"),
-    *("seed", "top_k", "top_p", "stop", "mode", "order"),
+    *("seed", "top_k", "top_p", "stop", "mode", "order", "lane2", "k2", "lane3", "k3"),
 )
+MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
+NO_LANE = ""
 STARTING = "drafter", "k", "auto", "temperature", "max_new_tokens", "mode"  # the fields that a preset has its own for
 CHAT, RAW = "chat", "raw"
+K_CHOICES = (AUTO, *map(str, range(1, MAX_K + 1)))
 HIDE_MATCH = (
     "(t) => { document.getElementById('match').classList.toggle('sd-off', t === 0) }"  # it changes nothing then
 )
@@ -34,13 +37,19 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     usual, chosen = Settings(), starting(first.defaults, budgets)
     form: dict[str, Any] = {}
     form["prompt"] = gr.Textbox(
-        label="Prompt", lines=4, max_lines=4, placeholder="Ask something, or pick an example.", elem_id="prompt"
+        next((prompt for group in prompts.values() for prompt in group), ""),
+        label="Prompt",
+        lines=4,
+        max_lines=4,
+        placeholder="Ask something, or pick an example.",
+        elem_id="prompt",
     )
     form["examples"] = gr.HTML(
         html_template="<div></div>",
         js_on_load="specdemo.mountExamples(element, props, trigger); // 'pick'",
         apply_default_css=False,
         prompts=dict(prompts),
+        hard=[category for category in prompts if category in HARD],
         elem_id="examples",
     )
     with gr.Row(elem_id="go"):
@@ -62,6 +71,15 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
         )
         form["auto"] = gr.Checkbox(auto, label="auto", scale=0, min_width=80, elem_id="auto")
     form["k"].input(None, None, form["auto"], js="() => false")
+    with gr.Accordion("More drafters in the same race", open=False, elem_id="lanes"):
+        for (lane, lane_k), label in zip(MORE_LANES, ("Second drafter", "Third drafter"), strict=True):
+            with gr.Row():
+                form[lane] = gr.Dropdown(
+                    lane_choices(), value=NO_LANE, label=label, min_width=140, scale=3, elem_id=lane
+                )
+                form[lane_k] = gr.Dropdown(
+                    list(K_CHOICES), value=AUTO, label="K", min_width=96, scale=2, elem_id=lane_k
+                )
     with gr.Row(elem_id="temperature-row"):
         form["temperature"] = gr.Slider(
             0, 2, chosen.temperature, step=0.05, label="Temperature", buttons=[], min_width=100, elem_id="temperature"
@@ -113,6 +131,11 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     return form
 
 
+def lane_choices() -> list[tuple[str, str]]:
+    """The choices of a field of one more lane."""
+    return [("No lane", NO_LANE), *((name, name) for name in DRAFTERS if name != "none")]
+
+
 def _k(defaults: Defaults) -> tuple[int | str, bool]:
     """What the slider and its box begin with."""
     auto = defaults.k == AUTO
@@ -150,6 +173,8 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset], most_new_tok
     """The request that the raw values of the form, in the order of `FIELDS`, stand for."""
     named = dict(zip(FIELDS, values, strict=True))
     mode, order, auto, match = (named.pop(name) for name in ("mode", "order", "auto", "match"))
+    more = [(named.pop(lane), named.pop(k)) for lane, k in MORE_LANES]
+    more = [lane for lane in more if lane[0] not in (NO_LANE, None)]
     one_of("prompt mode", mode, (CHAT, RAW))
     one_of("order of lanes", order, (INTERLEAVED, ISOLATED))
     if auto is True:
@@ -157,4 +182,7 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset], most_new_tok
     if not isinstance(match, bool):
         raise BadInput(f"match must be true or false, not {brief(match)}.")
     named |= {"raw": mode == RAW, "isolated": order == ISOLATED, "rule": MATCH if match else REJECTION}
+    if more:
+        lanes = [(named["drafter"], whole_if_it_is(named["k"])), *more]
+        named["lanes"] = [f"{drafter}:{k}" for drafter, k in lanes]
     return read_request(presets=list(presets), most_new_tokens=most_new_tokens, **named)

@@ -1,196 +1,196 @@
 // One lane of an arena: its pane and the head above it. Text only ever becomes text nodes.
-(() => {
-  const sd = window.specdemo;
-  const LANES = {
-    plain: ["Target alone", "The target writes one token in every pass."],
-    speculative: ["With a drafter", "The drafter proposes a few tokens, the target checks them all in one pass and keeps the good ones."],
-  };
-  const MAX_K = 16;
-  const MAX_STRIP = 4096; // px; a longer text shares them
-  const DRAFTS = ["The draft of each round", "Along the text: as high as the draft was long, and filled as far as its tokens passed."];
-  const PASSES = ["Passes", "How often the target was run, the reading of the prompt included. A pass takes nearly the same time for one token as for several."];
-  const READ = "Weights read";
-  const gigabytes = (bytes) => {
-    const size = bytes / 1e9;
-    return size.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
-  };
-  const ENDINGS = { eos: "end of text", stop: "stop string", length: "limit reached" };
+import * as sd from "../assets/page.js";
 
-  /** One lane: its pane and the head above it. Events wait in `events` until the next frame. */
-  sd.Lane = class {
-    constructor(name) {
-      this.node = sd.clone("sd-lane").firstElementChild;
-      this.node.dataset.lane = name;
-      const find = (selector) => this.node.querySelector(selector);
-      this.pane = find(".sd-pane");
-      this.text = find(".sd-text");
-      this.parts = { title: find("h2"), state: find(".sd-state"), rate: find(".sd-rate b"), bar: find(".sd-track i") };
-      Object.assign(this.parts, { passes: find(".sd-pass-count b"), passWord: find(".sd-pass-count span") });
-      Object.assign(this.parts, { tokens: find(".sd-tokens b"), most: find(".sd-tokens span"), read: find(".sd-read b") });
-      this.parts.clock = find(".sd-clock");
-      this.drafts = find(".sd-drafts canvas");
-      this.drafts.tabIndex = 0;
-      this.drafts.sdWhy = DRAFTS;
-      find(".sd-pass-count").sdWhy = PASSES;
-      this.readWhy = find(".sd-read");
-      this.guesses = sd.make("span", "sd-guesses");
-      this.title(LANES[name][0]);
-      this.text.dataset.empty = LANES[name][1];
-      this.pane.addEventListener("scroll", () => (this.stuck = this.atBottom()), { passive: true });
-      this.clear({});
+const ALONE = "The target writes one token in every pass.";
+const DRAFTED = "The drafter proposes a few tokens, the target checks them all in one pass and keeps the good ones.";
+const MAX_K = 16;
+const MAX_STRIP = 4096; // px; a longer text shares them
+const DRAFTS = ["The draft of each round", "Along the text: as high as the draft was long, and filled as far as its tokens passed."];
+const PASSES = ["Passes", "How often the target was run, the reading of the prompt included. A pass takes nearly the same time for one token as for several."];
+const READ = "Weights read";
+const gigabytes = (bytes) => {
+  const size = bytes / 1e9;
+  return size.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
+};
+const ENDINGS = { eos: "end of text", stop: "stop string", length: "limit reached" };
+
+/** One lane: its pane and the head above it. Events wait in `events` until the next frame. */
+export class Lane {
+  /** `place` is its place among the lanes, from 0: it decides its colour. */
+  constructor(name, place) {
+    this.node = sd.clone("sd-lane").firstElementChild;
+    this.node.dataset.lane = name;
+    this.node.dataset.place = place;
+    const find = (selector) => this.node.querySelector(selector);
+    this.pane = find(".sd-pane");
+    this.text = find(".sd-text");
+    this.parts = { title: find("h2"), state: find(".sd-state"), rate: find(".sd-rate b"), bar: find(".sd-track i") };
+    Object.assign(this.parts, { passes: find(".sd-pass-count b"), passWord: find(".sd-pass-count span") });
+    Object.assign(this.parts, { tokens: find(".sd-tokens b"), most: find(".sd-tokens span"), read: find(".sd-read b") });
+    this.parts.clock = find(".sd-clock");
+    this.drafts = find(".sd-drafts canvas");
+    this.drafts.tabIndex = 0;
+    this.drafts.sdWhy = DRAFTS;
+    find(".sd-pass-count").sdWhy = PASSES;
+    this.readWhy = find(".sd-read");
+    this.guesses = sd.make("span", "sd-guesses");
+    this.title(place ? "With a drafter" : "Target alone");
+    this.text.dataset.empty = place ? DRAFTED : ALONE;
+    this.pane.addEventListener("scroll", () => (this.stuck = this.atBottom()), { passive: true });
+    this.clear({});
+  }
+
+  title(text) {
+    this.name = text;
+    this.parts.title.textContent = text;
+    this.pane.setAttribute("aria-label", `Text of the lane: ${text}`);
+  }
+
+  /** `settings` are those of the run that begins; `bytes`, how much a pass of the target reads, null if unknown. */
+  clear({ max_new_tokens: max, rule }, bytes = null) {
+    Object.assign(this, { max, rule, bytes, events: [], figures: null, stuck: true });
+    Object.assign(this, { passes: 0, tokens: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
+    this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
+    this.text.replaceChildren();
+    this.clearDrafts();
+    this.parts.state.textContent = "";
+    this.parts.rate.textContent = this.parts.read.textContent = "–";
+    this.parts.passes.textContent = this.parts.tokens.textContent = max ? "0" : "–";
+    this.parts.passWord.textContent = "passes";
+    this.parts.most.textContent = max ? `of ${max} tokens` : "tokens";
+    this.parts.clock.textContent = max ? "0.00 s" : "–";
+    this.parts.bar.style.transform = "scaleX(0)";
+    this.readWhy.sdWhy = bytes ? [READ, `Every pass reads the target's weights, ${gigabytes(bytes)} GB, whether it writes one token or several.`] : [READ, "It is not known how large the target's weights are."];
+  }
+
+  atBottom() {
+    const slack = this.pending ? 100 : 24; // guesses that reach into a line of their own
+    return this.pane.scrollHeight - this.pane.scrollTop - this.pane.clientHeight < slack;
+  }
+
+  /** An event that is to be shown (see messages.py); `ends` says whether it holds the end-of-text token. */
+  take(event, ends) {
+    const { row, at, seconds, merged, figures } = event;
+    if (seconds || !this.passes) {
+      this.passes += merged || 1;
+      this.tokens += row[2].filter(([, code]) => !"xu".includes(code) || !code).length;
     }
+    if (row) this.events.push([row, ends]);
+    this.at = at;
+    this.figures = figures ?? this.figures;
+    this.exact = Boolean(figures); // whether the figures are those of this moment
+  }
 
-    title(text) {
-      this.parts.title.textContent = text;
-      this.pane.setAttribute("aria-label", `Text of the lane: ${text}`);
-    }
+  /** The draft that the target reads at this moment, or nothing. */
+  guess(event, ends) {
+    this.pending = event ? [event.row, ends] : null;
+  }
 
-    /** `settings` are those of the run that begins; `bytes`, how much a pass of the target reads, null if unknown. */
-    clear({ max_new_tokens: max, rule }, bytes = null) {
-      Object.assign(this, { max, rule, bytes, events: [], figures: null, stuck: true });
-      Object.assign(this, { passes: 0, tokens: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
-      this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
-      this.text.replaceChildren();
-      this.clearDrafts();
-      this.parts.state.textContent = "";
-      this.parts.rate.textContent = this.parts.read.textContent = "–";
-      this.parts.passes.textContent = this.parts.tokens.textContent = max ? "0" : "–";
-      this.parts.passWord.textContent = "passes";
-      this.parts.most.textContent = max ? `of ${max} tokens` : "tokens";
-      this.parts.clock.textContent = max ? "0.00 s" : "–";
-      this.parts.bar.style.transform = "scaleX(0)";
-      this.readWhy.sdWhy = bytes ? [READ, `Every pass reads the target's weights, ${gigabytes(bytes)} GB, whether it writes one token or several.`] : [READ, "It is not known how large the target's weights are."];
-    }
+  /** Tokens after the first over the engine time after the prompt, see stats.Stats. */
+  get rate() {
+    if (this.exact) return this.figures.tokens_per_second;
+    const seconds = this.at - this.promptSeconds;
+    return this.tokens > 1 && seconds > 0 ? (this.tokens - 1) / seconds : null;
+  }
 
-    atBottom() {
-      const slack = this.pending ? 100 : 24; // guesses that reach into a line of their own
-      return this.pane.scrollHeight - this.pane.scrollTop - this.pane.clientHeight < slack;
-    }
-
-    /** An event that is to be shown (see messages.py); `ends` says whether it holds the end-of-text token. */
-    take(event, ends) {
-      const { row, at, seconds, merged, figures } = event;
-      if (seconds || !this.passes) {
-        this.passes += merged || 1;
-        this.tokens += row[2].filter(([, code]) => !"xu".includes(code) || !code).length;
+  draw() {
+    if (this.events.length) {
+      const fragment = document.createDocumentFragment();
+      for (const [row, ends] of this.events) {
+        fragment.append(this.round(row, ends));
+        this.drawDrafts(row);
       }
-      if (row) this.events.push([row, ends]);
-      this.at = at;
-      this.figures = figures ?? this.figures;
-      this.exact = Boolean(figures); // whether the figures are those of this moment
-    }
-
-    /** The draft that the target reads at this moment, or nothing. */
-    guess(event, ends) {
-      this.pending = event ? [event.row, ends] : null;
-    }
-
-    /** Tokens after the first over the engine time after the prompt, see stats.Stats. */
-    get rate() {
-      if (this.exact) return this.figures.tokens_per_second;
-      const seconds = this.at - this.promptSeconds;
-      return this.tokens > 1 && seconds > 0 ? (this.tokens - 1) / seconds : null;
-    }
-
-    draw() {
-      if (this.events.length) {
-        const fragment = document.createDocumentFragment();
-        for (const [row, ends] of this.events) {
-          fragment.append(this.round(row, ends));
-          this.drawDrafts(row);
-        }
-        this.events = [];
-        this.guesses.remove();
-        this.drawn = null;
-        this.text.append(fragment);
-      }
-      this.drawGuesses();
-    }
-
-    drawGuesses() {
-      const row = this.pending?.[0] ?? null;
-      if (row === this.drawn) return;
-      this.drawn = row;
+      this.events = [];
       this.guesses.remove();
-      if (!row) return;
-      const [, , tokens] = row;
-      const accepted = tokens.findLastIndex(([, code]) => code === "a");
-      const drafted = tokens.filter((token) => token.length > 3);
-      const spans = drafted.map(([text], place) => this.piece(text, "g", this.pending[1] && place === accepted && accepted === tokens.length - 1));
-      this.guesses.replaceChildren(...spans);
-      this.text.append(this.guesses);
+      this.drawn = null;
+      this.text.append(fragment);
     }
+    this.drawGuesses();
+  }
 
-    /** So that the newest text is in sight; guesses below it move nothing. */
-    scroll() {
-      if (!this.stuck) return;
-      if (!this.guesses.isConnected || !this.guesses.previousSibling) return void (this.pane.scrollTop = 1e9);
-      const room = parseFloat(getComputedStyle(this.pane).paddingBottom);
-      const range = document.createRange();
-      range.selectNodeContents(this.guesses.previousSibling);
-      this.pane.scrollTop += range.getBoundingClientRect().bottom + room - this.pane.getBoundingClientRect().bottom;
+  drawGuesses() {
+    const row = this.pending?.[0] ?? null;
+    if (row === this.drawn) return;
+    this.drawn = row;
+    this.guesses.remove();
+    if (!row) return;
+    const [, , tokens] = row;
+    const accepted = tokens.findLastIndex(([, code]) => code === "a");
+    const drafted = tokens.filter((token) => token.length > 3);
+    const spans = drafted.map(([text], place) => this.piece(text, "g", this.pending[1] && place === accepted && accepted === tokens.length - 1));
+    this.guesses.replaceChildren(...spans);
+    this.text.append(this.guesses);
+  }
+
+  /** So that the newest text is in sight; guesses below it move nothing. */
+  scroll() {
+    if (!this.stuck) return;
+    if (!this.guesses.isConnected || !this.guesses.previousSibling) return void (this.pane.scrollTop = 1e9);
+    const room = parseFloat(getComputedStyle(this.pane).paddingBottom);
+    const range = document.createRange();
+    range.selectNodeContents(this.guesses.previousSibling);
+    this.pane.scrollTop += range.getBoundingClientRect().bottom + room - this.pane.getBoundingClientRect().bottom;
+  }
+
+  drawFigures() {
+    const { parts } = this;
+    if (!this.passes) return;
+    sd.put(parts.rate, sd.number(this.rate, 1));
+    sd.put(parts.passes, String(this.passes));
+    sd.put(parts.passWord, this.passes === 1 ? "pass" : "passes");
+    sd.put(parts.tokens, String(this.tokens));
+    sd.put(parts.read, this.bytes ? gigabytes(this.passes * this.bytes) : "–");
+    sd.put(parts.clock, `${this.clock.toFixed(2)} s`);
+    parts.bar.style.transform = `scaleX(${Math.min(1, this.tokens / this.max)})`;
+    if (this.exact && this.figures.finish_reason) sd.put(parts.state, ENDINGS[this.figures.finish_reason]);
+  }
+
+  /** The strip under the text: a pixel for each token, emitted or drafted, which the browser stretches. */
+  clearDrafts() {
+    this.drafts.width = Math.min(this.max || 1, MAX_STRIP); // this also wipes it
+    this.drafts.height = MAX_K;
+    this.brush = this.drafts.getContext("2d");
+    this.brush.fillStyle = getComputedStyle(this.drafts).color;
+    this.written = 0;
+  }
+
+  drawDrafts([, k, tokens]) {
+    const wide = this.drafts.width / (this.max || 1);
+    const accepted = tokens.filter(([, code]) => code === "a").length;
+    const emitted = tokens.filter(([, code]) => code && !"xu".includes(code)).length;
+    for (const [height, alpha] of [[k, 0.4], [accepted, 1]]) {
+      this.brush.globalAlpha = alpha;
+      this.brush.fillRect(this.written * wide, MAX_K - height, emitted * wide, height);
     }
+    this.written += emitted;
+  }
 
-    drawFigures() {
-      const { parts } = this;
-      if (!this.passes) return;
-      sd.put(parts.rate, sd.number(this.rate, 1));
-      sd.put(parts.passes, String(this.passes));
-      sd.put(parts.passWord, this.passes === 1 ? "pass" : "passes");
-      sd.put(parts.tokens, String(this.tokens));
-      sd.put(parts.read, this.bytes ? gigabytes(this.passes * this.bytes) : "–");
-      sd.put(parts.clock, `${this.clock.toFixed(2)} s`);
-      parts.bar.style.transform = `scaleX(${Math.min(1, this.tokens / this.max)})`;
-      if (this.exact && this.figures.finish_reason) sd.put(parts.state, ENDINGS[this.figures.finish_reason]);
-    }
-
-    /** The strip under the text: a pixel for each token, emitted or drafted, which the browser stretches. */
-    clearDrafts() {
-      this.drafts.width = Math.min(this.max || 1, MAX_STRIP); // this also wipes it
-      this.drafts.height = MAX_K;
-      this.brush = this.drafts.getContext("2d");
-      this.brush.fillStyle = getComputedStyle(this.drafts).color;
-      this.written = 0;
-    }
-
-    drawDrafts([, k, tokens]) {
-      const wide = this.drafts.width / (this.max || 1);
-      const accepted = tokens.filter(([, code]) => code === "a").length;
-      const emitted = tokens.filter(([, code]) => code && !"xu".includes(code)).length;
-      for (const [height, alpha] of [[k, 0.4], [accepted, 1]]) {
-        this.brush.globalAlpha = alpha;
-        this.brush.fillRect(this.written * wide, MAX_K - height, emitted * wide, height);
+  /** The tokens of a round that had a draft are wrapped, so that pointing at one shows them all. Those that were
+   *  discarded take no room in the text: they stand above it for a moment, see race.css. */
+  round([index, k, tokens], ends) {
+    const group = k ? sd.make("span", "sd-rd") : document.createDocumentFragment();
+    const newest = tokens.findLastIndex(([, code]) => !code || !"xu".includes(code));
+    let ghost = null;
+    tokens.forEach((token, place) => {
+      const [text, code] = token;
+      const span = this.piece(text, code, ends && place === newest);
+      span.sdToken = { token, index, k, rule: this.rule, own: tokens.at(-1), rejected: tokens.find(([, kind]) => kind === "x") };
+      if (code) this.counts[code] += 1;
+      if (!code || !"xu".includes(code)) {
+        ghost = null;
+        return group.append(span);
       }
-      this.written += emitted;
-    }
+      if (!ghost) group.append((ghost = sd.make("span", "sd-ghost")));
+      ghost.append(span);
+    });
+    return group;
+  }
 
-    /** The tokens of a round that had a draft are wrapped, so that pointing at one shows them all. Those that were
-     *  discarded take no room in the text: they stand above it for a moment, see race.css. */
-    round([index, k, tokens], ends) {
-      const group = k ? sd.make("span", "sd-rd") : document.createDocumentFragment();
-      const newest = tokens.findLastIndex(([, code]) => !code || !"xu".includes(code));
-      let ghost = null;
-      tokens.forEach((token, place) => {
-        const [text, code] = token;
-        const span = this.piece(text, code, ends && place === newest);
-        span.sdToken = { token, index, k, rule: this.rule, own: tokens.at(-1), rejected: tokens.find(([, kind]) => kind === "x") };
-        if (code) this.counts[code] += 1;
-        if (!code || !"xu".includes(code)) {
-          ghost = null;
-          return group.append(span);
-        }
-        if (!ghost) group.append((ghost = sd.make("span", "sd-ghost")));
-        ghost.append(span);
-      });
-      return group;
-    }
-
-    piece(text, code, isEnd) {
-      const span = sd.make("span", `tok ${code}`, text);
-      if (/^\n+$/.test(text)) span.classList.add("nl");
-      if (!text) span.classList.add("part");
-      if (isEnd) span.classList.add("end");
-      return span;
-    }
-  };
-})();
+  piece(text, code, isEnd) {
+    const span = sd.make("span", `tok ${code}`, text);
+    if (/^\n+$/.test(text)) span.classList.add("nl");
+    if (!text) span.classList.add("part");
+    if (isEnd) span.classList.add("end");
+    return span;
+  }
+}

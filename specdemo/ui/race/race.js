@@ -1,316 +1,352 @@
 // The arena: takes the messages of a run (see messages.py) and draws them. Text only ever becomes text nodes.
-(() => {
-  const sd = window.specdemo;
-  // A browser on the same processor takes from the engine what it draws: text as it comes, figures more seldom.
-  const FIGURES_MS = 500;
-  const CHARTS_MS = 2000;
-  const SHOWN_MS = 80; // figures and charts of a race that is measured already
-  const NARROW = 900; // px; there the arena lies below the form, see race.css
-  const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
+import * as sd from "../assets/page.js";
+import { page } from "../assets/page.js";
+import { askPlace, placeInWords } from "../assets/top.js";
+import { Charts } from "./charts.js";
+import { Lane } from "./lane.js";
+import { Opening } from "./opening.js";
+import { PACES, Show, keepPace, still } from "./show.js";
+import { tooltips } from "./tooltip.js";
 
-  /** How many times as fast the speculative lane is by what is shown so far, see stats.speed_up. */
-  const speedUp = (plain, speculative) => {
-    const ratio = speculative.rate / plain.rate;
-    return speculative.counts.a + speculative.counts.x > 0 && ratio > 0 && ratio < Infinity ? ratio : null;
-  };
+// A browser on the same processor takes from the engine what it draws: text as it comes, figures more seldom.
+const FIGURES_MS = 500;
+const CHARTS_MS = 2000;
+const SHOWN_MS = 80; // figures and charts of a race that is measured already
+const NARROW = 900; // px; there the arena lies below the form, see race.css
+const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
-  /** The whole arena inside one gr.HTML. */
-  class Race {
-    constructor(element, trigger, server) {
-      this.server = server;
-      this.trigger = trigger;
-      element.replaceChildren(sd.clone("sd-race"));
-      element.classList.add("sd-arena");
-      this.root = element;
-      const find = (selector) => element.querySelector(selector);
-      this.parts = { ratio: find(".sd-ratio"), sentence: find(".sd-sentence"), badge: find(".sd-badge") };
-      this.parts.why = find(".sd-why-exact");
-      this.parts.behind = find(".sd-behind");
-      this.parts.how = find(".sd-how");
-      this.parts.spoken = find(".sd-spoken");
-      this.parts.trace = find(".sd-trace");
-      this.parts.again = find(".sd-again");
-      this.lanes = { plain: new sd.Lane("plain"), speculative: new sd.Lane("speculative") };
-      find(".sd-lanes").append(this.lanes.plain.node, this.lanes.speculative.node);
-      this.legend(find(".sd-legend ul"));
-      this.charts = new sd.Charts(element);
-      this.show = new sd.Show(this, () => this.moved());
-      this.pacing(find(".sd-pacing"));
-      this.hide = find(".sd-hide input");
-      this.hide.addEventListener("change", () => element.classList.toggle("sd-hiding", this.hide.checked));
-      this.parts.trace.addEventListener("click", () => this.download());
-      this.parts.again.addEventListener("click", sd.showReplay);
-      find(".sd-link").addEventListener("click", () => trigger("link"));
-      sd.tooltips(element);
-      this.say("idle");
-    }
+/** How many times as fast a drafted lane is by what is shown so far, see stats.speed_up. */
+const speedUp = (plain, drafted) => {
+  const ratio = drafted.rate / plain.rate;
+  return drafted.counts.a + drafted.counts.x > 0 && ratio > 0 && ratio < Infinity ? ratio : null;
+};
 
-    legend(list) {
-      this.legendCounts = {};
-      for (const [code, name, words] of sd.KINDS) {
-        const item = sd.make("li");
-        item.tabIndex = 0;
-        item.sdWhy = [name, words];
-        item.append(sd.make("span", `tok ${code}`, name), (this.legendCounts[code] = sd.make("b", "", "0")));
-        list.append(item);
-      }
-    }
+/** The names of the drafted lanes that are asked for, see asked.py, and their titles. A recording names its `lanes`. */
+const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
+  if (lanes?.length > 2) return lanes.slice(1).map((name) => [name, name]);
+  if (!more.length || lanes) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}`]];
+  return [{ drafter, k: settings.k }, ...more].map((lane) => [`${lane.drafter}:${lane.k}`, `${lane.drafter}, K ${lane.k}`]);
+};
 
-    /** How the race is shown: the pace, and what goes on or ends it. */
-    pacing(bar) {
-      const pace = bar.querySelector(".sd-pace");
-      for (const [name, words] of Object.entries(sd.PACES)) pace.append(new Option(words, name));
-      pace.value = this.show.pace;
-      pace.addEventListener("change", () => {
-        sd.keepPace(pace.value);
-        this.show.go(pace.value);
-        this.moved();
-      });
-      this.parts.scale = bar.querySelector(".sd-scale");
-      this.parts.next = bar.querySelector(".sd-next");
-      this.parts.skip = bar.querySelector(".sd-skip");
-      this.parts.next.addEventListener("click", () => this.show.next());
-      this.parts.skip.addEventListener("click", () => this.skip());
-      this.moved();
-    }
+/** The whole arena inside one gr.HTML; a replay has one of its own. */
+export class Race {
+  constructor(element, trigger, server) {
+    this.server = server;
+    this.trigger = trigger;
+    element.replaceChildren(sd.clone("sd-race"));
+    element.classList.add("sd-arena");
+    this.root = element;
+    const find = (selector) => element.querySelector(selector);
+    this.parts = { ratio: find(".sd-ratio"), sentence: find(".sd-sentence"), badge: find(".sd-badge") };
+    this.parts.why = find(".sd-why-exact");
+    this.parts.behind = find(".sd-behind");
+    this.parts.how = find(".sd-how");
+    this.parts.spoken = find(".sd-spoken");
+    this.parts.trace = find(".sd-trace");
+    this.parts.again = find(".sd-again");
+    this.lanes = {};
+    this.lay(["speculative"]);
+    this.legend(find(".sd-legend ul"));
+    this.charts = new Charts(element);
+    this.charts.clear(this.lanes, 4);
+    this.show = new Show(this, () => this.moved());
+    this.pacing(find(".sd-pacing"));
+    this.hide = find(".sd-hide input");
+    this.hide.addEventListener("change", () => element.classList.toggle("sd-hiding", this.hide.checked));
+    this.parts.trace.addEventListener("click", () => this.download());
+    this.parts.again.addEventListener("click", page.showReplay);
+    find(".sd-link").addEventListener("click", () => trigger("link"));
+    tooltips(element);
+    this.say("idle");
+  }
 
-    /** The clock of the show has moved, or another pace was chosen. */
-    moved() {
-      if (!this.parts.next) return;
-      const { show, parts } = this;
-      sd.put(parts.scale, show.scale);
-      parts.next.hidden = show.pace !== "rounds";
-      parts.next.disabled = !show.waits || !["running", "showing"].includes(this.state);
-      parts.skip.disabled = this.state !== "showing";
-    }
+  /** Begin with a recorded race, unless somebody has pressed Run before it is here. */
+  async open(file) {
+    const recording = await sd.fetched(`/recordings/${file}`).catch(() => null); // the page can do without
+    if (!recording || this.state !== "idle") return;
+    this.opening = new Opening(this, JSON.parse(recording));
+    this.opening.play();
+  }
 
-    say(state) {
-      this.state = state;
-      this.root.dataset.state = state;
-      this.root.closest("#stage")?.toggleAttribute("data-busy", this.busy); // how Stop looks; it can always be pressed
-    }
-
-    get busy() {
-      return ["waiting", "loading", "running", "showing"].includes(this.state);
-    }
-
-    words(sentence, more = "") {
-      this.parts.sentence.textContent = sentence;
-      this.parts.badge.textContent = "";
-      delete this.parts.badge.dataset.mark;
-      this.parts.why.textContent = more;
-      this.behind({});
-    }
-
-    /** What the verdicts rest on, for those who ask. */
-    behind(verdicts) {
-      const told = Object.entries(verdicts).filter(([, verdict]) => verdict.numbers.length);
-      const parts = told.flatMap(([lane, { sentence, notes, numbers }]) => {
-        const list = sd.make("dl");
-        for (const [name, value] of numbers) list.append(sd.make("dt", "", name), sd.make("dd", "", value));
-        const words = told.length > 1 ? [`${lane}: ${sentence}`, ...notes] : notes;
-        return [...words.map((text) => sd.make("p", "", text)), list];
-      });
-      this.parts.behind.lastElementChild.replaceChildren(...parts);
-      this.parts.behind.toggleAttribute("data-empty", !parts.length);
-      if (!parts.length) this.parts.behind.open = false;
-    }
-
-    /** Run was pressed; nothing has come back yet. */
-    waiting() {
-      if (this.state === "showing") this.skip();
-      if (this.busy) return;
-      this.run = null;
-      if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
-      this.say("waiting");
-      this.words("Waiting for the model.");
-      sd.askPlace(() => this.state === "waiting" && !this.run);
-    }
-
-    /** Where a race that waits is in the line, see status.py. */
-    place(line) {
-      if (this.state !== "waiting" || this.run) return;
-      const first = sd.lab?.busy?.job ? "Your run in the Lab comes first." : "Your race starts when those before it have ended.";
-      this.words(sd.placeInWords(line), first);
-    }
-
-    /** The run is over without a last message: it was cancelled or never got into the queue. */
-    halted(sentence) {
-      if (!this.busy) return;
-      this.show.pause();
-      this.say("ended");
-      this.words(sentence);
-    }
-
-    /** Stop was pressed: what is known is shown at once. */
-    skip() {
-      if (["running", "showing"].includes(this.state)) this.show.finish();
-    }
-
-    /** Stop was pressed, and the server had its time to end the race properly. A race that has begun ends by itself. */
-    stop() {
-      if (!this.busy) return;
-      if (this.run) return this.words("Stopping after this step.");
-      this.cancel("cancel");
-      this.halted("Stopped.");
-    }
-
-    /** Gradio gives up what it runs for this page. It calls that a failure, maybe when the next race was asked for. */
-    cancel(event) {
-      this.cancelled = true;
-      this.trigger(event);
-    }
-
-    /** Gradio could not run it. */
-    unable() {
-      if (!this.cancelled && !this.run) this.halted("The race could not be run.");
-      this.cancelled = false;
-    }
-
-    /** The run of this page. */
-    follow(run) {
-      [this.run, this.cancelled] = [run, false];
-      this.source?.close();
-      this.source = sd.listen(run, (message) => this.apply(message), () => this.lost());
-    }
-
-    /** This race ends, whenever the server hears of it, and Gradio forgets it, or it would run no other. */
-    lost() {
-      this.server.halt(this.run);
-      this.cancel("forget");
-      this.fail(sd.UNREACHABLE);
-    }
-
-    apply(message) {
-      if (message.status) this.status(message.status);
-      if (message.start) {
-        this.show.start(message.start);
-        this.show.play();
-      }
-      if (message.lanes) this.show.add(message.lanes);
-      if (message.end) this.measured(message.end);
-      if (message.error && message.stopped) this.halted(message.error);
-      else if (message.error) this.fail(message.error);
-      if (message.end || message.error) this.source?.close();
-    }
-
-    /** The engine is free again; what it did goes on being shown. */
-    measured(end) {
-      this.traceRun = this.run;
-      this.say("showing");
-      const { plain, speculative } = end.stats;
-      this.words(`Finished in ${plain.seconds.toFixed(2)} s, and ${this.drafting} in ${speculative.seconds.toFixed(2)} s.`, "You see the race as it was measured. Skip or Stop ends the show; the figures stay the same.");
-      this.show.close(end);
-    }
-
-    status(status) {
-      sd.showStatus(status);
-      if (status.stage !== "loading") return;
-      this.say("loading");
-      this.words("The race starts as soon as the model is ready.", status.words);
-    }
-
-    start(request) {
-      this.say("running");
-      for (const lane of Object.values(this.lanes)) lane.clear(request.settings, request.weight_bytes);
-      this.due = { figures: 0, charts: 0 };
-      const { k, temperature } = request.settings;
-      const drafts = request.drafter !== "none";
-      this.drafting = drafts ? `with ${request.drafter}` : "with no drafter";
-      this.lanes.speculative.title(sd.sentence(this.drafting));
-      this.parts.how.textContent = `at ${drafts ? `K ${k}, ` : ""}temperature ${temperature}`;
-      this.charts.clear(drafts ? (k === "auto" ? 4 : k) : 0);
-      this.parts.trace.disabled = this.parts.again.disabled = true;
-      this.speed(null);
-      this.parts.spoken.textContent = "";
-      this.words(request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
-    }
-
-    finish(end) {
-      this.draw();
-      this.drawFigures(performance.now());
-      this.speed(end.speed_up);
-      const why = end.disturbed ? `${end.exactness.words} ${DISTURBED}` : end.exactness.words;
-      this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, why);
-      this.behind(end.verdicts ?? {});
-      this.parts.badge.textContent = end.exactness.title;
-      this.parts.badge.dataset.mark = end.exactness.mark;
-      this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
-      this.parts.trace.disabled = this.parts.again.disabled = false;
-      this.charts.show(end.stats, true);
-      this.say("ended");
-    }
-
-    fail(sentence) {
-      this.show.pause();
-      this.say("failed");
-      this.speed(null); // it is of the race before
-      this.words(sentence);
-      this.parts.spoken.textContent = sentence;
-    }
-
-    speed(ratio) {
-      this.parts.ratio.textContent = ratio ? `${ratio.toFixed(2)}×` : "–";
-      this.parts.ratio.toggleAttribute("data-slower", Boolean(ratio) && ratio < 0.98);
-    }
-
-    /** All of it in the next frame, also the figures and charts that are drawn more seldom. */
-    drawNow() {
-      this.due = { figures: 0, charts: 0 };
-      this.schedule();
-    }
-
-    schedule() {
-      if (this.scheduled) return;
-      this.scheduled = true;
-      requestAnimationFrame(() => {
-        this.scheduled = false;
-        this.draw();
-      });
-    }
-
-    draw() {
-      const { plain, speculative } = this.lanes;
-      const now = performance.now();
-      plain.draw();
-      speculative.draw();
-      if (["running", "showing"].includes(this.state) && now >= this.due.figures) this.drawFigures(now);
-      plain.scroll(); // after everything else, because it makes the browser lay out what has changed
-      speculative.scroll();
-    }
-
-    drawFigures(now) {
-      const { plain, speculative } = this.lanes;
-      const engineRuns = this.show.live && this.show.shared;
-      this.due.figures = now + (engineRuns ? FIGURES_MS : SHOWN_MS);
-      plain.drawFigures();
-      speculative.drawFigures();
-      for (const [code, node] of Object.entries(this.legendCounts)) {
-        sd.put(node, String(speculative.counts[code]));
-      }
-      this.speed(speedUp(plain, speculative));
-      if (!plain.figures || !speculative.figures) return;
-      if (now < this.due.charts) return;
-      this.due.charts = now + (engineRuns ? CHARTS_MS : SHOWN_MS);
-      this.charts.show({ plain: plain.figures, speculative: speculative.figures }, false);
-    }
-
-    async download() {
-      const lines = await this.server.trace(this.traceRun);
-      if (lines) return sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
-      const gone = "This trace is no longer kept. Run the race again to download it.";
-      this.parts.why.textContent = lines === null ? gone : sd.UNREACHABLE; // the result stays
+  legend(list) {
+    this.legendCounts = {};
+    for (const [code, name, words] of sd.KINDS) {
+      const item = sd.make("li");
+      item.tabIndex = 0;
+      item.sdWhy = [name, words];
+      item.append(sd.make("span", `tok ${code}`, name), (this.legendCounts[code] = sd.make("b", "", "0")));
+      list.append(item);
     }
   }
 
-  sd.Race = Race; // a replay has one of its own
+  /** The panes of the target alone and of drafted lanes. */
+  lay(drafted) {
+    const names = ["plain", ...drafted];
+    if (names.join() === Object.keys(this.lanes).join()) return;
+    this.lanes = Object.fromEntries(names.map((name, place) => [name, new Lane(name, place)]));
+    const panes = this.root.querySelector(".sd-lanes");
+    panes.replaceChildren(...Object.values(this.lanes).map(({ node }) => node));
+    this.root.toggleAttribute("data-many", names.length > 2);
+  }
 
-  sd.mountRace = (element, props, watch, trigger, server) => {
-    sd.race = new Race(element, trigger, server);
-    watch("value", () => {
-      const { run, error } = JSON.parse(props.value);
-      if (run) sd.race.follow(run);
-      else sd.race.fail(error);
+  get drafted() {
+    return Object.values(this.lanes).slice(1);
+  }
+
+  /** How the race is shown: the pace, and what goes on or ends it. */
+  pacing(bar) {
+    const pace = bar.querySelector(".sd-pace");
+    for (const [name, words] of Object.entries(PACES)) pace.append(new Option(words, name));
+    pace.value = this.show.pace;
+    pace.addEventListener("change", () => {
+      keepPace(pace.value);
+      this.show.go(pace.value);
+      this.moved();
     });
-  };
-})();
+    this.parts.scale = bar.querySelector(".sd-scale");
+    this.parts.next = bar.querySelector(".sd-next");
+    this.parts.skip = bar.querySelector(".sd-skip");
+    this.parts.next.addEventListener("click", () => this.show.next());
+    this.parts.skip.addEventListener("click", () => (this.state === "opened" ? this.opening.play() : this.skip()));
+    this.moved();
+  }
+
+  /** The clock of the show has moved, or another pace was chosen. */
+  moved() {
+    if (!this.parts.next) return;
+    const { show, parts } = this;
+    sd.put(parts.scale, ["opening", "opened"].includes(this.state) ? "A recording." : show.scale);
+    parts.next.hidden = show.pace !== "rounds";
+    parts.next.disabled = !show.waits || !["running", "showing"].includes(this.state);
+    parts.skip.disabled = !(["showing", "opening"].includes(this.state) || (this.state === "opened" && !still()));
+    sd.put(parts.skip, this.state === "opened" ? "Again" : "Skip");
+  }
+
+  say(state) {
+    this.state = state;
+    this.root.dataset.state = state;
+    this.root.closest("#stage")?.toggleAttribute("data-busy", this.busy); // how Stop looks; it can always be pressed
+  }
+
+  get busy() {
+    return ["waiting", "loading", "running", "showing"].includes(this.state);
+  }
+
+  words(sentence, more = "") {
+    this.parts.sentence.textContent = sentence;
+    this.parts.badge.textContent = "";
+    delete this.parts.badge.dataset.mark;
+    this.parts.why.textContent = more;
+    this.behind({});
+  }
+
+  /** What the verdicts rest on, for those who ask. */
+  behind(verdicts) {
+    const told = Object.entries(verdicts).filter(([, verdict]) => verdict.numbers.length);
+    const parts = told.flatMap(([lane, { sentence, notes, numbers }]) => {
+      const list = sd.make("dl");
+      for (const [name, value] of numbers) list.append(sd.make("dt", "", name), sd.make("dd", "", value));
+      const words = told.length > 1 ? [`${lane}: ${sentence}`, ...notes] : notes;
+      return [...words.map((text) => sd.make("p", "", text)), list];
+    });
+    this.parts.behind.lastElementChild.replaceChildren(...parts);
+    this.parts.behind.toggleAttribute("data-empty", !parts.length);
+    if (!parts.length) this.parts.behind.open = false;
+  }
+
+  /** Run was pressed; nothing has come back yet. */
+  waiting() {
+    if (this.state === "showing") this.skip();
+    if (this.busy) return;
+    if (["opening", "opened"].includes(this.state)) this.opening.clear();
+    this.run = null;
+    if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
+    this.say("waiting");
+    this.words("Waiting for the model.");
+    askPlace(() => this.state === "waiting" && !this.run);
+  }
+
+  /** Where a race that waits is in the line, see status.py. */
+  place(line) {
+    if (this.state !== "waiting" || this.run) return;
+    this.words(placeInWords(line), "Your race starts when those before it have ended.");
+  }
+
+  /** The run is over without a last message: it was cancelled or never got into the queue. */
+  halted(sentence) {
+    if (!this.busy) return;
+    this.show.pause();
+    this.say("ended");
+    this.words(sentence);
+  }
+
+  /** Stop was pressed: what is known is shown at once. */
+  skip() {
+    if (this.state === "opening") this.opening.end();
+    if (["running", "showing"].includes(this.state)) this.show.finish();
+  }
+
+  /** Stop was pressed, and the server had its time to end the race properly. A race that has begun ends by itself. */
+  stop() {
+    if (!this.busy) return;
+    if (this.run) return this.words("Stopping after this step.");
+    this.cancel("cancel");
+    this.halted("Stopped.");
+  }
+
+  /** Gradio gives up what it runs for this page. It calls that a failure, maybe when the next race was asked for. */
+  cancel(event) {
+    this.cancelled = true;
+    this.trigger(event);
+  }
+
+  /** Gradio could not run it. */
+  unable() {
+    if (!this.cancelled && !this.run) this.halted("The race could not be run.");
+    this.cancelled = false;
+  }
+
+  /** The run of this page. */
+  follow(run) {
+    [this.run, this.cancelled] = [run, false];
+    this.source?.close();
+    this.source = sd.listen(run, (message) => this.apply(message), () => this.lost());
+  }
+
+  /** This race ends, whenever the server hears of it, and Gradio forgets it, or it would run no other. */
+  lost() {
+    this.server.halt(this.run);
+    this.cancel("forget");
+    this.fail(sd.UNREACHABLE);
+  }
+
+  apply(message) {
+    if (message.status) this.status(message.status);
+    if (message.start) {
+      this.show.start(message.start);
+      this.show.play();
+    }
+    if (message.lanes) this.show.add(message.lanes);
+    if (message.end) this.measured(message.end);
+    if (message.error && message.stopped) this.halted(message.error);
+    else if (message.error) this.fail(message.error);
+    if (message.end || message.error) this.source?.close();
+  }
+
+  /** The engine is free again; what it did goes on being shown. */
+  measured(end) {
+    this.traceRun = this.run;
+    this.say("showing");
+    const { plain, ...drafted } = end.stats;
+    const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.lanes[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
+    this.words(`Finished in ${plain.seconds.toFixed(2)} s, and ${others.join(", ")}.`, "You see the race as it was measured. Skip or Stop ends the show; the figures stay the same.");
+    this.show.close(end);
+  }
+
+  status(status) {
+    page.showStatus(status);
+    if (status.stage !== "loading") return;
+    this.say("loading");
+    this.words("The race starts as soon as the model is ready.", status.words);
+  }
+
+  start(request) {
+    this.say("running");
+    const drafted = draftedLanes(request);
+    this.lay(drafted.map(([name]) => name));
+    for (const [name, title] of [["plain", "Target alone"], ...drafted]) this.lanes[name].title(title);
+    for (const lane of Object.values(this.lanes)) lane.clear(request.settings, request.weight_bytes);
+    this.due = { figures: 0, charts: 0 };
+    const { k, temperature } = request.settings;
+    const [drafts, one] = [request.drafter !== "none", drafted.length === 1];
+    this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}at ${drafts && one ? `K ${k}, ` : ""}temperature ${temperature}`;
+    this.charts.clear(this.lanes, drafts ? (k === "auto" ? 4 : k) : 0);
+    this.parts.trace.disabled = this.parts.again.disabled = true;
+    this.speed(null);
+    this.parts.spoken.textContent = "";
+    this.words(request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
+  }
+
+  finish(end) {
+    this.draw();
+    this.drawFigures(performance.now());
+    this.speed(end.speed_up);
+    const why = end.disturbed ? `${end.exactness.words} ${DISTURBED}` : end.exactness.words;
+    this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, why);
+    this.behind(end.verdicts ?? {});
+    this.parts.badge.textContent = end.exactness.title;
+    this.parts.badge.dataset.mark = end.exactness.mark;
+    this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
+    this.parts.trace.disabled = this.parts.again.disabled = false;
+    this.charts.show(end.stats, end.speed_ups, true);
+    this.say("ended");
+  }
+
+  fail(sentence) {
+    this.show.pause();
+    this.say("failed");
+    this.speed(null); // it is of the race before
+    this.words(sentence);
+    this.parts.spoken.textContent = sentence;
+  }
+
+  speed(ratio) {
+    this.parts.ratio.textContent = ratio ? `${ratio.toFixed(2)}×` : "–";
+    this.parts.ratio.toggleAttribute("data-slower", Boolean(ratio) && ratio < 0.98);
+  }
+
+  /** All of it in the next frame, also the figures and charts that are drawn more seldom. */
+  drawNow() {
+    this.due = { figures: 0, charts: 0 };
+    this.schedule();
+  }
+
+  schedule() {
+    if (this.scheduled) return;
+    this.scheduled = true;
+    requestAnimationFrame(() => {
+      this.scheduled = false;
+      this.draw();
+    });
+  }
+
+  draw() {
+    const lanes = Object.values(this.lanes);
+    const now = performance.now();
+    for (const lane of lanes) lane.draw();
+    if (["running", "showing", "opening", "opened"].includes(this.state) && now >= this.due.figures) this.drawFigures(now);
+    for (const lane of lanes) lane.scroll(); // after everything else: it makes the browser lay out what has changed
+  }
+
+  drawFigures(now) {
+    const { lanes, drafted } = this;
+    const engineRuns = this.show.live && this.show.shared;
+    this.due.figures = now + (engineRuns ? FIGURES_MS : SHOWN_MS);
+    for (const lane of Object.values(lanes)) lane.drawFigures();
+    for (const [code, node] of Object.entries(this.legendCounts)) {
+      sd.put(node, String(drafted.reduce((sum, { counts }) => sum + counts[code], 0)));
+    }
+    const ratios = Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, speedUp(lanes.plain, lane)]));
+    this.speed(Math.max(...Object.values(ratios)) || null);
+    if (!Object.values(lanes).every(({ figures }) => figures)) return;
+    if (now < this.due.charts) return;
+    this.due.charts = now + (engineRuns ? CHARTS_MS : SHOWN_MS);
+    this.charts.show(Object.fromEntries(Object.entries(lanes).map(([name, { figures }]) => [name, figures])), ratios, false);
+  }
+
+  async download() {
+    const lines = await this.server.trace(this.traceRun);
+    if (lines) return sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
+    const gone = "This trace is no longer kept. Run the race again to download it.";
+    this.parts.why.textContent = lines === null ? gone : sd.UNREACHABLE; // the result stays
+  }
+}
+
+export const mountRace = (element, props, watch, trigger, server) => {
+  page.race = new Race(element, trigger, server);
+  watch("value", () => {
+    const { run, error } = JSON.parse(props.value);
+    if (run) page.race.follow(run);
+    else page.race.fail(error);
+  });
+};

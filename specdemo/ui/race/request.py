@@ -51,14 +51,14 @@ def read_request(
     for name, value in (("raw", raw), ("isolated", isolated)):
         if not isinstance(value, bool):
             raise BadInput(f"{name} must be true or false, not {brief(value)}.")
-    numbers = {name: _whole_if_it_is(value) for name, value in settings.items()}
+    numbers = {name: whole_if_it_is(value) for name, value in settings.items()}
     read = Settings(**numbers, stop=_stop_strings(stop))
     if most_new_tokens is not None and read.max_new_tokens > most_new_tokens:
         raise BadInput(f"At most {most_new_tokens:,} new tokens are written here, not {read.max_new_tokens:,}.")
     return Request(prompt, preset, drafter, read, raw, isolated, more)
 
 
-def _whole_if_it_is(value: Any) -> Any:
+def whole_if_it_is(value: Any) -> Any:
     """JSON and sliders write 4 as 4.0 at times. Only a float that is a whole number is taken for one."""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 

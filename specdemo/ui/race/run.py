@@ -126,6 +126,7 @@ class Run(Job):
         return {
             "stopped": stopped,
             "speed_up": summary["speed_up"],
+            "speed_ups": {lane: summary["verdicts"][lane]["speed_up"] for lane in self.request.drafted},
             "sentence": summary["sentence"],
             "verdicts": summary["verdicts"],
             "exactness": badge,

@@ -26,11 +26,14 @@ from .form import (
     FIELDS,
     INTERLEAVED,
     ISOLATED,
+    K_CHOICES,
+    MORE_LANES,
     RAW,
     STARTING,
     add_form,
     begin_with,
     describe,
+    lane_choices,
     read_form,
     starting_values,
 )
@@ -164,25 +167,28 @@ def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Bu
     begun = chosen.input(begin, chosen, begins, queue=False, js="(preset) => specdemo.chose(preset)", **each)
     begun.success(load, chosen, None, js="(preset) => specdemo.wanted(preset)", **MODEL, **each)
     top.retry(load, chosen, None, preprocess=False, **MODEL, **QUIET)
-    top.able(None, None, drafter, js="() => specdemo.able()")
+    top.able(None, None, [drafter, *(form[lane] for lane, _ in MORE_LANES)], js="() => specdemo.able()")
     drafter.change(chose_drafter, [chosen, drafter], drafter, preprocess=False, queue=False, **QUIET)
 
 
 def fill_from_link(
-    page: gr.Blocks, engine: Engine, form: dict[str, Any], notes: Sequence[str], budgets: Budgets
+    page: gr.Blocks, engine: Engine, form: dict[str, Any], notes: Sequence[str], budgets: Budgets, recording: str
 ) -> Any:
     """Fill in the form of a page that is opened, from its link where that says something. Returns that event.
 
     Args:
         notes: sentences that the page shows once.
+        recording: what a page opens with that no link fills in, see `recordings`.
     """
     choices = {
         "preset": list(engine.presets),
         "drafter": list(DRAFTERS),
         "mode": [CHAT, RAW],
         "order": [INTERLEAVED, ISOLATED],
+        **{lane: [value for _, value in lane_choices()] for lane, _ in MORE_LANES},
+        **{k: list(K_CHOICES) for _, k in MORE_LANES},
     }
     begins = {name: starting_values(starting(preset.defaults, budgets)) for name, preset in engine.presets.items()}
-    known = json.dumps({"choices": choices, "starting": begins, "notes": list(notes)})
+    known = json.dumps({"choices": choices, "starting": begins, "notes": list(notes), "recording": recording})
     fields = [form[name] for name in FIELDS]
     return page.load(None, fields, fields, js=f"(...values) => specdemo.opened({known}, values)")

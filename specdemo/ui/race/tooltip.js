@@ -1,124 +1,122 @@
 // One tooltip for everything: tokens, the legend and the figures; by pointer, touch and keyboard.
-(() => {
-  const sd = window.specdemo;
-  const ID = "sd-tooltip";
+import * as sd from "../assets/page.js";
 
-  /** A probability; null where the trace does not tell it. */
-  const places = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.001 ? value.toExponential(1) : value.toFixed(3));
+const ID = "sd-tooltip";
 
-  /** Under the match rule a drafted token passes if the target draws the same one; `own` is what it drew after the draft. */
-  const matched = ([text, code], own) => {
-    if (code === "u") return ["Target's own draw", "not used", ""];
-    if (code === "a") return ["Target's own draw", JSON.stringify(text), "the same token: accepted"];
-    return ["Target's own draw", JSON.stringify(own[0]), `p ${places(own[2])}, another token: rejected`];
+/** A probability; null where the trace does not tell it. */
+const places = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.001 ? value.toExponential(1) : value.toFixed(3));
+
+/** Under the match rule a drafted token passes if the target draws the same one; `own` is what it drew after the draft. */
+const matched = ([text, code], own) => {
+  if (code === "u") return ["Target's own draw", "not used", ""];
+  if (code === "a") return ["Target's own draw", JSON.stringify(text), "the same token: accepted"];
+  return ["Target's own draw", JSON.stringify(own[0]), `p ${places(own[2])}, another token: rejected`];
+};
+
+/** Rows of [name, value, remark] for a token. */
+export const tokenFacts = ({ token, index, k, rule, own, rejected }) => {
+  const [, code, p, q, draw, place] = token;
+  const rows = [];
+  if (code === "r" && rejected) rows.push(["In place of", JSON.stringify(rejected[0]), "which was drafted"]);
+  if (index >= 0) rows.push(["Round", String(index + 1), place ? `drafted token ${place} of ${k}` : ""]);
+  rows.push(["Target's probability", places(p), "p"]);
+  if (q === undefined) return rows;
+  if (rule === "match") return [...rows, ["Drafter's probability", places(q), "q"], matched(token, own)];
+  const chance = p === null || q === null ? null : Math.min(1, p / q);
+  rows.push(["Drafter's probability", places(q), "q"]);
+  rows.push(["Chance to pass", places(chance), "min(1, p/q)"]);
+  if (code === "u") rows.push(["Draw", "not used", ""]);
+  else {
+    const words = code === "a" ? ["below the chance: ", "passed"] : ["not below the chance: ", "failed"];
+    rows.push(["Draw", places(draw), chance === null || draw === null ? words[1] : words.join("")]);
+  }
+  return rows;
+};
+
+const fillToken = (tip, about) => {
+  const { token, index } = about;
+  const [text, code] = token;
+  const [, name, words] = sd.KINDS.find(([kind]) => kind === code);
+  const head = sd.make("p", "sd-tip-head");
+  head.append(sd.make("span", `tok ${code}`, name), sd.make("code", "", JSON.stringify(text)));
+  const first = index < 0 ? "It came out of reading the prompt: the target's first token." : words;
+  const table = sd.make("dl");
+  for (const [label, value, remark] of tokenFacts(about)) {
+    const cell = sd.make("dd", "", value);
+    if (remark) cell.append(sd.make("small", "", remark));
+    table.append(sd.make("dt", "", label), cell);
+  }
+  tip.replaceChildren(head, sd.make("p", "", first), table);
+};
+
+const fillWhy = (tip, [title, words]) => tip.replaceChildren(sd.make("p", "sd-tip-head", title), sd.make("p", "", words));
+
+const put = (tip, target) => {
+  const box = target.getClientRects()[0] || target.getBoundingClientRect();
+  const { width, height } = tip.getBoundingClientRect();
+  const left = Math.max(8, Math.min(box.left, window.innerWidth - width - 8));
+  const below = box.bottom + 8 + height <= window.innerHeight;
+  tip.style.transform = `translate(${left}px, ${below ? box.bottom + 8 : Math.max(8, box.top - height - 8)}px)`;
+};
+
+export const tooltips = (root) => {
+  const tip = document.getElementById(ID) || sd.make("div", "sd-tip");
+  tip.id = ID;
+  tip.setAttribute("role", "tooltip");
+  document.body.append(tip);
+  let shown = null;
+
+  const hide = () => {
+    if (!shown) return;
+    shown.removeAttribute("aria-describedby");
+    shown.classList.remove("on");
+    shown = null;
+    tip.classList.remove("open");
   };
-
-  /** Rows of [name, value, remark] for a token. */
-  sd.tokenFacts = ({ token, index, k, rule, own, rejected }) => {
-    const [, code, p, q, draw, place] = token;
-    const rows = [];
-    if (code === "r" && rejected) rows.push(["In place of", JSON.stringify(rejected[0]), "which was drafted"]);
-    if (index >= 0) rows.push(["Round", String(index + 1), place ? `drafted token ${place} of ${k}` : ""]);
-    rows.push(["Target's probability", places(p), "p"]);
-    if (q === undefined) return rows;
-    if (rule === "match") return [...rows, ["Drafter's probability", places(q), "q"], matched(token, own)];
-    const chance = p === null || q === null ? null : Math.min(1, p / q);
-    rows.push(["Drafter's probability", places(q), "q"]);
-    rows.push(["Chance to pass", places(chance), "min(1, p/q)"]);
-    if (code === "u") rows.push(["Draw", "not used", ""]);
-    else {
-      const words = code === "a" ? ["below the chance: ", "passed"] : ["not below the chance: ", "failed"];
-      rows.push(["Draw", places(draw), chance === null || draw === null ? words[1] : words.join("")]);
+  const show = (target) => {
+    if (target === shown) return;
+    hide();
+    shown = target;
+    if (target.sdToken) fillToken(tip, target.sdToken);
+    else fillWhy(tip, target.sdWhy);
+    target.setAttribute("aria-describedby", ID);
+    target.classList.add("on");
+    tip.classList.add("open");
+    put(tip, target);
+  };
+  const about = (node) => {
+    for (let at = node; at && at !== root; at = at.parentElement) {
+      if (at.sdWhy || (at.sdToken && at.sdToken.token[1])) return at;
     }
-    return rows;
+    return null;
   };
-
-  const fillToken = (tip, about) => {
-    const { token, index } = about;
-    const [text, code] = token;
-    const [, name, words] = sd.KINDS.find(([kind]) => kind === code);
-    const head = sd.make("p", "sd-tip-head");
-    head.append(sd.make("span", `tok ${code}`, name), sd.make("code", "", JSON.stringify(text)));
-    const first = index < 0 ? "It came out of reading the prompt: the target's first token." : words;
-    const table = sd.make("dl");
-    for (const [label, value, remark] of sd.tokenFacts(about)) {
-      const cell = sd.make("dd", "", value);
-      if (remark) cell.append(sd.make("small", "", remark));
-      table.append(sd.make("dt", "", label), cell);
-    }
-    tip.replaceChildren(head, sd.make("p", "", first), table);
+  const follow = (event) => {
+    const target = about(event.target);
+    if (target) show(target);
+    else hide();
   };
-
-  const fillWhy = (tip, [title, words]) => tip.replaceChildren(sd.make("p", "sd-tip-head", title), sd.make("p", "", words));
-
-  const put = (tip, target) => {
-    const box = target.getClientRects()[0] || target.getBoundingClientRect();
-    const { width, height } = tip.getBoundingClientRect();
-    const left = Math.max(8, Math.min(box.left, window.innerWidth - width - 8));
-    const below = box.bottom + 8 + height <= window.innerHeight;
-    tip.style.transform = `translate(${left}px, ${below ? box.bottom + 8 : Math.max(8, box.top - height - 8)}px)`;
+  root.addEventListener("pointerover", follow);
+  root.addEventListener("pointerleave", hide);
+  root.addEventListener("click", follow);
+  root.addEventListener("focusin", follow);
+  root.addEventListener("focusout", hide);
+  const moved = () => {
+    if (shown && shown === document.activeElement) put(tip, shown); // the arrow keys scroll to the token they reach
+    else hide();
   };
+  document.addEventListener("scroll", moved, { capture: true, passive: true });
+  document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
 
-  sd.tooltips = (root) => {
-    const tip = document.getElementById(ID) || sd.make("div", "sd-tip");
-    tip.id = ID;
-    tip.setAttribute("role", "tooltip");
-    document.body.append(tip);
-    let shown = null;
-
-    const hide = () => {
-      if (!shown) return;
-      shown.removeAttribute("aria-describedby");
-      shown.classList.remove("on");
-      shown = null;
-      tip.classList.remove("open");
-    };
-    const show = (target) => {
-      if (target === shown) return;
-      hide();
-      shown = target;
-      if (target.sdToken) fillToken(tip, target.sdToken);
-      else fillWhy(tip, target.sdWhy);
-      target.setAttribute("aria-describedby", ID);
-      target.classList.add("on");
-      tip.classList.add("open");
-      put(tip, target);
-    };
-    const about = (node) => {
-      for (let at = node; at && at !== root; at = at.parentElement) {
-        if (at.sdWhy || (at.sdToken && at.sdToken.token[1])) return at;
-      }
-      return null;
-    };
-    const follow = (event) => {
-      const target = about(event.target);
-      if (target) show(target);
-      else hide();
-    };
-    root.addEventListener("pointerover", follow);
-    root.addEventListener("pointerleave", hide);
-    root.addEventListener("click", follow);
-    root.addEventListener("focusin", follow);
-    root.addEventListener("focusout", hide);
-    const moved = () => {
-      if (shown && shown === document.activeElement) put(tip, shown); // the arrow keys scroll to the token they reach
-      else hide();
-    };
-    document.addEventListener("scroll", moved, { capture: true, passive: true });
-    document.addEventListener("keydown", (event) => event.key === "Escape" && hide());
-
-    for (const pane of root.querySelectorAll(".sd-pane")) {
-      pane.addEventListener("keydown", (event) => {
-        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-        if (!step) return;
-        const tokens = [...pane.querySelectorAll(".tok")].filter((token) => token.checkVisibility({ visibilityProperty: true }));
-        const at = tokens.indexOf(document.activeElement);
-        const next = tokens[at < 0 ? (step > 0 ? 0 : tokens.length - 1) : at + step];
-        if (!next) return;
-        event.preventDefault();
-        next.tabIndex = -1;
-        next.focus();
-      });
-    }
-  };
-})();
+  root.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const pane = event.target.closest(".sd-pane");
+    if (!step || !pane) return;
+    const tokens = [...pane.querySelectorAll(".tok")].filter((token) => token.checkVisibility({ visibilityProperty: true }));
+    const at = tokens.indexOf(document.activeElement);
+    const next = tokens[at < 0 ? (step > 0 ? 0 : tokens.length - 1) : at + step];
+    if (!next) return;
+    event.preventDefault();
+    next.tabIndex = -1;
+    next.focus();
+  });
+};

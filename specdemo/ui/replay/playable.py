@@ -3,8 +3,8 @@
 The trace is a recording that ships, the race that a visitor has just run, or a visitor's file:
 
     request   what was asked for; `facts` says where it ran, `weight_bytes` what a pass reads, `kind` whose trace it is
-    lanes     {side: {"title": text or None, "prompt": tokens of the prompt, "events": [event, ...]}}; the side "plain"
-              has the target alone, if it is among the lanes shown; a `note` says if others are not shown
+    lanes     {side: {"title": text or None, "prompt": tokens of the prompt, "events": [event, ...]}}; the side "plain",
+              the first, has the target alone if it is among the lanes; a `note` says if there are more than four
     end       the summary, as at the end of a race
 
 An event is that of a race (see `messages`), with the `figures` of its lane up to it. A round also has `places`
@@ -14,8 +14,9 @@ token that was drawn instead, else empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import Any
 
 from ...decoding.events import Event, Round
@@ -33,14 +34,14 @@ from ...racing.trace import (
     read_trace,
     request_of,
 )
-from ...racing.verdict import judge
+from ...racing.verdict import judge, lanes_verdict
 from ...types import AUTO, MAX_K, BadInput, DraftOutcome
-from ..race.exactness import exactness, is_whole
+from ..race.exactness import exactness, is_whole, worst
 from ..race.messages import event_of, live_figures
 from ..race.request import MAX_PROMPT
 from ..values import to_json
 
-SIDES = PLAIN, SPECULATIVE  # the page has room for two lanes, whatever their names in the trace are
+SIDES = PLAIN, SPECULATIVE, "drafted-2", "drafted-3"  # what the page calls lanes, whatever their names in the trace are
 MAX_WORDS = 200  # characters of a name in the header
 
 
@@ -71,17 +72,18 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     if not entries:
         raise BadInput("The trace holds no events.")
     request, facts = playable_request(header), facts_of(header)
-    held = {lane["name"]: lane.get("drafter") for lane in header["lanes"]}
+    held = {lane["name"]: lane for lane in header["lanes"]}
     running = {entry.lane for entry in entries}
     names = [name for name in held if name in running]
     shown = names[: len(SIDES)]
     note = ""
     if len(names) > len(shown):
         note = f"The trace holds {len(names)} lanes; the first {len(shown)} are shown."
-    alone = [name for name in shown if name == PLAIN or held[name] == "none"][:1]
+    alone = [name for name in shown if name == PLAIN or held[name].get("drafter") == "none"][:1]
     drafting = [name for name in shown if name not in alone]
     sides = dict(zip(SIDES if alone or len(drafting) > 1 else (SPECULATIVE,), [*alone, *drafting], strict=False))
     events = {side: [entry for entry in entries if entry.lane == name] for side, name in sides.items()}
+    drafted = [held[name] for name in drafting] if alone else []
     disturbed = header.get("disturbed") is True
     return {
         "request": request.as_dict(),
@@ -89,22 +91,13 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
         "weight_bytes": weight_bytes(environment_of(header)),
         "note": note,
         "lanes": {side: {"title": _title(sides[side], held), **_lane(found)} for side, found in events.items()},
-        "end": _ending(request, environment_of(header), events, bool(alone), disturbed, _asked(header, sides, request)),
+        "end": _ending(request, environment_of(header), events, drafted, disturbed),
     }
 
 
-def _asked(header: dict[str, Any], sides: Mapping[str, str], request: Request) -> DraftedLane | None:
-    """The drafter and the K of the drafted lane, as the trace tells them of it or else of its whole race."""
-    name = sides.get(SPECULATIVE)
-    lane: Mapping[str, Any] = next((lane for lane in header["lanes"] if lane["name"] == name), {})
-    drafter, k = lane.get("drafter", request.drafter), lane.get("k", request.settings.k)
-    known = isinstance(drafter, str) and (k == AUTO or (type(k) is int and 1 <= k <= MAX_K))
-    return DraftedLane(drafter, k) if known else None
-
-
-def _title(name: str, drafters: Mapping[str, Any]) -> str | None:
+def _title(name: str, held: Collection[str]) -> str | None:
     """The title of a lane on the page; None for the two lanes of a usual race, which the page knows."""
-    if drafters.keys() <= {*SIDES}:
+    if {*held} <= {PLAIN, SPECULATIVE}:
         return None
     return "Target alone" if name == PLAIN else name
 
@@ -153,35 +146,62 @@ def _ending(
     request: Request,
     environment: dict[str, Any],
     entries: dict[str, list[Entry]],
-    alone: bool,
+    drafted: Sequence[Mapping[str, Any]],
     disturbed: bool,
-    asked: DraftedLane | None,
 ) -> dict[str, Any]:
-    """How a race with these lanes ends; `alone` says whether one of them is the target alone, `asked` who drafted."""
-    events: dict[str, list[Event]] = {side: [entry.event for entry in entries.get(side, ())] for side in SIDES}
+    """How a race with these lanes ends. `drafted` says what was asked of those with a drafter.
+
+    It is empty if the target alone is not among them.
+    """
+    sides = dict.fromkeys([*SIDES[:2], *entries])  # the page shows figures of two in any case
+    events: dict[str, list[Event]] = {side: [entry.event for entry in entries.get(side, ())] for side in sides}
     stats = {side: Stats.of(found) for side, found in events.items()}
     stopped = not is_whole((entry for found in entries.values() for entry in found), len(entries))
     told: dict[str, Any] = {
         "stopped": stopped,
         "speed_up": None,
+        "speed_ups": {},
         "stats": {side: found.as_dict() for side, found in stats.items()},
         "disturbed": disturbed,
     }
-    if len(entries) < len(SIDES) or not alone:
-        one = len(entries) < len(SIDES)
-        sentence = "This trace holds one lane only." if one else "Neither of these lanes is the target alone."
+    if not drafted:
+        one = len(entries) < 2
+        sentence = "This trace holds one lane only." if one else "None of these lanes is the target alone."
         exact = {"mark": "", "title": "", "words": "There is nothing to compare it with."}
         return {**told, "sentence": sentence, "exactness": exact}
-    tokens = {side: tokens_of(entries.get(side, ())) for side in SIDES}
-    summary = {side: {"token_ids": [token.id for token in found]} for side, found in tokens.items()}
-    comparison = asdict(compare(tokens[PLAIN], tokens[SPECULATIVE])) if is_comparable(request.settings) else None
-    same = None if comparison is None else comparison["identical"]
-    rows = exact_rows(environment, asked.drafter if asked else request.drafter)
-    verdict = judge(stats[PLAIN], stats[SPECULATIVE], asked, same, rows, weight_bytes(environment))
+    tokens = {side: tokens_of(found) for side, found in entries.items()}
+    drafting = dict(zip([*entries][1:], drafted, strict=True))
+    badges, verdicts = {}, {}
+    for side, lane in drafting.items():
+        comparison = asdict(compare(tokens[PLAIN], tokens[side])) if is_comparable(request.settings) else None
+        lanes = {PLAIN: tokens[PLAIN], SPECULATIVE: tokens[side]}
+        summary = {name: {"token_ids": [token.id for token in found]} for name, found in lanes.items()}
+        asked = _asked(request, lane)
+        badges[lane["name"]] = exactness({**summary, "comparison": comparison}, asked, environment, stopped)
+        same = comparison["identical"] if comparison else None
+        known, rows = _drafted(lane, asked), exact_rows(environment, asked.drafter)
+        verdicts[lane["name"]] = judge(stats[PLAIN], stats[side], known, same, rows, weight_bytes(environment))
+    ratios = {side: verdict.speed_up for side, verdict in zip(drafting, verdicts.values(), strict=True)}
     return {
         **told,
-        "speed_up": verdict.speed_up,
-        "sentence": verdict.sentence,
-        "verdicts": {SPECULATIVE: verdict.as_dict()},
-        "exactness": exactness({**summary, "comparison": comparison}, request, environment, stopped),
+        "speed_up": max((ratio for ratio in ratios.values() if ratio is not None), default=None),
+        "speed_ups": ratios,
+        "sentence": lanes_verdict(verdicts),
+        "verdicts": {name: verdict.as_dict() for name, verdict in verdicts.items()},
+        "exactness": worst(badges),
     }
+
+
+def _drafted(lane: Mapping[str, Any], asked: Request) -> DraftedLane | None:
+    """The drafter and the K of a lane, as far as its trace tells them."""
+    drafter, k = asked.drafter, lane.get("k", asked.settings.k)
+    known = isinstance(drafter, str) and (k == AUTO or (type(k) is int and 1 <= k <= MAX_K))
+    return DraftedLane(drafter, k) if known else None
+
+
+def _asked(request: Request, lane: Mapping[str, Any]) -> Request:
+    """What was asked of one lane, as far as its trace tells it."""
+    drafter = lane.get("drafter")
+    with suppress(BadInput):
+        request = replace(request, settings=replace(request.settings, k=lane.get("k", request.settings.k)))
+    return replace(request, drafter=drafter) if isinstance(drafter, str) else request

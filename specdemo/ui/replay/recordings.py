@@ -14,6 +14,7 @@ from .playable import playable_json, playable_request
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "presets" / "recordings"
 SUFFIX = ".jsonl.gz"
+OPENING = "code-3-eagle"  # of the prompt that the form begins with
 
 
 @cache
@@ -32,6 +33,11 @@ def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
         told = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
         found[file] = {**told, "file": file}, packed
     return found
+
+
+def opening_file() -> str:
+    """The file of the recording that the page opens with."""
+    return next(file for file, (told, _) in prepared().items() if told["name"] == OPENING)
 
 
 def recordings() -> list[dict[str, Any]]:

@@ -1,294 +1,291 @@
 // The player of the Replay tab: feeds the messages of a race to an arena by the clock of the recording (see replay.py).
-(() => {
-  const sd = window.specdemo;
-  const SPEEDS = [0.25, 0.5, 1, 2, 4];
-  // Space plays wherever it does nothing else: also on the scrubber, on the tab that is open and in a lane's text.
-  const SPACE_IS_TAKEN = "button:not([aria-selected=true]), input:not([type=range]), select, textarea, dialog[open]";
-  const KEYS_ARE_TAKEN = "input, select, textarea, dialog[open]";
-  const PANE_KEYS = ["ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "Home", "End"]; // they move in the text
-  const RACE = ":race"; // chosen instead of a recording
-  const FILE = ":file";
-  const WHOSE = {
-    recording: "A recording that ships with this page, not measured here.",
-    race: "The race that this page ran last.",
-    file: "From your file, not measured here.",
-  };
+import * as sd from "../assets/page.js";
+import { page } from "../assets/page.js";
+import { Race } from "../race/race.js";
+import { Step } from "./step.js";
 
-  const tooLarge = (limit) => `This file is too large: a trace has at most ${limit / 1e6} MB.`;
+const SPEEDS = [0.25, 0.5, 1, 2, 4];
+// Space plays wherever it does nothing else: also on the scrubber, on the tab that is open and in a lane's text.
+const SPACE_IS_TAKEN = "button:not([aria-selected=true]), input:not([type=range]), select, textarea, dialog[open]";
+const KEYS_ARE_TAKEN = "input, select, textarea, dialog[open]";
+const PANE_KEYS = ["ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "Home", "End"]; // they move in the text
+const RACE = ":race"; // chosen instead of a recording
+const FILE = ":file";
+const WHOSE = {
+  recording: "A recording that ships with this page, not measured here.",
+  race: "The race that this page ran last.",
+  file: "From your file, not measured here.",
+};
 
-  /** The text of a stream of bytes, as far as it is no longer than the limit: a small file may unpack to gigabytes. */
-  const unpacked = async (stream, limit) => {
-    const reader = stream.getReader();
-    const parts = [];
-    for (let size = 0; size <= limit; ) {
-      const { done, value } = await reader.read();
-      if (done) return { text: await new Blob(parts).text() };
-      parts.push(value);
-      size += value.length;
+const tooLarge = (limit) => `This file is too large: a trace has at most ${limit / 1e6} MB.`;
+
+/** The text of a stream of bytes, as far as it is no longer than the limit: a small file may unpack to gigabytes. */
+const unpacked = async (stream, limit) => {
+  const reader = stream.getReader();
+  const parts = [];
+  for (let size = 0; size <= limit; ) {
+    const { done, value } = await reader.read();
+    if (done) return { text: await new Blob(parts).text() };
+    parts.push(value);
+    size += value.length;
+  }
+  reader.cancel();
+  return { error: tooLarge(limit) };
+};
+
+class Replay {
+  constructor(element, props, server) {
+    element.replaceChildren(sd.clone("sd-replay"));
+    element.classList.add("sd-replay");
+    this.root = element;
+    this.server = server;
+    this.limit = props.limit;
+    this.files = Object.fromEntries(props.recordings.map(({ name, file }) => [name, file]));
+    this.find = (selector) => element.querySelector(selector);
+    this.race = new Race(this.find(".sd-replayed"), () => {}, server);
+    this.show = this.race.show;
+    this.show.moved = () => this.moved();
+    this.find(".sd-speed span").textContent = "speed-up, recorded";
+    this.step = new Step(this);
+    this.find(".sd-lanes").after(this.step.node);
+    this.which = this.find(".sd-which");
+    this.scrub = this.find(".sd-scrub");
+    this.chosen = ""; // what is shown, by its name in the list
+    this.fill(props.recordings);
+    this.buttons();
+    this.speed(1);
+    this.ready(false);
+    if (page.replayLast) this.last();
+    else this.choose();
+  }
+
+  fill(recordings) {
+    const groups = {};
+    for (const { name, category, prompt, settings } of recordings) {
+      groups[category] ??= sd.make("optgroup");
+      groups[category].label = category;
+      const option = sd.make("option", "", `${prompt.trim().split("\n")[0]} (${settings})`);
+      option.value = name;
+      groups[category].append(option);
     }
-    reader.cancel();
-    return { error: tooLarge(limit) };
-  };
+    const race = sd.make("option", "", "The race this page ran last");
+    race.value = RACE;
+    const file = sd.make("option", "", "Your file");
+    file.value = FILE;
+    file.hidden = true;
+    this.which.append(...Object.values(groups), race, file);
+  }
 
-  /** What the server answers: what is to be played, or an error, as JSON. */
-  const fetched = async (path, options) => {
-    const answer = await fetch(sd.address(path), options);
-    if (!answer.ok) throw new Error(answer.statusText);
-    return answer.text();
-  };
-
-  class Replay {
-    constructor(element, props, server) {
-      element.replaceChildren(sd.clone("sd-replay"));
-      element.classList.add("sd-replay");
-      this.root = element;
-      this.server = server;
-      this.limit = props.limit;
-      this.files = Object.fromEntries(props.recordings.map(({ name, file }) => [name, file]));
-      this.find = (selector) => element.querySelector(selector);
-      this.race = new sd.Race(this.find(".sd-replayed"), () => {}, server);
-      this.show = this.race.show;
-      this.show.moved = () => this.moved();
-      this.find(".sd-speed span").textContent = "speed-up, recorded";
-      this.step = new sd.Step(this);
-      this.find(".sd-lanes").after(this.step.node);
-      this.which = this.find(".sd-which");
-      this.scrub = this.find(".sd-scrub");
-      this.chosen = ""; // what is shown, by its name in the list
-      this.fill(props.recordings);
-      this.buttons();
-      this.speed(1);
-      this.ready(false);
-      if (sd.replayLast) this.last();
-      else this.choose();
+  buttons() {
+    const on = (selector, type, act) => this.find(selector).addEventListener(type, act);
+    on(".sd-which", "change", () => this.choose());
+    on(".sd-open", "click", () => this.find(".sd-file").click());
+    on(".sd-file", "change", (event) => this.upload(event.target));
+    on(".sd-play", "click", () => this.toggle());
+    on(".sd-restart", "click", () => this.go(0));
+    on(".sd-back", "click", () => this.round(-1));
+    on(".sd-on", "click", () => this.round(1));
+    on(".sd-scrub", "input", () => this.go(Number(this.scrub.value)));
+    on(".sd-through", "click", () => this.step.toggle());
+    for (const speed of SPEEDS) {
+      const button = sd.make("button", "sd-button", `${speed}×`);
+      button.type = "button";
+      button.addEventListener("click", () => this.speed(speed));
+      this.find(".sd-speeds").append(button);
     }
+    this.find(".sd-player").addEventListener("click", ({ target, detail }) => detail && target.blur()); // Space is for playing
+    document.addEventListener("keydown", (event) => this.key(event));
+  }
 
-    fill(recordings) {
-      const groups = {};
-      for (const { name, category, prompt, settings } of recordings) {
-        groups[category] ??= sd.make("optgroup");
-        groups[category].label = category;
-        const option = sd.make("option", "", `${prompt.trim().split("\n")[0]} (${settings})`);
-        option.value = name;
-        groups[category].append(option);
-      }
-      const race = sd.make("option", "", "The race this page ran last");
-      race.value = RACE;
-      const file = sd.make("option", "", "Your file");
-      file.value = FILE;
-      file.hidden = true;
-      this.which.append(...Object.values(groups), race, file);
-    }
-
-    buttons() {
-      const on = (selector, type, act) => this.find(selector).addEventListener(type, act);
-      on(".sd-which", "change", () => this.choose());
-      on(".sd-open", "click", () => this.find(".sd-file").click());
-      on(".sd-file", "change", (event) => this.upload(event.target));
-      on(".sd-play", "click", () => this.toggle());
-      on(".sd-restart", "click", () => this.go(0));
-      on(".sd-back", "click", () => this.round(-1));
-      on(".sd-on", "click", () => this.round(1));
-      on(".sd-scrub", "input", () => this.go(Number(this.scrub.value)));
-      on(".sd-through", "click", () => this.step.toggle());
-      for (const speed of SPEEDS) {
-        const button = sd.make("button", "sd-button", `${speed}×`);
-        button.type = "button";
-        button.addEventListener("click", () => this.speed(speed));
-        this.find(".sd-speeds").append(button);
-      }
-      this.find(".sd-player").addEventListener("click", ({ target, detail }) => detail && target.blur()); // Space is for playing
-      document.addEventListener("keydown", (event) => this.key(event));
-    }
-
-    speed(speed) {
-      this.show.pace = speed;
-      for (const button of this.find(".sd-speeds").children) {
-        button.setAttribute("aria-pressed", String(button.textContent === `${speed}×`));
-      }
-    }
-
-    /** Nothing can be played before something is loaded. */
-    ready(is) {
-      for (const control of this.root.querySelectorAll(".sd-player :is(button, input)")) control.disabled = !is;
-    }
-
-    // --- what is played
-
-    choose() {
-      const name = this.which.value;
-      if (name === RACE) this.last();
-      else if (name !== FILE) this.load(fetched(`/recordings/${this.files[name]}`));
-    }
-
-    /** The race that the other tab ran last. */
-    last() {
-      this.which.value = RACE;
-      if (sd.race?.traceRun) this.load(this.server.race(sd.race.traceRun));
-      else this.refuse("No race has been run on this page yet. Run one on the tab Race.");
-    }
-
-    async upload(input) {
-      const [file] = input.files;
-      if (!file) return;
-      input.value = ""; // so that the same file can be opened again
-      this.which.value = FILE;
-      if (file.size > this.limit) return this.refuse(tooLarge(this.limit));
-      const packed = file.name.endsWith(".gz");
-      const stream = packed ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream();
-      const unpacking = (this.loading = unpacked(stream, this.limit).catch(() => ({ error: "This file cannot be unpacked." })));
-      const { text, error } = await unpacking;
-      if (unpacking !== this.loading) return; // another was chosen meanwhile
-      if (error) return this.refuse(error);
-      this.load(fetched("/replays", { method: "POST", body: text }));
-    }
-
-    /** What was there stays, in the list too. */
-    refuse(sentence) {
-      this.loading = null;
-      this.which.value = this.chosen;
-      this.pause();
-      this.race.fail(sentence);
-    }
-
-    async load(answer) {
-      this.pause();
-      const loading = (this.loading = answer);
-      let data;
-      try {
-        data = JSON.parse(await answer);
-      } catch {
-        data = { error: "The recording could not be fetched." };
-      }
-      if (loading !== this.loading) return; // another was chosen meanwhile
-      if (data.error) return this.refuse(data.error);
-      this.step.close();
-      this.data = data;
-      this.chosen = this.which.value;
-      this.lane = data.lanes.speculative ? "speculative" : "plain"; // the one that is gone through round by round
-      this.rounds = data.lanes[this.lane].events.filter(({ seconds }) => seconds);
-      for (const [lane, { node }] of Object.entries(this.race.lanes)) node.hidden = !data.lanes[lane];
-      this.tell();
-      this.show.start({ ...data.request, weight_bytes: data.weight_bytes }, () => this.opened());
-      this.show.add(Object.fromEntries(Object.entries(data.lanes).map(([lane, { events }]) => [lane, events])));
-      this.show.close(data.end);
-      this.end = this.scrub.max = this.show.horizon;
-      this.ready(true);
-      this.jump(0);
-    }
-
-    tell() {
-      const { request, facts, kind, note } = this.data;
-      const { temperature, k } = request.settings;
-      this.find(".sd-asked").textContent = request.prompt.trim();
-      const { dtype, weights_dtype: weights, device_name: device, cores } = facts;
-      const stored = weights && weights !== dtype && `${weights} weights`;
-      const where = [request.preset, dtype, stored, device, cores && `${cores} cores`];
-      const how = [request.drafter, `K ${k}`, `temperature ${temperature}`];
-      this.find(".sd-facts-of").textContent = [WHOSE[kind], note, [...where, ...how].filter(Boolean).join(" · ")].filter(Boolean).join(" ");
-    }
-
-    // --- the clock
-
-    /** The clock of the show has moved. */
-    moved() {
-      const { time } = this.show;
-      this.scrub.value = time;
-      const words = `${time.toFixed(2)} of ${this.end.toFixed(2)} s`;
-      this.scrub.setAttribute("aria-valuetext", words);
-      sd.put(this.find(".sd-time-at"), words);
-      if (this.show.playing && !this.root.offsetParent) this.pause();
-      this.find(".sd-play").textContent = this.show.playing && !this.show.done ? "Pause" : "Play";
-    }
-
-    /** The arena has been cleared. */
-    opened() {
-      for (const [lane, { title }] of Object.entries(this.data.lanes)) if (title) this.race.lanes[lane].title(title);
-      this.race.words("A recording.", "Press Play, go round by round, or step through a round.");
-    }
-
-    /** To a time at once; playing goes on from there. */
-    jump(time) {
-      if (this.race.state === "failed") this.show.rewind();
-      this.show.seek(Math.min(Math.max(time, 0), this.end));
-      this.race.drawNow();
-    }
-
-    /** The same, and what was stepped through is left. */
-    go(time) {
-      this.step.close();
-      this.jump(time);
-    }
-
-    /** To the end of the next round or of the one before; the other lane is shown as far as it was then. */
-    round(step) {
-      this.pause();
-      if (this.step.open) return this.step.to(Math.min(Math.max(this.step.at + step, 0), this.rounds.length - 1));
-      const at = this.current + step;
-      this.jump(at < 0 ? 0 : at < this.rounds.length ? this.rounds[at].at : this.end);
-    }
-
-    /** The newest round that is shown whole; -1 before the first. */
-    get current() {
-      return this.rounds.findLastIndex(({ at }) => at <= this.show.time);
-    }
-
-    toggle() {
-      if (this.show.playing) this.pause();
-      else this.play();
-    }
-
-    play() {
-      this.step.close();
-      if (this.show.done) this.jump(0);
-      this.show.play();
-    }
-
-    pause() {
-      if (this.show.playing) this.race.drawNow();
-      this.show.pause();
-      this.find(".sd-play").textContent = "Play";
-    }
-
-    // --- keys
-
-    key(event) {
-      const { target, key } = event;
-      if (!this.root.offsetParent || !this.data || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (target.closest?.(key === " " ? SPACE_IS_TAKEN : KEYS_ARE_TAKEN)) return;
-      if (PANE_KEYS.includes(key) && target.closest?.(".sd-pane")) return;
-      const at = SPEEDS.indexOf(this.show.pace);
-      const keys = {
-        " ": () => this.toggle(),
-        "+": () => this.speed(SPEEDS[Math.min(at + 1, SPEEDS.length - 1)]),
-        "-": () => this.speed(SPEEDS[Math.max(at - 1, 0)]),
-        t: () => this.step.toggle(),
-        h: () => this.race.hide.click(),
-        ...(this.step.open
-          ? this.step.keys
-          : {
-              ArrowRight: () => this.round(1),
-              ArrowLeft: () => this.round(-1),
-              Home: () => this.jump(0),
-              End: () => this.jump(this.end),
-            }),
-      };
-      const act = keys[key] || keys[key.toLowerCase()];
-      if (!act) return;
-      event.preventDefault();
-      act();
+  speed(speed) {
+    this.show.pace = speed;
+    for (const button of this.find(".sd-speeds").children) {
+      button.setAttribute("aria-pressed", String(button.textContent === `${speed}×`));
     }
   }
 
-  /** Open the tab with the race that was run last. */
-  sd.showReplay = () => {
-    const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
-    tabs.find((tab) => tab.textContent.trim() === "Replay").click();
-    sd.replayLast = true; // for a tab that has not been opened before
-    sd.replay?.last();
-  };
+  /** Nothing can be played before something is loaded. */
+  ready(is) {
+    for (const control of this.root.querySelectorAll(".sd-player :is(button, input)")) control.disabled = !is;
+  }
 
-  sd.mountReplay = (element, props, server) => {
-    sd.replay = new Replay(element, props, server);
-  };
-})();
+  // --- what is played
+
+  choose() {
+    const name = this.which.value;
+    if (name === RACE) this.last();
+    else if (name !== FILE) this.load(sd.fetched(`/recordings/${this.files[name]}`));
+  }
+
+  /** The race that the other tab ran last. */
+  last() {
+    this.which.value = RACE;
+    if (page.race?.traceRun) this.load(this.server.race(page.race.traceRun));
+    else this.refuse("No race has been run on this page yet. Run one on the tab Race.");
+  }
+
+  async upload(input) {
+    const [file] = input.files;
+    if (!file) return;
+    input.value = ""; // so that the same file can be opened again
+    this.which.value = FILE;
+    if (file.size > this.limit) return this.refuse(tooLarge(this.limit));
+    const packed = file.name.endsWith(".gz");
+    const stream = packed ? file.stream().pipeThrough(new DecompressionStream("gzip")) : file.stream();
+    const unpacking = (this.loading = unpacked(stream, this.limit).catch(() => ({ error: "This file cannot be unpacked." })));
+    const { text, error } = await unpacking;
+    if (unpacking !== this.loading) return; // another was chosen meanwhile
+    if (error) return this.refuse(error);
+    this.load(sd.fetched("/replays", { method: "POST", body: text }));
+  }
+
+  /** What was there stays, in the list too. */
+  refuse(sentence) {
+    this.loading = null;
+    this.which.value = this.chosen;
+    this.pause();
+    this.race.fail(sentence);
+  }
+
+  async load(answer) {
+    this.pause();
+    const loading = (this.loading = answer);
+    let data;
+    try {
+      data = JSON.parse(await answer);
+    } catch {
+      data = { error: "The recording could not be fetched." };
+    }
+    if (loading !== this.loading) return; // another was chosen meanwhile
+    if (data.error) return this.refuse(data.error);
+    this.step.close();
+    this.data = data;
+    this.chosen = this.which.value;
+    this.lane = Object.keys(data.lanes).find((lane) => lane !== "plain") ?? "plain"; // gone through round by round
+    this.rounds = data.lanes[this.lane].events.filter(({ seconds }) => seconds);
+    this.tell();
+    this.show.load(data, () => this.opened());
+    this.show.close(data.end);
+    this.end = this.scrub.max = this.show.horizon;
+    this.ready(true);
+    this.jump(0);
+  }
+
+  tell() {
+    const { request, facts, kind, note } = this.data;
+    const { temperature, k } = request.settings;
+    this.find(".sd-asked").textContent = request.prompt.trim();
+    const { dtype, weights_dtype: weights, device_name: device, cores } = facts;
+    const stored = weights && weights !== dtype && `${weights} weights`;
+    const where = [request.preset, dtype, stored, device, cores && `${cores} cores`];
+    const how = [request.drafter, `K ${k}`, `temperature ${temperature}`];
+    this.find(".sd-facts-of").textContent = [WHOSE[kind], note, [...where, ...how].filter(Boolean).join(" · ")].filter(Boolean).join(" ");
+  }
+
+  // --- the clock
+
+  /** The clock of the show has moved. */
+  moved() {
+    const { time } = this.show;
+    this.scrub.value = time;
+    const words = `${time.toFixed(2)} of ${this.end.toFixed(2)} s`;
+    this.scrub.setAttribute("aria-valuetext", words);
+    sd.put(this.find(".sd-time-at"), words);
+    if (this.show.playing && !this.root.offsetParent) this.pause();
+    this.find(".sd-play").textContent = this.show.playing && !this.show.done ? "Pause" : "Play";
+  }
+
+  /** The arena has been cleared. */
+  opened() {
+    for (const [name, lane] of Object.entries(this.race.lanes)) {
+      const recorded = this.data.lanes[name];
+      lane.node.hidden = !recorded;
+      if (recorded?.title) lane.title(recorded.title);
+    }
+    this.race.words("A recording.", "Press Play, go round by round, or step through a round.");
+  }
+
+  /** To a time at once; playing goes on from there. */
+  jump(time) {
+    if (this.race.state === "failed") this.show.rewind();
+    this.show.seek(Math.min(Math.max(time, 0), this.end));
+    this.race.drawNow();
+  }
+
+  /** The same, and what was stepped through is left. */
+  go(time) {
+    this.step.close();
+    this.jump(time);
+  }
+
+  /** To the end of the next round or of the one before; the other lane is shown as far as it was then. */
+  round(step) {
+    this.pause();
+    if (this.step.open) return this.step.to(Math.min(Math.max(this.step.at + step, 0), this.rounds.length - 1));
+    const at = this.current + step;
+    this.jump(at < 0 ? 0 : at < this.rounds.length ? this.rounds[at].at : this.end);
+  }
+
+  /** The newest round that is shown whole; -1 before the first. */
+  get current() {
+    return this.rounds.findLastIndex(({ at }) => at <= this.show.time);
+  }
+
+  toggle() {
+    if (this.show.playing) this.pause();
+    else this.play();
+  }
+
+  play() {
+    this.step.close();
+    if (this.show.done) this.jump(0);
+    this.show.play();
+  }
+
+  pause() {
+    if (this.show.playing) this.race.drawNow();
+    this.show.pause();
+    this.find(".sd-play").textContent = "Play";
+  }
+
+  // --- keys
+
+  key(event) {
+    const { target, key } = event;
+    if (!this.root.offsetParent || !this.data || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (target.closest?.(key === " " ? SPACE_IS_TAKEN : KEYS_ARE_TAKEN)) return;
+    if (PANE_KEYS.includes(key) && target.closest?.(".sd-pane")) return;
+    const at = SPEEDS.indexOf(this.show.pace);
+    const keys = {
+      " ": () => this.toggle(),
+      "+": () => this.speed(SPEEDS[Math.min(at + 1, SPEEDS.length - 1)]),
+      "-": () => this.speed(SPEEDS[Math.max(at - 1, 0)]),
+      t: () => this.step.toggle(),
+      h: () => this.race.hide.click(),
+      ...(this.step.open
+        ? this.step.keys
+        : {
+            ArrowRight: () => this.round(1),
+            ArrowLeft: () => this.round(-1),
+            Home: () => this.jump(0),
+            End: () => this.jump(this.end),
+          }),
+    };
+    const act = keys[key] || keys[key.toLowerCase()];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  }
+}
+
+/** Open the tab with the race that was run last. */
+page.showReplay = () => {
+  const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
+  tabs.find((tab) => tab.textContent.trim() === "Replay").click();
+  page.replayLast = true; // for a tab that has not been opened before
+  page.replay?.last();
+};
+
+export const mountReplay = (element, props, server) => {
+  page.replay = new Replay(element, props, server);
+};

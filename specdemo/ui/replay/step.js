@@ -1,366 +1,365 @@
 // Step through: one round of a recording, slowed down to its single decisions.
-(() => {
-  const sd = window.specdemo;
-  const SHOWN = 7; // tokens of a distribution; the rest is one bar
-  const TAIL = 60; // characters of the text before the round
+import * as sd from "../assets/page.js";
 
-  /** A probability; null where the recording does not tell it. */
-  const share = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.0005 ? "<0.001" : value.toFixed(3));
-  const said = (text) => JSON.stringify(text);
-  const line = (text) => text.replaceAll("\n", "↵"); // what breaks no line here
-  const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
-  const millis = (seconds) => `${(seconds * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+const SHOWN = 7; // tokens of a distribution; the rest is one bar
+const TAIL = 60; // characters of the text before the round
 
-  sd.Step = class {
-    constructor(player) {
-      this.player = player;
-      this.node = sd.clone("sd-step").firstElementChild;
-      const find = (selector) => this.node.querySelector(selector);
-      this.parts = { title: find("h3"), time: find(".sd-step-time"), steps: find(".sd-steps") };
-      Object.assign(this.parts, { row: find(".sd-step-row"), words: find(".sd-step-words"), body: find(".sd-step-body") });
-      this.keys = {
-        ArrowRight: () => this.go(1),
-        ArrowLeft: () => this.go(-1),
-        ArrowDown: () => player.round(1),
-        ArrowUp: () => player.round(-1),
-        Home: () => this.to(0),
-        End: () => this.to(player.rounds.length - 1),
-        Escape: () => {
-          this.close();
-          player.find(".sd-through").focus();
-        },
-      };
-      const acts = { up: "ArrowUp", down: "ArrowDown", left: "ArrowLeft", right: "ArrowRight", close: "Escape" };
-      for (const button of this.node.querySelectorAll("[data-act]")) {
-        button.addEventListener("click", this.keys[acts[button.dataset.act]]);
-      }
+/** A probability; null where the recording does not tell it. */
+const share = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.0005 ? "<0.001" : value.toFixed(3));
+const said = (text) => JSON.stringify(text);
+const line = (text) => text.replaceAll("\n", "↵"); // what breaks no line here
+const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
+const millis = (seconds) => `${(seconds * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
+
+export class Step {
+  constructor(player) {
+    this.player = player;
+    this.node = sd.clone("sd-step").firstElementChild;
+    const find = (selector) => this.node.querySelector(selector);
+    this.parts = { title: find("h3"), time: find(".sd-step-time"), steps: find(".sd-steps") };
+    Object.assign(this.parts, { row: find(".sd-step-row"), words: find(".sd-step-words"), body: find(".sd-step-body") });
+    this.keys = {
+      ArrowRight: () => this.go(1),
+      ArrowLeft: () => this.go(-1),
+      ArrowDown: () => player.round(1),
+      ArrowUp: () => player.round(-1),
+      Home: () => this.to(0),
+      End: () => this.to(player.rounds.length - 1),
+      Escape: () => {
+        this.close();
+        player.find(".sd-through").focus();
+      },
+    };
+    const acts = { up: "ArrowUp", down: "ArrowDown", left: "ArrowLeft", right: "ArrowRight", close: "Escape" };
+    for (const button of this.node.querySelectorAll("[data-act]")) {
+      button.addEventListener("click", this.keys[acts[button.dataset.act]]);
     }
+  }
 
-    get open() {
-      return !this.node.hidden;
+  get open() {
+    return !this.node.hidden;
+  }
+
+  toggle() {
+    if (this.open) this.close();
+    else this.show();
+  }
+
+  /** Open at the round that is shown last; at the beginning, at the first one that drafted something. */
+  show() {
+    const { player } = this;
+    player.pause();
+    if (!player.rounds.length) return player.refuse("This recording has no round to step through.");
+    const drafted = player.rounds.findIndex(({ row }) => row[1]);
+    this.node.hidden = false;
+    player.root.classList.add("sd-stepping");
+    player.find(".sd-through").setAttribute("aria-expanded", "true");
+    this.to(player.current < 0 ? Math.max(drafted, 0) : player.current);
+    this.node.focus({ preventScroll: true });
+    this.node.scrollIntoView({ block: "nearest" });
+  }
+
+  close() {
+    if (!this.open) return;
+    this.node.hidden = true;
+    this.player.root.classList.remove("sd-stepping");
+    this.player.find(".sd-through").setAttribute("aria-expanded", "false");
+    this.mark(-1);
+  }
+
+  /** The next step or the one before, over the ends of the round. */
+  go(step) {
+    const next = this.step + step;
+    if (this.steps[next]) this.draw(next);
+    else if (next < 0 && this.at > 0) this.to(this.at - 1, -1);
+    else if (next > 0 && this.at + 1 < this.player.rounds.length) this.to(this.at + 1);
+  }
+
+  /** A round, at its first step or at its last. */
+  to(at, step = 0) {
+    const { player } = this;
+    this.at = at;
+    player.jump(player.rounds[at].at);
+    this.read(player.rounds[at]);
+    this.parts.title.textContent = `Round ${at + 1} of ${player.rounds.length}`;
+    const [draft, verify] = this.seconds;
+    this.parts.time.textContent = this.draft.length ? `drafting ${millis(draft)}, target pass ${millis(verify)}` : `target pass ${millis(verify)}`;
+    this.parts.steps.replaceChildren(...this.steps.map(({ name }) => sd.make("li", "", name)));
+    requestAnimationFrame(() => this.open && this.mark(player.rounds[at].row[0]));
+    this.draw(step < 0 ? this.steps.length - 1 : step);
+  }
+
+  /** What is known of a round, and the steps that show it. */
+  read({ row, places, seconds, tree }) {
+    const { player } = this;
+    const tokens = row[2];
+    const { temperature, rule } = player.data.request.settings;
+    this.greedy = temperature === 0;
+    this.matches = rule === "match" && !this.greedy;
+    this.node.classList.toggle("sd-greedy", this.greedy);
+    this.seconds = seconds;
+    this.places = places;
+    this.draft = tokens.filter((token) => token.length > 3);
+    this.tested = this.draft.filter(([, code]) => code !== "u").length;
+    this.last = tokens.find((token) => token.length === 3); // drawn after the draft; none if the text ended in it
+    const before = player.rounds.slice(0, this.at).flatMap((round) => round.row[2]);
+    const emitted = (list) => list.filter(([, code]) => "arbt".includes(code));
+    const first = player.data.lanes[player.lane].events[0].row[2];
+    const text = [...first, ...emitted(before)].map(([piece]) => piece).join("");
+    const letters = [...text]; // a slice of the string could cut an emoji in two
+    this.text = (letters.length > TAIL ? "…" : "") + letters.slice(-TAIL).join("");
+    this.written = 1 + emitted(before).length;
+    this.emitted = emitted(tokens).length;
+    this.steps = [{ name: "draft", draw: () => this.drawDraft(tree) }];
+    if (tree) return; // what follows takes the draft for a chain
+    for (let place = 0; place < this.tested; place++) {
+      this.steps.push({ name: `test ${place + 1}`, place, draw: () => this.drawTest(place) });
     }
+    const kind = { r: this.greedy || this.matches ? "resampled" : "residual", b: "bonus", t: "target" }[this.last?.[1]];
+    if (kind) this.steps.push({ name: kind, place: this.draft.length, draw: () => this.drawLast() });
+    this.steps.push({ name: "cache", place: this.draft.length, draw: () => this.drawCache() });
+  }
 
-    toggle() {
-      if (this.open) this.close();
-      else this.show();
+  /** Outline the round in the lane's text. */
+  mark(index) {
+    const { lanes } = this.player.race;
+    const { text, pane } = lanes[this.player.lane];
+    for (const node of text.querySelectorAll(".sd-now")) node.classList.remove("sd-now");
+    const first = [...text.querySelectorAll(".tok")].find((token) => token.sdToken.index === index);
+    if (index < 0 || !first) return;
+    const now = first.closest(".sd-rd") || first; // a round without a draft has one token
+    now.classList.add("sd-now");
+    pane.scrollTop += now.getBoundingClientRect().top - pane.getBoundingClientRect().top - pane.clientHeight / 2;
+  }
+
+  draw(step) {
+    this.step = step;
+    [...this.parts.steps.children].forEach((item, at) => {
+      if (at === step) item.setAttribute("aria-current", "step");
+      else item.removeAttribute("aria-current");
+    });
+    this.drawRow(this.steps[step].place ?? -1);
+    const [words, ...body] = this.steps[step].draw();
+    this.parts.words.textContent = words;
+    this.parts.body.replaceChildren(...body);
+  }
+
+  /** The text so far and the draft; what became of a drafted token shows from its own test on. */
+  drawRow(place) {
+    const chips = this.draft.map(([text, code], at) => {
+      const failed = at > this.tested - 1 && place >= this.tested - 1;
+      const chip = sd.make("span", `sd-chip-of tok ${at <= place || failed ? code : ""}`, line(text));
+      if (at === place) chip.classList.add("on");
+      return chip;
+    });
+    if (this.last && place >= this.draft.length) chips.push(sd.make("span", `sd-chip-of tok ${this.last[1]}`, line(this.last[0])));
+    this.parts.row.replaceChildren(sd.make("span", "sd-before", line(this.text)), ...chips);
+  }
+
+  drawDraft(tree) {
+    if (tree) return [`The drafter proposes a tree of ${many(this.draft.length, "token")}. The page does not show its tests one by one yet.`];
+    if (!this.draft.length) return ["Nothing is drafted in this round: the target reads the newest token and writes one more by itself."];
+    const [draft, verify] = this.seconds;
+    return [
+      `The drafter proposes ${many(this.draft.length, "token")} in ${millis(draft)}. The target reads the draft in one pass of ${millis(verify)}, ` +
+        "which says at every place how likely each token would be. Then the drafted tokens are tested from left to right.",
+    ];
+  }
+
+  drawTest(place) {
+    const [text, code, p, q, draw] = this.draft[place];
+    const passed = code === "a";
+    const behind = this.draft.length - this.tested;
+    const lost = passed || !behind ? "" : ` The ${many(behind, "drafted token")} behind it ${behind === 1 ? "is" : "are"} discarded untested.`;
+    const head = `Drafted token ${place + 1} is ${said(text)}.`;
+    const rows = this.distribution(place);
+    const bars = rows ? [this.bars(rows, [["p", "target", 1], ["q", "drafter", 2]])] : [];
+    if (this.greedy) {
+      const verdict = passed ? "It is, so it passes." : "It is not, so it fails.";
+      return [`${head} At temperature 0 a drafted token passes if it is the token that the target finds likeliest. ${verdict}${lost}`, ...bars];
     }
-
-    /** Open at the round that is shown last; at the beginning, at the first one that drafted something. */
-    show() {
-      const { player } = this;
-      player.pause();
-      if (!player.rounds.length) return player.refuse("This recording has no round to step through.");
-      const drafted = player.rounds.findIndex(({ row }) => row[1]);
-      this.node.hidden = false;
-      player.root.classList.add("sd-stepping");
-      player.find(".sd-through").setAttribute("aria-expanded", "true");
-      this.to(player.current < 0 ? Math.max(drafted, 0) : player.current);
-      this.node.focus({ preventScroll: true });
-      this.node.scrollIntoView({ block: "nearest" });
+    if (this.matches) return this.drawMatch(place, `${head} ${this.guess(q)}`, lost);
+    if (p === null || q === null || draw === null) {
+      return [`${head} It ${passed ? "passes" : "fails"}. This recording does not tell p, q and the draw of its test.${lost}`, ...bars];
     }
+    const chance = Math.min(1, p / q);
+    const why =
+      q === 1
+        ? `The drafter names this token and no other, so q is 1. It passes with the chance p = ${share(p)}.`
+        : p >= q
+          ? `The target finds it as likely as the drafter does, or likelier: p = ${share(p)}, q = ${share(q)}. So it is sure to pass.`
+          : `The target finds it less likely than the drafter does: p = ${share(p)}, q = ${share(q)}. It passes with the chance p / q = ${share(chance)}.`;
+    const verdict = passed ? "below: it passes." : "not below: it fails.";
+    return [`${head} ${why} The draw is ${share(draw)}, ${verdict}${lost}`, this.gauge(chance, draw, passed), ...bars];
+  }
 
-    close() {
-      if (!this.open) return;
-      this.node.hidden = true;
-      this.player.root.classList.remove("sd-stepping");
-      this.player.find(".sd-through").setAttribute("aria-expanded", "false");
-      this.mark(-1);
-    }
+  /** How the drafter came to its token under the match rule. */
+  guess(q) {
+    return q === 1 ? "The drafter names this token and no other." : `The drafter drew it with q = ${share(q)} and the noise of this position.`;
+  }
 
-    /** The next step or the one before, over the ends of the round. */
-    go(step) {
-      const next = this.step + step;
-      if (this.steps[next]) this.draw(next);
-      else if (next < 0 && this.at > 0) this.to(this.at - 1, -1);
-      else if (next > 0 && this.at + 1 < this.player.rounds.length) this.to(this.at + 1);
-    }
+  /** A test by the match rule: whether the target draws the drafted token with the same noise. */
+  drawMatch(place, head, lost) {
+    const [, code, p] = this.draft[place];
+    const words =
+      code === "a"
+        ? `With the same noise the target draws the same token, p = ${share(p)}: it is accepted.`
+        : `With the same noise the target draws ${said(this.last[0])}, p = ${share(this.last[2])}, and not this token, p = ${share(p)}: it is rejected.`;
+    const known = this.places[place];
+    return [`${head} ${words}${lost}`, ...(known ? [this.arrivals(known, true)] : [])];
+  }
 
-    /** A round, at its first step or at its last. */
-    to(at, step = 0) {
-      const { player } = this;
-      this.at = at;
-      player.jump(player.rounds[at].at);
-      this.read(player.rounds[at]);
-      this.parts.title.textContent = `Round ${at + 1} of ${player.rounds.length}`;
-      const [draft, verify] = this.seconds;
-      this.parts.time.textContent = this.draft.length ? `drafting ${millis(draft)}, target pass ${millis(verify)}` : `target pass ${millis(verify)}`;
-      this.parts.steps.replaceChildren(...this.steps.map(({ name }) => sd.make("li", "", name)));
-      requestAnimationFrame(() => this.open && this.mark(player.rounds[at].row[0]));
-      this.draw(step < 0 ? this.steps.length - 1 : step);
-    }
-
-    /** What is known of a round, and the steps that show it. */
-    read({ row, places, seconds, tree }) {
-      const { player } = this;
-      const tokens = row[2];
-      const { temperature, rule } = player.data.request.settings;
-      this.greedy = temperature === 0;
-      this.matches = rule === "match" && !this.greedy;
-      this.node.classList.toggle("sd-greedy", this.greedy);
-      this.seconds = seconds;
-      this.places = places;
-      this.draft = tokens.filter((token) => token.length > 3);
-      this.tested = this.draft.filter(([, code]) => code !== "u").length;
-      this.last = tokens.find((token) => token.length === 3); // drawn after the draft; none if the text ended in it
-      const before = player.rounds.slice(0, this.at).flatMap((round) => round.row[2]);
-      const emitted = (list) => list.filter(([, code]) => "arbt".includes(code));
-      const first = player.data.lanes[player.lane].events[0].row[2];
-      const text = [...first, ...emitted(before)].map(([piece]) => piece).join("");
-      const letters = [...text]; // a slice of the string could cut an emoji in two
-      this.text = (letters.length > TAIL ? "…" : "") + letters.slice(-TAIL).join("");
-      this.written = 1 + emitted(before).length;
-      this.emitted = emitted(tokens).length;
-      this.steps = [{ name: "draft", draw: () => this.drawDraft(tree) }];
-      if (tree) return; // what follows takes the draft for a chain
-      for (let place = 0; place < this.tested; place++) {
-        this.steps.push({ name: `test ${place + 1}`, place, draw: () => this.drawTest(place) });
-      }
-      const kind = { r: this.greedy || this.matches ? "resampled" : "residual", b: "bonus", t: "target" }[this.last?.[1]];
-      if (kind) this.steps.push({ name: kind, place: this.draft.length, draw: () => this.drawLast() });
-      this.steps.push({ name: "cache", place: this.draft.length, draw: () => this.drawCache() });
-    }
-
-    /** Outline the round in the lane's text. */
-    mark(index) {
-      const { lanes } = this.player.race;
-      const { text, pane } = lanes[this.player.lane];
-      for (const node of text.querySelectorAll(".sd-now")) node.classList.remove("sd-now");
-      const first = [...text.querySelectorAll(".tok")].find((token) => token.sdToken.index === index);
-      if (index < 0 || !first) return;
-      const now = first.closest(".sd-rd") || first; // a round without a draft has one token
-      now.classList.add("sd-now");
-      pane.scrollTop += now.getBoundingClientRect().top - pane.getBoundingClientRect().top - pane.clientHeight / 2;
-    }
-
-    draw(step) {
-      this.step = step;
-      [...this.parts.steps.children].forEach((item, at) => {
-        if (at === step) item.setAttribute("aria-current", "step");
-        else item.removeAttribute("aria-current");
-      });
-      this.drawRow(this.steps[step].place ?? -1);
-      const [words, ...body] = this.steps[step].draw();
-      this.parts.words.textContent = words;
-      this.parts.body.replaceChildren(...body);
-    }
-
-    /** The text so far and the draft; what became of a drafted token shows from its own test on. */
-    drawRow(place) {
-      const chips = this.draft.map(([text, code], at) => {
-        const failed = at > this.tested - 1 && place >= this.tested - 1;
-        const chip = sd.make("span", `sd-chip-of tok ${at <= place || failed ? code : ""}`, line(text));
-        if (at === place) chip.classList.add("on");
-        return chip;
-      });
-      if (this.last && place >= this.draft.length) chips.push(sd.make("span", `sd-chip-of tok ${this.last[1]}`, line(this.last[0])));
-      this.parts.row.replaceChildren(sd.make("span", "sd-before", line(this.text)), ...chips);
-    }
-
-    drawDraft(tree) {
-      if (tree) return [`The drafter proposes a tree of ${many(this.draft.length, "token")}. The page does not show its tests one by one yet.`];
-      if (!this.draft.length) return ["Nothing is drafted in this round: the target reads the newest token and writes one more by itself."];
-      const [draft, verify] = this.seconds;
-      return [
-        `The drafter proposes ${many(this.draft.length, "token")} in ${millis(draft)}. The target reads the draft in one pass of ${millis(verify)}, ` +
-          "which says at every place how likely each token would be. Then the drafted tokens are tested from left to right.",
-      ];
-    }
-
-    drawTest(place) {
-      const [text, code, p, q, draw] = this.draft[place];
-      const passed = code === "a";
-      const behind = this.draft.length - this.tested;
-      const lost = passed || !behind ? "" : ` The ${many(behind, "drafted token")} behind it ${behind === 1 ? "is" : "are"} discarded untested.`;
-      const head = `Drafted token ${place + 1} is ${said(text)}.`;
-      const rows = this.distribution(place);
-      const bars = rows ? [this.bars(rows, [["p", "target", 1], ["q", "drafter", 2]])] : [];
-      if (this.greedy) {
-        const verdict = passed ? "It is, so it passes." : "It is not, so it fails.";
-        return [`${head} At temperature 0 a drafted token passes if it is the token that the target finds likeliest. ${verdict}${lost}`, ...bars];
-      }
-      if (this.matches) return this.drawMatch(place, `${head} ${this.guess(q)}`, lost);
-      if (p === null || q === null || draw === null) {
-        return [`${head} It ${passed ? "passes" : "fails"}. This recording does not tell p, q and the draw of its test.${lost}`, ...bars];
-      }
-      const chance = Math.min(1, p / q);
-      const why =
-        q === 1
-          ? `The drafter names this token and no other, so q is 1. It passes with the chance p = ${share(p)}.`
-          : p >= q
-            ? `The target finds it as likely as the drafter does, or likelier: p = ${share(p)}, q = ${share(q)}. So it is sure to pass.`
-            : `The target finds it less likely than the drafter does: p = ${share(p)}, q = ${share(q)}. It passes with the chance p / q = ${share(chance)}.`;
-      const verdict = passed ? "below: it passes." : "not below: it fails.";
-      return [`${head} ${why} The draw is ${share(draw)}, ${verdict}${lost}`, this.gauge(chance, draw, passed), ...bars];
-    }
-
-    /** How the drafter came to its token under the match rule. */
-    guess(q) {
-      return q === 1 ? "The drafter names this token and no other." : `The drafter drew it with q = ${share(q)} and the noise of this position.`;
-    }
-
-    /** A test by the match rule: whether the target draws the drafted token with the same noise. */
-    drawMatch(place, head, lost) {
-      const [, code, p] = this.draft[place];
-      const words =
-        code === "a"
-          ? `With the same noise the target draws the same token, p = ${share(p)}: it is accepted.`
-          : `With the same noise the target draws ${said(this.last[0])}, p = ${share(this.last[2])}, and not this token, p = ${share(p)}: it is rejected.`;
-      const known = this.places[place];
-      return [`${head} ${words}${lost}`, ...(known ? [this.arrivals(known, true)] : [])];
-    }
-
-    /** The first ten of each exponential race: the target draws the token of the least e / p, the drafter that of the least e / q. */
-    arrivals([, candidates], drafted) {
-      const lists = sd.make("div", "sd-arrivals");
-      for (const [title, letter, column] of [["The target's draw", "p", 1], ["The drafter's draw", "q", 2]].slice(0, drafted ? 2 : 1)) {
-        const times = candidates.filter((row) => row[column] > 0).map(([text, ...row]) => [text, row[column - 1], row[3] / row[column - 1]]);
-        const table = sd.make("table");
-        table.append(sd.make("caption", "", `${title}: the least e / ${letter}`));
-        const head = sd.make("tr");
-        head.append(...["token", letter, `e / ${letter}`].map((name) => sd.make("th", "", name)));
-        table.append(head);
-        times.sort((one, other) => one[2] - other[2]).slice(0, 10).forEach(([text, value, time], at) => {
-          const line = sd.make("tr", at ? "" : "sd-first");
-          const cell = sd.make("td");
-          cell.append(sd.make("code", "", said(text)));
-          line.append(cell, sd.make("td", "", share(value)), sd.make("td", "", time.toPrecision(3)));
-          table.append(line);
-        });
-        lists.append(table);
-      }
-      return lists;
-    }
-
-    drawLast() {
-      const [text, code, p] = this.last;
-      if (this.greedy) {
-        const why = { r: "In place of the rejected token the target writes", b: "All drafted tokens passed, so the pass also tells what comes next: the target writes", t: "The target writes" }[code];
-        return [`${why} the token that it finds likeliest, ${said(text)}.`];
-      }
-      const place = this.places[this.emitted - 1];
-      const lacking = place ? "" : " This recording does not hold the other tokens.";
-      if (this.matches) {
-        const why = { r: "The target's own token takes the place of the rejected one", b: "All drafted tokens passed, so the target's next token comes for free", t: "The target draws a token by itself" }[code];
-        return [`${why}: ${said(text)}, p = ${share(p)}.${lacking}`, ...(place ? [this.arrivals(place, false)] : [])];
-      }
-      if (code !== "r") {
-        const why = code === "b" ? "All drafted tokens passed, so one more token comes for free. It is" : "It is";
-        const bars = place ? [this.bars(this.rows(place), [["p", "target", 1]])] : [];
-        return [`${why} drawn from the target's own probabilities: ${said(text)}, which had p = ${share(p)}.${lacking}`, ...bars];
-      }
-      const words =
-        "The token that takes the place of the rejected one is drawn from the residual: what the target has more of than the drafter, " +
-        `max(0, p − q), scaled up to 1. With the drafted tokens that pass, this gives every token exactly its p. Drawn: ${said(text)}.${lacking}`;
-      if (!place) return [words];
-      const [left] = place;
-      const residual = place[1].map(([piece, p_, q_, mark]) => [piece, left ? Math.max(0, p_ - q_) / left : 0, 0, mark === "g" ? "" : mark]);
-      return [words, this.bars(this.ranked(residual.filter(([, r, , mark]) => r || mark)), [["residual", "residual", 1]])];
-    }
-
-    drawCache() {
-      const newest = this.last ? this.last[0] : this.draft[this.tested - 1][0];
-      const prompt = this.player.data.lanes[this.player.lane].prompt;
-      const before = prompt + this.written - 1;
-      const read = 1 + this.draft.length;
-      const trimmed = read - this.emitted;
-      const also = this.draft.length ? ` and ${many(this.draft.length, "drafted token")}` : "";
-      const end = trimmed ? `${trimmed} of them ${trimmed === 1 ? "is" : "are"} of no more use and trimmed, which leaves ${before + this.emitted}.` : "All of them stay.";
-      const words =
-        `The target keeps a cache with one entry for each token it has read. This pass read the last token written${also}, ` +
-        `so the cache grew from ${before} to ${many(before + read, "entry", "entries")}. ${end} ` +
-        `${said(newest)} is not in it yet: a next pass would read it first.`;
-      const cells = sd.make("div", "sd-cache");
-      cells.append(sd.make("span", "sd-cell sd-held", `prompt, ${prompt}`));
-      if (this.written > 1) cells.append(sd.make("span", "sd-cell sd-held", `text, ${this.written - 1}`));
-      const tokens = [this.pending(), ...this.draft.map(([text]) => text)];
-      tokens.forEach((text, at) => {
-        const kept = at < this.emitted;
-        const cell = sd.make("span", `sd-cell ${kept ? "sd-kept" : "sd-trimmed"}`, line(text));
-        cell.title = kept ? "stays" : "trimmed";
-        cells.append(cell);
-      });
-      return [words, cells];
-    }
-
-    /** The token that was pending when the round began. */
-    pending() {
-      const { rounds, data, lane } = this.player;
-      const shown = this.at ? rounds[this.at - 1].row[2] : data.lanes[lane].events[0].row[2];
-      return shown.at(-1)[0];
-    }
-
-    // --- bars
-
-    /** Rows [text, p, q, mark] of a place where a drafted token was tested; null where nothing is known of it. */
-    distribution(place) {
-      const [text, code, p, q] = this.draft[place];
-      if (!this.greedy && this.places[place]) return this.rows(this.places[place]);
-      if (p === null || q === null) return null;
-      const own = [text, p, q, "g"];
-      if (this.greedy && code === "x" && this.last) return [own, [this.last[0], 1, 0, "d"]];
-      return this.ranked([own]);
-    }
-
-    rows([, candidates]) {
-      return this.ranked(candidates);
-    }
-
-    /** The likeliest rows and those that matter here; then one for everything else. */
-    ranked(candidates) {
-      const shown = [...candidates].sort((one, other) => Math.max(other[1], other[2]) - Math.max(one[1], one[2]));
-      const rows = shown.filter(([, , , mark], at) => at < SHOWN || mark);
-      const rest = (column) => Math.max(0, 1 - rows.reduce((sum, row) => sum + row[column], 0));
-      const others = [null, rest(1), candidates.some((row) => row[2]) ? rest(2) : 0, ""];
-      return others[1] > 0.0005 || others[2] > 0.0005 ? [...rows, others] : rows;
-    }
-
-    /** Bars for each row, one for each distribution [name, title, column]. */
-    bars(rows, distributions) {
-      const table = sd.make("div", "sd-dist");
-      const key = sd.make("p", "sd-dist-key");
-      for (const [name, title] of distributions) {
-        const item = sd.make("span", "", name === title ? title : `${name}, ${title}`);
-        item.prepend(sd.make("i", `sd-bar-${name}`));
-        key.append(item);
-      }
-      table.append(key);
-      const most = Math.max(...rows.flatMap((row) => distributions.map(([, , column]) => row[column]))) || 1;
-      for (const row of rows) {
-        const [text, , , mark] = row;
-        const line = sd.make("div", `sd-dist-row ${mark ? `sd-mark-${mark}` : ""}`);
-        const label = text === null ? sd.make("span", "sd-dist-others", "all others") : sd.make("code", "", said(text));
-        if (mark) label.append(sd.make("small", "", mark === "g" ? "drafted" : this.greedy ? "likeliest" : "drawn"));
-        const bars = sd.make("span", "sd-dist-bars");
-        const numbers = sd.make("span", "sd-dist-numbers");
-        for (const [name, , column] of distributions) {
-          const bar = sd.make("i", `sd-bar-${name}`);
-          bar.style.width = row[column] ? `max(1px, ${(100 * row[column]) / most}%)` : 0;
-          bars.append(bar);
-          numbers.append(sd.make("b", "", share(row[column])));
-        }
-        line.append(label, bars, numbers);
+  /** The first ten of each exponential race: the target draws the token of the least e / p, the drafter that of the least e / q. */
+  arrivals([, candidates], drafted) {
+    const lists = sd.make("div", "sd-arrivals");
+    for (const [title, letter, column] of [["The target's draw", "p", 1], ["The drafter's draw", "q", 2]].slice(0, drafted ? 2 : 1)) {
+      const times = candidates.filter((row) => row[column] > 0).map(([text, ...row]) => [text, row[column - 1], row[3] / row[column - 1]]);
+      const table = sd.make("table");
+      table.append(sd.make("caption", "", `${title}: the least e / ${letter}`));
+      const head = sd.make("tr");
+      head.append(...["token", letter, `e / ${letter}`].map((name) => sd.make("th", "", name)));
+      table.append(head);
+      times.sort((one, other) => one[2] - other[2]).slice(0, 10).forEach(([text, value, time], at) => {
+        const line = sd.make("tr", at ? "" : "sd-first");
+        const cell = sd.make("td");
+        cell.append(sd.make("code", "", said(text)));
+        line.append(cell, sd.make("td", "", share(value)), sd.make("td", "", time.toPrecision(3)));
         table.append(line);
-      }
-      return table;
+      });
+      lists.append(table);
     }
+    return lists;
+  }
 
-    /** The chance to pass as a stretch from 0 to 1, and the draw as a mark on it. */
-    gauge(chance, draw, passed) {
-      const gauge = sd.make("div", "sd-gauge");
-      const track = sd.make("div", "sd-gauge-track");
-      const pass = sd.make("i", "sd-gauge-pass");
-      pass.style.width = `${chance * 100}%`;
-      const mark = sd.make("b", "sd-gauge-draw");
-      mark.style.left = `${draw * 100}%`;
-      track.append(pass, mark);
-      track.setAttribute("role", "img");
-      track.setAttribute("aria-label", `Chance to pass ${share(chance)}, draw ${share(draw)}`);
-      gauge.append(
-        sd.make("span", "", `min(1, p/q) = ${share(chance)}`),
-        track,
-        sd.make("span", passed ? "sd-passes" : "sd-fails", passed ? "passes" : "fails"),
-      );
-      return gauge;
+  drawLast() {
+    const [text, code, p] = this.last;
+    if (this.greedy) {
+      const why = { r: "In place of the rejected token the target writes", b: "All drafted tokens passed, so the pass also tells what comes next: the target writes", t: "The target writes" }[code];
+      return [`${why} the token that it finds likeliest, ${said(text)}.`];
     }
-  };
-})();
+    const place = this.places[this.emitted - 1];
+    const lacking = place ? "" : " This recording does not hold the other tokens.";
+    if (this.matches) {
+      const why = { r: "The target's own token takes the place of the rejected one", b: "All drafted tokens passed, so the target's next token comes for free", t: "The target draws a token by itself" }[code];
+      return [`${why}: ${said(text)}, p = ${share(p)}.${lacking}`, ...(place ? [this.arrivals(place, false)] : [])];
+    }
+    if (code !== "r") {
+      const why = code === "b" ? "All drafted tokens passed, so one more token comes for free. It is" : "It is";
+      const bars = place ? [this.bars(this.rows(place), [["p", "target", 1]])] : [];
+      return [`${why} drawn from the target's own probabilities: ${said(text)}, which had p = ${share(p)}.${lacking}`, ...bars];
+    }
+    const words =
+      "The token that takes the place of the rejected one is drawn from the residual: what the target has more of than the drafter, " +
+      `max(0, p − q), scaled up to 1. With the drafted tokens that pass, this gives every token exactly its p. Drawn: ${said(text)}.${lacking}`;
+    if (!place) return [words];
+    const [left] = place;
+    const residual = place[1].map(([piece, p_, q_, mark]) => [piece, left ? Math.max(0, p_ - q_) / left : 0, 0, mark === "g" ? "" : mark]);
+    return [words, this.bars(this.ranked(residual.filter(([, r, , mark]) => r || mark)), [["residual", "residual", 1]])];
+  }
+
+  drawCache() {
+    const newest = this.last ? this.last[0] : this.draft[this.tested - 1][0];
+    const prompt = this.player.data.lanes[this.player.lane].prompt;
+    const before = prompt + this.written - 1;
+    const read = 1 + this.draft.length;
+    const trimmed = read - this.emitted;
+    const also = this.draft.length ? ` and ${many(this.draft.length, "drafted token")}` : "";
+    const end = trimmed ? `${trimmed} of them ${trimmed === 1 ? "is" : "are"} of no more use and trimmed, which leaves ${before + this.emitted}.` : "All of them stay.";
+    const words =
+      `The target keeps a cache with one entry for each token it has read. This pass read the last token written${also}, ` +
+      `so the cache grew from ${before} to ${many(before + read, "entry", "entries")}. ${end} ` +
+      `${said(newest)} is not in it yet: a next pass would read it first.`;
+    const cells = sd.make("div", "sd-cache");
+    cells.append(sd.make("span", "sd-cell sd-held", `prompt, ${prompt}`));
+    if (this.written > 1) cells.append(sd.make("span", "sd-cell sd-held", `text, ${this.written - 1}`));
+    const tokens = [this.pending(), ...this.draft.map(([text]) => text)];
+    tokens.forEach((text, at) => {
+      const kept = at < this.emitted;
+      const cell = sd.make("span", `sd-cell ${kept ? "sd-kept" : "sd-trimmed"}`, line(text));
+      cell.title = kept ? "stays" : "trimmed";
+      cells.append(cell);
+    });
+    return [words, cells];
+  }
+
+  /** The token that was pending when the round began. */
+  pending() {
+    const { rounds, data, lane } = this.player;
+    const shown = this.at ? rounds[this.at - 1].row[2] : data.lanes[lane].events[0].row[2];
+    return shown.at(-1)[0];
+  }
+
+  // --- bars
+
+  /** Rows [text, p, q, mark] of a place where a drafted token was tested; null where nothing is known of it. */
+  distribution(place) {
+    const [text, code, p, q] = this.draft[place];
+    if (!this.greedy && this.places[place]) return this.rows(this.places[place]);
+    if (p === null || q === null) return null;
+    const own = [text, p, q, "g"];
+    if (this.greedy && code === "x" && this.last) return [own, [this.last[0], 1, 0, "d"]];
+    return this.ranked([own]);
+  }
+
+  rows([, candidates]) {
+    return this.ranked(candidates);
+  }
+
+  /** The likeliest rows and those that matter here; then one for everything else. */
+  ranked(candidates) {
+    const shown = [...candidates].sort((one, other) => Math.max(other[1], other[2]) - Math.max(one[1], one[2]));
+    const rows = shown.filter(([, , , mark], at) => at < SHOWN || mark);
+    const rest = (column) => Math.max(0, 1 - rows.reduce((sum, row) => sum + row[column], 0));
+    const others = [null, rest(1), candidates.some((row) => row[2]) ? rest(2) : 0, ""];
+    return others[1] > 0.0005 || others[2] > 0.0005 ? [...rows, others] : rows;
+  }
+
+  /** Bars for each row, one for each distribution [name, title, column]. */
+  bars(rows, distributions) {
+    const table = sd.make("div", "sd-dist");
+    const key = sd.make("p", "sd-dist-key");
+    for (const [name, title] of distributions) {
+      const item = sd.make("span", "", name === title ? title : `${name}, ${title}`);
+      item.prepend(sd.make("i", `sd-bar-${name}`));
+      key.append(item);
+    }
+    table.append(key);
+    const most = Math.max(...rows.flatMap((row) => distributions.map(([, , column]) => row[column]))) || 1;
+    for (const row of rows) {
+      const [text, , , mark] = row;
+      const line = sd.make("div", `sd-dist-row ${mark ? `sd-mark-${mark}` : ""}`);
+      const label = text === null ? sd.make("span", "sd-dist-others", "all others") : sd.make("code", "", said(text));
+      if (mark) label.append(sd.make("small", "", mark === "g" ? "drafted" : this.greedy ? "likeliest" : "drawn"));
+      const bars = sd.make("span", "sd-dist-bars");
+      const numbers = sd.make("span", "sd-dist-numbers");
+      for (const [name, , column] of distributions) {
+        const bar = sd.make("i", `sd-bar-${name}`);
+        bar.style.width = row[column] ? `max(1px, ${(100 * row[column]) / most}%)` : 0;
+        bars.append(bar);
+        numbers.append(sd.make("b", "", share(row[column])));
+      }
+      line.append(label, bars, numbers);
+      table.append(line);
+    }
+    return table;
+  }
+
+  /** The chance to pass as a stretch from 0 to 1, and the draw as a mark on it. */
+  gauge(chance, draw, passed) {
+    const gauge = sd.make("div", "sd-gauge");
+    const track = sd.make("div", "sd-gauge-track");
+    const pass = sd.make("i", "sd-gauge-pass");
+    pass.style.width = `${chance * 100}%`;
+    const mark = sd.make("b", "sd-gauge-draw");
+    mark.style.left = `${draw * 100}%`;
+    track.append(pass, mark);
+    track.setAttribute("role", "img");
+    track.setAttribute("aria-label", `Chance to pass ${share(chance)}, draw ${share(draw)}`);
+    gauge.append(
+      sd.make("span", "", `min(1, p/q) = ${share(chance)}`),
+      track,
+      sd.make("span", passed ? "sd-passes" : "sd-fails", passed ? "passes" : "fails"),
+    );
+    return gauge;
+  }
+}

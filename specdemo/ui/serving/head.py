@@ -1,4 +1,4 @@
-"""Puts a script before Gradio's own scripts. The `head` of `launch` would come after them."""
+"""Puts elements into the head of the page. The `head` of `launch` would come after Gradio has begun, one by one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..runs import Runs
 
 
-class EarlyScript:
-    """Middleware that puts a script at the beginning of the page. Serving it counts as work besides the engine."""
+class Head:
+    """Middleware that puts elements at the beginning and at the end of the page's head.
 
-    def __init__(self, app: ASGIApp, script: str, runs: Runs) -> None:
+    Serving the page counts as work besides the engine.
+    """
+
+    def __init__(self, app: ASGIApp, first: str, last: str, runs: Runs) -> None:
         self.app, self.runs = app, runs
-        self.head = f"<head><script>{script}</script>".encode()
+        self.first, self.last = f"<head>{first}".encode(), f"{last}</head>".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [header for header in message["headers"] if header[0] != b"content-length"]
             elif message["type"] == "http.response.body":
-                message["body"] = message.get("body", b"").replace(b"<head>", self.head, 1)
+                body = message.get("body", b"").replace(b"<head>", self.first, 1)
+                message["body"] = body.replace(b"</head>", self.last, 1)
             await send(message)
 
         if scope["type"] == "http" and scope["path"] == "/":

@@ -1,0 +1,122 @@
+"""The pictures of the docs, of recordings that ship: `python -m specdemo.bench.pictures`.
+
+The moving one is what the page opens with. Its clock is the program's, so the pictures are the same however long a
+frame takes.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .page import ARGUMENTS, check_browser, executable, served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+RACE, STEP = "code-3", "story-2-eagle-match"  # recordings
+FRAMES = 5  # in a second
+LAST_SECONDS = 4.0  # that the last frame stays
+SIZE = 1000, 700  # of a frame
+QUALITY = 60
+CLOCK = """() => {
+  let now = performance.now();
+  performance.now = () => now;
+  const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  window.forward = async (seconds) => {
+    now += 1000 * seconds;
+    if (specdemo.race.state === "opening") specdemo.race.opening.tick();
+    await frame();
+    for (const animation of document.getAnimations()) {
+      animation.pause();
+      animation.currentTime += 1000 * seconds;
+    }
+    await frame();
+    return specdemo.race.state;
+  };
+}"""
+FILMED = """
+  #controls, .sd-results, .sd-legend, .sd-pacing { display: none !important; }
+  .sd-sentence { min-height: 1.6em !important; font-size: 22px !important; }
+  .sd-exact { min-height: 4.5em !important; }
+"""
+ENDED = """() => {  // the recording of the other tab, in the arena of a race
+  const { show } = specdemo.race;
+  const { data } = specdemo.replay;
+  show.load(data);
+  show.close(data.end);
+  show.seek(Infinity);
+}"""
+
+
+def main() -> None:
+    """Make all pictures."""
+    check_browser()
+    from playwright.sync_api import sync_playwright
+
+    with (
+        served() as (url, _),
+        sync_playwright() as playwright,
+        playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS) as browser,
+    ):
+        page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+        page.goto(url)
+        page.locator("[data-stage=ready]").wait_for(timeout=120_000)
+        replay(page, RACE)
+        page.evaluate(ENDED)
+        page.get_by_role("tab", name="Race").click()
+        page.locator("#race .sd-arena[data-state=ended]").wait_for()
+        page.screenshot(path=DOCS / "race.png", full_page=True)
+        replay(page, STEP)
+        step(page)
+        page.locator(".sd-step").screenshot(path=DOCS / "step.png")
+        moving = browser.new_page(viewport={"width": 1360, "height": 1000}, reduced_motion="no-preference")
+        moving.goto(url)
+        film(moving, DOCS / "race.webp")
+
+
+def replay(page: Page, name: str) -> None:
+    """Open a recording on the tab Replay."""
+    page.get_by_role("tab", name="Replay").click()
+    page.locator("#replay .sd-play:enabled").wait_for()
+    page.select_option("#replay .sd-which", name)
+    page.wait_for_function(
+        "name => specdemo.replay.chosen === name && !document.querySelector('.sd-play').disabled", arg=name
+    )
+
+
+def step(page: Page) -> None:
+    """Step to the first test of a guess that failed after one that passed."""
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("t")
+    for _ in range(200):
+        words = page.locator(".sd-step-words").inner_text()
+        if "it is rejected" in words and not words.startswith("Drafted token 1 "):
+            return
+        page.keyboard.press("ArrowRight")
+
+
+def film(page: Page, path: Path) -> None:
+    """What the page opens with, as an animated WebP file."""
+    from PIL import Image
+
+    page.locator("#race .sd-arena[data-state=opening]").wait_for()
+    page.evaluate(CLOCK)
+    page.add_style_tag(content=FILMED)
+    box = page.locator("#arena").bounding_box()
+    assert box
+    clip: Any = {"x": box["x"] - 12, "y": box["y"] - 12, "width": SIZE[0], "height": SIZE[1]}
+    page.set_viewport_size({"width": SIZE[0] + 24, "height": 1000})
+    frames = []
+    state = "opening"
+    while state == "opening":
+        state = page.evaluate("seconds => forward(seconds)", 1 / FRAMES)
+        frames.append(Image.open(BytesIO(page.screenshot(clip=clip))).convert("RGB"))
+    times = [1000 // FRAMES] * (len(frames) - 1) + [int(1000 * LAST_SECONDS)]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0, quality=QUALITY)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+// What the page opens with: a recorded race in the arena, slowed down, with one caption at a time. It moves the clock of
+// the show itself. Skip, Escape or Run ends it.
+import * as sd from "../assets/page.js";
+import { still } from "./show.js";
+
+const TICK_MS = 40;
+const READ = 3.2; // seconds for a caption
+const GO_ON = 2.5; // and for what lies between the rounds that are explained
+const REST = 6; // and for the rest of the race
+const JUST = 1e-6; // seconds of the engine before a pass ends
+const BEGINS = ["The same model writes the same text twice: alone, and with a drafter."];
+const CAPTIONS = [
+  ["The drafter guesses the next tokens."],
+  ["The target reads all guesses in one pass."],
+  ["It keeps those that it would have written: ", ["a", "accepted"], "."],
+  ["It replaces the first wrong guess: ", ["r", "resampled"], "."],
+  ["If all are right, it adds one more: ", ["b", "bonus"], "."],
+];
+const ENDS = ["So the drafted lane needs fewer passes for the same text."];
+const ABOUT = "A recorded race, slowed down. Press Esc to skip it, or Run to start your own.";
+
+const spans = (words) => words.map((part) => (typeof part === "string" ? part : sd.make("span", `tok ${part[0]}`, part[1])));
+
+/** Whether a wrong guess and what took its place can be seen. */
+const isSeen = ({ row: [, , tokens] }) => ["x", "r"].every((kind) => tokens.some(([text, code]) => code === kind && text.trim()));
+
+/** Scenes [from, to, seconds, words]: the engine's time at their beginning and end, and how long they are shown. Explained
+ *  are the first round in which some guesses are right and one is wrong, and the next one whose guesses are all right. */
+const scenes = ({ plain, speculative: { events } }) => {
+  const rounds = events.filter(({ seconds }) => seconds);
+  const is = (kinds) => ({ row }) => kinds.test(row[2].map(([, code]) => code).join(""));
+  const [guess, read, keep, replace, add] = CAPTIONS;
+  const wrong = rounds.filter(is(/^a+x/)).find(isSeen);
+  const right = wrong && rounds.filter(is(/^aa+b$/)).find(({ at }) => at > wrong.at);
+  const first = events[0].at; // its first token stands there at once
+  const begins = ({ at, seconds: [draft, , all] }) => Math.max(first, at - all + draft); // the pass: the guesses are there
+  const end = Math.max(events.at(-1).at, plain.events.at(-1).at);
+  if (!right) return [[first, end, REST, BEGINS]];
+  return [
+    [first, begins(wrong), GO_ON, BEGINS],
+    [begins(wrong), begins(wrong), READ, guess],
+    [begins(wrong), wrong.at - JUST, READ, read],
+    [wrong.at, wrong.at, READ, keep],
+    [wrong.at, wrong.at, READ, replace],
+    [wrong.at, begins(right), GO_ON, guess],
+    [begins(right), right.at - JUST, GO_ON, read],
+    [right.at, right.at, READ, add],
+    [right.at, end, REST, ENDS],
+  ];
+};
+
+export class Opening {
+  /** `data` is a recording with the lanes of a usual race, see playable.py. */
+  constructor(race, data) {
+    Object.assign(this, { race, scenes: scenes(data.lanes) });
+    race.show.load(data);
+  }
+
+  play() {
+    if (still()) return this.end();
+    this.race.show.rewind();
+    this.at = -1;
+    this.next();
+  }
+
+  next() {
+    this.at += 1;
+    if (!this.scenes[this.at]) return this.end();
+    this.began = performance.now();
+    this.race.say("opening");
+    this.race.root.toggleAttribute("data-explains", this.scenes[this.at][3] !== ENDS);
+    this.race.words("", ABOUT);
+    this.race.parts.sentence.replaceChildren(...spans(this.scenes[this.at][3]));
+    this.tick();
+  }
+
+  tick() {
+    clearTimeout(this.timer);
+    const [from, to, seconds] = this.scenes[this.at];
+    const shown = Math.min(1, (performance.now() - this.began) / 1000 / seconds);
+    this.race.show.seek(from + (to - from) * shown);
+    if (shown === 1) return this.next();
+    this.timer = setTimeout(() => this.tick(), TICK_MS);
+  }
+
+  /** All of it, and all captions. */
+  end() {
+    clearTimeout(this.timer);
+    const { race } = this;
+    race.show.seek(Infinity);
+    race.say("opened");
+    const { plain, speculative } = race.lanes;
+    race.words(`${speculative.passes} passes instead of ${plain.passes}, and the same text.`);
+    const list = sd.make("ol", "sd-captions");
+    for (const words of CAPTIONS) list.appendChild(sd.make("li")).append(...spans(words));
+    race.parts.why.replaceChildren(list);
+    race.drawNow();
+    race.moved();
+  }
+
+  /** Nothing of it is left. */
+  clear() {
+    clearTimeout(this.timer);
+    this.race.show.rewind();
+  }
+}

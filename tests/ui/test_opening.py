@@ -1,0 +1,286 @@
+"""What the page opens with: a recorded race that explains itself; and the lanes that a visitor adds to a race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from specdemo.models.presets import load_prompts
+from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.stats import Stats, speed_up
+from specdemo.racing.trace import read_trace
+from specdemo.ui.replay.playable import playable
+from specdemo.ui.replay.recordings import OPENING
+
+from .browser import run, served, tokens_of, tokens_shown
+from .conftest import Visit, listeners
+from .scripted import PROMPTS, Script
+from .test_page import AXE
+from .test_replay import lines_of
+from .test_show import FADED, SHIFTS
+
+Open = Callable[..., Page]
+HEADER, ENTRIES = read_trace(lines_of(OPENING))
+PASSES = {
+    lane: Stats.of(entry.event for entry in ENTRIES if entry.lane == lane).rounds + 1 for lane in (PLAIN, SPECULATIVE)
+}
+CAPTIONS = [  # in their order, one at a time
+    "The same model writes the same text twice: alone, and with a drafter.",
+    "The drafter guesses the next tokens.",
+    "The target reads all guesses in one pass.",
+    "It keeps those that it would have written: accepted.",
+    "It replaces the first wrong guess: resampled.",
+    "The drafter guesses the next tokens.",
+    "The target reads all guesses in one pass.",
+    "If all are right, it adds one more: bonus.",
+    "So the drafted lane needs fewer passes for the same text.",
+]
+RESULT = f"{PASSES[SPECULATIVE]} passes instead of {PASSES[PLAIN]}, and the same text."
+# The clock of the opening is the test's, however busy the machine is.
+CLOCK = """() => {
+  let now = performance.now();
+  performance.now = () => now;
+  window.frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  window.tick = (seconds) => { now += 1000 * seconds; window.specdemo.race.opening.tick(); return frame(); };
+}"""
+
+
+@pytest.fixture
+def opening(seeing: BrowserContext, url: str, script: Script) -> Iterator[Open]:
+    """Opens the page on a clock that only `tick` moves, and waits for the opening to begin."""
+    pages: list[Page] = []
+    troubles: list[str] = []
+
+    def open_page(query: str = "", width: int = 1280, at: str = url) -> Page:
+        page = seeing.new_page()
+        page.set_viewport_size({"width": width, "height": 900})
+        page.set_default_timeout(20_000)
+        for event, hear in listeners(troubles, "\0").items():
+            page.on(event, hear)  # type: ignore[call-overload]
+        pages.append(page)
+        page.goto(at + query)
+        page.locator("#race .sd-arena[data-state=opening]").wait_for()
+        page.evaluate(CLOCK)
+        page.evaluate(SHIFTS)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert troubles == []
+
+
+def caption(page: Page) -> str:
+    return page.locator("#race .sd-sentence").inner_text()
+
+
+def kinds(page: Page, lane: str = SPECULATIVE) -> str:
+    return "".join(code for _, code in tokens_shown(page, lane))
+
+
+def serious(page: Page) -> list[object]:
+    page.evaluate(FADED)
+    page.evaluate(AXE)
+    found = [v for v in page.evaluate("axe.run()")["violations"] if v["impact"] in ("serious", "critical")]
+    return [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found]
+
+
+def test_the_recording_is_a_race_of_the_prompt_that_the_form_begins_with() -> None:
+    prompts = load_prompts()
+    assert HEADER["prompt"] == next(iter(prompts.values()))[0]
+    assert HEADER["settings"]["rule"] == "match"
+    assert playable(HEADER, ENTRIES)["end"]["exactness"]["mark"] == "same"
+
+
+def test_something_real_moves_within_a_second_before_any_model_is_loaded(opening: Open) -> None:
+    script = Script()
+    script.loading.clear()
+    with served(script) as url:
+        page = opening(at=url)
+        page.evaluate("tick(0.1)")
+        assert len(tokens_shown(page, SPECULATIVE)) == 1
+        assert script.loads == []
+        page.close()
+        script.loading.set()
+
+
+def test_each_step_is_shown_with_its_caption(opening: Open) -> None:
+    page = opening()
+    seen = []
+    for _, _, seconds, _ in page.evaluate("specdemo.race.opening.scenes"):
+        page.evaluate("seconds => tick(seconds)", seconds / 2)
+        seen.append((caption(page), kinds(page)))
+        page.evaluate("seconds => tick(seconds)", seconds)
+    assert [words for words, _ in seen] == CAPTIONS
+    _, guess, read, keep, replace, _, second, add, _ = (shown for _, shown in seen)
+    known = guess.rstrip("g")
+    assert guess == read
+    assert len(guess) > len(known) + 1
+    assert keep == replace
+    assert keep.startswith(f"{known}a")
+    assert keep.endswith("r")
+    assert "x" in keep[len(known) :]
+    assert second.endswith("gg")
+    assert add == second.replace("g", "a") + "b"
+    assert caption(page) == RESULT
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(ENTRIES, lane)
+
+
+@pytest.mark.parametrize("way", ["button", "key"])
+def test_it_is_skipped_by_a_button_and_by_a_key_and_shown_again(opening: Open, way: str) -> None:
+    page = opening()
+    page.locator("#prompt textarea").focus()
+    if way == "key":
+        page.keyboard.press("Escape")
+    else:
+        page.get_by_role("button", name="Skip").click()
+    expect(page.locator("#race .sd-captions li")).to_have_count(5)
+    assert caption(page) == RESULT
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(ENTRIES, SPECULATIVE)
+    page.get_by_role("button", name="Again").click()
+    expect(page.locator("#race .sd-sentence")).to_have_text(CAPTIONS[0])
+    assert kinds(page) == "t"
+
+
+def test_run_ends_it(opening: Open, script: Script) -> None:
+    script.gate.clear()
+    page = opening()
+    page.evaluate("tick(2)")
+    expect(page.locator("#prompt textarea")).to_have_value(PROMPTS["facts"][0])  # so that there is something to run
+    page.click("#run")
+    page.locator("#race .sd-arena[data-state=waiting]").wait_for()
+    assert tokens_shown(page, PLAIN) == tokens_shown(page, SPECULATIVE) == []
+    script.gate.set()
+    page.locator("#race .sd-arena[data-state=showing]").wait_for()
+    page.get_by_role("button", name="Skip").click()
+    expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "ended")
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+    page.evaluate("specdemo.race.opening.timer = null")
+    assert "tokens per target pass" in caption(page)
+
+
+def test_whoever_wants_no_motion_sees_the_end_and_all_captions(visit: Visit, script: Script) -> None:
+    page = visit()
+    page.locator("#race .sd-arena[data-state=opened]").wait_for()
+    shown = page.locator("#race .sd-captions").inner_text()
+    places = [shown.index(words) for words in CAPTIONS[1:5]]
+    assert places == sorted(places)
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(ENTRIES, SPECULATIVE)
+    assert page.evaluate("specdemo.race.opening.timer === undefined")
+    run(page)
+    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+
+
+def test_a_link_is_not_opened_with_a_recording(visit: Visit, script: Script) -> None:
+    page = visit("?prompt=one+two")
+    expect(page.locator("#race .sd-sentence")).to_have_text("The form was filled in from a link.")
+    assert page.evaluate("specdemo.race.opening === undefined")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_nothing_moves_and_axe_finds_nothing_serious(opening: Open, width: int, dark: bool) -> None:
+    page = opening(f"?__theme={'dark' if dark else 'light'}", width=width)
+    for _, _, seconds, _ in page.evaluate("specdemo.race.opening.scenes")[:-1]:
+        page.evaluate("seconds => tick(seconds)", seconds)
+    assert serious(page) == []
+    page.keyboard.press("Escape")
+    expect(page.locator("#race .sd-captions li")).to_have_count(5)
+    page.evaluate("frame()")
+    assert page.evaluate("window.shifts") == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert serious(page) == []
+
+
+# More lanes -------------------------------------------------------------------------------------------------
+
+LANES = ["prompt-lookup:4", "ngram:2", "lookup-ngram:auto"]
+LINK = "?prompt=one+two+three+four+five+six+seven&max_new_tokens=60&k=4&lane2=ngram&k2=2&lane3=lookup-ngram&k3=auto"
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_three_drafters_race_the_target_alone(visit: Visit, script: Script, width: int, dark: bool) -> None:
+    page = visit(f"{LINK}&__theme={'dark' if dark else 'light'}", width=width)
+    run(page)
+    names = [PLAIN, *LANES]
+    assert page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map((lane) => lane.dataset.lane)") == names
+    titles = ["Target alone", "prompt-lookup, K 4", "ngram, K 2", "lookup-ngram, K auto"]
+    expect(page.locator("#race .sd-lane h2")).to_have_text(titles)
+    stats = {lane: Stats.of(entry.event for entry in script.entries if entry.lane == lane) for lane in names}
+    rows = page.locator("#race .sd-table tbody tr").evaluate_all(
+        "rows => rows.map((row) => row.innerText.split(/\\s*\\t/))"
+    )
+    assert [row[0].strip() for row in rows] == titles
+    for row, (lane, found) in zip(rows, stats.items(), strict=True):
+        shown = page.locator(f'#race [data-lane="{lane}"] .sd-text .tok').evaluate_all(
+            "tokens => tokens.map((token) => [token.textContent, token.classList[1]])"
+        )
+        assert shown == tokens_of(script.entries, lane)
+        ratio = speed_up(stats[PLAIN], found)
+        assert row[1:4] == [f"{ratio:.2f}×" if ratio else "–", str(found.rounds + 1), f"{found.tokens_per_second:.1f}"]
+    best = max(speed_up(stats[PLAIN], stats[lane]) or 0 for lane in LANES)
+    expect(page.locator("#race .sd-ratio")).to_have_text(f"{best:.2f}×")
+    colours = [
+        page.locator(f"#race {part}").evaluate_all(
+            "parts => parts.map((part) => getComputedStyle(part).getPropertyValue('--sd-lane'))"
+        )
+        for part in (".sd-lane .sd-track i", ".sd-table tbody th", ".sd-time span")
+    ]
+    assert colours[0] == colours[1] == colours[2]
+    assert len({*colours[0]}) == 4
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for part in page.locator("#race :is(.sd-lane, .sd-table, .sd-time)").all():
+        box = part.bounding_box()
+        assert box
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    assert serious(page) == []
+
+
+def test_lanes_are_added_in_the_form_and_taken_away(visit: Visit, script: Script) -> None:
+    page = visit("?prompt=one+two+three+four+five")
+    page.click("#lanes button")
+    page.click("#lane2 input")
+    page.get_by_role("option", name="ngram", exact=True).click()
+    page.click("#k2 input")
+    page.get_by_role("option", name="3", exact=True).click()
+    run(page)
+    expect(page.locator("#race .sd-lane h2")).to_have_text(["Target alone", "prompt-lookup, K 4", "ngram, K 3"])
+    page.click("#lane2 input")
+    page.get_by_role("option", name="No lane").click()
+    run(page)
+    expect(page.locator("#race .sd-lane h2")).to_have_text(["Target alone", "With prompt-lookup"])
+    expect(page.locator("#race .sd-table")).not_to_be_visible()
+    expect(page.locator("#race .sd-figures")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("&lane2=prompt-lookup&k2=4", "The lane prompt-lookup:4 is given twice."),
+        ("&lane2=draft-model&k2=4", "The drafter draft-model cannot be used here: this preset has no draft model."),
+        ("&drafter=none&lane2=ngram", "The target alone races in any case: leave out the lane none:4."),
+    ],
+)
+def test_lanes_that_cannot_race_are_refused_in_words(visit: Visit, script: Script, query: str, words: str) -> None:
+    page = visit(f"?prompt=one&k=4{query}")
+    run(page, until="failed")
+    assert words in page.locator("#race .sd-sentence").inner_text()
+
+
+def test_a_race_of_four_lanes_is_replayed(visit: Visit, script: Script) -> None:
+    page = visit(LINK)
+    run(page)
+    page.click("#race .sd-again")
+    page.locator("#replay .sd-play:enabled").wait_for()
+    expect(page.locator("#replay .sd-lane h2")).to_have_text(["Target alone", *LANES])
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("End")
+    page.locator("#replay .sd-arena[data-state=ended], #replay [data-state=ended]").first.wait_for()
+    for side, lane in zip(("speculative", "drafted-2", "drafted-3"), LANES, strict=True):
+        shown = page.locator(f"#replay [data-lane={side}] .sd-text .tok").evaluate_all(
+            "tokens => tokens.map((token) => [token.textContent, token.classList[1]])"
+        )
+        assert shown == tokens_of(script.entries, lane)
