@@ -17,10 +17,8 @@ import typer
 
 from ..decoding.events import emitted_tokens
 from ..models.presets import load_presets
-from ..racing.stats import Stats
 from ..racing.text import LaneText
 from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, trace_lines, write_trace
-from ..racing.wiring import head_doubt
 from ..system.imports import import_quickly
 from ..types import BadInput, TokenKind
 from .bench import app as bench_app
@@ -197,9 +195,6 @@ def race_(
         entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, isolated, asked.more))
         outcome = summary.summary(loaded, prompt_ids, asked.settings, entries, asked.drafted)
         typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, asked.drafter, why))
-        stats = Stats.of(entry.event for entry in entries if entry.lane == SPECULATIVE)
-        if doubt := head_doubt(loaded.head_formats, asked.drafter, stats):
-            typer.echo(doubt, err=True)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ..decoding import noise
@@ -16,6 +16,7 @@ from .stats import Stats
 from .text import LaneText
 from .trace import Entry
 from .verdict import judge, lanes_verdict
+from .wiring import head_doubt
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -51,6 +52,9 @@ def summary(
         )
         for lane, asked in drafted.items()
     }
+    for lane, asked in drafted.items():
+        if asked and (doubt := head_doubt(loaded.head_formats, asked.drafter, stats[lane])):
+            verdicts[lane] = replace(verdicts[lane], sentence=f"{verdicts[lane].sentence} {doubt}")
     compared = {lane: asdict(comparisons[lane]) if comparisons else None for lane in drafted}
     return {
         **{lane: report(loaded, prompt_ids, events) for lane, events in lanes.items()},

@@ -314,6 +314,7 @@ class Toy:
     ngram_table: Path | None = None
     skip_layers: int | None = 1
     heads: dict[str, ReadyHead[Any]] = field(default_factory=dict)
+    head_formats: dict[str, str] = field(default_factory=dict)
     engine: str = "eager"
     costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)
     tokenizer: Any = None
