@@ -49,10 +49,14 @@ class EaglePasses(HeadPasses[EagleHead]):
     def _read(self, x: Tensor, tokens: Tensor) -> Tensor:
         """The logits after the last of T pairs, [1, V']; the entries of all become live."""
         output = self.backend.run(x, self.ready.embed(tokens), outputs=1)
-        normed, head = self.ready.head.shape.normed_feedback, self.ready.head
-        self.output.copy_(head.norm(output.to(self.ready.dtype)) if normed else output)
+        self.output.copy_(self.feedback(output))
         self.backend.advance(len(tokens))
         return self.backend.logits(output)
+
+    def feedback(self, output: Tensor) -> Tensor:
+        """What the next pass reads of the outputs of this one, [T, hidden]."""
+        head = self.ready.head
+        return head.norm(output.to(self.ready.dtype)) if head.shape.normed_feedback else output
 
 
 class Eagle(HeadDrafter):
@@ -84,7 +88,7 @@ class Eagle(HeadDrafter):
                 ancestors.append(words[node])
             embedded = self.ready.embed([named.token_ids[node] for node in following])
             y = passes.backend.branch(x, embedded, ancestors)
-            outputs.update(zip(following, y.split(1), strict=True))
+            outputs.update(zip(following, passes.feedback(y).split(1), strict=True))
             return passes.backend.logits(y)
 
         return grow_by_depth(logits, read, nodes, depth, self.rule, len(context), self.ready.token_ids)
