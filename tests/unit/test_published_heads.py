@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,14 +220,16 @@ def plain(folder: Path) -> Path:
 # The text --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(("temperature", "tree"), [(0.0, False), (0.7, False), (0.7, True)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_text_is_the_one_that_the_target_writes_alone(name: str, temperature: float, tmp_path: Path) -> None:
+def test_the_text_is_the_one_that_the_target_writes_alone(
+    name: str, temperature: float, tree: bool, tmp_path: Path
+) -> None:
     config, tensors, kind, _ = made(name)
     toy = toy_with(write(tmp_path / "head", config, tensors), kind)
-    settings = Settings(k=4, temperature=temperature, seed=5, max_new_tokens=40)
+    alone = Settings(k=4, temperature=temperature, seed=5, max_new_tokens=40)
     texts = []
-    for drafter in (kind.name, "none"):
+    for drafter, settings in ((kind.name, replace(alone, tree=tree)), ("none", alone)):
         runner = toy.target_runner(128)
         texts.append(ids_of(list(decode(runner, toy.drafter(drafter, runner, settings), [3, 1, 4, 1, 5], settings))))
     assert texts[0] == texts[1]
