@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -29,13 +30,42 @@ class Asked:
     settings: Settings
 
 
+Baseline = Dialect | tuple[dict[str, Any], list[Entry]] | None
+"""Another server, or a trace that one wrote, or nothing."""
+
+
 @dataclass(slots=True)
 class ServerRace:
-    """A finished race: its entries, and what is known of the servers of its lanes."""
+    """A race: its entries so far, and at the end what is known of the servers of its lanes."""
 
     asked: Asked
-    entries: list[Entry]
+    entries: list[Entry] = field(default_factory=list)
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def run(self, server: Dialect, baseline: Baseline) -> Iterator[Entry]:
+        """One text by the baseline, then one by the server. What there is when it is closed can be told.
+
+        Raises:
+            BadInput: a server cannot be asked or answers something else, or the trace is of another race.
+        """
+        asked = self.asked
+        lanes: list[Lane] = []
+        told: dict[str, tuple[Dialect, Told]] = {}
+        if isinstance(baseline, tuple):
+            lane, self.servers[PLAIN] = _recorded(asked, server, *baseline)
+            lanes.append(lane)
+        for name, dialect in ((PLAIN, baseline), (SPECULATIVE, server)):
+            if dialect is not None and not isinstance(dialect, tuple):
+                lane, answer = server_lane(name, dialect, asked.prompt, asked.raw, asked.settings)
+                lanes.append(lane)
+                told[name] = dialect, answer
+        try:
+            with closing(race_lanes(lanes, isolated=True)) as entries:  # type: ignore[type-var]
+                for entry in entries:
+                    self.entries.append(entry)
+                    yield entry
+        finally:
+            self.servers |= {name: told_of(*found) for name, found in told.items()}
 
     def of(self, lane: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.lane == lane]
@@ -44,30 +74,12 @@ class ServerRace:
         return [entry.event for entry in self.of(lane)]
 
 
-def race_servers(
-    asked: Asked, server: Dialect, baseline: Dialect | tuple[dict[str, Any], list[Entry]] | None
-) -> ServerRace:
-    """One text by the baseline, then one by the server.
-
-    Args:
-        baseline: another server, or a trace that one wrote, or nothing.
-
-    Raises:
-        BadInput: a server cannot be asked or answers something else, or the trace is of another race.
-    """
-    lanes: list[Lane] = []
-    told: dict[str, tuple[Dialect, Told]] = {}
-    servers: dict[str, dict[str, Any]] = {}
-    if isinstance(baseline, tuple):
-        lane, servers[PLAIN] = _recorded(asked, server, *baseline)
-        lanes.append(lane)
-    for name, dialect in ((PLAIN, baseline), (SPECULATIVE, server)):
-        if dialect is not None and not isinstance(dialect, tuple):
-            lane, answer = server_lane(name, dialect, asked.prompt, asked.raw, asked.settings)
-            lanes.append(lane)
-            told[name] = dialect, answer
-    entries = list(race_lanes(lanes, isolated=True))
-    return ServerRace(asked, entries, servers | {name: told_of(*found) for name, found in told.items()})
+def race_servers(asked: Asked, server: Dialect, baseline: Baseline) -> ServerRace:
+    """A whole race, see `ServerRace.run`."""
+    race = ServerRace(asked)
+    for _ in race.run(server, baseline):
+        pass
+    return race
 
 
 def _recorded(
@@ -99,6 +111,7 @@ def outcome(race: ServerRace) -> dict[str, Any]:
     found: dict[str, Any] = {**lanes, "speed_up": None, "sentence": "", "comparison": None}
     if PLAIN not in lanes:
         found["sentence"] = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
+    if len(lanes) < 2:
         return found
     plain, speculative = (Stats.of(race.events(name)) for name in names)
     found |= judge(plain, speculative).as_dict()

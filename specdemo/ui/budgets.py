@@ -13,7 +13,7 @@ class Budgets:
     """The limits, by default those of a page of one's own. `of` gives those of a Space.
 
     `race_seconds` and `lab_seconds` are wall-clock time, without the loading of the preset. `own_models` says whether
-    visitors may name models: they then read files of this machine and fill its disk.
+    visitors may name models and servers: they then read files of this machine, fill its disk and ask its network.
     """
 
     new_tokens: int = 2_000

@@ -219,7 +219,9 @@ class Engine:
                 seen = self.status
                 yield seen
 
-    def stream(self, preset: str, run: Callable[[Any], Generator[T]], local: bool = False) -> Generator[list[T | Said]]:
+    def stream(
+        self, preset: str | None, run: Callable[[Any], Generator[T]], local: bool = False
+    ) -> Generator[list[T | Said]]:
         """What `run(loaded)` yields, in batches: the first item at once, later ones at the intervals of `Pauses`.
 
         Reports of the work (`progress.tell`) are among the items. The engine does not wait for its followers, except
@@ -227,6 +229,7 @@ class Engine:
         it between two passes (`progress.check_stopped`), and waits for that.
 
         Args:
+            preset: None for work that needs none; `loaded` is then whatever there is, perhaps None.
             local: whether the batches are shown on this machine.
 
         Raises:
@@ -241,7 +244,7 @@ class Engine:
             began = self._began = time.monotonic()
             self._wake()
             try:
-                if self._loaded is None or self._loaded.preset.name != preset:
+                if preset is not None and (self._loaded is None or self._loaded.preset.name != preset):
                     raise EngineTrouble(self.status.words)
                 waiting = attended(closed.is_set, lambda words: items.put(Said(words)))
                 with waiting, closing(run(self._loaded)) as source:

@@ -28,7 +28,7 @@ class Job:
 
     kind = "job"
 
-    def __init__(self, preset: str, seconds: float | None = None) -> None:
+    def __init__(self, preset: str | None, seconds: float | None = None) -> None:
         self.id = secrets.token_hex(8)
         self.preset = preset
         self.seconds = seconds
@@ -123,7 +123,9 @@ class Job:
         raise NotImplementedError
 
     def _load(self, engine: Engine) -> Iterator[Status]:
-        """What the model is doing until the preset is loaded."""
+        """What the model is doing until the preset is loaded, if there is one to load."""
+        if self.preset is None:
+            return
         for status in engine.follow(self.preset, self.stop):
             yield status
             if status.stage == "failed":

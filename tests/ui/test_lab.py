@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "sweep": {"prompts": 1, "max_new_tokens": 8},
     "domains": {"prompts": 1, "max_new_tokens": 16},
     "lossless": {"prompts": 2, "rounds": 400, "drafter": "ngram"},
+    "doctor": {"prompts": 1, "max_new_tokens": 8, "at_once": 0, "context": 0, "drafter": "ngram"},
 }
 LONG = {"rounds": 20_000, "prompts": 0, "drafter": "ngram"}
 Open = Callable[..., tuple[Page, Locator]]
@@ -263,6 +265,21 @@ def test_sweep(lab: Open) -> None:
     expect(figure(shown, "Tokens per second").locator("svg.marks")).to_contain_text("target alone, easy")
     whole, rows = files(page, shown)
     assert {row["temperature"] for row in whole["summary"]} == {0, 0.3, 0.7, 1.0, 1.5}
+
+
+def test_doctor(lab: Open) -> None:
+    page, shown = lab("doctor")
+    measure(page, "doctor")
+    whole, rows = files(page, shown)
+    assert "server" not in str(whole["asked"])
+    assert len(whole["kinds"]) == 8
+    assert {row["part"] for row in rows} >= {"kind", "text"}
+    assert shown.locator(".lab-section strong").first.inner_text() == whole["verdict"]
+    assert len(bars(shown, "By kind of prompt")) == len([row for row in whole["kinds"] if row["speed_up"]])
+    with page.expect_download() as download:
+        shown.get_by_text("Download HTML").click()
+    assert whole["verdict"] in unescape(download.value.path().read_text(encoding="utf-8"))
+    assert download.value.suggested_filename == "specdemo-doctor.html"
 
 
 def test_domains(lab: Open) -> None:

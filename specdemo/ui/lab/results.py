@@ -22,6 +22,7 @@ SLOTS: dict[str, list[tuple[list[str], int]]] = {  # for each section of a view:
     "sweep": [([LINES] * 4, 1)],
     "domains": [([BARS] * 3, 1)],
     "lossless": [([BARS], 1), ([LINES], 0), ([BARS, LINES, LINES], 1)],
+    "doctor": [([LINES, BARS, LINES, LINES], 5)],
 }
 
 

@@ -30,7 +30,7 @@ class LabRun(Job):
         picture: all that there is to show.
         pictured: how many pictures there were.
         values, measured: what was measured for fields of the form, and beside them.
-        files: the result as JSON and CSV, once it is over.
+        files: the result as JSON and CSV, and as a page of HTML where there is one, once it is over.
         outcome: how it ended, in words.
     """
 
@@ -79,6 +79,7 @@ class LabRun(Job):
         if able := [name for name in several if not drafter_class(name).unavailable_reason(loaded.parts)]:
             self.asked["drafters"] = able
         study = STUDIES[self.view.name](loaded, self.asked)
+        self.asked = self.view.told(self.asked)
         began = pictured = time.monotonic()
         yield 0.0, "Warming up"
         whole = False
@@ -120,7 +121,8 @@ class LabRun(Job):
 
         asked = {"view": self.view.name, "preset": self.preset, "stopped": self.stop.is_set(), "asked": self.asked}
         whole = {**asked, "weights": loaded.weights, "environment": loaded.environment(), **study.result()}
-        return {"json": json_text(whole), "csv": csv_text(study.rows())}
+        page = study.page()
+        return {"json": json_text(whole), "csv": csv_text(study.rows())} | ({"html": page} if page else {})
 
 
 def _left(seconds: float, done: int, steps: int) -> str:

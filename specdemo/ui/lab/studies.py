@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...drafters.names import drafter_class
+from ...drafters.names import DRAFTERS, drafter_class
 from ...models.presets import PRESETS
 from ...racing.race import PLAIN, SPECULATIVE, race
 from ...racing.trace import Entry
+from ...servers.address import Address
+from ...servers.client import Client
+from ...servers.dialects import find_dialect
 from ...studies import domains, greedy, lossless, profile, sweep, theory
+from ...studies.diagnosis import Diagnosis
+from ...studies.doctor import AT_ONCE, CONTEXTS, Doctor, Plan, settings_of
 from ...studies.explain import Explained, explain
 from ...studies.prompts import Prompt, read_prompts, readable
+from ...studies.report import html_report
+from ...studies.writers import PresetWriter, ServerWriter, Writer
 from ...types import BadInput, Settings
 from ..race.run import Run
 from . import pictures
+from .diagnosis import of_diagnosis
 from .plots import Picture, Section
 from .views import K_SWEEP, VIEWS
 
@@ -72,6 +80,10 @@ class Study:
     def measured(self) -> Measured | None:
         """What was measured beside them."""
         return None
+
+    def page(self) -> str:
+        """Everything as a page of HTML; empty where there is none."""
+        return ""
 
 
 class Profile(Study):
@@ -271,7 +283,59 @@ class Lossless(Study):
         return {"greedy": self.checks, "exact": self.places, "sampling": self.history}
 
 
-STUDIES: dict[str, type[Study]] = dict(zip(VIEWS, (Profile, Theory, Sweep, Domains, Lossless), strict=True))
+class Examination(Study):
+    """The doctor, on the servers whose addresses were given, else on the preset."""
+
+    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
+        super().__init__(loaded, asked)
+        self.doctor: Doctor | None = None
+        self.plan = Plan(
+            asked["prompts"],
+            settings_of(0.0, asked["max_new_tokens"], bool(asked.get("server"))),
+            [count for count in AT_ONCE if count <= asked["at_once"]],
+            [tokens for tokens in CONTEXTS if tokens <= asked["context"]],
+        )
+
+    def run(self) -> Iterator[str]:
+        with ExitStack() as opened:
+            doctor = self.doctor = Doctor(*self._sides(opened), self.plan)
+            self.steps = doctor.steps
+            for words in doctor.run():
+                self.done = doctor.done
+                yield words
+
+    def _sides(self, opened: ExitStack) -> tuple[Writer, Writer | None]:
+        names = ("server", "server_key"), ("baseline", "baseline_key")
+        pairs = [(self.asked.get(address), self.asked.get(key)) for address, key in names]
+        found = [
+            ServerWriter(find_dialect(opened.enter_context(Client(Address.read(address), key or None))))
+            if address
+            else None
+            for address, key in pairs
+        ]
+        server, baseline = found
+        if server is not None:
+            return server, baseline
+        if baseline is not None:
+            raise BadInput("Give the address of the server, too: a preset is its own baseline.")
+        return PresetWriter(self.loaded, *_of(self.asked, "drafter k")), PresetWriter(self.loaded, "none", 0)
+
+    def picture(self) -> Picture:
+        return of_diagnosis(Diagnosis.of(self.doctor)) if self.doctor and self.doctor.samples else []
+
+    def rows(self) -> list[dict[str, Any]]:
+        return Diagnosis.of(self.doctor).rows() if self.doctor else []
+
+    def result(self) -> dict[str, Any]:
+        return Diagnosis.of(self.doctor).as_dict() if self.doctor else {}
+
+    def page(self) -> str:
+        return html_report(Diagnosis.of(self.doctor)) if self.doctor else ""
+
+
+STUDIES: dict[str, type[Study]] = dict(
+    zip(VIEWS, (Profile, Theory, Sweep, Domains, Lossless, Examination), strict=True)
+)
 
 
 def theory_of(values: Mapping[str, Any], measured: Measured | None = None) -> Picture:
@@ -293,7 +357,7 @@ def race_numbers(run: Run | None) -> tuple[dict[str, float], Measured]:
     Raises:
         BadInput: there is no race, or nothing was drafted in it.
     """
-    if run is None or not run.entries:
+    if run is None or not run.entries or run.request.drafter not in DRAFTERS:  # a server's race tells no costs
         raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
     found = _explained(run.entries, run.request.drafter)
     target_ms = 1000 * found.one_pass

@@ -15,6 +15,7 @@ from typing import Any
 
 import gradio as gr
 
+from ...system.allowed import allowed
 from ..budgets import Budgets
 from ..engine import Engine
 from ..race.run import Run
@@ -37,7 +38,9 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
         top: triggers `able` when it is known what the preset can use.
     """
     with gr.Tabs(elem_id="lab"):
-        views = [ViewTab(view, engine, runs) for view in VIEWS.values()]
+        servers = budgets.own_models and allowed(servers=True) != ()
+        shown = VIEWS.values() if servers else [view.without_servers() for view in VIEWS.values()]
+        views = [ViewTab(view, engine, runs) for view in shown]
     for view in views:
         view.wire_run(preset, [other.run for other in views], budgets.lab_seconds)
         view.wire_drafters(preset, top)
@@ -69,7 +72,7 @@ class ViewTab:
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
                             kind: gr.DownloadButton(f"Download {kind.upper()}", size="md", scale=0, min_width=150)
-                            for kind in ("json", "csv")
+                            for kind in ("json", "csv", *["html"] * (view.name == "doctor"))
                         }
                     self.results = Results(view.name)
         self.tab.select(None, js=REDRAW)
@@ -252,6 +255,9 @@ def _control(field: Field, elem_id: str, engine: Engine) -> Any:
             bounds = f"{field.low:g} to {field.high:,g}."
             step = 1 if field.kind == "whole" else 0.05
             return gr.Number(field.value, info=f"{bounds} {field.info}".strip(), step=step, **named)
+        case "address" | "key":
+            hidden = "password" if field.kind == "key" else "text"
+            return gr.Textbox(field.value, info=field.info or None, type=hidden, max_lines=1, **named)
         case "text":
             return gr.Textbox(field.value, lines=2, max_lines=6, **named)
         case "choice":

@@ -6,10 +6,11 @@ Light on purpose: the page is built from this, and what measures is imported whe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...drafters.names import DRAFTERS
+from ...servers.address import MAX_ADDRESS
 from ...studies.broken import DESCRIPTIONS
 from ...types import MATCH, MAX_K, REJECTION, BadInput, brief
 from ..values import one_of
@@ -17,16 +18,17 @@ from ..values import one_of
 MAX_LAB_PROMPT = 20_000  # characters; a race takes more, `form.MAX_PROMPT`
 ABLE = [name for name in DRAFTERS if name != "none"]
 K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
+OF_SERVERS = "address", "key"  # kinds of fields
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
     """One control of a form.
 
-    `kind` is whole, number, text, choice (a few), list (a choice of one in a list), drafter or drafters (several). A
-    number has bounds, a choice has `choices`: what each value means in words. A drafter without a `value` begins as the
-    preset's own, drafters as all that the preset can use (`value` "all") or the preset's own. Fields of one `group`
-    stand under it as a heading.
+    `kind` is whole, number, text, choice (a few), list (a choice of one in a list), drafter or drafters (several), or
+    one of `OF_SERVERS`: the address of a server and its API key, which may both be empty. A number has bounds, a choice
+    has `choices`: what each value means in words. A drafter without a `value` begins as the preset's own, drafters as
+    all that the preset can use (`value` "all") or the preset's own. Fields of one `group` stand under it as a heading.
     """
 
     name: str
@@ -51,6 +53,10 @@ class Field:
             if not isinstance(given, str) or not given.strip() or len(given) > MAX_LAB_PROMPT:
                 raise BadInput(f'"{self.label}" must be a text of 1 to {MAX_LAB_PROMPT:,} characters.')
             return given
+        if self.kind in OF_SERVERS:  # not quoted: it may hold a key
+            if not isinstance(given, str) or len(given) > MAX_ADDRESS:
+                raise BadInput(f'"{self.label}" must be a text of at most {MAX_ADDRESS} characters.')
+            return given.strip()
         if self.kind == "drafters":
             if not isinstance(given, list) or not given:
                 raise BadInput("Choose at least one drafter.")
@@ -87,6 +93,15 @@ class View:
             BadInput: the first one that is wrong.
         """
         return {field.name: field.read(values.get(field.name)) for field in self.fields}
+
+    def without_servers(self) -> View:
+        """The view for a page whose visitors may not name servers."""
+        return replace(self, fields=tuple(field for field in self.fields if field.kind not in OF_SERVERS))
+
+    def told(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What may be kept of what was asked: neither addresses nor keys."""
+        secret = {field.name for field in self.fields if field.kind in OF_SERVERS}
+        return {name: value for name, value in asked.items() if name not in secret}
 
 
 def _k(value: int) -> Field:
@@ -186,4 +201,31 @@ LOSSLESS = View(
         PROMPT,
     ),
 )
-VIEWS = {view.name: view for view in (PROFILE, THEORY, SWEEP, DOMAINS, LOSSLESS)}
+SERVERS, PRESET, BOUNDS = "Your servers", "Or the preset", "How much"
+DOCTOR = View(
+    "doctor",
+    "Does it pay?",
+    "Speculation is on, and it is not faster: why? This examines a server that you run, or else the preset: what is "
+    "accepted at each position, what a round costs, the speed-up over eight kinds of prompts, with several requests at "
+    "once and with longer prompts. It says which setting to change, and whether the text stays the same.",
+    (
+        Field("server", "Address of the server", "address", "", info="Such as http://127.0.0.1:8080", group=SERVERS),
+        Field("server_key", "Its API key", "key", "", group=SERVERS),
+        Field(
+            "baseline",
+            "The same server without speculation",
+            "address",
+            "",
+            info="Without it no speed-up is known.",
+            group=SERVERS,
+        ),
+        Field("baseline_key", "Its API key", "key", "", group=SERVERS),
+        Field("drafter", "Drafter", "drafter", group=PRESET),
+        Field("k", "Draft length K (tokens per round)", "whole", 4, 1, MAX_K, group=PRESET),
+        Field("prompts", "Prompts of each kind", "whole", 1, 1, 3, group=BOUNDS),
+        Field("max_new_tokens", "Tokens of each text", "whole", 48, 8, 512, group=BOUNDS),
+        Field("at_once", "Requests at once, at most", "whole", 4, 0, 16, info="0 leaves them out.", group=BOUNDS),
+        Field("context", "Longest prompt, tokens", "whole", 1024, 0, 4096, info="0 leaves it out.", group=BOUNDS),
+    ),
+)
+VIEWS = {view.name: view for view in (PROFILE, THEORY, SWEEP, DOMAINS, LOSSLESS, DOCTOR)}

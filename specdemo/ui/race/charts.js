@@ -146,9 +146,10 @@ export class Charts {
     const words = [];
     let end = 0;
     for (const [part, name, read] of PARTS) {
-      end += read(stats);
+      const seconds = read(stats); // null where a server does not tell it
+      end += seconds ?? 0;
       parts[part].style.width = `${(100 * end) / longest}%`;
-      words.push(`${name} ${read(stats).toFixed(2)} s`);
+      if (seconds !== null) words.push(`${name} ${seconds.toFixed(2)} s`);
     }
     total.textContent = `${stats.seconds.toFixed(2)} s`;
     if (last) bar.setAttribute("aria-label", words.join(", "));

@@ -42,10 +42,9 @@ class Run(Job):
         return super().size + getsizeof(self.request.prompt) + self._entry_bytes
 
     def _play(self, engine: Engine) -> Iterator[str]:
-        request = self.request
         for status in self._load(engine):
             yield self.message(status=asdict(status))
-        batches = engine.stream(request.preset, lambda loaded: self._race(engine, loaded), self.local)
+        batches = engine.stream(self.preset, lambda loaded: self._race(engine, loaded), self.local)
         with closing(batches):
             said = begun = False
             try:

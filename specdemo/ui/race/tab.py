@@ -7,7 +7,7 @@ and an API call are refused in the same words.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -38,9 +38,11 @@ from .form import (
     starting_values,
 )
 from .own_models import add_own_models
+from .own_servers import add_own_servers, read_servers
 from .run import Run
 
 STOP_SECONDS = 2.0
+Reads = tuple[gr.Button, list[Any], Callable[[Sequence[Any]], Run]]
 
 
 def add_race(engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], budgets: Budgets) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def add_race(engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], b
             with form["own"]:
                 if budgets.own_models:
                     add_own_models(engine, form, budgets)
+                    own_server = add_own_servers()
         with gr.Column(scale=1, min_width=320, elem_id="arena"):
             arena = gr.HTML(
                 html_template="<div></div>",
@@ -64,7 +67,11 @@ def add_race(engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], b
                 elem_id="race",
             )
     fields = [form[name] for name in FIELDS]
-    _wire_runs(engine, runs, form, fields, arena, budgets)
+    reads: list[Reads] = [(form["run"], fields, lambda values: _read(values, engine, budgets))]
+    if budgets.own_models:
+        button, more = own_server
+        reads.append((button, [*fields, *more], lambda values: read_servers(values, engine, budgets)))
+    _wire_runs(engine, runs, form, reads, arena)
     form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
     arena.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
     return form
@@ -85,22 +92,31 @@ def _answers(runs: Runs) -> list[Any]:
     return [trace, halt]
 
 
-def _wire_runs(
-    engine: Engine, runs: Runs, form: dict[str, Any], fields: list[Any], race: gr.HTML, budgets: Budgets
-) -> None:
-    @job
-    def run(request: gr.Request, *values: Any) -> Iterator[str]:
-        """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
-        try:
-            asked = Run(read_form(values, engine.presets, budgets.new_tokens), budgets.race_seconds)
-            begun = runs.begin(asked, request.session_hash, request.client, on_page=True)
-        except Exception as error:
-            yield refusal(engine.sentence(error))
-            return
-        yield to_json({"run": begun.id})
-        with suppress(EngineTrouble):  # the page was told by the run's last message
-            for _ in runs.play(begun, engine):
-                pass
+def _read(values: Sequence[Any], engine: Engine, budgets: Budgets) -> Run:
+    return Run(read_form(values, engine.presets, budgets.new_tokens), budgets.race_seconds)
+
+
+def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], reads: Sequence[Reads], race: gr.HTML) -> None:
+    """
+    Args:
+        reads: each button that begins a race, the fields that are then read, and what makes a race of their values.
+    """
+
+    def runner(read: Callable[[Sequence[Any]], Run]) -> Any:
+        @job
+        def run(request: gr.Request, *values: Any) -> Iterator[str]:
+            """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
+            try:
+                begun = runs.begin(read(values), request.session_hash, request.client, on_page=True)
+            except Exception as error:
+                yield refusal(engine.sentence(error))
+                return
+            yield to_json({"run": begun.id})
+            with suppress(EngineTrouble):  # the page was told by the run's last message
+                for _ in runs.play(begun, engine):
+                    pass
+
+        return run
 
     def refusal(sentence: str) -> str:
         return to_json({"refused": uuid4().hex, "error": sentence})  # new, or the page would see no change
@@ -119,17 +135,18 @@ def _wire_runs(
         """A race that was still waiting when Stop was pressed, but may just have begun."""
         runs.stop(request.session_hash, Run)
 
-    running = form["run"].click(
-        run, fields, race, preprocess=False, js="(...values) => specdemo.pressed(values)", **MODEL, **QUIET
-    )
-    told = running.failure(refused, None, race, queue=False, **QUIET)
-    told.then(None, js="() => specdemo.race.unable()")  # if nothing was told
+    running = []
+    for button, fields, read in reads:
+        pressed = {"preprocess": False, "js": "(...values) => specdemo.pressed(values)", **MODEL, **QUIET}
+        running.append(button.click(runner(read), fields, race, **pressed))
+        told = running[-1].failure(refused, None, race, queue=False, **QUIET)
+        told.then(None, js="() => specdemo.race.unable()")  # if nothing was told
     # Asked to stop, a race ends by itself, after the step that it is at, and is summed up. One that still waits in line
     # is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
     halted = form["halt"].click(stop, queue=False, js="() => specdemo.race.skip()", **QUIET)
     halted.then(None, js="() => specdemo.race.stop()")
-    race.cancel(cancel, cancels=[running], queue=False, **QUIET)
-    race.forget(None, cancels=[running])
+    race.cancel(cancel, cancels=running, queue=False, **QUIET)
+    race.forget(None, cancels=running)
 
 
 def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> None:

@@ -1,0 +1,102 @@
+"""A race of servers that run elsewhere, told to the page like any other race."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...racing.asked import PLAIN, SPECULATIVE, Request
+from ...racing.compare import OWN_DRAFTER
+from ...racing.stats import Stats
+from ...racing.trace import Entry
+from ...servers.address import Address
+from ...servers.client import Client
+from ...servers.dialects import Dialect, find_dialect
+from ...servers.race import TURNS, Asked, ServerRace, outcome, trace_header
+from ...system.progress import Stopped, attended
+from ...types import AUTO, REJECTION
+from ..engine import Engine
+from .exactness import is_whole
+from .run import Run, size_of
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server is, and the key that it asks for, if any."""
+
+    address: Address
+    key: str = field(default="", repr=False)
+
+    def connected(self, opened: ExitStack) -> Dialect:
+        """The server, until `opened` is closed.
+
+        Raises:
+            BadInput: it cannot be asked, or is of no kind that we know.
+        """
+        return find_dialect(opened.enter_context(Client(self.address, self.key or None)))
+
+
+class ServerRun(Run):
+    """A `Run` for which no preset is loaded. It has the engine to itself all the same: what that computes would disturb
+    servers on this machine. Addresses and keys are forgotten when it ends.
+
+    Args:
+        baseline: the same server without speculation, None without one.
+    """
+
+    def __init__(
+        self, request: Request, server: Place, baseline: Place | None = None, seconds: float | None = None
+    ) -> None:
+        super().__init__(replace(request, drafter=OWN_DRAFTER, more=(), isolated=True), seconds)
+        self.preset = None
+        self._places = [server] if baseline is None else [server, baseline]
+        self._asked = len(self._places)
+
+    def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
+        settings = replace(self.request.settings, k=0, rule=REJECTION)  # what the servers draft, and how, is theirs
+        race = ServerRace(Asked(self.request.prompt, self.request.raw, settings))
+        self.entries, self.header = race.entries, {"environment": {}}
+        places, self._places = self._places, []
+        with suppress(Stopped), self._limited(), attended(self.stop.is_set), ExitStack() as opened:
+            server, *others = [place.connected(opened) for place in places]
+            self.request = replace(self.request, preset=server.facts["model"], settings=replace(settings, k=AUTO))
+            entries = opened.enter_context(closing(race.run(server, others[0] if others else None)))  # type: ignore[type-var]
+            for entry in entries:
+                self._entry_bytes += size_of(entry)
+                yield entry
+                if self.stop.is_set():
+                    break
+        if not self.entries:
+            raise self._before_it_began()
+        self.header = {**trace_header(race), "isolated": True, "environment": {}}
+        nothing = {"token_ids": [], "stats": Stats().as_dict()}
+        self.summary = {PLAIN: nothing, SPECULATIVE: nothing} | outcome(race)
+        if self._asked == 1:
+            self.summary["sentence"] = "There is no baseline to compare with: give the server without speculation, too."
+
+    @property
+    def _is_whole(self) -> bool:
+        return is_whole(self.entries, self._asked)
+
+    def _ending(self) -> dict[str, Any]:
+        """As of any race, with what is known of the servers besides: why they took turns, and where the time went."""
+        ending = super()._ending()
+        lanes = [self.summary[lane].get("server") for lane in (PLAIN, SPECULATIVE)]
+        words = [ending["exactness"]["words"], *[TURNS] * (self._asked > 1)]
+        for title, server in zip(("The baseline", "The server"), lanes, strict=True):
+            words += [f"{title}: {_times(server)}"] if server and server["first_token_seconds"] is not None else []
+            words += server["notes"] if server else []
+        ending["exactness"]["words"] = " ".join(dict.fromkeys(words))
+        return ending
+
+
+def _times(server: dict[str, Any]) -> str:
+    """Server time, network time and first token, as far as they are known."""
+    words = f"first token after {server['first_token_seconds']:.2f} s"
+    if server["server_seconds"] is None or server["network_seconds"] is None:
+        return f"{words}."
+    return (
+        f"{words}; it took {server['server_seconds']:.2f} s, the network and waiting {server['network_seconds']:.2f} s."
+    )

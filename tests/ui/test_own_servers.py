@@ -1,0 +1,297 @@
+"""Servers that a visitor names: a race of them, the doctor on them, and what may never be seen of their keys."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from specdemo.racing.asked import Request
+from specdemo.racing.compare import other_draws
+from specdemo.racing.race import PLAIN, SPECULATIVE
+from specdemo.racing.trace import read_trace
+from specdemo.servers.address import Address
+from specdemo.servers.race import TURNS
+from specdemo.types import BadInput, Settings
+from specdemo.ui.budgets import Budgets
+from specdemo.ui.engine import EngineTrouble
+from specdemo.ui.lab.run import LabRun
+from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.race.form import FIELDS
+from specdemo.ui.race.own_servers import read_servers
+from specdemo.ui.race.server_run import Place, ServerRun
+from tests.unit.fake_server import (
+    FakeServer,
+    head,
+    llamacpp_answers,
+    recorded,
+    replayed,
+    serving,
+    stream_answer,
+)
+
+from .browser import sentence, served, tokens_shown
+from .conftest import Visit
+from .scripted import PRESETS, Script
+
+KEY, OTHER = "sk-very-secret-0123456789", "sk-another-secret-987654"
+TEXT = "The snow lies soft upon the hill"
+Pair = tuple[FakeServer, str]
+
+
+def alone() -> bytes:
+    """The recorded text without drafts: an event a round."""
+    events = []
+    for chunk in recorded("llamacpp-ended")[1]:
+        count = chunk.data["timings"]["predicted_n"]
+        timings = {"prompt_ms": 175.0, "predicted_n": count, "predicted_ms": 0.001 + 8 * (count - 1)}
+        events.append({**chunk.data, "timings": timings})
+    return stream_answer(*events)
+
+
+@pytest.fixture
+def drafting() -> Iterator[Pair]:
+    with serving(llamacpp_answers(replayed("llamacpp-ended"))) as found:
+        yield found
+
+
+@pytest.fixture
+def plain() -> Iterator[Pair]:
+    with serving(llamacpp_answers(alone())) as found:
+        yield found
+
+
+def asked(**settings: Any) -> Request:
+    return Request("Hi", "scripted", "none", Settings(max_new_tokens=40, **settings))
+
+
+def place(pair: Pair, key: str = "") -> Place:
+    return Place(Address.read(pair[1]), key)
+
+
+def played(run: ServerRun, script: Script) -> dict[str, Any]:
+    """All that its messages say."""
+    told: dict[str, Any] = {"lanes": {}}
+    for message in map(json.loads, run.play(script.engine())):
+        for lane, events in message.pop("lanes", {}).items():
+            told["lanes"].setdefault(lane, []).extend(events)
+        told |= message
+    return told
+
+
+# A race ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_race_of_servers_is_told_like_any_other(drafting: Pair, plain: Pair) -> None:
+    """No preset is loaded for it."""
+    script = Script()
+    run = ServerRun(asked(), place(drafting, KEY), place(plain, OTHER))
+    told = played(run, script)
+    assert script.loads == []
+    assert told["start"]["preset"] == "toy.gguf"
+    assert told["start"]["drafter"] == "the server's own"
+    shown = {
+        lane: "".join(
+            text for event in events if event["row"] for text, code, *_ in event["row"][2] if code not in "xu"
+        )
+        for lane, events in told["lanes"].items()
+    }
+    assert shown == {PLAIN: TEXT, SPECULATIVE: TEXT}
+    end = told["end"]
+    assert (end["stats"][PLAIN]["drafted"], end["stats"][SPECULATIVE]["drafted"]) == (0, 5)
+    assert end["exactness"]["mark"] == "same"
+    assert TURNS in end["exactness"]["words"]
+    assert "The server: first token after" in end["exactness"]["words"]
+    assert not end["stopped"]
+    header, entries = read_trace(run.trace().split("\n"))
+    assert [lane["name"] for lane in header["lanes"]] == [PLAIN, SPECULATIVE]
+    assert len(entries) == len(run.entries)
+    everything = run.trace() + json.dumps(told) + repr(vars(run))
+    for secret in (KEY, OTHER, drafting[1].partition("//")[2], plain[1].partition("//")[2]):
+        assert secret not in everything
+    assert all(f"Bearer {KEY}" in heads and OTHER not in heads for _, heads, _ in drafting[0].asked)
+    assert all(f"Bearer {OTHER}" in heads and KEY not in heads for _, heads, _ in plain[0].asked)
+
+
+def test_without_a_baseline_it_says_so(drafting: Pair) -> None:
+    told = played(ServerRun(asked(), place(drafting)), Script())
+    assert [*told["lanes"]] == [SPECULATIVE]
+    assert told["end"]["sentence"].startswith("There is no baseline to compare with")
+    assert (told["end"]["speed_up"], told["end"]["stopped"]) == (None, False)
+    assert TURNS not in told["end"]["exactness"]["words"]
+
+
+def test_above_temperature_0_texts_are_not_compared(drafting: Pair, plain: Pair) -> None:
+    told = played(ServerRun(asked(temperature=0.7), place(drafting), place(plain)), Script())
+    assert told["end"]["exactness"]["mark"] == "chance"
+    assert told["end"]["exactness"]["words"].startswith(other_draws(True))
+    sent = json.loads(next(body for path, _, body in drafting[0].asked if path == "/completion"))
+    assert (sent["temperature"], sent["n_predict"]) == (0.7, 40)
+
+
+def test_a_server_that_fails_is_one_sentence_without_its_key(drafting: Pair, plain: Pair) -> None:
+    plain[0].answers = {**plain[0].answers, "/completion": head("application/json", "500 No") + KEY.encode()}
+    run = ServerRun(asked(), place(drafting), place(plain, KEY))
+    with pytest.raises(EngineTrouble, match=r"^The server at \S+ has failed \(500\)\.$"):
+        list(run.play(Script().engine()))
+    assert KEY not in "".join(run.messages)
+    assert run.ended.is_set()
+
+
+def test_stop_ends_it_between_two_pieces_of_an_answer(drafting: Pair, plain: Pair) -> None:
+    """The baseline has written its text; the server goes on for ever."""
+    asked_for = threading.Event()
+
+    def endless(connection: socket.socket) -> None:
+        connection.sendall(replayed("llamacpp-ended")[:700])
+        asked_for.set()
+        while True:
+            connection.sendall(b": still here\n\n" * 100)
+
+    drafting[0].answers = {**drafting[0].answers, "/completion": endless}
+    run = ServerRun(asked(), place(drafting), place(plain))
+
+    def stop() -> None:
+        asked_for.wait(20)
+        run.stop.set()
+
+    threading.Thread(target=stop).start()
+    told = played(run, Script())
+    assert told["end"]["stopped"]
+    assert told["end"]["stats"][PLAIN]["tokens"] > 0
+    assert run.trace()
+
+
+SOUND = {
+    **{"prompt": "Hi", "preset": next(iter(PRESETS)), "drafter": "none", "k": 4, "auto": False, "temperature": 0},
+    **{"match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1, "stop": "", "mode": "chat"},
+    "order": "interleaved",
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (("", "", "", ""), "Type the address of your server"),
+        (("localhost", KEY, "", ""), "A server's address looks like"),
+        (("http://127.0.0.1:9", KEY * 20, "", ""), "must be a text of at most 300"),
+        (("http://127.0.0.1:9", "", f"http://{KEY}@127.0.0.1", ""), "a key does not belong into it"),
+        ((None, "", "", ""), "must be a text"),
+        (("http://127.0.0.1:9", ["x"], "", ""), "must be a text"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_without_being_quoted(values: tuple[Any, ...], words: str) -> None:
+    form = [SOUND[name] for name in FIELDS]
+    with pytest.raises(BadInput, match=words) as refused:
+        read_servers([*form, *values], Script().engine(), Budgets())
+    assert KEY not in str(refused.value)
+
+
+# On the page ----------------------------------------------------------------------------------------------------
+
+
+def name_servers(page: Page, server: str, key: str = "", baseline: str = "") -> None:
+    if not page.locator("#server-address").is_visible():
+        page.get_by_role("button", name="Your own server").click()
+    for name, value in (("server-address", server), ("server-key", key), ("baseline-address", baseline)):
+        page.locator(f"#{name} :is(input, textarea)").fill(value)
+    page.fill("#prompt textarea", "Hi")
+    page.click("#server-run")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_race_of_servers_on_the_page(visit: Visit, drafting: Pair, plain: Pair, width: int) -> None:
+    page = visit(width=width)
+    name_servers(page, drafting[1], KEY, plain[1])
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    for lane in (PLAIN, SPECULATIVE):
+        written = [text for text, code in tokens_shown(page, lane) if code not in ("x", "u")]
+        assert "".join(written) == TEXT
+    assert page.locator(".sd-badge").inner_text().startswith("Identical")
+    assert page.locator("#server-key input").get_attribute("type") == "password"
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    with page.expect_download() as download:
+        page.click(".sd-trace")
+    assert KEY not in download.value.path().read_text()
+    assert KEY not in page.content() + page.url
+
+
+def test_a_server_that_is_not_there_is_said(visit: Visit) -> None:
+    page = visit()
+    name_servers(page, "http://127.0.0.1:9", KEY)
+    page.locator(".sd-arena[data-state=failed]").wait_for()
+    assert sentence(page).startswith("The server at http://127.0.0.1:9 cannot be reached")
+
+
+def test_a_public_page_has_the_fields_only_for_servers_that_its_owner_allows(
+    visit: Visit, monkeypatch: pytest.MonkeyPatch, drafting: Pair
+) -> None:
+    monkeypatch.setenv("SPACE_ID", "someone/space")
+    monkeypatch.setenv("SPECDEMO_ALLOW", "someone/big")
+    with served(Script()) as url:
+        page = visit(at=url)
+        expect(page.get_by_role("button", name="Your own server")).to_have_count(0)
+        page.close()
+    monkeypatch.setenv("SPECDEMO_ALLOW", f"someone/big {drafting[1]}")
+    with served(Script()) as url:
+        page = visit(at=url)
+        name_servers(page, "http://127.0.0.1:9")
+        page.locator(".sd-arena[data-state=failed]").wait_for()
+        assert sentence(page).startswith("This Space asks only the servers that its owner allows")
+        name_servers(page, drafting[1])
+        page.locator(".sd-arena[data-state=ended]").wait_for()
+        page.close()
+    with served(Script(), budgets=Budgets(own_models=False)) as url:
+        page = visit(at=url)
+        expect(page.locator("#servers")).to_have_count(0)
+        expect(page.locator("#lab-doctor-server")).to_have_count(0)
+        page.close()
+
+
+# The doctor -----------------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_examines_servers_and_keeps_no_key(drafting: Pair, plain: Pair) -> None:
+    form = {field.name: field.value for field in VIEWS["doctor"].fields}
+    form |= {"drafter": "ngram", "max_new_tokens": 40, "at_once": 2, "context": 0}
+    form |= {"server": drafting[1], "server_key": KEY, "baseline": plain[1], "baseline_key": OTHER}
+    engine = Script().engine()
+    run = LabRun("scripted", VIEWS["doctor"], VIEWS["doctor"].read(form))
+    list(run.play(engine))
+    assert run.outcome == "Done."
+    whole = json.loads(run.files["json"])
+    assert whole["verdict"]
+    assert whole["texts"]["same"] == 8
+    assert [row["at_once"] for row in whole["at_once"]] == [1, 2]
+    assert run.files["html"].startswith("<!doctype html>")
+    everything = "".join(run.files.values()) + repr(run.asked) + str(run.picture)
+    for secret in (KEY, OTHER, drafting[1].partition("//")[2], plain[1].partition("//")[2]):
+        assert secret not in everything
+    assert any(f"Bearer {KEY}" in heads for _, heads, _ in drafting[0].asked)
+
+
+def test_where_no_servers_may_be_named_none_is_asked(drafting: Pair) -> None:
+    view = VIEWS["doctor"].without_servers()
+    read = view.read({field.name: field.value for field in view.fields} | {"drafter": "ngram", "server": drafting[1]})
+    assert not {"server", "server_key", "baseline", "baseline_key"} & read.keys()
+
+
+@pytest.mark.parametrize("given", [None, 3, [KEY], KEY * 20])
+@pytest.mark.parametrize("name", ["server", "server_key", "baseline", "baseline_key"])
+def test_a_field_for_a_key_never_quotes(name: str, given: Any) -> None:
+    field = next(field for field in VIEWS["doctor"].fields if field.name == name)
+    with pytest.raises(BadInput, match="must be a text of at most 300") as refused:
+        field.read(given)
+    assert KEY not in str(refused.value)
+
+
+def test_a_baseline_needs_a_server(plain: Pair) -> None:
+    form = {field.name: field.value for field in VIEWS["doctor"].fields} | {"drafter": "ngram", "baseline": plain[1]}
+    run = LabRun("scripted", VIEWS["doctor"], VIEWS["doctor"].read(form))
+    with pytest.raises(EngineTrouble, match="Give the address of the server, too"):
+        list(run.play(Script().engine()))
