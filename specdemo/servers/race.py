@@ -108,16 +108,17 @@ def outcome(race: ServerRace) -> dict[str, Any]:
     """
     names = [name for name in (PLAIN, SPECULATIVE) if race.events(name)]
     lanes = {name: report(race, name) for name in names}
-    found: dict[str, Any] = {**lanes, "speed_up": None, "sentence": "", "comparison": None}
+    found: dict[str, Any] = {**lanes, "verdicts": {}, "speed_up": None, "sentence": "", "comparison": None}
     if PLAIN not in lanes:
         found["sentence"] = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
     if len(lanes) < 2:
         return found
     plain, speculative = (Stats.of(race.events(name)) for name in names)
-    found |= judge(plain, speculative).as_dict()
     if race.asked.settings.temperature == 0:
         found["comparison"] = asdict(compare(*(tokens_of(race.of(name)) for name in names)))
-    return found
+    verdict = judge(plain, speculative)
+    verdicts = {SPECULATIVE: {**verdict.as_dict(), "comparison": found["comparison"]}}
+    return {**found, "verdicts": verdicts, "speed_up": verdict.speed_up, "sentence": verdict.sentence}
 
 
 def report(race: ServerRace, lane: str) -> dict[str, Any]:

@@ -148,7 +148,8 @@ def test_stop_ends_it_between_two_pieces_of_an_answer(drafting: Pair, plain: Pai
     asked_for = threading.Event()
 
     def endless(connection: socket.socket) -> None:
-        connection.sendall(replayed("llamacpp-ended")[:700])
+        whole, *_ = replayed("llamacpp-ended")[:700].rpartition(b"\n\n")
+        connection.sendall(whole + b"\n\n")
         asked_for.set()
         while True:
             connection.sendall(b": still here\n\n" * 100)
@@ -170,7 +171,7 @@ def test_stop_ends_it_between_two_pieces_of_an_answer(drafting: Pair, plain: Pai
 SOUND = {
     **{"prompt": "Hi", "preset": next(iter(PRESETS)), "drafter": "none", "k": 4, "auto": False, "temperature": 0},
     **{"match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1, "stop": "", "mode": "chat"},
-    "order": "interleaved",
+    **{"order": "interleaved", "lane2": "", "k2": "auto", "lane3": "", "k3": "auto"},
 }
 
 

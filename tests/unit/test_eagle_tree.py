@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.eagle import Eagle, EaglePasses
+from specdemo.drafters.heads.networks import HeadShape
 from specdemo.drafters.tree import WIDTH, Named
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import MAX_NODES, REJECTION, Draft, NotFinite, Settings
@@ -21,12 +23,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
-@pytest.fixture(scope="module", params=["torch", "library"])
+OTHERS = partial(HeadShape, normed_residual=True, normed_feedback=True, head_norms=True)  # as published heads are
+
+
+@pytest.fixture(scope="module", params=["torch", "library", "torch, published", "library, published"])
 def toy(request: pytest.FixtureRequest) -> ModelToy:
-    if request.param == "library" and library_for(torch.float32) is None:
+    if "library" in request.param and library_for(torch.float32) is None:
         pytest.skip("the library is not for this CPU")
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
+        if "published" in request.param:
+            patch.setattr("tests.unit.toys.HeadShape", OTHERS)
+        if "torch" in request.param:
             patch.setattr("specdemo.drafters.heads.ready.native_parts", lambda *_: None)
         return ModelToy(model=tiny_model("llama"), window=16)  # shorter than the text
 

@@ -75,9 +75,10 @@ class TorchBackend:
         return x[len(x) - outputs :]
 
     def branch(self, x: Tensor, second_input: Tensor, ancestors: Sequence[int]) -> Tensor:
-        before = len(ancestors) - len(x)
-        by, seen = self.cache.branching(ancestors, before, self.head.shape.window)
-        for index, layer in enumerate(self.head.decoder_layers()):
+        head, before = self.head, len(ancestors) - len(x)
+        x = head.entering(x, self.dtype)
+        for index, layer in enumerate(head.decoder_layers()):
+            by, seen = self.cache.branching(ancestors, before, head.shape.windows[index])
             q, k, v = layer.attention_inputs(x, second_input, by, len(x))
             self.cache.put(index, k, v, before)
             x = layer.finish(x, self.cache.attend_branching(index, q, seen))
@@ -125,7 +126,7 @@ class NativeBackend:
         return x[kv_only:]
 
     def branch(self, x: Tensor, second_input: Tensor, ancestors: Sequence[int]) -> Tensor:
-        x = x.to(torch.float32, copy=True)
+        x = self.head.entering(x, self._computed).to(torch.float32, copy=True)
         live = self.cache.length
         start = live + len(ancestors) - len(x)
         self.layers.run(x, self.cache, start, second_input=second_input.float(), tree=Branches(live, ancestors))

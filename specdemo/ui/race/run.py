@@ -125,7 +125,7 @@ class Run(Job):
         return {
             "stopped": stopped,
             "speed_up": summary["speed_up"],
-            "speed_ups": {lane: summary["verdicts"][lane]["speed_up"] for lane in self.request.drafted},
+            "speed_ups": {lane: verdict["speed_up"] for lane, verdict in summary["verdicts"].items()},
             "sentence": summary["sentence"],
             "verdicts": summary["verdicts"],
             "exactness": badge,
