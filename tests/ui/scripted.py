@@ -76,6 +76,7 @@ class ScriptedLoaded:
     eos_ids: frozenset[int] = frozenset()
     weights: dict[str, Any] = field(default_factory=lambda: {"target": {"source": "script"}, "draft_model": None})
     draft_model: Any = None
+    head_formats: dict[str, str] = field(default_factory=dict)
     parts: DrafterParts = field(default_factory=lambda: DrafterParts(ngram_table=Path("a table")))
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
