@@ -23,7 +23,7 @@ from specdemo.ui.serving import stream
 
 from .browser import discarded, run, sentence, served, tokens_of, tokens_shown
 from .conftest import Visit
-from .scripted import Script
+from .scripted import PLACEMENT, Script
 
 CORPUS = [
     "<img src=x onerror=window.pwned=1>",
@@ -83,7 +83,7 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(visit: Visit
     plain, drafted = (Stats.of(e.event for e in script.entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
     found = Figures.of(plain, drafted, DraftedLane("prompt-lookup", 4))
     assert found is not None
-    assert shown == dict(numbers(found))
+    assert shown == dict(numbers(found, PLACEMENT["cpu"]))
     assert f"{found.tokens:.1f} tokens per target pass" in sentence(page)
     run(page, "   ", until="failed")
     expect(behind).to_be_hidden()

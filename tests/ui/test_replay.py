@@ -114,7 +114,8 @@ def test_more_lanes_are_told_whatever_they_are_called() -> None:
         **end,
         "speed_ups": {SPECULATIVE: ratio, "drafted-2": ratio},
         "stats": {**end["stats"], "drafted-2": end["stats"][SPECULATIVE]},
-        "sentence": f"The fastest lane is {NAMES[0]}. {end['sentence']}",
+        "verdicts": dict.fromkeys((NAMES[0], NAMES[2]), end["verdicts"][SPECULATIVE]),
+        "sentence": f"The fastest lane is {NAMES[0]}, tied with {NAMES[2]}. {end['sentence']}",
     }
     assert told["note"] == usual["note"] == ""
     without_target = json.loads(uploaded(three_lanes(alone=None)))
