@@ -511,7 +511,7 @@ def test_the_keys_of_the_race_rest_while_the_lab_shows(lab: Open) -> None:
     page.keyboard.press("r")
     page.keyboard.press("h")
     page.get_by_role("tab", name="Race").click()
-    assert page.locator(".sd-arena").get_attribute("data-state") == "idle"
+    assert page.locator(".sd-arena").get_attribute("data-state") == "opened"
     assert not page.locator(".sd-hide input").is_checked()
     page.keyboard.press("h")
     assert page.locator(".sd-hide input").is_checked()

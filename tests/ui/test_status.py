@@ -317,7 +317,9 @@ def test_what_a_page_is_answered_counts_as_work_beside_a_race(asked: str, monkey
     assert seen == [True]
 
 
-@pytest.mark.parametrize(("name", "arguments"), [("attempt", (None, 1, 1, 1)), ("take", (gr.Request(),))])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("attempt", (gr.EventData(None, {}), None, 1, 1, 1)), ("take", (gr.Request(),))]
+)
 def test_the_theory_counts_as_work_beside_a_race(
     name: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

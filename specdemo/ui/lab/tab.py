@@ -191,7 +191,7 @@ class ViewTab:
     def wire_theory(self) -> None:
         outputs = [self.says, self.measured, *self.numbers, *self.results.parts]
 
-        def attempt(measured: Any, *numbers: Any, event: gr.EventData) -> Updates:
+        def attempt(event: gr.EventData, measured: Any, *numbers: Any) -> Updates:
             said: Updates = {} if isinstance(event.target, gr.Tab) else {self.says: ""}
             return said | answer(measured, numbers)
 
