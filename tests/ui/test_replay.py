@@ -353,7 +353,8 @@ def test_the_figures_of_a_paused_replay_are_those_of_its_text(visit: Visit, scri
     page = open_replay(visit(), traced()[0])
     page.get_by_role("button", name="0.25×", exact=True).click()
     page.get_by_role("button", name="Play", exact=True).click()
-    page.locator(f"{REPLAY} [data-lane=speculative] .sd-text .tok").nth(8).wait_for()
+    ninth = page.locator(f"{REPLAY} [data-lane=speculative] .sd-text .tok").nth(8)
+    ninth.wait_for(state="attached")  # it may be a guess that has faded
     page.get_by_role("button", name="Pause", exact=True).click()
     for lane in (PLAIN, SPECULATIVE):
         count = sum(code not in "xug" for _, code in replayed(page, lane))
