@@ -17,8 +17,8 @@ from ..system.hardware import to_device
 from ..system.progress import check_stopped
 from .early_exit import EarlyExitBuffer
 from .preallocated_cache import PreallocatedCache
-from .rows import is_beginning, mask_of, places, rows_of
-from .runner import check_branches, check_fits, check_part
+from .rows import mask_of, places
+from .runner import check_branches, check_fits, check_part, keep_rows
 
 # Families whose layers read only the layer before and the cache. Only there can a pass begin at a later layer.
 SIMPLE = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
@@ -79,12 +79,7 @@ class EagerRunner:
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
-        if not is_beginning(path):
-            assert self._cache is not None, "a pass comes first"
-            self._cache.move(self._start, path)
-        if self.hidden_states is not None:
-            self.hidden_states = rows_of(self.hidden_states, path)
-        self.rollback(self._start + len(path))
+        keep_rows(self, self._cache, self._start, path)
 
     @torch.inference_mode()
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:

@@ -27,8 +27,8 @@ from ..system.progress import check_stopped
 from .early_exit import EarlyExitBuffer
 from .layout import FusedModel, Layer
 from .ops import rotate
-from .rows import is_beginning, mask_of, places, rows_of
-from .runner import check_fits, check_part
+from .rows import mask_of, places
+from .runner import check_fits, check_part, keep_rows
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
@@ -91,12 +91,7 @@ class FusedRunner:
 
     @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
-        if not is_beginning(path):
-            assert self._cache is not None, "a pass comes first"
-            self._cache.move(self._start, path)
-        if self.hidden_states is not None:
-            self.hidden_states = rows_of(self.hidden_states, path)
-        self.rollback(self._start + len(path))
+        keep_rows(self, self._cache, self._start, path)
 
     @torch.inference_mode()
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:

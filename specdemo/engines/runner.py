@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..types import BadInput
+from .rows import is_beginning, rows_of
 
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
 
@@ -120,6 +121,22 @@ def check_branches(runner: Runner) -> None:
     """
     if reason := runner.cannot_branch:
         raise CannotBranch(f"A tree cannot be checked here: {reason}. Draft a chain.")
+
+
+class MovesRows(Protocol):
+    """A cache that can move rows of a pass."""
+
+    def move(self, start: int, path: Sequence[int]) -> None: ...
+
+
+def keep_rows(runner: Runner, cache: MovesRows | None, start: int, path: Sequence[int]) -> None:
+    """`Runner.keep` for a runner whose last pass began at `start` of its cache."""
+    if not is_beginning(path):
+        assert cache is not None, "a pass comes first"
+        cache.move(start, path)
+    if runner.hidden_states is not None:
+        runner.hidden_states = rows_of(runner.hidden_states, path)
+    runner.rollback(start + len(path))
 
 
 def check_part(layers: int, total: int) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -86,10 +87,9 @@ class HubOfOne(BaseHTTPRequestHandler):
         """Tests are quiet."""
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    tokenizer = make_tokenizer()
-    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path_factory.mktemp("hub") / "tiny")
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address of a hub whose only model is in a folder."""
     handler = type("Handler", (HubOfOne,), {"folder": folder})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -97,6 +97,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    tokenizer = make_tokenizer()
+    with serving(save(tiny("llama", len(tokenizer)), tokenizer, tmp_path_factory.mktemp("hub") / "tiny")) as url:
+        yield url
 
 
 def ask(endpoint: str, home: Path, *repos: str, script: str = ASK, **more: str) -> Answers:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from . import published
-from .test_hub import COMMIT, HubOfOne, ask
+from .test_hub import COMMIT, ask, serving
 
 ASK = """
 import json, sys
@@ -34,14 +32,8 @@ for repo in sys.argv[1:]:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[str]:
-    folder = published.write(tmp_path / "head", *published.eagle3(61), pickle=True)
-    handler = type("Handler", (HubOfOne,), {"folder": folder})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(published.write(tmp_path / "head", *published.eagle3(61), pickle=True)) as url:
+        yield url
 
 
 def test_a_head_of_the_hub_is_fetched_once(hub: str, tmp_path: Path) -> None:

@@ -6,14 +6,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from specdemo.cli.main import table
-from specdemo.decoding import loop
 from specdemo.decoding.events import Event, Finished, emitted_tokens, engine_seconds
 from specdemo.models import placement
 from specdemo.models.loaded import Loaded
@@ -23,12 +21,11 @@ from specdemo.racing.race import race
 from specdemo.racing.rerun import again, differences, lanes_asked
 from specdemo.racing.summary import summary, trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
-from specdemo.system import hardware
 from specdemo.types import AUTO, REJECTION, BadInput, Settings
+from tests.unit.test_race import clocked
 from tests.unit.toys import (
     PROMPT,
     VOCAB,
-    TableRunner,
     TableToy,
     ids_of,
     letters_tokenizer,
@@ -114,17 +111,7 @@ def test_one_drafted_lane_keeps_its_old_name_and_several_say_drafter_and_k() -> 
 def test_the_lane_behind_on_its_clock_goes_next(
     toy: Any, monkeypatch: pytest.MonkeyPatch, pass_seconds: Callable[[int], float]
 ) -> None:
-    now = 0.0
-
-    class Timed(TableRunner):
-        def read(self, ids: Any) -> torch.Tensor:
-            nonlocal now
-            now += pass_seconds(len(ids))
-            return super().read(ids)
-
-    for module in (loop, hardware):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
-    monkeypatch.setattr(TableToy, "target_runner", lambda self, capacity: Timed(self.target, capacity, self.early))
+    clocked(toy, monkeypatch, pass_seconds)
     fixed = (MORE[0], DraftedLane("ngram", 1))
     clocks = dict.fromkeys([PLAIN, *NAMES[:2], "ngram:1"], 0.0)
     running = {*clocks}

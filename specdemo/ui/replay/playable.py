@@ -194,9 +194,9 @@ def _ending(
 
 def _drafted(lane: Mapping[str, Any], asked: Request) -> DraftedLane | None:
     """The drafter and the K of a lane, as far as its trace tells them."""
-    drafter, k = asked.drafter, lane.get("k", asked.settings.k)
-    known = isinstance(drafter, str) and (k == AUTO or (type(k) is int and 1 <= k <= MAX_K))
-    return DraftedLane(drafter, k) if known else None
+    k = lane.get("k", asked.settings.k)
+    known = k == AUTO or (type(k) is int and 1 <= k <= MAX_K)
+    return DraftedLane(asked.drafter, k) if known else None
 
 
 def _asked(request: Request, lane: Mapping[str, Any]) -> Request:
