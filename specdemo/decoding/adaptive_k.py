@@ -11,15 +11,11 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import NamedTuple
 
-from ..types import DraftOutcome
 from .costs import CostModel
 from .drafter import Drafter
 from .events import Round
 
-EARLIER_TESTS = 4.0  # the most that the tests of earlier runs weigh at the beginning of a run
-ENOUGH_TESTS = 3.0  # with fewer, a drafter gets the benefit of the doubt
-REST = 7  # rounds without a draft before it is asked again: asking costs a part of a small model's pass
-PROBING = 0.0125  # share of the time that probes may lose: drafts where none pays, to see whether that has changed
+PROBING = 0.0125  # share of the time that tries may lose: drafts where none pays, to see whether that has changed
 
 
 class BestLength(NamedTuple):
@@ -30,54 +26,44 @@ class BestLength(NamedTuple):
     cost: float  # of the round
 
 
-def best_length(costs: CostModel, source: Drafter, longest: int, optimistic: bool = False) -> BestLength | None:
+class Plan(NamedTuple):
+    """What a drafter does until more is known of it."""
+
+    k: int
+    stop_below: float  # see `Drafter.stop_below`
+    rest: float  # rounds without a draft before the next one; 0 where drafting pays
+
+
+def best_length(costs: CostModel, source: Drafter, longest: int) -> BestLength | None:
     """The K from 1 to `longest` of the highest rate; None while it is not known what a draft costs.
 
         rate(k) = E[tokens](k) / (T(n + 1) + D(n))
         E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k
         n = m_1 + m_2 + ... + m_k
 
-    a_i is the chance that guess i is made and passes if those before it did, m_i the share of drafts that reach guess i
-    (both 1 if `optimistic`), T(n) the cost of a pass over n tokens and D(n) = a + b n that of drafting n tokens, both
-    in passes over one token.
+    a_i is the chance that guess i is made and passes if those before it did, m_i the share of drafts that reach guess
+    i, T(n) the cost of a pass over n tokens and D(n) = a + b n that of drafting n, both in passes over one token.
     """
-    best: BestLength | None = None
+    best = BestLength(0, 0.0, 0.0)
     stats = costs.acceptance[source.name]
     expected, all_pass, made = 1.0, 1.0, 0.0
     for k, (chance, share_made) in enumerate(zip(stats.chances()[:longest], stats.shares_made(), strict=False), 1):
-        all_pass *= 1.0 if optimistic else chance
+        all_pass *= chance
         expected += all_pass
-        made += 1.0 if optimistic else share_made
-        cost = _cost(costs, source, made)
-        if cost is None:
+        made += share_made
+        drafting = costs.drafts[source.name].of(source.steps(made))
+        if drafting is None:
             return None
-        if best is None or expected / cost > best.rate:
-            best = BestLength(k, expected / cost, cost)
+        cost = costs.pass_over(made + 1) + drafting
+        best = max(best, BestLength(k, expected / cost, cost), key=lambda length: length.rate)
     return best
-
-
-def _cost(costs: CostModel, source: Drafter, tokens: float) -> float | None:
-    """Of a round with a draft of so many tokens; None while it is not known what a draft costs."""
-    drafting = costs.drafts[source.name].of(source.steps(tokens))
-    return None if drafting is None else costs.pass_over(tokens + 1) + drafting
 
 
 def least_chance(costs: CostModel, source: Drafter, best: BestLength) -> float:
     """The chance that all guesses so far pass below which one more costs more than it brings at the best rate."""
-    longer = min(best.k + 1, costs.most_k)
-    first, last = _cost(costs, source, 1), _cost(costs, source, longer)
-    if source.parallel_drafting or longer == 1 or first is None or last is None:
-        return 0.0
-    return best.rate * (last - first) / (longer - 1)
-
-
-class Attempts:
-    """What a drafter did in a run."""
-
-    began = False  # it drafted in this run
-    in_a_row = 0  # drafts since the run began or since it rested
-    resting = 0  # rounds to go until it is asked again whether drafting pays
-    passed = False  # the first guess of the last draft did
+    draft, k = costs.drafts[source.name], best.k
+    rise = costs.pass_over(k + 1) - costs.pass_over(1) + (draft.of(k) or 0.0) - (draft.of(0) or 0.0)
+    return 0.0 if source.parallel_drafting else best.rate * rise / k
 
 
 class DraftLengthController:
@@ -91,7 +77,9 @@ class DraftLengthController:
         """`k` is AUTO, which needs `costs`, a fixed K, or the K of each round; `costs` learns from all of them."""
         self.costs, self.prompt_tokens = costs, prompt_tokens
         self._given = None if isinstance(k, str) else repeat(k) if isinstance(k, int) else iter(k)
-        self._attempts: dict[str, Attempts] = {}  # by the drafter's name
+        self._began: set[str] = set()  # drafters that drafted in this run
+        self._reads_on: set[str] = set()  # those that have read what was written while they did not draft
+        self._plans: dict[str, Plan] = {}  # by the drafter's name, until its next draft
         self._source: Drafter  # of the last round that K was chosen for
 
     def choose(self, most: int, last: Round | None, source: Drafter) -> int:
@@ -106,37 +94,28 @@ class DraftLengthController:
 
     def _choose(self, costs: CostModel, source: Drafter, most: int) -> int:
         """The K of most tokens per second; 0 where drafting does not pay, but for a try now and then."""
-        attempts = self._of(source.name, costs)
-        if attempts.resting:
-            attempts.resting -= 1
-            costs.idle[source.name] += 1
-            return 0
-        longest = min(most, costs.most_k)
-        best = best_length(costs, source, longest)
-        if best is None:
+        plan = self._plans.get(source.name) or self._plan(costs, source, most)
+        if plan is None:
             return 1  # a draft shows what one costs
-        untested = costs.acceptance[source.name].tested[0] < ENOUGH_TESTS
-        hoped = best_length(costs, source, longest, optimistic=True) if untested else best
-        assert hoped is not None
-        alone = min(costs.passes[1:])  # of a round without a draft; the figure of one token may be old
-        beginning = 0.0 if attempts.began else costs.drafts[source.name].reading * self.prompt_tokens
-        pays = most * (alone - 1 / hoped.rate) > beginning  # if the rest of the text goes like this
-        second = attempts.in_a_row == 1 and attempts.passed  # only that is timed without the reading of what it missed
-        loss = best.cost * (1 / alone - best.rate) + beginning / alone  # of a try, in tokens
-        if pays or second or costs.idle[source.name] >= loss / PROBING:
-            costs.idle[source.name] = 0
-            source.stop_below = least_chance(costs, source, best)
-            return best.k
-        costs.idle[source.name] += 1
-        attempts.in_a_row, attempts.resting = 0, REST
-        return 0
+        if costs.idle[source.name] < plan.rest:
+            costs.idle[source.name] += 1
+            self._reads_on.discard(source.name)
+            return 0
+        source.stop_below = plan.stop_below
+        return min(plan.k, most)
 
-    def _of(self, name: str, costs: CostModel) -> Attempts:
-        if name not in self._attempts:
-            self._attempts[name] = Attempts()
-            acceptance = costs.acceptance[name]
-            acceptance.weigh(min(EARLIER_TESTS / max(acceptance.tested[0], EARLIER_TESTS), 1.0))
-        return self._attempts[name]
+    def _plan(self, costs: CostModel, source: Drafter, most: int) -> Plan | None:
+        """What is best until the next draft of `source`; None while it is not known what a draft costs."""
+        best = best_length(costs, source, min(most, costs.most_k))
+        if best is None:
+            return None
+        alone = min(costs.passes)  # of a round without a draft; the figure of one token may be old
+        beginning = 0.0 if source.name in self._began else costs.drafts[source.name].reading * self.prompt_tokens
+        pays = most * (alone - 1 / best.rate) > beginning  # if the rest of the text goes like this
+        loss = best.cost * (1 / alone - best.rate) + beginning / alone  # of a try, in tokens
+        plan = Plan(best.k, least_chance(costs, source, best), 0.0 if pays else loss / PROBING)
+        self._plans[source.name] = plan
+        return plan
 
     def _learn(self, costs: CostModel, last: Round) -> None:
         """Learn what the last round cost, and what became of its draft."""
@@ -145,12 +124,15 @@ class DraftLengthController:
             costs.learn_pass(len(outcomes) + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
-        attempts, steps = self._of(source.name, costs), source.steps(len(outcomes))
-        attempts.in_a_row += 1
-        if attempts.in_a_row > 1:  # the first in a row also reads the prompt, or what was written while it rested
-            costs.learn_draft(source.name, steps, last.draft_seconds)
-        elif not attempts.began:
-            costs.learn_first(source.name, steps, last.draft_seconds, self.prompt_tokens)
-        attempts.began = True
-        attempts.passed = outcomes[:1] == [DraftOutcome.ACCEPTED]
+        draft, steps = costs.drafts[source.name], source.steps(len(outcomes))
+        cost, usual = last.draft_seconds / costs.baseline_seconds, draft.of(steps)
+        if source.name in self._reads_on or (usual is not None and cost < usual):
+            draft.add(steps, cost)
+        elif source.name not in self._began:  # it also read the prompt
+            more = max(cost - (usual or 0.0), 0.0) / self.prompt_tokens
+            draft.reading = min(more, (more + draft.reading) / 2) if draft.reading else more
+        self._began.add(source.name)
+        self._reads_on.add(source.name)
+        self._plans.pop(source.name, None)
+        costs.idle[source.name] = 0.0
         costs.acceptance[source.name].add(outcomes, last.k)

@@ -7,10 +7,11 @@ follows the load of the machine, so that costs measured at different times can b
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from math import inf
 
+import numpy as np
 import torch
 
 from ..engines.runner import Runner
@@ -19,11 +20,10 @@ from ..types import MAX_K, Draft, DraftOutcome
 from .rule import Rule
 
 FORGET = 0.93  # the weight that a draft keeps when one more is made
-LIKELY, LIKELY_TESTS = 0.5, 2.0  # the prior of the chance that a guess passes, and its weight in tests
-DRIFT = 0.2  # how fast `baseline_seconds` follows the last pass
-OUTLIER = 1.5  # what takes this many times the usual, or more, counts as this many times
-HELD_UP = 4.0  # drafts that usually take more than this many times the last one were held up
-CALIBRATED, STEADY = 12, 100  # the weight of a calibration, in rounds, and the most that a pass's cost weighs
+PRIOR_TESTS = 2.0  # what a position's prior weighs in tests
+FOLLOW = 0.02  # how fast the costs of passes follow the last one
+DRIFT = 0.2  # how fast `baseline_seconds` does
+OUTLIER = 1.5  # a pass that takes this many times the usual, or more, counts as this many times
 CALIBRATION_SECONDS = 0.6
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as far as auto takes them
 
@@ -36,6 +36,7 @@ class CostModel:
     Attributes:
         passes: the cost of a pass by the tokens that it reads; the one at 0 means nothing.
         baseline_seconds: the seconds of a pass over one token, as the machine is now.
+        idle: rounds since the last draft of a drafter, in this run and earlier ones; infinite before its first.
     """
 
     def __init__(self, seconds: Mapping[int, float], most_k: int = MAX_K) -> None:
@@ -48,45 +49,27 @@ class CostModel:
         """
         if 1 not in seconds or max(seconds) <= most_k:
             raise ValueError(f"The seconds of passes from 1 token to at least {most_k + 1} are needed.")
-        seconds = dict(seconds)
-        for longer, shorter in pairwise(sorted(seconds, reverse=True)):
-            seconds[shorter] = min(seconds[shorter], seconds[longer])
-        self.most_k, self.baseline_seconds = most_k, seconds[1]
-        self.passes = [0.0] * (max(seconds) + 1)
-        for low, high in pairwise(sorted(seconds)):
-            for tokens in range(low, high + 1):
-                part = (tokens - low) / (high - low)
-                self.passes[tokens] = ((1 - part) * seconds[low] + part * seconds[high]) / self.baseline_seconds
-        self._weights = [CALIBRATED] * len(self.passes)
+        lengths = sorted(seconds)
+        least = np.minimum.accumulate([seconds[tokens] for tokens in reversed(lengths)])[::-1]
+        self.most_k, self.baseline_seconds = most_k, float(least[0])
+        self.passes: list[float] = np.interp(range(lengths[-1] + 1), lengths, least / least[0]).tolist()
         self.drafts: defaultdict[str, DraftCost] = defaultdict(DraftCost)
         self.acceptance: defaultdict[str, AcceptanceStats] = defaultdict(AcceptanceStats)
-        self.idle = Counter[str]()  # rounds since the last draft of a drafter, in this run and earlier ones
+        self.idle: defaultdict[str, float] = defaultdict(lambda: inf)
         self.tried: set[str] = set()  # drafters by name, see `race.try_out`
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass over `tokens` tokens, with everything else in its round but the drafting, took `seconds`."""
-        if tokens >= len(self.passes):  # of a fixed K that auto never picks
-            return
-        slower = min(max(seconds / self.baseline_seconds / self.passes[tokens], 1 / OUTLIER), OUTLIER)
-        self._weights[tokens] = min(self._weights[tokens] + 1, STEADY)
-        self.passes[tokens] *= slower ** (1 / self._weights[tokens])
-        self.baseline_seconds *= slower**DRIFT
+        if tokens < len(self.passes):  # not of a fixed K that auto never picks
+            slower = min(max(seconds / self.baseline_seconds / self.passes[tokens], 1 / OUTLIER), OUTLIER)
+            self.passes[tokens] *= slower**FOLLOW
+            self.baseline_seconds *= slower**DRIFT
 
     def pass_over(self, tokens: float) -> float:
         """The cost of a pass over so many tokens on average."""
         low = int(tokens)
         part = tokens - low
-        return self.passes[low] + (part * (self.passes[low + 1] - self.passes[low]) if part else 0.0)
-
-    def learn_draft(self, drafter: str, steps: float, seconds: float) -> None:
-        """A draft of `steps` steps (`Drafter.steps`) took `seconds`."""
-        self.drafts[drafter].add(steps, seconds / self.baseline_seconds)
-
-    def learn_first(self, drafter: str, steps: float, seconds: float, prompt_tokens: int) -> None:
-        """The first draft of a run, of `steps` steps, which also read the prompt, took `seconds`."""
-        cost = self.drafts[drafter]
-        extra = max(seconds / self.baseline_seconds - (cost.of(steps) or 0.0), 0.0) / prompt_tokens
-        cost.reading = min(extra, (extra + cost.reading) / 2) if cost.reading else extra
+        return self.passes[low] + (part and part * (self.passes[low + 1] - self.passes[low]))
 
 
 @torch.inference_mode()
@@ -117,7 +100,8 @@ def measure_passes(runner: Runner, rule: Rule, most_k: int) -> dict[int, float]:
 
 
 class DraftCost:
-    """What a draft of k steps costs, a + b k: least squares over drafts, of which older ones weigh less.
+    """What a draft of k steps costs, a + b k: least squares of the relative error, so that a draft which was held up
+    counts for little. Older drafts weigh less.
 
     `reading` is what the first draft of a run costs more, by the tokens of the prompt.
     """
@@ -125,29 +109,22 @@ class DraftCost:
     def __init__(self) -> None:
         self.reading = 0.0
         self._drafts = 0
-        self._sums = [0.0] * 5  # of 1, x, y, x x and x y
+        self._sums = np.zeros(5)  # of 1, x, y, x x and x y
 
     def add(self, steps: float, cost: float) -> None:
         """One more draft. One without a token says nothing of the others."""
-        if not steps:
-            return
-        if self._drafts:
-            usual = self._fit(steps)
-            if HELD_UP * cost < usual:  # something held all of them up
-                self._sums = [0.0] * 5
-            cost = min(cost, OUTLIER * usual)
-        self._drafts += 1
-        terms = 1.0, steps, cost, steps * steps, steps * cost
-        self._sums = [FORGET * total + term for total, term in zip(self._sums, terms, strict=True)]
+        if steps:
+            self._drafts += 1
+            terms = np.array([1.0, steps, cost, steps * steps, steps * cost])
+            self._sums = FORGET * self._sums + terms / max(cost, 0.01) ** 2
 
     def of(self, steps: float) -> float | None:
-        """The cost of a draft of `steps` steps; None until two drafts are known: one may be an outlier."""
-        return self._fit(steps) if self._drafts > 1 else None
-
-    def _fit(self, steps: float) -> float:
-        n, x, y, xx, xy = self._sums
-        # Half a draft of no steps and no cost: drafts of one length say nothing of the constant.
-        constant = max((xx * y - x * xy) / ((n + 0.5) * xx - x * x), 0.0)
+        """The cost of a draft of `steps` steps; None until two drafts are known: one may have been held up."""
+        if self._drafts < 2:
+            return None
+        n, x, y, xx, xy = self._sums.tolist()
+        # The constant is held back a little: drafts of one length say nothing of it.
+        constant = max((xx * y - x * xy) / (1.03 * n * xx - x * x), 0.0)
         each = (xy - constant * x) / xx
         return constant + each * steps if each >= 0 else y / n  # no draft costs less for being longer
 
@@ -163,38 +140,31 @@ class AcceptanceStats:
     """
 
     def __init__(self) -> None:
-        self.asked, self.made, self.tested, self.passed = ([0.0] * MAX_K for _ in range(4))
+        self.asked, self.made, self.tested, self.passed = np.zeros((4, MAX_K))
 
     def add(self, outcomes: Sequence[DraftOutcome], asked: int) -> None:
         """One more draft was tested. One that stopped before `asked` tokens failed where it stopped; none if empty."""
         if not outcomes:
             return
-        self.weigh(FORGET)
-        stopped = [DraftOutcome.REJECTED] * (len(outcomes) < asked and DraftOutcome.REJECTED not in outcomes)
-        for position, outcome in enumerate([*outcomes, *stopped]):
-            self.tested[position] += outcome is not DraftOutcome.UNTESTED
-            self.passed[position] += outcome is DraftOutcome.ACCEPTED
-        for position in range(asked):
-            self.asked[position] += 1
-            self.made[position] += position < len(outcomes)
-
-    def weigh(self, factor: float) -> None:
-        """Have all drafts up to now weigh less."""
+        passed, made = outcomes.count(DraftOutcome.ACCEPTED), len(outcomes)
         for counts in (self.asked, self.made, self.tested, self.passed):
-            counts[:] = [factor * n for n in counts]
+            counts[:] *= FORGET
+        self.asked[:asked] += 1
+        self.made[:made] += 1
+        self.tested[: min(passed + 1, asked)] += 1
+        self.passed[:passed] += 1
 
     def chances(self) -> list[float]:
         """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before."""
-        return _shares(self.passed, self.tested, LIKELY)
+        return _shares(self.passed.tolist(), self.tested.tolist(), 0.5)
 
     def shares_made(self) -> list[float]:
         """m_i: the share of drafts that reach guess i if they are to; at first that of the one before."""
-        return _shares(self.made, self.asked, 1.0)
+        return _shares(self.made.tolist(), self.asked.tolist(), 1.0)
 
 
 def _shares(parts: Sequence[float], totals: Sequence[float], share: float) -> list[float]:
     """Part of total by position; each has the one before it as its prior, and the first one `share`."""
     return [
-        share := (part + LIKELY_TESTS * share) / (total + LIKELY_TESTS)
-        for part, total in zip(parts, totals, strict=True)
+        share := (part + PRIOR_TESTS * share) / (total + PRIOR_TESTS) for part, total in zip(parts, totals, strict=True)
     ]

@@ -23,10 +23,9 @@ from specdemo.decoding import costs as costs_module
 from specdemo.decoding import loop
 from specdemo.decoding.adaptive_k import PROBING, DraftLengthController, best_length
 from specdemo.decoding.costs import (
-    CALIBRATED,
+    FOLLOW,
     LENGTHS,
     OUTLIER,
-    STEADY,
     AcceptanceStats,
     CostModel,
     DraftCost,
@@ -121,7 +120,7 @@ def costs_known(drafter: Drafter, seconds: float) -> CostModel:
 def learn(costs: CostModel, drafter: str, seconds: float) -> None:
     """What a draft of one token costs."""
     for _ in range(2):
-        costs.learn_draft(drafter, 1, seconds)
+        costs.drafts[drafter].add(1, seconds / costs.baseline_seconds)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -251,16 +250,16 @@ def test_a_slower_machine_moves_the_baseline_and_not_the_costs() -> None:
 def test_an_outlier_counts_for_little() -> None:
     costs = CostModel(FLAT)
     costs.learn_pass(4, 60.0)
-    assert costs.passes[4] == pytest.approx(OUTLIER ** (1 / (CALIBRATED + 1)))
+    assert costs.passes[4] == pytest.approx(OUTLIER**FOLLOW)
     assert costs.baseline_seconds < OUTLIER
 
 
 def test_a_calibration_that_was_far_off_is_unlearnt_even_late() -> None:
     costs = CostModel(FLAT)
-    for _ in range(10 * STEADY):
+    for _ in range(10 * 100):
         costs.learn_pass(1, 1.0)
         costs.learn_pass(5, 1.0)
-    for _ in range(4 * STEADY):
+    for _ in range(4 * 100):
         costs.learn_pass(1, 1.0)
         costs.learn_pass(5, 1.4)
     assert costs.passes[5] / costs.passes[1] == pytest.approx(1.4, rel=0.03)
@@ -271,7 +270,7 @@ def test_a_draft_costs_a_constant_and_something_for_each_token() -> None:
     assert costs.drafts[NAME].of(1) is None
     for _ in range(9):
         for tokens in (1, 4):
-            costs.learn_draft(NAME, tokens, 0.3 + 0.1 * tokens)
+            costs.drafts[NAME].add(tokens, 0.3 + 0.1 * tokens)
     assert [costs.drafts[NAME].of(tokens) for tokens in (1, 4, 8)] == pytest.approx([0.4, 0.7, 1.1], rel=0.1)
 
 
@@ -279,23 +278,23 @@ def test_a_draft_costs_a_constant_and_something_for_each_token() -> None:
 def test_what_drafts_of_other_lengths_once_cost_is_forgotten(change: float) -> None:
     costs = CostModel(FLAT)
     for tokens in list(range(1, 9)) * 9:
-        costs.learn_draft(NAME, tokens, 0.2 * tokens)
+        costs.drafts[NAME].add(tokens, 0.2 * tokens)
     for _ in range(100):
-        costs.learn_draft(NAME, 1, 0.2 * change)
+        costs.drafts[NAME].add(1, 0.2 * change)
     assert costs.drafts[NAME].of(1) == pytest.approx(0.2 * change, rel=0.1)
 
 
 def test_what_drafts_of_one_length_cost_is_put_down_to_their_tokens() -> None:
     costs = CostModel(FLAT)
     for _ in range(5):
-        costs.learn_draft(NAME, 2, 0.5)
+        costs.drafts[NAME].add(2, 0.5)
     assert [costs.drafts[NAME].of(tokens) for tokens in (1, 2, 8)] == pytest.approx([0.25, 0.5, 2.0])
 
 
 def test_a_draft_made_at_once_costs_the_same_however_long_it_is() -> None:
     costs = CostModel(FLAT)
     for tokens in (1, 8, 3):
-        costs.learn_draft(NAME, AtOnce().steps(tokens), 0.2)
+        costs.drafts[NAME].add(AtOnce().steps(tokens), 0.2)
     assert [costs.drafts[NAME].of(AtOnce().steps(tokens)) for tokens in (1, 16)] == pytest.approx([0.2, 0.2])
 
 
@@ -337,11 +336,13 @@ def test_older_drafts_weigh_less() -> None:
 def test_what_the_first_draft_of_a_run_reads_is_put_down_to_the_tokens_of_its_prompt() -> None:
     costs = CostModel(FLAT)
     learn(costs, NAME, 0.1)
-    costs.learn_first(NAME, 1, 15.1, prompt_tokens=1500)
-    assert costs.drafts[NAME].reading * 1500 == pytest.approx(15.0)
-    costs.learn_first(NAME, 1, 3.1, prompt_tokens=1500)  # the first one set something up
-    assert costs.drafts[NAME].reading * 1500 == pytest.approx(3.0)
-    assert costs.drafts[NAME].of(1) == pytest.approx(0.1, rel=0.5)
+    for first in (15.1, 3.1):  # the first one set something up
+        choosing = DraftLengthController([1, 0], costs, prompt_tokens=1500)
+        k = choosing.choose(100, None, ONE_BY_ONE)
+        drafted = (DraftedToken(0, DraftOutcome.ACCEPTED, 1, 1, 0),) * k
+        choosing.choose(100, Round(0, drafted, (), first, 1.0, first + 1, k), ONE_BY_ONE)
+        assert costs.drafts[NAME].reading * 1500 == pytest.approx(first - 0.1)
+    assert costs.drafts[NAME].of(1) == pytest.approx(0.1)
 
 
 def test_longer_drafts_are_never_taken_to_cost_less() -> None:
@@ -498,7 +499,7 @@ def test_auto_learns_of_each_author_apart() -> None:
         drafting = 0.2 * source.steps(k)
         last = Round(0, drafted, (), drafting, 1.0, 1.0 + drafting, k)
         chosen.append(k)
-    assert chosen[-20::2].count(0) >= 9  # but for a try now and then
+    assert chosen[-20::2].count(0) >= 8  # but for a try now and then
     assert min(chosen[-9::2]) > 8
 
 
@@ -510,13 +511,14 @@ def test_a_draft_that_was_held_up_is_forgotten() -> None:
     assert chosen_by(CostModel(FLAT), [0.1, 5.0, 0.1, 0.1, 0.1])[-1] > 1
     costs = CostModel(FLAT)
     for seconds in (0.1, 0.1, 5.0):
-        costs.learn_draft(NAME, 1, seconds)
+        costs.drafts[NAME].add(1, seconds)
     assert costs.drafts[NAME].of(1) == pytest.approx(0.1, rel=0.25)
 
 
 def test_a_drafter_that_once_seemed_too_dear_is_tried_again_however_short_the_runs() -> None:
     costs = CostModel(FLAT)
     learn(costs, NAME, 4.0)
+    costs.idle[NAME] = 0
     chosen = [chosen_by(costs, [0.1] * 19) for _ in range(50)]
     assert chosen[0] == [0] * 19
     assert chosen[-1][1:] == [MAX_K] * 18
@@ -526,14 +528,14 @@ def test_a_drafter_whose_first_draft_is_dear_is_seldom_tried_in_short_runs() -> 
     costs = CostModel(FLAT)
     learn(costs, NAME, 0.7)
     tried = [chosen_by(costs, [5.0, 0.7, 0.7], most=3) for _ in range(500)]
-    assert 1 < sum(map(any, tried)) <= 1 + PROBING * 3 * 500 / (5 - 0.7)  # once since nothing is known of it
+    assert 1 < sum(map(any, tried)) <= 1 + PROBING * 3 * 500 / 3  # once since nothing is known; a try loses 3 tokens
 
 
-def test_a_drafter_that_nothing_was_tested_of_is_tried_if_it_may_pay() -> None:
-    for seconds, tried in ((0.9, True), (2.0, False)):
+def test_a_drafter_that_nothing_was_tested_of_is_tried_once_and_goes_on_if_it_pays() -> None:
+    for seconds, tries in ((0.2, 5), (2.0, 1)):
         costs = CostModel(FLAT)
         learn(costs, NAME, seconds)
-        assert any(chosen_by(costs, [seconds] * 5)) is tried
+        assert sum(map(bool, chosen_by(costs, [seconds] * 5))) == tries
 
 
 def test_a_drafter_that_was_good_begins_at_once_unless_the_text_is_too_short_to_pay_for_it() -> None:
@@ -576,9 +578,9 @@ def test_no_other_length_than_the_chosen_one_has_a_higher_rate(
 ) -> None:
     costs = CostModel({tokens: 1 + sum(steps[: tokens - 1]) for tokens in range(1, MAX_K + 2)})
     for tokens in (1, 2, 1, 2):
-        costs.learn_draft(NAME, tokens, costs.baseline_seconds * drafting * tokens)
+        costs.drafts[NAME].add(tokens, drafting * tokens)
     stats = costs.acceptance[NAME]
-    stats.tested, stats.passed = [1e6] * MAX_K, [1e6 * chance for chance in chances]
+    stats.tested, stats.passed = np.full(MAX_K, 1e6), 1e6 * np.array(chances)
     passing = list(accumulate(stats.chances(), mul))
     rates = [
         (1 + sum(passing[:k])) / (costs.passes[k + 1] + float(costs.drafts[NAME].of(k) or 0))
