@@ -77,8 +77,9 @@ class DraftLengthController:
         """`k` is AUTO, which needs `costs`, a fixed K, or the K of each round; `costs` learns from all of them."""
         self.costs, self.prompt_tokens = costs, prompt_tokens
         self._given = None if isinstance(k, str) else repeat(k) if isinstance(k, int) else iter(k)
-        self._began: set[str] = set()  # drafters that drafted in this run
-        self._reads_on: set[str] = set()  # those that have read what was written while they did not draft
+        self._planned: set[str] = set()  # drafters that K was chosen for in this run
+        self._began: set[str] = set()  # those that drafted in it
+        self._reads_on: set[str] = set()  # and those that have read what was written while they did not draft
         self._plans: dict[str, Plan] = {}  # by the drafter's name, until its next draft
         self._source: Drafter  # of the last round that K was chosen for
 
@@ -106,6 +107,9 @@ class DraftLengthController:
 
     def _plan(self, costs: CostModel, source: Drafter, most: int) -> Plan | None:
         """What is best until the next draft of `source`; None while it is not known what a draft costs."""
+        if source.name not in self._planned:
+            self._planned.add(source.name)
+            costs.acceptance[source.name].begin()
         best = best_length(costs, source, min(most, costs.most_k))
         if best is None:
             return None

@@ -20,6 +20,7 @@ from ..types import MAX_K, Draft, DraftOutcome
 from .rule import Rule
 
 FORGET = 0.93  # the weight that a draft keeps when one more is made
+EARLIER_TESTS = 4.0  # the most that the tests of earlier runs weigh at the beginning of a run
 PRIOR_TESTS = 2.0  # what a position's prior weighs in tests
 FOLLOW = 0.02  # how fast the costs of passes follow the last one
 DRIFT = 0.2  # how fast `baseline_seconds` does
@@ -140,19 +141,23 @@ class AcceptanceStats:
     """
 
     def __init__(self) -> None:
-        self.asked, self.made, self.tested, self.passed = np.zeros((4, MAX_K))
+        self._counts = np.zeros((4, MAX_K))
+        self.asked, self.made, self.tested, self.passed = self._counts  # views
 
     def add(self, outcomes: Sequence[DraftOutcome], asked: int) -> None:
         """One more draft was tested. One that stopped before `asked` tokens failed where it stopped; none if empty."""
         if not outcomes:
             return
         passed, made = outcomes.count(DraftOutcome.ACCEPTED), len(outcomes)
-        for counts in (self.asked, self.made, self.tested, self.passed):
-            counts[:] *= FORGET
+        self._counts *= FORGET
         self.asked[:asked] += 1
         self.made[:made] += 1
         self.tested[: min(passed + 1, asked)] += 1
         self.passed[:passed] += 1
+
+    def begin(self) -> None:
+        """A run begins: another text."""
+        self._counts *= EARLIER_TESTS / max(float(self.tested[0]), EARLIER_TESTS)
 
     def chances(self) -> list[float]:
         """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before."""

@@ -93,13 +93,15 @@ export class Lane {
     return this.tokens > 1 && seconds > 0 ? (this.tokens - 1) / seconds : null;
   }
 
-  draw() {
+  /** If `still`, nothing of it moves: each frame of a fading guess costs the engine time if it has no other cores. */
+  draw(still) {
     if (this.events.length) {
       const fragment = document.createDocumentFragment();
       for (const [row, ends] of this.events) {
         fragment.append(this.round(row, ends));
         this.drawDrafts(row);
       }
+      if (still) for (const ghost of fragment.querySelectorAll(".sd-ghost")) ghost.classList.add("sd-still");
       this.events = [];
       this.guesses.remove();
       this.drawn = null;

@@ -313,14 +313,18 @@ export class Race {
   draw() {
     const lanes = Object.values(this.lanes);
     const now = performance.now();
-    for (const lane of lanes) lane.draw();
+    for (const lane of lanes) lane.draw(this.engineRuns);
     if (["running", "showing", "opening", "opened"].includes(this.state) && now >= this.due.figures) this.drawFigures(now);
     for (const lane of lanes) lane.scroll(); // after everything else: it makes the browser lay out what has changed
   }
 
+  /** Whether the engine is measuring on the browser's own cores. */
+  get engineRuns() {
+    return this.show.live && this.show.shared;
+  }
+
   drawFigures(now) {
-    const { lanes, drafted } = this;
-    const engineRuns = this.show.live && this.show.shared;
+    const { lanes, drafted, engineRuns } = this;
     this.due.figures = now + (engineRuns ? FIGURES_MS : SHOWN_MS);
     for (const lane of Object.values(lanes)) lane.drawFigures();
     for (const [code, node] of Object.entries(this.legendCounts)) {
