@@ -305,7 +305,7 @@ def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
     draft = first_layers(target, sizes.draft_layers)
     prompt = random_prompt(target, sizes.context)
     settings = Settings(k=0, max_new_tokens=sizes.new_tokens)
-    loaded: Any = SimpleNamespace(model=target, assistant=draft, eos_ids=frozenset())
+    loaded: Any = SimpleNamespace(model=target, draft_model=draft, eos_ids=frozenset())
     theirs = [Case(HF), Case(ASSISTED, "draft-model"), *(Case(TUNED, "draft-model", k) for k in sizes.ks if k < MAX_K)]
     best = 0.0
     for case in theirs:

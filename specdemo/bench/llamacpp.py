@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..models.checkpoint import resolved
-from ..models.presets import Gguf, Parts, Source, Wheel
-from ..models.sources import Converted, gguf_of, is_made
+from ..models.converted import Converted, gguf_of, is_made
+from ..models.sources import Gguf, Parts, Source, Wheel
 from ..models.store import Progress
 from ..racing.stats import Pace
 from ..servers.address import Address

@@ -150,15 +150,16 @@ def export(
         from ..drafters.heads.files import load_head_for
         from ..train.export import export_head
 
-        path = head or loaded.head_files.get(kind)
+        path = head or loaded.parts.head_files.get(kind)
         if path is None or not path.is_file():
             raise BadInput(
                 f"The preset {preset} has no head of the kind {kind!r} that was trained here; name its file."
             )
-        assert loaded.embeddings is not None, "a model on the CPU is not offloaded"
-        trained = load_head_for(loaded.embeddings[1], kind_of_head, path)
+        embeddings = loaded.parts.embeddings
+        assert embeddings is not None, "a model on the CPU is not offloaded"
+        trained = load_head_for(embeddings[1], kind_of_head, path)
         target = target_name or str(chosen.target), type(loaded.model).__name__
-        export_head(trained, loaded.embeddings, target, out, torch.bfloat16)
+        export_head(trained, embeddings, target, out, torch.bfloat16)
     typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.1f} MB.")
 
 
@@ -187,7 +188,7 @@ def chargpt(
     chosen = choose_device(device)
     fast = choose_dtype(None, chosen)
     dtype = fast if fast == torch.bfloat16 else torch.float32  # float16 would need its losses scaled
-    text, held_out = read_plays(lambda _, words: None)
+    text, held_out = read_plays()
     facts = {
         "command": "python -m specdemo train chargpt",
         "text": text_facts(text, held_out),
@@ -215,7 +216,7 @@ def bigram(
     from ..train.shakespeare import ALPHABET, encode, read_plays, text_facts
 
     check_writable(out)
-    text, held_out = read_plays(lambda _, words: None)
+    text, held_out = read_plays()
     facts = {"command": "python -m specdemo train bigram", "text": text_facts(text, held_out)}
     build_bigrams(encode(text), len(ALPHABET) + 1, out, facts)
     typer.echo(f"{out}: from {len(text):,} characters.")

@@ -15,7 +15,8 @@ from ..drafters.heads.published_shape import ShapeReader, TargetSizes
 from ..types import BadInput
 from .checkpoint import HUB_SECONDS, Checkpoint, commit_of, download_bar, file_of
 from .errors import wrap_load_errors
-from .presets import Folder, HeadSource, Hub, Preset, head_source
+from .presets import Preset
+from .sources import Folder, HeadSource, Hub, head_source
 from .store import LoadError, Progress
 
 

@@ -27,9 +27,10 @@ from .errors import wrap_load_errors
 from .gguf_header import Header, read_header
 from .loaded import LANES, context_of
 from .placement import Part, bits, plan
-from .presets import PRESETS, Gguf, Hub, Preset, Source
+from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
-from .store import LoadError, Progress
+from .sources import Gguf, Hub, Source
+from .store import LoadError, Progress, ignore
 from .translation import BY_TEXT, differing_token
 
 ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
@@ -136,7 +137,7 @@ class Report:
 
 
 def report_on(
-    preset: Preset, dtype: str | None = None, device: str | None = None, progress: Progress = lambda *stage: None
+    preset: Preset, dtype: str | None = None, device: str | None = None, progress: Progress = ignore
 ) -> Report:
     """Look at the models of a preset. Configurations and tokenizers are fetched, weights are not.
 

@@ -144,17 +144,17 @@ def from_one_context(loaded: Loaded, context: Sequence[int], new_tokens: int) ->
     *root, last = context
     capacity = len(context) + new_tokens
     target = Remembering(loaded.target_runner(capacity), root, last)
-    runners, make_draft_runner = [target], loaded.make_draft_runner
-    if loaded.draft_model is not None and loaded.translation is None:  # else it reads other tokens than the root's
+    runners, parts = [target], loaded.parts
+    if parts.make_draft_runner and parts.translator is None:  # else it reads other tokens than the root's
         draft = Remembering(loaded.draft_runner(capacity), root)
-        runners, make_draft_runner = [target, draft], lambda _: draft
+        runners, parts = [target, draft], replace(parts, make_draft_runner=lambda _: draft)
     try:
         yield (
             replace(
                 loaded,
                 eos_ids=frozenset(),
                 make_target_runner=lambda _: target,
-                make_draft_runner=make_draft_runner,
+                parts=parts,
                 costs={},  # what is remembered takes no time, which says nothing of real passes
             ),
             target,

@@ -19,8 +19,9 @@ from specdemo.engines.choose import expected_engine
 from specdemo.models import report as reporting
 from specdemo.models.cached import delete_cached, list_cached
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import AND, Folder, Gguf, Hub, find_preset, load_presets, preset_of, read_preset
+from specdemo.models.presets import AND, find_preset, load_presets, preset_of, read_preset
 from specdemo.models.report import report_on, save_preset
+from specdemo.models.sources import Folder, Gguf, Hub
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.types import BadInput, Settings

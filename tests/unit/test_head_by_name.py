@@ -10,9 +10,10 @@ import pytest
 
 from specdemo.decoding.events import emitted_tokens
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import Folder, Hub, Preset, find_preset, load_presets, preset_of, with_head
+from specdemo.models.presets import Preset, find_preset, load_presets, preset_of, with_head
 from specdemo.models.published_heads import head_format
 from specdemo.models.report import report_on, save_preset
+from specdemo.models.sources import Folder, Hub
 from specdemo.racing.race import start
 from specdemo.types import BadInput, Settings, TokenKind
 from tests.conftest import Command
@@ -60,7 +61,7 @@ def test_a_preset_loads_heads_of_others_and_drafts_with_them(
     """
     (tmp_path / "mine.toml").write_text(text)
     loaded = load(find_preset("mine", tmp_path), dtype, "cpu")
-    assert loaded.head_files == heads
+    assert loaded.parts.head_files == heads
     for temperature in (0.0, 0.7):
         alone = [token.id for token in tokens_of(loaded, "none", temperature)]
         for drafter in ("eagle", "block", "lookup-eagle"):

@@ -31,7 +31,8 @@ REFUSALS = {
 ASK = """
 import json, sys, time
 from specdemo.models.loaded import load
-from specdemo.models.presets import Hub, Preset
+from specdemo.models.presets import Preset
+from specdemo.models.sources import Hub
 slept, sleep = [], time.sleep
 time.sleep = lambda seconds: slept.append(seconds) or sleep(seconds)
 for repo in sys.argv[1:]:

@@ -21,8 +21,9 @@ from specdemo.bench.methods import cases_of_theirs, theirs
 from specdemo.bench.throughput import bench
 from specdemo.decoding.events import emitted_tokens
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import DEFAULT_PRESET, Wheel, find_preset
+from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.models.presets import preset_of as by_name
+from specdemo.models.sources import Wheel
 from specdemo.racing.race import start
 from specdemo.studies.greedy import against_server, differences_in_words, in_words
 from specdemo.studies.prompts import Prompt

@@ -28,12 +28,13 @@ from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
 from specdemo.engines.layout import FusedModel
 from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
+from specdemo.models import opened as in_memory
 from specdemo.models import placement as room
 from specdemo.models.checkpoint import device_map
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.placement import TOKENS, WORK_SPACE, Part, plan
-from specdemo.models.presets import Folder
-from specdemo.models.store import LoadError
+from specdemo.models.sources import Folder
+from specdemo.models.store import LoadError, ignore
 from specdemo.models.weights import StoredWeights, count, readable, shapes
 from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
@@ -79,7 +80,7 @@ def test_a_pair_from_folders_is_in_memory_once(pair: tuple[Path, Path], dtype: s
     before = floats()
     loaded = load(preset_of(*pair, heads={"eagle": Path("none.safetensors")}), dtype, "cpu")  # which reads the table
     after = sum(size for place, size in floats().items() if place not in before)
-    config = opening.find_checkpoint(Folder(pair[0]), torch.float32, models.ignore).config
+    config = opening.find_checkpoint(Folder(pair[0]), torch.float32, ignore).config
     numbers, table = count(config), config.vocab_size * config.hidden_size
     once = 2 * (numbers + table) * loaded.weights_dtype.itemsize  # the table is read by rows, and laid out as the head
     assert once <= after < once + table * loaded.weights_dtype.itemsize  # with room for other little things
@@ -91,7 +92,7 @@ def test_a_pair_from_folders_is_in_memory_once(pair: tuple[Path, Path], dtype: s
 
 def test_nobody_keeps_transformers_model_longer_than_it_is_used(pair: tuple[Path, Path]) -> None:
     loaded = load(preset_of(*pair), "float32", "cpu")
-    for ask in (lambda: loaded.model, lambda: loaded.assistant):
+    for ask in (lambda: loaded.model, lambda: loaded.draft_model):
         model = ask()
         assert ask() is model
         gone = weakref.ref(model)
@@ -108,14 +109,14 @@ Opened = list["weakref.ref[PreTrainedModel]"]
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     """The models that are opened by transformers, as far as they are alive."""
     models_opened: Opened = []
-    real = models.open_model
+    real = in_memory.open_model
 
     def watched(*asked: Any) -> PreTrainedModel:
         model = real(*asked)
         models_opened.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(models, "open_model", watched)
+    monkeypatch.setattr(in_memory, "open_model", watched)
     return models_opened
 
 
@@ -177,8 +178,8 @@ def test_the_weights_of_a_known_model_are_those_of_transformers(architecture: st
 
 
 def test_what_is_in_a_checkpoint_is_asked_of_its_configuration(pair: tuple[Path, Path]) -> None:
-    found = opening.find_checkpoint(Folder(pair[0]), torch.float32, models.ignore)
-    files = opening.fetch_weights(found, models.ignore)
+    found = opening.find_checkpoint(Folder(pair[0]), torch.float32, ignore)
+    files = opening.fetch_weights(found, ignore)
     cpu = torch.device("cpu")
     assert StoredWeights.of(files, found.config, torch.float32, cpu) is not None
     wider = LlamaConfig.from_dict({**found.config.to_dict(), "intermediate_size": 512})
@@ -285,14 +286,14 @@ def test_a_load_that_fails_leaves_no_weight_behind_and_a_good_one_follows(
         if at == "a bug":
             patch.setattr(models, "_eos_ids", lambda *_: 1 // 0)
         if at == "the draft model":
-            real = models.read_weights
+            real = in_memory.read_weights
 
             def broken(found: Any, *more: Any) -> Any:
                 if found.source == Folder(pair[1]):
                     raise RuntimeError("the file is damaged")
                 return real(found, *more)
 
-            patch.setattr(models, "read_weights", broken)
+            patch.setattr(in_memory, "read_weights", broken)
         kind = ZeroDivisionError if at == "a bug" else LoadError
         with pytest.raises(kind, match=r"is damaged\.$|has too little free memory|by zero"):
             load(preset_of(*pair), "float32", "cpu")
@@ -480,9 +481,9 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
     spread = room.Plan((torch.device("cpu"), torch.device("cuda:1")), {0: 5, "cpu": 7}, offloaded=3 * GB)
     asked: list[Any] = []
     devices: list[str] = []
-    real, open_checkpoint = models.open_model, models._open_checkpoint
+    real, open_checkpoint = in_memory.open_model, in_memory.open_checkpoint
 
-    def on_the_cpu(found: Any, files: Any, device: torch.device, *more: Any, **named: Any) -> models.OpenedModel:
+    def on_the_cpu(found: Any, files: Any, device: torch.device, *more: Any, **named: Any) -> in_memory.OpenedModel:
         devices.append(str(device))
         return open_checkpoint(found, files, torch.device("cpu"), *more, **named)
 
@@ -494,8 +495,8 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
         return model
 
     monkeypatch.setattr(models, "plan", lambda *asked: spread)
-    monkeypatch.setattr(models, "open_model", opened)
-    monkeypatch.setattr(models, "_open_checkpoint", on_the_cpu)
+    monkeypatch.setattr(in_memory, "open_model", opened)
+    monkeypatch.setattr(models, "open_checkpoint", on_the_cpu)
     stages: list[str] = []
     heads = {"eagle": Path("none.safetensors")}
     loaded = load(preset_of(*pair, heads=heads), "float32", "cpu", lambda fraction, words: stages.append(words))
@@ -503,8 +504,8 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
     assert asked == [{0: 5, "cpu": 7}]  # the draft model is fused, on its device
     assert "about 3.0 GB of the weights stay in main memory, which is slow" in stages
     assert loaded.engine == "eager"
-    assert loaded.embeddings is None
-    assert loaded.head_files == {}  # a head reads the target's embeddings, which are not there
+    assert loaded.parts.embeddings is None
+    assert loaded.parts.head_files == {}  # a head reads the target's embeddings, which are not there
     assert logits(loaded).isfinite().all()
 
     class OnGpu:

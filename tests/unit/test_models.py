@@ -18,8 +18,9 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.models import placement as room
 from specdemo.models.errors import explain
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import Defaults, Folder, Hub, find_preset
-from specdemo.models.store import LoadError
+from specdemo.models.presets import Defaults, find_preset
+from specdemo.models.sources import Folder, Hub
+from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
 from specdemo.system import hardware
 from specdemo.types import BadInput, Settings
@@ -77,7 +78,7 @@ def test_a_pair_loads_and_every_drafter_keeps_the_targets_text(
     preset = preset_of(*sources, skip_layers=1)
     loaded = load(preset, dtype="float32", device="cpu")
     assert loaded.dtype == loaded.model.dtype == torch.float32
-    assert (loaded.draft_model is not None) == (draft is not None)
+    assert (loaded.parts.make_draft_runner is not None) == (draft is not None)
     names = [name for name in DRAFTERS if drafter_class(name).unavailable_reason(loaded.parts) is None]
     assert set(names) >= {"none", "prompt-lookup", "layer-skip"} | ({"draft-model"} if draft else set())
     plain = text_of(loaded, "none", k=0)
@@ -88,10 +89,10 @@ def test_a_pair_loads_and_every_drafter_keeps_the_targets_text(
 
 def test_the_page_knows_what_passes_cost_before_its_first_race(checkpoints: dict[str, Path]) -> None:
     backend = real_backend()
-    loaded = backend.load(preset_of(checkpoints["llama"]), lambda fraction, words: None, None)
+    loaded = backend.load(preset_of(checkpoints["llama"]), ignore, None)
     assert len(loaded.costs) == 1
     loaded.release()
-    loaded = backend.load(preset_of(checkpoints["llama"], defaults=Defaults(k=4)), lambda fraction, words: None, None)
+    loaded = backend.load(preset_of(checkpoints["llama"], defaults=Defaults(k=4)), ignore, None)
     assert not loaded.costs  # nobody asks for them
     loaded.release()
 
@@ -104,7 +105,7 @@ def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> No
     assert not loaded.model.training
     assert loaded.context == 128  # the smaller of the two
     assert loaded.eos_ids == {2}
-    assert loaded.skip_layers == 1
+    assert loaded.parts.skip_layers == 1
     assert loaded.weights == {
         "target": {"source": "folder", "name": "qwen3"},
         "draft_model": {"source": "folder", "name": "gpt2"},
@@ -154,7 +155,7 @@ def test_a_pair_with_weights_in_float16_keeps_the_targets_text(checkpoints: dict
         torch.float32,
         torch.float16,
     )
-    for model in (loaded.model, loaded.assistant):
+    for model in (loaded.model, loaded.draft_model):
         assert all(torch.equal(weight, weight.half().float()) for weight in model.parameters())
     plain = text_of(loaded, "none", k=0)
     assert text_of(loaded, "draft-model") == text_of(loaded, "layer-skip") == plain
@@ -174,8 +175,8 @@ def test_what_runs_by_transformers_forward_keeps_its_weights_in_float32(
 def test_tied_embeddings_are_held_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, tied: bool) -> None:
     folder = save(tiny("llama", len(tokenizer), tie_word_embeddings=tied), tokenizer, tmp_path / "llama")
     loaded = load(preset_of(folder, heads={"eagle": tmp_path / "none.safetensors"}), "float16", "cpu")
-    assert loaded.embeddings is not None
-    first, last = loaded.embeddings
+    assert loaded.parts.embeddings is not None
+    first, last = loaded.parts.embeddings
     assert (first.data_ptr() == last.data_ptr()) == tied
     assert torch.equal(last.float(), loaded.model.get_output_embeddings().weight)
 
@@ -284,9 +285,9 @@ def test_a_token_that_the_draft_model_cannot_read_reaches_it_as_text(
     tokenizer.add_tokens(["<tool>"])
     save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "target")
     loaded = load(preset_of(tmp_path / "target", checkpoints["llama"]), dtype="float32", device="cpu")
-    assert loaded.translation is not None
+    assert loaded.parts.translator is not None
     prompt = loaded.encode("a <tool> b", raw=True)
-    assert loaded.tokenizer.decode(prompt) == make_tokenizer().decode(loaded.translation.to_draft(prompt))
+    assert loaded.tokenizer.decode(prompt) == make_tokenizer().decode(loaded.parts.translator.to_draft(prompt))
     assert text_of(loaded, "draft-model") == text_of(loaded, "none", k=0)
 
 

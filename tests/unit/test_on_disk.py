@@ -15,8 +15,9 @@ from specdemo.models import placement as room
 from specdemo.models import report as reporting
 from specdemo.models.loaded import load
 from specdemo.models.placement import Part, plan
-from specdemo.models.presets import Gguf, Preset
+from specdemo.models.presets import Preset
 from specdemo.models.report import report_on
+from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.types import Settings
 from specdemo.ui.engine import facts
