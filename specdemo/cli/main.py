@@ -6,7 +6,6 @@ and one line on stderr.
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 import unicodedata
@@ -18,7 +17,7 @@ import typer
 from ..decoding.events import emitted_tokens
 from ..models.presets import load_presets
 from ..racing.text import LaneText
-from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, trace_lines, write_trace
+from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
 from ..system.imports import import_quickly
 from ..types import BadInput, TokenKind
 from .bench import app as bench_app
@@ -259,8 +258,7 @@ def record(
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, more=asked.more))
         header = summary.trace_header(loaded, asked.drafter, asked.prompt, asked.raw, asked.settings, asked.more)
-        trace = "".join(write_trace(header, entries)).encode("ascii")
-        out.write_bytes(gzip.compress(trace, mtime=0) if out.suffix == ".gz" else trace)
+        save_trace(out, header, entries)
         typer.echo(f"{out}: {len(entries)} events.")
 
 

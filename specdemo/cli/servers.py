@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import unicodedata
@@ -14,7 +13,7 @@ from typing import Any
 import typer
 
 from ..racing.compare import other_draws
-from ..racing.trace import read_trace, trace_lines, write_trace
+from ..racing.trace import read_trace, save_trace, trace_lines
 from ..servers.address import Address
 from ..servers.client import Client
 from ..servers.dialects import Dialect, find_dialect
@@ -75,8 +74,7 @@ def race_server(
             recorded = read_trace(trace_lines(Path(baseline))) if baseline else None
             race = race_servers(asked, dialect, recorded)
     if out is not None:
-        trace = "".join(write_trace(trace_header(race), race.entries)).encode("ascii")
-        out.write_bytes(gzip.compress(trace, mtime=0) if out.suffix == ".gz" else trace)
+        save_trace(out, trace_header(race), race.entries)
     found = outcome(race)
     typer.echo(json.dumps(found, ensure_ascii=False) if json_ else _table(found))
 

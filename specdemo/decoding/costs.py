@@ -73,7 +73,7 @@ class CostModel:
         self.baseline_seconds *= slower**DRIFT
 
     def pass_over(self, tokens: float) -> float:
-        """The cost of a pass over so many tokens on average."""
+        """The cost of a pass over this many tokens, which may be a mean."""
         low = int(tokens)
         part = tokens - low
         return self.passes[low] + (part * (self.passes[low + 1] - self.passes[low]) if part else 0.0)

@@ -66,7 +66,7 @@ def load_presets(folder: Path = PRESETS) -> tuple[dict[str, Preset], list[str]]:
 
 
 def fitting_first(presets: Mapping[str, Preset], memory: float) -> dict[str, Preset]:
-    """Presets in the order of a menu: those that a machine with so many bytes of memory holds, then the others, whose
+    """Presets in the order of a menu: those that a machine with these bytes of memory holds, then the others, whose
     titles say what they need."""
     fits = {name: preset for name, preset in presets.items() if (preset.memory or 0) * 1e9 <= memory}
     others = {

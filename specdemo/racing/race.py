@@ -155,7 +155,7 @@ def race(
     Above temperature 0, where p and q are more than one token, the drafted rounds come with their probabilities.
 
     Raises:
-        BadInput: as `start` does, or the memory does not hold the keys and values of so many lanes.
+        BadInput: as `start` does, or the memory does not hold the keys and values of all lanes.
     """
     drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more])
     rules = {name: rule_for(replace(settings, k=lane.k)) for name, lane in drafted.items()}

@@ -259,10 +259,10 @@ def test_advice_never_contradicts_the_figures(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -> None:
-    law = random_table(1, support=3)
-    mixed = 0.6 * law + 0.4 * random_table(2, support=2)
+    table = random_table(1, support=3)
+    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
     toy: Any = TableToy(
-        target=law,
+        target=table,
         draft_model=mixed,
         early=mixed,
         ngram_table=ngram_file(tmp_path, VOCAB),

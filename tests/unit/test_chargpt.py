@@ -93,9 +93,9 @@ def test_the_table_is_laplaces_rule(tmp_path_factory: pytest.TempPathFactory, to
     for a in range(vocab_size):
         after = [b for before, b in pairs if before == a]
         laplace = [(after.count(b) + 1) / (len(after) + vocab_size) for b in range(vocab_size)]
-        law = table.next_token_probs([3, a])
-        np.testing.assert_allclose(law, laplace, atol=1.5 * vocab_size / PROB_SCALE)
-        assert law.sum() == pytest.approx(1, abs=1e-6)
+        probs = table.next_token_probs([3, a])
+        np.testing.assert_allclose(probs, laplace, atol=1.5 * vocab_size / PROB_SCALE)
+        assert probs.sum() == pytest.approx(1, abs=1e-6)
 
 
 # Training --------------------------------------------------------------------------------------------------------

@@ -545,7 +545,7 @@ def test_a_drafter_that_was_good_begins_at_once_unless_the_text_is_too_short_to_
 
 
 def chosen_by(costs: CostModel, drafting: Sequence[float], most: int = 100) -> list[int]:
-    """The K of as many rounds, with so many tokens left, whose drafts take these seconds in turn and pass whole."""
+    """The K of as many rounds, with `most` tokens left, whose drafts take these seconds in turn and pass whole."""
     choosing, passed = DraftLengthController(AUTO, costs), DraftedToken(0, DraftOutcome.ACCEPTED, 1, 1, 0)
     last, chosen, left = None, [], iter(drafting)
     for _ in drafting:

@@ -204,8 +204,8 @@ def test_a_guess_passed_iff_its_draw_is_below_min_1_p_over_q(toy: TableToy, name
             accepted = [token.id for token in tested if token.outcome is DraftOutcome.ACCEPTED]
             assert [t.id for t in event.emitted if t.kind is TokenKind.ACCEPTED] == accepted
         for token in emitted_tokens(event):
-            law = toy.target[ids[-2], ids[-1]]
-            assert token.p == pytest.approx(float(law[token.id]), abs=1e-12)
+            probs = toy.target[ids[-2], ids[-1]]
+            assert token.p == pytest.approx(float(probs[token.id]), abs=1e-12)
             ids.append(token.id)
     assert outcomes[DraftOutcome.ACCEPTED] > 3
     assert outcomes[DraftOutcome.REJECTED] > 3

@@ -44,10 +44,10 @@ WORDS = "the cat sat on the mat and the dog sat"
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Any:
-    law = random_table(1, support=3)
-    mixed = 0.6 * law + 0.4 * random_table(2, support=2)
+    table = random_table(1, support=3)
+    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
     return TableToy(
-        target=law,
+        target=table,
         draft_model=mixed,
         early=mixed,
         ngram_table=ngram_file(tmp_path, VOCAB),

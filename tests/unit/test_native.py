@@ -97,7 +97,7 @@ def test_rolled_back_entries_leave_no_trace(architecture):
 
 
 def random_model(architecture: str, heads: int, kv_heads: int, width: int):
-    """Of a shape that fills no vector, block or thread evenly, and whose laws are peaked."""
+    """Of a shape that fills no vector, block or thread evenly, and whose distributions are peaked."""
     sizes = {"num_hidden_layers": 3, "hidden_size": heads * width, "vocab_size": MODEL_VOCAB}
     config = AutoConfig.for_model(
         architecture, num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=70, **sizes

@@ -167,7 +167,7 @@ def fickle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def traced(loaded: Loaded, drafter: str, settings: Settings, events: int | None = None) -> tuple[Any, list[Entry]]:
-    """The header and the entries of a race, stopped after so many events, as they are read back from its trace."""
+    """The header and the entries of a race, stopped after some events, as they are read back from its trace."""
     header = trace_header(loaded, drafter, WORDS, True, settings)
     entries = list(islice(race(loaded, drafter, loaded.encode(WORDS, True), settings), events))
     return read_trace(write_trace(header, entries))

@@ -126,7 +126,7 @@ class Simulation:
 
     def __init__(self, seed: int, prompts: Sequence[Prompt]) -> None:
         self.noise = np.random.default_rng(seed)
-        self.weather = 0.0
+        self.drift = 0.0
         easy = self.noise.normal(0, 0.2, len(prompts))
         self.gains = {
             (place, k): np.log(speed_up) + easy[place] + self.noise.normal(0, 0.04)
@@ -147,8 +147,8 @@ class Simulation:
         drafted = () if drafter == "none" else (DraftedToken(1, DraftOutcome.ACCEPTED, 0.5, 0.5, 0.5),) * settings.k
         yield Prefilled(5, token, 0.3)
         for index in range(ROUNDS if settings.max_new_tokens > sweeping.WARM_UP else 1):
-            self.weather = 0.98 * self.weather + self.noise.normal(0, 0.1)
-            spent = float(seconds * np.exp(self.weather + self.noise.normal(0, 0.1)))
+            self.drift = 0.98 * self.drift + self.noise.normal(0, 0.1)
+            spent = float(seconds * np.exp(self.drift + self.noise.normal(0, 0.1)))
             yield Round(index, drafted, (token,) * TOKENS_A_ROUND, 0.0, spent, spent)
 
 

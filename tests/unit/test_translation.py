@@ -34,7 +34,7 @@ from tests.unit.toys import (
     fallback_tokenizer,
     ids_of,
     random_table,
-    true_law,
+    true_texts,
 )
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -246,7 +246,7 @@ def drafting(table: Tensor, capacity: int = 64) -> TextDraftModel:
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_under_rejection_the_law_is_the_targets(temperature: float, k: int) -> None:
+def test_under_rejection_the_distribution_is_the_targets(temperature: float, k: int) -> None:
     table = random_table(1, support=3)
     draft = 0.5 * table + 0.5 * random_table(2, support=2)
     settings = Settings(temperature=temperature, k=k, max_new_tokens=4, rule=REJECTION)
@@ -255,10 +255,10 @@ def test_under_rejection_the_law_is_the_targets(temperature: float, k: int) -> N
     def begin(rule: Rule) -> tuple[TableRunner, TextDraftModel]:
         return TableRunner(table), drafting(draft)
 
-    law = emitted_distribution(
+    emitted = emitted_distribution(
         begin, PROMPT, settings, seen=lambda events: kinds.update(t.kind for e in rounds(events) for t in e.emitted)
     )
-    assert distance(law, true_law(table, PROMPT, 4, settings)) < 1e-12
+    assert distance(emitted, true_texts(table, PROMPT, 4, settings)) < 1e-12
     assert len(kinds) > 1
 
 

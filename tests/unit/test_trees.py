@@ -61,7 +61,7 @@ from tests.unit.toys import (
     ngram_file,
     random_table,
     tiny_model,
-    true_law,
+    true_texts,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -103,7 +103,7 @@ TREES: dict[str, Callable[[list[int], int], Shape]] = {
 }
 
 
-# The law of the text, by enumeration -----------------------------------------------------------------------------
+# The distribution of the text, by enumeration --------------------------------------------------------------------
 
 
 def choose_path(runs: Walk, rows: Tensor, draft: Draft) -> dict[int, tuple[int, float]]:
@@ -157,9 +157,9 @@ class EnumeratedMatch(Match):
         return drawn, torch.zeros(len(probs), dtype=torch.float64)
 
 
-def law_of(make_drafter: Callable[[], Drafter], settings: Settings, table: Tensor, eos: int = -1) -> dict:
+def texts_with(make_drafter: Callable[[], Drafter], settings: Settings, table: Tensor, eos: int = -1) -> dict:
     """The probability of every text that a run can write."""
-    law: dict[tuple[int, ...], float] = defaultdict(float)
+    emitted: dict[tuple[int, ...], float] = defaultdict(float)
     runs = Walk()
     for _ in runs.runs():
         with pytest.MonkeyPatch.context() as patch:
@@ -169,11 +169,11 @@ def law_of(make_drafter: Callable[[], Drafter], settings: Settings, table: Tenso
                 rule = chosen = EnumeratedMatch(settings, runs)
                 patch.setattr(match.noise, "draw", chosen.draw)
             events = list(loop.decode(TableRunner(table), make_drafter(), PROMPT, rule, frozenset({eos})))
-        law[tuple(ids_of(events))] += runs.weight
-    return dict(law)
+        emitted[tuple(ids_of(events))] += runs.weight
+    return dict(emitted)
 
 
-LAWS = [
+ENUMERATED = [
     Settings(temperature=1, k=6, max_new_tokens=4, tree=True),
     Settings(temperature=0.7, k=6, max_new_tokens=3, tree=True),
     Settings(temperature=1.5, k=6, max_new_tokens=4, top_k=2, tree=True),
@@ -189,27 +189,27 @@ def table() -> Tensor:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("settings", LAWS, ids=lambda settings: f"T{settings.temperature:g}")
+@pytest.mark.parametrize("settings", ENUMERATED, ids=lambda settings: f"T{settings.temperature:g}")
 @pytest.mark.parametrize("name", TREES)
-def test_the_text_follows_the_targets_law(table: Tensor, name: str, settings: Settings, rule: str) -> None:
+def test_the_text_follows_the_targets_distribution(table: Tensor, name: str, settings: Settings, rule: str) -> None:
     settings = replace(settings, rule=rule)
-    law = law_of(lambda: Planting(TREES[name]), settings, table)
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+    emitted = texts_with(lambda: Planting(TREES[name]), settings, table)
+    assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_law_stays_where_a_drafted_child_ends_the_text(table: Tensor, rule: str) -> None:
-    settings = replace(LAWS[0], rule=rule)
-    law = law_of(lambda: Planting(TREES["any"]), settings, table, eos=1)
-    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings, 1)) < 1e-12
+def test_the_distribution_stays_where_a_drafted_child_ends_the_text(table: Tensor, rule: str) -> None:
+    settings = replace(ENUMERATED[0], rule=rule)
+    emitted = texts_with(lambda: Planting(TREES["any"]), settings, table, eos=1)
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings, 1)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_law_stays_with_the_tree_of_prompt_lookup(table: Tensor, rule: str) -> None:
-    settings = replace(LAWS[0], rule=rule)
-    law = law_of(PromptLookup, settings, table)
-    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+def test_the_distribution_stays_with_the_tree_of_prompt_lookup(table: Tensor, rule: str) -> None:
+    settings = replace(ENUMERATED[0], rule=rule)
+    emitted = texts_with(PromptLookup, settings, table)
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
 
 
 def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table: Tensor) -> None:
@@ -231,14 +231,14 @@ def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table:
                 token, kind = self.runs.choose([((x, TokenKind.RESAMPLED), a) for x, a in enumerate(p)])
             return Verdict(0, token, kind, 1.0, [0.0, 0.0], [1.0, 1.0], [0, 1], parents=draft.parents)
 
-    settings = replace(LAWS[0], rule=REJECTION)
-    law: dict[tuple[int, ...], float] = defaultdict(float)
+    settings = replace(ENUMERATED[0], rule=REJECTION)
+    emitted: dict[tuple[int, ...], float] = defaultdict(float)
     runs = Walk()
     for _ in runs.runs():
         drafter = Planting(lambda context, nodes: ([0, 1], [-1, -1]))
         events = list(loop.decode(TableRunner(table), drafter, PROMPT, ByRatio(settings, runs)))
-        law[tuple(ids_of(events))] += runs.weight
-    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings)) > 1e-3
+        emitted[tuple(ids_of(events))] += runs.weight
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) > 1e-3
 
 
 # The text itself, under the match rule ----------------------------------------------------------------------------

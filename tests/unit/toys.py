@@ -63,7 +63,7 @@ PROMPT = (0, 1, 2, 0, 1)  # repeats itself, so that prompt lookup has something 
 
 
 def random_table(seed: int, vocab: int = VOCAB, support: int = VOCAB) -> Tensor:
-    """The law of the next token after each pair of tokens, [V, V, V] float64; `support` tokens a row are possible."""
+    """The probabilities of the token after each pair of tokens, [V, V, V] float64; `support` of a row are above 0."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(vocab, vocab, vocab, generator=generator, dtype=torch.float64) + 0.05
     order = torch.rand(vocab, vocab, vocab, generator=generator).argsort(-1)
@@ -75,9 +75,9 @@ class TableRunner:
     """A Runner whose logits are the logarithms of an explicit table, in float64.
 
     Its cache is the list of tokens it has read, and the logits are looked up in that cache, never in the
-    arguments alone: a missing, stale or doubled entry gives the law of another text. The state of a token in any
+    arguments alone: a missing, stale or doubled entry gives the logits of another text. The state of a token in any
     layer is its one-hot vector. `passes` keeps where every pass began and what it read, `first_passes` the same for
-    the layers that `early_exit_forward` ends after, whose law is the table `early`.
+    the layers that `early_exit_forward` ends after, whose logits are those of the table `early`.
     """
 
     exact_rows = exact_tree_rows = ANY_ROWS
@@ -194,16 +194,16 @@ def texts_read(passes: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int,
     return texts
 
 
-def true_law(table: Tensor, prompt: Sequence[int], length: int, settings: Settings, eos: int = -1) -> dict:
+def true_texts(table: Tensor, prompt: Sequence[int], length: int, settings: Settings, eos: int = -1) -> dict:
     """The probability of every text of `length` tokens (fewer after `eos`) under the target alone.
 
     Temperature, top-k and top-p are written out again here, in plain Python, as the reference.
     """
-    law: dict[tuple[int, ...], float] = {}
+    texts: dict[tuple[int, ...], float] = {}
 
     def walk(text: tuple[int, ...], weight: float) -> None:
         if len(text) == length or (text and text[-1] == eos):
-            law[text] = weight
+            texts[text] = weight
             return
         row = table[tuple((*prompt, *text)[-2:])].tolist()
         for token, p in enumerate(warped(row, settings)):
@@ -211,7 +211,7 @@ def true_law(table: Tensor, prompt: Sequence[int], length: int, settings: Settin
                 walk((*text, token), weight * p)
 
     walk((), 1.0)
-    return law
+    return texts
 
 
 def warped(row: Sequence[float], settings: Settings) -> list[float]:
@@ -405,7 +405,7 @@ ARCHITECTURES = ("llama", "qwen3", "gpt2")
 
 @cache
 def tiny_model(architecture: str, seed: int = 0, layers: int = 3) -> PreTrainedModel:
-    """A random transformer in float32 whose laws are peaked enough for its greedy text to be beyond rounding."""
+    """A random transformer in float32, so sure of each token that rounding does not change its greedy text."""
     shape = {"vocab_size": MODEL_VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     wide = {"initializer_range": 0.25, "num_hidden_layers": layers, "max_position_embeddings": 256}
