@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -253,6 +254,36 @@ def show_table(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> 
     from ..studies.tables import text_table
 
     typer.echo(text_table(rows, shapes) + "\n")
+
+
+FIGURES = {  # of a lane, and their formats
+    "tokens": "{}",
+    "seconds": "{:.2f}",
+    "tokens_per_second": "{:.1f}",
+    "ttft_seconds": "{:.3f}",
+    "draft_seconds": "{:.2f}",
+    "verify_seconds": "{:.2f}",
+    "tokens_per_round": "{:.2f}",
+    "acceptance_rate": "{:.0%}",
+    "draft_efficiency": "{:.0%}",
+}
+
+
+def lanes_table(
+    titles: Sequence[str], lanes: Sequence[Mapping[str, Any]], shapes: Mapping[str, str] = FIGURES
+) -> list[str]:
+    """A column for each lane and a line for each of its figures; what is not known is a dash."""
+    rows = [("", *titles)]
+    for name, shape in shapes.items():
+        cells = ("-" if lane[name] is None else shape.format(lane[name]) for lane in lanes)
+        rows.append((name.replace("_", " "), *cells))
+    width = max(22, *(len(title) + 2 for title in titles))
+    return [f"{name:<22}" + "".join(f"{cell:>{width}}" for cell in cells) for name, *cells in rows]
+
+
+def printable(text: str) -> str:
+    """Text with control characters shown, not obeyed: neither a model nor a server must drive the terminal."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
 
 
 def say(lines: Iterable[str]) -> None:

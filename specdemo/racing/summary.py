@@ -11,11 +11,10 @@ from ..decoding.events import Event, emitted_tokens
 from ..types import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name
 from .compare import compare, exact_rows, first_to_part, is_comparable
-from .figures import weight_bytes
-from .stats import Stats
+from .stats import Stats, outcome_of
 from .text import LaneText
 from .trace import Entry
-from .verdict import judge, lanes_verdict
+from .verdict import judge_lane, lanes_verdict
 from .wiring import head_doubt
 
 if TYPE_CHECKING:
@@ -44,12 +43,7 @@ def summary(
     comparisons = {lane: compare(tokens[PLAIN], tokens[lane]) for lane in drafted if is_comparable(settings)}
     environment = loaded.environment()
     verdicts = {
-        lane: judge(
-            *(stats[PLAIN], stats[lane], asked),
-            same=comparisons[lane].identical if comparisons else None,
-            exact_rows=exact_rows(environment, asked.drafter if asked else ""),
-            pass_bytes=weight_bytes(environment),
-        )
+        lane: judge_lane(stats[PLAIN], stats[lane], asked, comparisons.get(lane), environment)
         for lane, asked in drafted.items()
     }
     for lane, asked in drafted.items():
@@ -70,15 +64,7 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -
     text = LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids)
     for event in events:
         text.read(event)
-    tokens = [token for event in events for token in emitted_tokens(event)]
-    stats = Stats.of(events)
-    return {
-        "text": text.text,
-        "token_ids": [token.id for token in tokens],
-        "kinds": [token.kind.value for token in tokens],
-        "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
-        "stats": stats.as_dict(),
-    }
+    return outcome_of(text.text, events)
 
 
 def trace_header(

@@ -8,7 +8,8 @@ from typing import Any
 
 from .advice import MUCH, action, costs, notes, numbers, reason
 from .asked import DraftedLane
-from .figures import EVEN, Figures
+from .compare import Comparison, exact_rows
+from .figures import EVEN, Figures, weight_bytes
 from .stats import Pace, Stats, speed_up
 
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
@@ -46,6 +47,24 @@ def judge(
     if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
         return LaneVerdict(speed_up(plain, lane), sentence)
     return LaneVerdict(found.speed_up, sentence, notes(found, same, exact_rows), numbers(found, pass_bytes), found)
+
+
+def judge_lane(
+    plain: Stats,
+    lane: Stats,
+    asked: DraftedLane | None,
+    comparison: Comparison | None,
+    environment: Mapping[str, Any],
+) -> LaneVerdict:
+    """`judge`, with what is known of the texts and of where they were written.
+
+    Args:
+        comparison: of the two texts; None if they are not to be compared.
+        environment: of the loaded preset, or as a trace tells it.
+    """
+    same = comparison.identical if comparison else None
+    rows = exact_rows(environment, asked.drafter if asked else "")
+    return judge(plain, lane, asked, same, rows, weight_bytes(environment))
 
 
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:

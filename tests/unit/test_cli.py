@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdemo.cli import main as cli
+from specdemo.cli.options import printable
 from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, trace_lines
@@ -244,7 +245,7 @@ def test_bad_input_is_one_line_on_stderr_and_status_2(run, words, named):
 
 
 def test_control_characters_are_shown_not_obeyed():
-    assert cli.printable("a\x1b[2Jb\tc\n\x07") == "a\\x1b[2Jb\tc\n\\x07"
+    assert printable("a\x1b[2Jb\tc\n\x07") == "a\\x1b[2Jb\tc\n\\x07"
 
 
 LANES = ["--lane", "prompt-lookup:2", "--lane", "ngram:auto", "--lane", "lookup-ngram:4"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from sys import getsizeof
@@ -84,12 +84,7 @@ class Run(Job):
             closing(race) as entries,  # type: ignore[type-var]
             attended(self.stop.is_set),
         ):
-            for entry in entries:
-                self.entries.append(entry)
-                self._entry_bytes += size_of(entry)
-                yield entry
-                if self.stop.is_set():
-                    break
+            yield from self._kept(entries)
         if not self.entries:
             raise self._before_it_began()
         if has_every_core(loaded) and others():
@@ -97,6 +92,15 @@ class Run(Job):
         self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries, request.drafted)
         if self._cut_short:
             self.summary["sentence"] = f"It had run for {self.limit}. {self.summary['sentence']}"
+
+    def _kept(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """The entries of the race, each of them kept, until it is told to stop."""
+        for entry in entries:
+            self.entries.append(entry)
+            self._entry_bytes += size_of(entry)
+            yield entry
+            if self.stop.is_set():
+                break
 
     @property
     def _cut_short(self) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ...decoding.events import Event, Round
 from ...racing.asked import DraftedLane
-from ...racing.compare import compare, exact_rows, is_comparable, tokens_of
+from ...racing.compare import compare, is_comparable, tokens_of
 from ...racing.figures import weight_bytes
 from ...racing.stats import Stats
 from ...racing.trace import (
@@ -34,7 +34,7 @@ from ...racing.trace import (
     read_trace,
     request_of,
 )
-from ...racing.verdict import judge, lanes_verdict
+from ...racing.verdict import judge_lane, lanes_verdict
 from ...types import AUTO, MAX_K, BadInput, DraftOutcome
 from ..race.exactness import exactness, is_whole, worst
 from ..race.messages import event_of, live_figures
@@ -173,14 +173,14 @@ def _ending(
     drafting = dict(zip([*entries][1:], drafted, strict=True))
     badges, verdicts = {}, {}
     for side, lane in drafting.items():
-        comparison = asdict(compare(tokens[PLAIN], tokens[side])) if is_comparable(request.settings) else None
-        lanes = {PLAIN: tokens[PLAIN], SPECULATIVE: tokens[side]}
-        summary = {name: {"token_ids": [token.id for token in found]} for name, found in lanes.items()}
+        found = compare(tokens[PLAIN], tokens[side]) if is_comparable(request.settings) else None
+        texts = {PLAIN: tokens[PLAIN], SPECULATIVE: tokens[side]}
+        summary: dict[str, Any] = {name: {"token_ids": [token.id for token in text]} for name, text in texts.items()}
+        summary["comparison"] = asdict(found) if found else None
         asked = _asked(request, lane)
-        badges[lane["name"]] = exactness({**summary, "comparison": comparison}, asked, environment, stopped)
-        same = comparison["identical"] if comparison else None
-        known, rows = _drafted(lane, asked), exact_rows(environment, asked.drafter)
-        verdicts[lane["name"]] = judge(stats[PLAIN], stats[side], known, same, rows, weight_bytes(environment))
+        badges[lane["name"]] = exactness(summary, asked, environment, stopped)
+        known = _drafted(lane, asked)
+        verdicts[lane["name"]] = judge_lane(stats[PLAIN], stats[side], known, found, environment)
     ratios = {side: verdict.speed_up for side, verdict in zip(drafting, verdicts.values(), strict=True)}
     return {
         **told,
