@@ -43,7 +43,15 @@ from specdemo.system.progress import Stopped, attended, check_stopped
 from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 
 from ..conftest import Command
-from .fake_server import Answer, head, json_answer, llamacpp_answers, recorded, replayed, serving, stream_answer
+from .fake_server import (
+    Answer,
+    head,
+    json_answer,
+    llamacpp_answers,
+    replayed,
+    replayed_alone,
+    serving,
+)
 
 KEY = "sk-very-secret-0123456789"
 SCRIPT = "<script>alert('é')</script>"
@@ -475,11 +483,6 @@ def test_the_files_hold_the_same_figures() -> None:
 @pytest.fixture
 def servers() -> Iterator[tuple[str, str]]:
     """The same recorded text with drafts and without."""
-    events = []
-    for chunk in recorded("llamacpp-ended")[1]:
-        count = chunk.data["timings"]["predicted_n"]
-        timings = {"prompt_ms": 175.0, "predicted_n": count, "predicted_ms": 0.001 + 8 * (count - 1)}
-        events.append({**chunk.data, "timings": timings})
     models = {"data": [{"id": f"/models/{SCRIPT}", "owned_by": "llamacpp"}]}
     named: dict[str, bytes | Answer] = {
         "/v1/models": json_answer(models),
@@ -487,7 +490,7 @@ def servers() -> Iterator[tuple[str, str]]:
     }
     with (
         serving(llamacpp_answers(replayed("llamacpp-ended")) | named) as (_, mine),
-        serving(llamacpp_answers(stream_answer(*events)) | named) as (_, plain),
+        serving(llamacpp_answers(replayed_alone("llamacpp-ended")) | named) as (_, plain),
     ):
         yield mine, plain
 
