@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -209,18 +207,6 @@ def test_proposals_are_within_k_and_their_probs_add_up(name: str, temperature: f
 
 
 # Their list --------------------------------------------------------------------------------------------------
-
-
-def test_the_list_of_drafters_and_what_reads_it_need_no_torch() -> None:
-    modules = [
-        "specdemo.drafters.names",
-        "specdemo.models.presets",
-        "specdemo.ui.race.request",
-        "specdemo.ui.lab.views",
-    ]
-    script = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
 
 
 def test_a_new_file_and_a_line_as_in_the_docs_add_a_drafter(

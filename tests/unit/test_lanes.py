@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,21 +108,23 @@ def test_one_drafted_lane_keeps_its_old_name_and_several_say_drafter_and_k() -> 
 # The race ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("more", [(), (MORE[0], DraftedLane("ngram", 1))], ids=["two lanes", "four lanes"])
 @pytest.mark.parametrize("pass_seconds", [lambda n: 1.0, float, lambda n: 0.3 if n == 1 else 7.0])
 def test_the_lane_behind_on_its_clock_goes_next(
-    toy: Any, monkeypatch: pytest.MonkeyPatch, pass_seconds: Callable[[int], float]
+    toy: Any, monkeypatch: pytest.MonkeyPatch, pass_seconds: Callable[[int], float], more: tuple[DraftedLane, ...]
 ) -> None:
     clocked(toy, monkeypatch, pass_seconds)
-    fixed = (MORE[0], DraftedLane("ngram", 1))
-    clocks = dict.fromkeys([PLAIN, *NAMES[:2], "ngram:1"], 0.0)
-    running = {*clocks}
-    for entry in race(toy, "draft-model", PROMPT, SETTINGS, more=fixed):
+    clocks = dict.fromkeys([PLAIN, *Request("a", "b", "draft-model", SETTINGS, more=more).drafted], 0.0)
+    running, order = {*clocks}, []
+    for entry in race(toy, "draft-model", PROMPT, SETTINGS, more=more):
         assert clocks[entry.lane] <= min(clocks[lane] for lane in running)
         clocks[entry.lane] += engine_seconds(entry.event)
+        order.append(entry.lane)
         if isinstance(entry.event, Finished):
             running.discard(entry.lane)
     assert not running
     assert len({*clocks.values()}) > 1
+    assert sum(one != other for one, other in pairwise(order)) > 4  # they did take turns
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
