@@ -485,7 +485,7 @@ def test_auto_rests_the_longer_the_more_a_draft_loses() -> None:
     assert 0 < longest_rest(0.35, passing=3) < 20  # a third of the guesses pass: that all but pays
 
 
-def test_auto_learns_of_each_author_apart() -> None:
+def test_auto_learns_of_each_drafter_apart() -> None:
     costs = CostModel(CPU)
     sources = ONE_BY_ONE, AtOnce()
     for source in sources:

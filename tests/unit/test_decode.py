@@ -167,7 +167,7 @@ def test_every_verdict_reaches_the_drafter() -> None:
 # What a round says -----------------------------------------------------------------------------------------
 
 
-def test_kinds_and_fates_of_a_run_written_out() -> None:
+def test_kinds_and_outcomes_of_a_run_written_out() -> None:
     prefilled, *middle, finished = counting(k=3, limit=9, draft_to=7)
     assert isinstance(prefilled, Prefilled)
     assert (prefilled.prompt_tokens, prefilled.token.id, prefilled.token.kind) == (2, 2, TokenKind.TARGET)
