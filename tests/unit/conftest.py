@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from specdemo.bench.llamacpp import started
 from specdemo.models import loaded as models
@@ -23,7 +24,7 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
 
-from .checkpoints import full_preset
+from .checkpoints import full_preset, make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,11 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     loaded = load(full_preset(tmp_path_factory.mktemp("full")), "float32", "cpu")
     yield loaded
     loaded.release()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from specdemo.racing.summary import summary
 from specdemo.racing.verdict import judge, lanes_verdict, race_verdict
 from specdemo.types import AUTO, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 
-from .toys import PROMPT, VOCAB, TableToy, letters_tokenizer, ngram_file, random_table
+from .toys import PROMPT, alike_toy
 
 A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 PASS = 0.01
@@ -259,15 +259,7 @@ def test_advice_never_contradicts_the_figures(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -> None:
-    table = random_table(1, support=3)
-    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
-    toy: Any = TableToy(
-        target=table,
-        draft_model=mixed,
-        early=mixed,
-        ngram_table=ngram_file(tmp_path, VOCAB),
-        tokenizer=letters_tokenizer(),
-    )
+    toy: Any = alike_toy(tmp_path)
     settings = Settings(temperature=temperature, k=3, max_new_tokens=60, seed=3)
     entries = list(race(toy, "draft-model", PROMPT, settings))
     found = summary(toy, PROMPT, settings, entries, {SPECULATIVE: DraftedLane("draft-model", 3)})

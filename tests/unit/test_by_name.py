@@ -60,11 +60,6 @@ FUSED = {"llama", "qwen2", "qwen3", "smollm3", "gpt2"}
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> dict[str, Path]:
     """A tiny random checkpoint of every family."""
     folder = tmp_path_factory.mktemp("families")

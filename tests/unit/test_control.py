@@ -8,13 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
-from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -41,12 +39,11 @@ from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
-    VOCAB,
     TableRunner,
     TableToy,
+    certain_toy,
     decode,
     ids_of,
-    ngram_file,
     random_table,
     texts_read,
 )
@@ -69,17 +66,7 @@ ONE_BY_ONE = OneByOne()
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
-    table = random_table(1, support=3)
-    table[PROMPT[-2], PROMPT[-1]] = torch.tensor(
-        [0, 0, 1.0, 0]
-    )  # as in test_exactness: it keeps the tree of runs small
-    folder: Path = tmp_path_factory.mktemp("control")
-    return TableToy(
-        target=table,
-        draft_model=0.5 * table + 0.5 * random_table(2, support=2),
-        early=random_table(3, support=2),
-        ngram_table=ngram_file(folder, VOCAB),
-    )
+    return certain_toy(tmp_path_factory.mktemp("control"))
 
 
 # Exactness -------------------------------------------------------------------------------------------------

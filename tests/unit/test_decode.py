@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,14 +22,13 @@ from specdemo.types import REJECTION, BadInput, DraftOutcome, FinishReason, Sett
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
-    VOCAB,
     Scripted,
     TableRunner,
     TableToy,
+    alike_toy,
     counting_table,
     decode,
     ids_of,
-    ngram_file,
     oracle,
     random_table,
     texts_read,
@@ -44,14 +42,7 @@ COUNT = 30  # vocabulary of the model that counts: after [.., 1] it says 2, 3, 4
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
-    table = random_table(1, support=3)
-    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
-    return TableToy(
-        target=table,
-        draft_model=mixed,
-        early=mixed,
-        ngram_table=ngram_file(Path(tmp_path_factory.mktemp("ngram")), VOCAB),
-    )
+    return alike_toy(tmp_path_factory.mktemp("ngram"))
 
 
 def run(toy: TableToy, name: str, settings: Settings) -> tuple[TableRunner, list[Event]]:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,9 +35,9 @@ from tests.unit.toys import (
     Scripted,
     TableRunner,
     TableToy,
+    certain_toy,
     decode,
     ids_of,
-    ngram_file,
     random_table,
     true_texts,
 )
@@ -68,16 +67,7 @@ def label(settings: Settings) -> str:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
-    table = random_table(1, support=3)
-    # The first token is certain, which keeps the tree of runs small, and goes on repeating the prompt.
-    table[PROMPT[-2], PROMPT[-1]] = torch.tensor([0, 0, 1.0, 0])
-    folder: Path = tmp_path_factory.mktemp("ngram")
-    return TableToy(
-        target=table,
-        draft_model=0.5 * table + 0.5 * random_table(2, support=2),
-        early=random_table(3, support=2),
-        ngram_table=ngram_file(folder, VOCAB),
-    )
+    return certain_toy(tmp_path_factory.mktemp("ngram"))
 
 
 def texts_with(

@@ -27,11 +27,8 @@ from tests.unit.test_race import clocked
 from tests.unit.toys import (
     PROMPT,
     VOCAB,
-    TableToy,
+    alike_toy,
     ids_of,
-    letters_tokenizer,
-    ngram_file,
-    random_table,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,15 +42,7 @@ WORDS = "the cat sat on the mat and the dog sat"
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Any:
-    table = random_table(1, support=3)
-    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
-    return TableToy(
-        target=table,
-        draft_model=mixed,
-        early=mixed,
-        ngram_table=ngram_file(tmp_path, VOCAB),
-        tokenizer=letters_tokenizer(),
-    )
+    return alike_toy(tmp_path)
 
 
 def events_of(entries: list[Entry], lane: str) -> list[Event]:

@@ -37,16 +37,11 @@ from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
 from specdemo.types import Settings
 
-from .checkpoints import make_tokenizer, preset_of, save, tiny
+from .checkpoints import preset_of, save, tiny
 from .toys import ARCHITECTURES, cpu_engine, tiny_model
 
 PROMPT = [5, 9, 2, 33]
 GB = 10**9
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")

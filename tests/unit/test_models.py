@@ -41,11 +41,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
-
-
-@pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerFast) -> dict[str, Path]:
     """A folder for each tiny model; the two Qwen3 pad the same vocabulary to different widths."""
     folder, size = tmp_path_factory.mktemp("checkpoints"), len(tokenizer)

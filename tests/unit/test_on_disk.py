@@ -22,18 +22,13 @@ from specdemo.models.store import LoadError
 from specdemo.types import Settings
 from specdemo.ui.engine import facts
 
-from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
+from .checkpoints import preset_of, save, tiny, write_gguf
 from .test_by_name import tokens_of
 from .test_hybrid import hybrid, outcomes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")

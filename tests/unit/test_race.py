@@ -32,14 +32,12 @@ from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, RULES, BadInput, Finis
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
-    VOCAB,
     TableRunner,
     TableToy,
+    alike_toy,
     counting_table,
     ids_of,
     letters_tokenizer,
-    ngram_file,
-    random_table,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,15 +47,7 @@ SETTINGS = Settings(temperature=1, k=3, max_new_tokens=24, seed=3)
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Any:
-    table = random_table(1, support=3)
-    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
-    return TableToy(
-        target=table,
-        draft_model=mixed,
-        early=mixed,
-        ngram_table=ngram_file(tmp_path, VOCAB),
-        tokenizer=letters_tokenizer(),
-    )
+    return alike_toy(tmp_path)
 
 
 def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(

@@ -374,6 +374,23 @@ class TableToy(Toy):
         return self.draft_runners[-1]
 
 
+def alike_toy(folder: Path) -> TableToy:
+    """A toy whose drafters say much of what its target says."""
+    table = random_table(1, support=3)
+    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
+    ngrams = ngram_file(folder, VOCAB)
+    return TableToy(target=table, draft_model=mixed, early=mixed, ngram_table=ngrams, tokenizer=letters_tokenizer())
+
+
+def certain_toy(folder: Path) -> TableToy:
+    """A toy whose first token is certain and goes on repeating the prompt, which keeps the tree of its runs small."""
+    table = random_table(1, support=3)
+    table[PROMPT[-2], PROMPT[-1]] = torch.tensor([0, 0, 1.0, 0])
+    mixed = 0.5 * table + 0.5 * random_table(2, support=2)
+    early, ngrams = random_table(3, support=2), ngram_file(folder, VOCAB)
+    return TableToy(target=table, draft_model=mixed, early=early, ngram_table=ngrams)
+
+
 @dataclass
 class ModelToy(Toy):
     """Tiny random transformers."""
