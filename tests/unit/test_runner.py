@@ -206,6 +206,7 @@ def test_bfloat16_strays_no_further_from_float32_than_transformers_does(
         runner.capture_hidden_states([1])
         runner.prefill(ids[:1])
         logits.append(torch.cat([runner.forward(ids[i : i + 5]) for i in range(1, 200, 5)]).float())
+        assert runner.hidden_states is not None
         assert runner.hidden_states.dtype == runner.model.dtype
     ours, theirs = ((rows - logits[0]).square().mean().sqrt() for rows in logits[1:])
     assert ours < least * theirs
