@@ -56,7 +56,7 @@ def converted(source: Converted, dtype: torch.dtype, progress: Progress) -> tupl
         entry = entry_of(source)
         if not _is_intact(entry, variant, copies):
             entry.parent.mkdir(parents=True, exist_ok=True)
-            with locked(entry.with_name(f"{entry.name}.lock"), progress):
+            with locked(entry, progress):
                 if not _is_intact(entry, variant, copies):  # or else another process has just made it
                     _make(entry, source, progress)
     return entry, variant

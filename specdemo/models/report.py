@@ -30,7 +30,7 @@ from .placement import Part, bits, plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
 from .sources import Gguf, Hub, Source
-from .store import LoadError, Progress, ignore
+from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 
 ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
@@ -136,9 +136,7 @@ class Report:
             )
 
 
-def report_on(
-    preset: Preset, dtype: str | None = None, device: str | None = None, progress: Progress = ignore
-) -> Report:
+def report_on(preset: Preset, dtype: str | None = None, device: str | None = None) -> Report:
     """Look at the models of a preset. Configurations and tokenizers are fetched, weights are not.
 
     Raises:
@@ -148,7 +146,7 @@ def report_on(
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
-    looking = partial(_look_at, dtype=chosen_dtype, device=chosen_device, progress=progress)
+    looking = partial(_look_at, dtype=chosen_dtype, device=chosen_device)
     models = [looking(source, lanes=lanes) for source, lanes in zip(sources, (LANES, 1), strict=False)]
     unlike = None
     if len(models) > 1:
@@ -174,10 +172,9 @@ def _partly_on_disk(report: Report, device: torch.device) -> Report:
     return replace(report, models=(replace(target, engine="eager", exact=False), *drafts), on_disk=on_disk)
 
 
-def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.device, progress: Progress) -> ModelReport:
+def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.device) -> ModelReport:
     of_file = None
     if isinstance(source, Gguf):
-        progress(None, f"looking at {source}")
         hub = NOTHING if source.repo is None else _on_hub(source.repo, source.revision, source.file)
         with wrap_load_errors(source):
             header = _header(source)
@@ -185,7 +182,7 @@ def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.devic
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
         hub = replace(hub, licence=hub.licence or header.fields.get("general.license"))
     else:
-        found = find_checkpoint(source, dtype, progress)
+        found = find_checkpoint(source, dtype, ignore)
         hub = _on_hub(found.name_or_path, found.revision) if isinstance(source, Hub) else NOTHING
         config, vocabulary = found.config, found.tokenizer.get_vocab()
     engine, exact = expected_engine(config, dtype, device)

@@ -71,8 +71,8 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 @contextmanager
-def locked(path: Path, progress: Progress) -> Iterator[None]:
-    lock = FileLock(path)
+def locked(entry: Path, progress: Progress) -> Iterator[None]:
+    lock = FileLock(entry.with_name(f"{entry.name}.lock"))
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -88,7 +88,7 @@ def kept(entry: Path, sha256: str, fetch: Callable[[Path], Path], progress: Prog
     """A file of the cache, made by `fetch` in a folder of its own if it is missing or damaged."""
     with disk_errors_in_words(entry.parent):
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with locked(entry.with_name(f"{entry.name}.lock"), progress):
+        with locked(entry, progress):
             if not entry.is_file() or sha256_of(entry) != sha256:
                 partial = entry.with_name(f"{entry.name}.partial")
                 shutil.rmtree(partial, ignore_errors=True)

@@ -307,7 +307,8 @@ def test_the_table_of_drafters_is_over_all_prompts_and_can_be_told(outcome: dict
     fixed = next(row for row in rows if row["drafter"] == "draft-model" and row["k"] == 3)
     assert len(fixed["acceptance_by_place"]) >= 1
     told = {
-        "environment": {"cpu": "this one", "cores": 1, "dtype": "float32"},
+        "environment": {**dict.fromkeys(("dtype", "weights_dtype"), "float32"), "cpu": "this one", "cores": 1}
+        | {"cpu_model": None},
         "prompts": 2,
         "rows": json.loads(json.dumps(rows)),
     }

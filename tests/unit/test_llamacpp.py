@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -259,6 +260,7 @@ def test_what_rounding_does_not_explain_is_told(pair: Loaded) -> None:
     class Other:
         """As much of a `Dialect` as the check asks for."""
 
+        client = SimpleNamespace(address="here")
         facts: ClassVar[dict[str, str]] = {"engine": "llama.cpp", "model": "other.gguf"}
 
         def text_of(self, ids: Sequence[int]) -> str:
@@ -276,7 +278,7 @@ def test_what_rounding_does_not_explain_is_told(pair: Loaded) -> None:
     assert "1 parts where rounding is no explanation" in in_words([check])[0]
     assert differences_in_words([check])[0].startswith("p0: from token 4 on; the two tokens are ")
     Other.text_of = lambda self, ids: "else"  # type: ignore[method-assign]
-    with pytest.raises(BadInput, match=r"The server runs other\.gguf, whose tokens are not those of"):
+    with pytest.raises(BadInput, match=r"The server at here runs other\.gguf, whose tokens are not those of"):
         list(against_server(pair, Other(), [prompt], 8))  # type: ignore[arg-type]
 
 

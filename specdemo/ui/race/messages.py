@@ -40,6 +40,10 @@ CODES = {
 }
 PREFILL = -1  # the round number of the token that prefill emits
 REST = ""  # the code of text that belongs to no single token: bytes that never became a character
+LIVE = (  # figures that are told while a race runs
+    *("tokens", "tokens_per_second", "ttft_seconds", "prompt_seconds", "draft_seconds", "verify_seconds"),
+    *("other_seconds", "acceptance_rate", "draft_efficiency", "tokens_per_round"),
+)
 
 
 @dataclass(slots=True)
@@ -109,17 +113,8 @@ def row_of(entry: Entry) -> list[Any] | None:
 def live_figures(stats: Stats) -> dict[str, Any]:
     """The figures that are worth showing while a race runs, and cheap enough to send with every flush."""
     return {
-        "tokens": stats.tokens,
+        **{name: getattr(stats, name) for name in LIVE},
         "seconds": round(stats.seconds, 6),
-        "tokens_per_second": stats.tokens_per_second,
-        "ttft_seconds": stats.ttft_seconds,
-        "prompt_seconds": stats.prompt_seconds,
-        "draft_seconds": stats.draft_seconds,
-        "verify_seconds": stats.verify_seconds,
-        "other_seconds": stats.other_seconds,
-        "acceptance_rate": stats.acceptance_rate,
-        "draft_efficiency": stats.draft_efficiency,
-        "tokens_per_round": stats.tokens_per_round,
         "accepted_lengths": {**stats.accepted_lengths},
         "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
     }
