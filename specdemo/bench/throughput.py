@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 BASES = (PLAIN, HF, LLAMA)  # what everything is compared with
 Run = dict[str, Any]
-KEY = "method", "drafter", "k", "rule", "temperature", "category"  # of a row
-Rows = dict[tuple[Any, ...], list[Run]]  # runs by the values of `KEY`
+Rows = dict[tuple[Any, ...], list[Run]]  # runs by method, drafter, K, rule, temperature and category
 Bases = dict[tuple[str, tuple[Any, ...]], Run]  # what runs are compared with, by method and `text_key`
 
 
@@ -137,7 +136,10 @@ def digest(token_ids: Sequence[int]) -> str:
 
 def _run(case: Case, settings: Settings, prompt: Prompt, repeat: int) -> Run:
     return {
-        **asdict(case),
+        "method": case.method,
+        "drafter": case.drafter,
+        "k": case.k,
+        "rule": case.rule,
         "temperature": settings.temperature,
         "prompt_id": prompt.id,
         "category": prompt.category,
@@ -184,13 +186,18 @@ def summarise(runs: Sequence[Run]) -> Iterator[Run]:
     rows: Rows = {}
     for run in runs:
         for category in (ALL, run["category"]):
-            key = *(run[name] for name in KEY[:-1]), category
+            key = run["method"], run["drafter"], run["k"], run["rule"], run["temperature"], category
             rows.setdefault(key, []).append(run)
     for (method, drafter, k, rule, temperature, category), group in rows.items():
         plain = [bases[PLAIN, text_key(run)] for run in group]
         guessed = sum(run["drafted"] or 0 for run in group)
         yield {
-            **dict(zip(KEY, (method, drafter, k, rule, temperature, category), strict=True)),
+            "method": method,
+            "drafter": drafter,
+            "k": k,
+            "rule": rule,
+            "temperature": temperature,
+            "category": category,
             "tokens_per_second": _mean(group, lambda run: run["tokens_per_second"]),
             "ratio_to": {base: _ratio_to(group, base, bases) for base in BASES},
             "ratio_to_best_k": _to_best_k(rows, bases, drafter, rule, temperature, category)

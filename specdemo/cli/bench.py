@@ -70,7 +70,7 @@ class Texts:
     each: Annotated[int, typer.Option(min=0, help="The most prompts of a category; 0 takes all.")] = 0
     names: Drafters = ""
     trees: Annotated[
-        str, typer.Option("--tree", help="Also trees of this many tokens, by drafters that can; separated by commas.")
+        str, typer.Option("--tree", help="Also trees of so many tokens, by drafters that can; separated by commas.")
     ] = ""
     max_new_tokens: MaxNewTokens = 128
     repeats: Repeats = 1

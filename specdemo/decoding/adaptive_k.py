@@ -57,7 +57,7 @@ def best_length(costs: CostModel, source: Drafter, longest: int, optimistic: boo
 
 
 def _cost(costs: CostModel, source: Drafter, tokens: float) -> float | None:
-    """Of a round with a draft of this many tokens; None while it is not known what a draft costs."""
+    """Of a round with a draft of so many tokens; None while it is not known what a draft costs."""
     drafting = costs.drafts[source.name].of(source.steps(tokens))
     return None if drafting is None else costs.pass_over(tokens + 1) + drafting
 
