@@ -89,9 +89,9 @@ class HubOfOne(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving(folder: Path, kind: type[HubOfOne] = HubOfOne, **more: Any) -> Iterator[str]:
     """The address of a hub whose only model is in a folder."""
-    handler = type("Handler", (HubOfOne,), {"folder": folder})
+    handler = type("Handler", (kind,), {"folder": folder, **more})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -107,19 +107,14 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def ask(endpoint: str, home: Path, *repos: str, script: str = ASK, **more: str) -> Answers:
+def ask(endpoint: str, home: Path, *repos: str, script: str = ASK, **more: str) -> list[Any]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    environment |= {
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(home),
-        "no_proxy": "127.0.0.1",
-        "NO_PROXY": "127.0.0.1",
-        **more,
-    }
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
+    environment |= {**dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1"), **more}
     command = [sys.executable, "-c", script, *repos]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
