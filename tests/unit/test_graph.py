@@ -67,7 +67,7 @@ def test_every_pass_gives_the_logits_and_states_of_transformers(architecture: st
         torch.testing.assert_close(ours, theirs)
 
 
-class ProbabilityRecorder(TorchDispatchMode):
+class OperationRecorder(TorchDispatchMode):
     """Every operation with the shapes it reads and writes, and the memory that was there before."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ def test_a_captured_pass_is_the_same_operations_on_the_same_memory_at_every_leng
     watched = []
     for length in (0, 3, 110):
         slot.start.fill_(length)
-        with ProbabilityRecorder() as watch:
+        with OperationRecorder() as watch:
             slot.run(count)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
@@ -242,7 +242,7 @@ def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_e
     watched = []
     for length in (0, 3, 110):
         backend.seek(length)
-        with torch.inference_mode(), ProbabilityRecorder() as watch:
+        with torch.inference_mode(), OperationRecorder() as watch:
             next_logits = passes.begin(states, tokens, 4)
             next_logits([])
             next_logits([tokens[:1]])
