@@ -31,8 +31,7 @@ REFUSALS = {
 ASK = """
 import json, sys, time
 from specdemo.models.loaded import load
-from specdemo.models.presets import Preset
-from specdemo.models.sources import Hub
+from specdemo.models.presets import Hub, Preset
 slept, sleep = [], time.sleep
 time.sleep = lambda seconds: slept.append(seconds) or sleep(seconds)
 for repo in sys.argv[1:]:
@@ -89,9 +88,9 @@ class HubOfOne(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path, kind: type[HubOfOne] = HubOfOne, **more: Any) -> Iterator[str]:
+def serving(folder: Path) -> Iterator[str]:
     """The address of a hub whose only model is in a folder."""
-    handler = type("Handler", (kind,), {"folder": folder, **more})
+    handler = type("Handler", (HubOfOne,), {"folder": folder})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -107,14 +106,19 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def ask(endpoint: str, home: Path, *repos: str, script: str = ASK, **more: str) -> list[Any]:
+def ask(endpoint: str, home: Path, *repos: str, script: str = ASK, **more: str) -> Answers:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
-    environment |= {**dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1"), **more}
+    environment |= {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "no_proxy": "127.0.0.1",
+        "NO_PROXY": "127.0.0.1",
+        **more,
+    }
     command = [sys.executable, "-c", script, *repos]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,7 @@ from .test_hub import COMMIT, ask, serving
 
 ASK = """
 import json, sys
-from specdemo.models.presets import Preset
-from specdemo.models.sources import Hub
+from specdemo.models.presets import Hub, Preset
 from specdemo.models.published_heads import fetch_heads, head_format
 from types import SimpleNamespace
 text = SimpleNamespace(vocab_size=61, hidden_size=32, num_hidden_layers=6)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from .checkpoints import make_tokenizer, save, tiny, write_gguf
-from .test_hub import COMMIT, HubOfOne, ask, serving
+from .test_hub import COMMIT, ROOT, HubOfOne
 
 ASK = """
 import dataclasses, json, sys
@@ -62,20 +67,37 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path_factory.mktemp("hub") / "tiny")
     write_gguf(folder / "tiny.gguf")
     taken: list[str] = []
-    with serving(folder, Hub, taken=taken) as address:
-        yield SimpleNamespace(address=address, folder=folder, taken=taken)
+    handler = type("Handler", (Hub,), {"folder": folder, "taken": taken})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield SimpleNamespace(address=f"http://127.0.0.1:{server.server_port}", folder=folder, taken=taken)
+        server.shutdown()
+        thread.join()
 
 
-def own(home: Path) -> dict[str, str]:
-    """What `ask` is told to run these questions, with a cache of our own."""
-    return {"script": ASK, "SPECDEMO_CACHE": str(home / "own")}
+def ask(hub: SimpleNamespace, home: Path, what: str, *names: str) -> list[dict[str, object]]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    environment |= {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "SPECDEMO_CACHE": str(home / "own")}
+    environment |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1")
+    command = [sys.executable, "-c", ASK, what, *names]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: SimpleNamespace, tmp_path: Path) -> None:
     del hub.taken[:]
-    names = "someone/tiny", "someone/tiny:tiny.gguf", "someone/absent:x.gguf", "someone/pickled:x.gguf"
-    found = ask(hub.address, tmp_path, "look", *names, "someone/tiny:other.gguf", **own(tmp_path))
-    whole, file, absent, pickled, no_file = found
+    whole, file, absent, pickled, no_file = ask(
+        hub,
+        tmp_path,
+        "look",
+        "someone/tiny",
+        "someone/tiny:tiny.gguf",
+        "someone/absent:x.gguf",
+        "someone/pickled:x.gguf",
+        "someone/tiny:other.gguf",
+    )
     assert isinstance(whole, dict), whole
     assert whole["download"] == (hub.folder / "model.safetensors").stat().st_size
     assert file["download"] == (hub.folder / "tiny.gguf").stat().st_size
@@ -89,7 +111,7 @@ def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: Sim
 
 
 def test_models_of_the_hub_load_by_name(hub: SimpleNamespace, tmp_path: Path) -> None:
-    whole, file = ask(hub.address, tmp_path, "load", "someone/tiny", "someone/tiny:tiny.gguf", **own(tmp_path))
+    whole, file = ask(hub, tmp_path, "load", "someone/tiny", "someone/tiny:tiny.gguf")
     assert isinstance(whole, dict), whole
     assert whole["held"] == file["held"] == whole["weights"]
     before = hashlib.sha256((hub.folder / "tiny.gguf").read_bytes()).hexdigest()[:12]
