@@ -169,6 +169,8 @@ class Settings:
             _whole("K", self.k, 0, MAX_NODES if self.tree else MAX_K, "" if self.tree else f" Or choose {AUTO}.")
         elif self.tree:
             raise BadInput(f"K = {AUTO} drafts chains only: give a tree its number of tokens, from 1 to {MAX_NODES}.")
+        if not isinstance(self.tree, bool):
+            raise BadInput(f"tree must be true or false{_instead(self.tree)}.")
         _number("temperature", self.temperature, 0.0, 2.0)
         _whole("top-k", self.top_k, 0, 1_000_000)
         _number("top-p", self.top_p, 0.0, 1.0)

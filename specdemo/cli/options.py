@@ -41,7 +41,8 @@ LaneNames = Annotated[
     Option(
         "--lane",
         metavar="DRAFTER:K",
-        help=f"Instead of --drafter and -k: a lane, as eagle:4 or ngram:auto. Up to {MOST_DRAFTED}, one --lane each.",
+        help="Instead of --drafter and -k: a lane, as eagle:4, ngram:auto or eagle:tree-8 for trees of 8 tokens. "
+        f"Up to {MOST_DRAFTED}, one --lane each.",
     ),
 ]
 Drafters = Annotated[str, Option("--drafters", help="Drafters, separated by commas; by default all that can run.")]
@@ -205,18 +206,18 @@ class Decoding:
             BadInput: there is no such preset or lane, a setting is out of range, or the prompt on stdin is not text.
         """
         usual = find_preset(preset).defaults
-        names = ("drafter", "k", "temperature", "max_new_tokens", "raw")
+        names = ("drafter", "k", "tree", "temperature", "max_new_tokens", "raw")
         given = {name: getattr(self, name) for name in names}
         more: tuple[DraftedLane, ...] = ()
         if lane_names:
-            if self.drafter is not None or self.k is not None:
-                raise BadInput("With --lane each lane says its drafter and its K: leave out --drafter and -k.")
+            if self.drafter is not None or self.k is not None or self.tree:
+                raise BadInput("With --lane each lane says its drafter and its K: leave out --drafter, -k and --tree.")
             first, *rest = read_lanes(lane_names)
             given |= asdict(first)
             more = tuple(rest)
         asked = usual.filled_in(given)
         drafter, raw = asked.pop("drafter"), asked.pop("raw")
-        asked |= {name: getattr(self, name) for name in ("top_k", "top_p", "seed", "rule", "tree")}
+        asked |= {name: getattr(self, name) for name in ("top_k", "top_p", "seed", "rule")}
         settings = Settings(**asked, stop=tuple(self.stop or ()))
         return Request(read_prompt(prompt), preset, drafter, settings, raw, more=more)
 

@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """Where a drafter's class is, "module:Class" in this package, and one line for the menu.
 
-    `uses_early_exit` and `parallel_drafting` are those of the class, for whoever must not import it.
+    `uses_early_exit`, `parallel_drafting` and `branches` are those of the class, for whoever must not import it.
     """
 
     path: str
     description: str
     uses_early_exit: bool = False
     parallel_drafting: bool = False
+    branches: bool = True
 
 
 DRAFTERS = {
-    "none": Entry("none:NoDrafter", "No speculation: the target alone."),
+    "none": Entry("none:NoDrafter", "No speculation: the target alone.", branches=False),
     "prompt-lookup": Entry(
         "prompt_lookup:PromptLookup",
         "Copies what followed the last time the same words appeared in prompt or text. Free; shines on quoting.",
@@ -65,6 +66,7 @@ DRAFTERS = {
         "layer_skip:LayerSkip",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
         uses_early_exit=True,
+        branches=False,
     ),
 }
 

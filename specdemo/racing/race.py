@@ -42,8 +42,8 @@ def check_rule(drafter: str, settings: Settings) -> None:
 
     There a K that depends on drawn tokens would change the distribution.
     """
-    if settings.tree and not (drafter == "none" or drafter_class(drafter).branches):
-        able = ", ".join(name for name in DRAFTERS if drafter_class(name).branches)
+    if settings.tree and not (drafter == "none" or DRAFTERS[drafter].branches):
+        able = ", ".join(name for name, entry in DRAFTERS.items() if entry.branches)
         raise BadInput(f"The drafter {drafter} drafts chains only. Those that can draft a tree: {able}.")
     if settings.k == AUTO and settings.rule == REJECTION and settings.temperature > 0 and drafter != "none":
         raise BadInput(f"Above temperature 0, K = {AUTO} needs the match rule: choose it, or a K from 1 to {MAX_K}.")
@@ -157,8 +157,8 @@ def race(
     Raises:
         BadInput: as `start` does, or the memory does not hold the keys and values of so many lanes.
     """
-    drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more])
-    rules = {name: rule_for(replace(settings, k=lane.k)) for name, lane in drafted.items()}
+    drafted = lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more])
+    rules = {name: rule_for(replace(settings, k=lane.k, tree=lane.tree)) for name, lane in drafted.items()}
     for name, lane in drafted.items():  # before one of them takes memory
         check_drafter(loaded, lane.drafter)
         check_rule(lane.drafter, rules[name].settings)

@@ -47,7 +47,7 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
         if events:
-            settings, ks = _recorded(events, lane.drafter, replace(asked.settings, k=lane.k))
+            settings, ks = _recorded(events, lane.drafter, replace(asked.settings, k=lane.k, tree=lane.tree))
             rules[name] = rule_for(settings)
             runs[name] = _first(len(events), decode_loaded(loaded, lane.drafter, prompt_ids, rules[name], None, ks))
     rules.pop(PLAIN, None)  # of the target alone no probabilities are recorded
@@ -65,8 +65,9 @@ def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
         drafter = lane.get("drafter", "none" if lane["name"] == PLAIN else asked.drafter)
         if not isinstance(drafter, str):
             raise BadInput(f"The trace does not say who drafted in its lane {lane['name']}.")
-        k = lane.get("k", asked.settings.k)
-        lanes[lane["name"]] = DraftedLane(drafter, replace(asked.settings, k=k).k)
+        told = {name: lane.get(name, getattr(asked.settings, name)) for name in ("k", "tree")}
+        settings = replace(asked.settings, **told)
+        lanes[lane["name"]] = DraftedLane(drafter, settings.k, settings.tree)
     return lanes
 
 

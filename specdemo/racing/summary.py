@@ -90,13 +90,13 @@ def trace_header(
     """
     environment = loaded.environment()
 
-    def lane(name: str, drafter: str, k: int | str) -> dict[str, Any]:
-        exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, drafter)}
-        return {"name": name, "drafter": drafter, "k": k, "rule": settings.rule, "noise": noise.VERSION, **exact}
+    def lane(name: str, asked: DraftedLane) -> dict[str, Any]:
+        exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, asked.drafter)}
+        return {"name": name, **asdict(asked), "rule": settings.rule, "noise": noise.VERSION, **exact}
 
-    drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more])
+    drafted = {PLAIN: DraftedLane("none", 0), **lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more])}
     return {
-        "lanes": [lane(PLAIN, "none", 0), *(lane(name, asked.drafter, asked.k) for name, asked in drafted.items())],
+        "lanes": [lane(name, asked) for name, asked in drafted.items()],
         "preset": loaded.preset.name,
         "weights": loaded.weights,
         "drafter": drafter,

@@ -22,7 +22,7 @@ from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
 from specdemo.models.presets import Defaults, Folder, Preset
 from specdemo.racing.asked import PLAIN, DraftedLane, lanes_by_name
-from specdemo.racing.race import check_drafter
+from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.summary import summary
 from specdemo.racing.trace import Entry, Spans
 from specdemo.system.progress import tell
@@ -167,8 +167,8 @@ class Script:
         settings: Settings,
         more: Sequence[DraftedLane] = (),
     ) -> dict[str, Any]:
-        drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more]).items()
-        lanes = [{"name": name, "drafter": lane.drafter, "k": lane.k} for name, lane in drafted]
+        drafted = lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more]).items()
+        lanes = [{"name": name, **asdict(lane)} for name, lane in drafted]
         return {
             "lanes": [{"name": PLAIN, "drafter": "none"}, *lanes],
             "preset": loaded.preset.name,
@@ -191,10 +191,11 @@ class Script:
     ) -> Iterator[Entry]:
         text = list(islice(cycle(prompt_ids), settings.max_new_tokens))
         lanes = {PLAIN: script(text, 0)}
-        for name, asked in lanes_by_name([DraftedLane(drafter, settings.k), *more]).items():
+        for name, asked in lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more]).items():
             check_drafter(loaded, asked.drafter)
+            check_rule(asked.drafter, replace(settings, k=asked.k, tree=asked.tree))
             k = 4 if asked.k == AUTO else int(asked.k)
-            lanes[name] = script(self.drafted(text), k if asked.drafter != "none" else 0)
+            lanes[name] = script(self.drafted(text), k if asked.drafter != "none" else 0, asked.tree)
         clocks = dict.fromkeys(lanes, 0.0)
         written = 0
         entries: list[Entry] = []
@@ -230,15 +231,20 @@ class Script:
         return text if place is None else [*text[:place], 0, *text[place + 1 :]]
 
 
-def script(text: Sequence[int], k: int) -> Iterator[Event]:
-    """A lane that writes `text`. Its rounds accept 0, 1, ..., k guesses in turn; the guess that fails is `WRONG`."""
+def script(text: Sequence[int], k: int, tree: bool = False) -> Iterator[Event]:
+    """A lane that writes `text`. Its rounds accept 0, 1, ..., k guesses in turn; the guess that fails is `WRONG`.
+
+    Trees are `branching`, and their rounds accept 0, 1 and 2 tokens in turn.
+    """
     yield Prefilled(len(text), Token(text[0], TokenKind.TARGET, 0.5, MARGIN), PREFILL_SECONDS)
     at, index = 1, 0
     while at < len(text):
         guesses = min(k, len(text) - at - 1)
-        accepted = min(index % (k + 1), guesses)
+        accepted = min(index % (3 if tree else k + 1), guesses)
         drafted, emitted = [], [Token(token, TokenKind.ACCEPTED, 0.9, MARGIN) for token in text[at : at + accepted]]
-        for place in range(guesses):
+        if tree and guesses:
+            drafted, guesses = branching(text, at, accepted), 2
+        for place in range(0 if tree else guesses):
             if place < accepted:
                 drafted.append(DraftedToken(text[at + place], DraftOutcome.ACCEPTED, 0.9, 0.45, 0.25))
             else:
@@ -250,6 +256,21 @@ def script(text: Sequence[int], k: int) -> Iterator[Event]:
         yield Round(index, tuple(drafted), tuple(emitted), drafting, checking, drafting + checking + 0.001)
         at, index = at + accepted + 1, index + 1
     yield Finished(FinishReason.LENGTH)
+
+
+def branching(text: Sequence[int], at: int, accepted: int) -> list[DraftedToken]:
+    """A tree of the next `accepted` tokens, at most two; beside each there is a wrong one with another behind it."""
+    drafted: list[DraftedToken] = []
+    path = -1
+    for place in range(min(accepted + 1, 2)):
+        wrong = [0] if place < accepted else [0, text[at - 1]]
+        for token in wrong:
+            drafted.append(DraftedToken(token, DraftOutcome.REJECTED, 0.125, 0.25, parent=path))
+            drafted.append(DraftedToken(text[at], DraftOutcome.UNTESTED, 0.5, 0.5, parent=len(drafted) - 1))
+        if place < accepted:
+            drafted.append(DraftedToken(text[at + place], DraftOutcome.ACCEPTED, 0.9, 0.45, parent=path))
+            path = len(drafted) - 1
+    return drafted
 
 
 def spans(tokenizer: Words, event: Event) -> Spans:

@@ -88,6 +88,16 @@ def test_the_badge_names_the_lane_that_differs(client: Client, script: Script) -
     assert badge["words"].startswith("prompt-lookup:2: ")
 
 
+@pytest.mark.parametrize("asked", [{"drafter": "ngram:tree-6"}, {"drafter": "ngram", "k": 6, "tree": True}])
+def test_a_lane_may_draft_trees(client: Client, script: Script, asked: dict[str, Any]) -> None:
+    messages = [json.loads(message) for message in client.submit(prompt="one two three", **asked, api_name="/race")]
+    settings = next(message["start"] for message in messages if "start" in message)["settings"]
+    assert (settings["k"], settings["tree"]) == (6, True)
+    events = [event for message in messages for event in message.get("lanes", {}).get(SPECULATIVE, [])]
+    _, _, tokens = events[1]["row"]
+    assert [token[6] for token in tokens if len(token) > 3] == [0, 1, 0, 3]
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -97,6 +107,9 @@ def test_the_badge_names_the_lane_that_differs(client: Client, script: Script) -
         ({"drafter": "ngram:1,ngram:2,ngram:3,ngram:4"}, "At most 3 lanes with a drafter race the target alone"),
         ({"drafter": "ngram:4,draft-model:2"}, "The drafter draft-model cannot be used here"),
         ({"drafter": "ngram:4", "k": 3}, "Each lane says its own K: leave out k."),
+        ({"drafter": "ngram:4", "tree": True}, "Each lane says whether it drafts trees"),
+        ({"drafter": "ngram", "k": 4, "tree": "yes"}, "tree must be true or false, not 'yes'."),
+        ({"drafter": "layer-skip", "k": 4, "tree": True}, "The drafter layer-skip drafts chains only."),
         ({"prompt": " \n"}, "The prompt is empty: type something first."),
         ({"prompt": 5}, "The prompt must be a text."),
         ({"prompt": "x" * 200_001}, "The prompt has 200,001 characters; at most 200,000 are taken."),

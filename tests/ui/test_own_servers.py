@@ -25,6 +25,7 @@ from specdemo.ui.lab.views import VIEWS
 from specdemo.ui.race.form import FIELDS
 from specdemo.ui.race.own_servers import read_servers
 from specdemo.ui.race.server_run import Place, ServerRun
+from specdemo.ui.replay.playable import uploaded
 from tests.unit.fake_server import (
     FakeServer,
     head,
@@ -95,6 +96,8 @@ def test_a_race_of_servers_is_told_like_any_other(drafting: Pair, plain: Pair) -
     assert script.loads == []
     assert told["start"]["preset"] == "toy.gguf"
     assert told["start"]["drafter"] == "the server's own"
+    assert told["start"]["settings"]["k"] is None  # what it drafts is its own
+    assert json.loads(uploaded(run.trace()))["request"]["settings"]["k"] is None
     shown = {
         lane: "".join(
             text for event in events if event["row"] for text, code, *_ in event["row"][2] if code not in "xu"
@@ -171,7 +174,7 @@ def test_stop_ends_it_between_two_pieces_of_an_answer(drafting: Pair, plain: Pai
 SOUND = {
     **{"prompt": "Hi", "preset": next(iter(PRESETS)), "drafter": "none", "k": 4, "auto": False, "temperature": 0},
     **{"match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1, "stop": "", "mode": "chat"},
-    **{"order": "interleaved", "lane2": "", "k2": "auto", "lane3": "", "k3": "auto"},
+    **{"tree": False, "order": "interleaved", "lane2": "", "k2": "auto", "lane3": "", "k3": "auto"},
 }
 
 

@@ -42,6 +42,7 @@ SOUND = {
         "drafter": "none",
         "k": 4,
         "auto": False,
+        "tree": False,
         "temperature": 0.0,
         "match": True,
     },

@@ -147,8 +147,8 @@ def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
     prefilled = Entry(SPECULATIVE, Prefilled(3, Token(1, TokenKind.TARGET), 0.1), Spans(("one",)))
     header = Script().header(ScriptedLoaded(PRESETS["scripted"]), "eagle", "one", False, Settings(temperature=1.0))
     told = json.loads(uploaded("".join(write_trace(header, [prefilled, entry]))))["lanes"][SPECULATIVE]["events"][1]
-    assert [token[:2] for token in told["row"][2]] == [[" five", "x"], [" six", "a"], [" seven", "x"], [" eight", "r"]]
-    assert told["tree"] is True
+    row = [[" five", "x", 1, 0], [" six", "a", 2, 0], [" seven", "x", 3, 2], [" eight", "r"]]
+    assert [[*token[:2], *token[5:]] for token in told["row"][2]] == row
     marks = [{text: mark for text, _, _, mark, _ in candidates} for _, candidates in told["places"]]
     assert marks == [{"5": "g", "6": "g", "7": "", "8": ""}, {"5": "", "6": "", "7": "g", "8": "d"}]
 

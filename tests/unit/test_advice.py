@@ -58,7 +58,8 @@ def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: Stats
 def test_drafters_are_listed_with_what_their_classes_say() -> None:
     for name, entry in DRAFTERS.items():
         cls = drafter_class(name)
-        assert (entry.parallel_drafting, entry.uses_early_exit) == (cls.parallel_drafting, cls.uses_early_exit)
+        for told in ("parallel_drafting", "uses_early_exit", "branches"):
+            assert getattr(entry, told) == getattr(cls, told)
 
 
 def test_what_another_k_would_give_is_computed_from_the_same_rounds() -> None:

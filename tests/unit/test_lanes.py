@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specdemo.cli.main import table
-from specdemo.decoding.events import Event, Finished, emitted_tokens, engine_seconds
+from specdemo.decoding.events import Event, Finished, Round, branches, emitted_tokens, engine_seconds
 from specdemo.models import placement
 from specdemo.models.loaded import Loaded
 from specdemo.models.placement import check_caches
@@ -63,10 +63,15 @@ def events_of(entries: list[Entry], lane: str) -> list[Event]:
 
 
 def test_lanes_are_read_as_a_person_writes_them() -> None:
-    assert read_lanes(["eagle:4", " ngram:auto "]) == [DraftedLane("eagle", 4), DraftedLane("ngram", AUTO)]
+    lanes = [DraftedLane("eagle", 4), DraftedLane("ngram", AUTO), DraftedLane("eagle", 63, tree=True)]
+    assert read_lanes(["eagle:4", " ngram:auto ", "eagle:tree-63"]) == lanes
+    assert [lane.name for lane in lanes] == ["eagle:4", "ngram:auto", "eagle:tree-63"]
 
 
-SHAPE = "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto, not "
+SHAPE = (
+    "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto, or for trees up to 63, as in "
+    "eagle:tree-8, not "
+)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +81,8 @@ SHAPE = "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or n
         (["eagle:0"], f"{SHAPE}'eagle:0'."),
         (["eagle:17"], f"{SHAPE}'eagle:17'."),
         (["eagle:-1"], f"{SHAPE}'eagle:-1'."),
+        (["eagle:tree-64"], f"{SHAPE}'eagle:tree-64'."),
+        (["eagle:tree-0"], f"{SHAPE}'eagle:tree-0'."),
         (["eagle:four"], f"{SHAPE}'eagle:four'."),
         (["eagle:4:4"], f"{SHAPE}'eagle:4:4'."),
         ([4], f"{SHAPE}4."),
@@ -196,6 +203,17 @@ def test_closing_a_race_frees_every_lane(toy: Any) -> None:
     assert all(runner.released for runner in toy.runners if runner.passes)
 
 
+def test_a_tree_and_a_chain_race_with_the_same_drafter(toy: Any) -> None:
+    tree = DraftedLane("draft-model", 6, tree=True)
+    entries = list(race(toy, "draft-model", PROMPT, SETTINGS, more=[tree]))
+    for name in (NAMES[0], tree.name):
+        drafts = [event.drafted for event in events_of(entries, name) if isinstance(event, Round)]
+        assert any(map(branches, drafts)) is (name == tree.name)
+    assert ids_of(events_of(entries, tree.name)) == ids_of(events_of(entries, PLAIN))
+    header = trace_header(toy, "draft-model", WORDS, True, SETTINGS, [tree])
+    assert {lane.name: lane for lane in lanes_asked(header).values() if lane.tree} == {tree.name: tree}
+
+
 # Its trace and its summary ----------------------------------------------------------------------------------
 
 
@@ -221,7 +239,7 @@ def test_a_race_of_four_lanes_is_run_again_from_its_trace(loaded: Loaded, temper
         assert then == now
 
 
-@pytest.mark.parametrize(("field", "value"), [("drafter", 5), ("k", 99), ("k", None)])
+@pytest.mark.parametrize(("field", "value"), [("drafter", 5), ("k", 99), ("k", None), ("tree", 8)])
 def test_a_lane_of_a_trace_that_says_no_drafter_or_k_is_not_run(loaded: Loaded, field: str, value: Any) -> None:
     header, recorded = traced(loaded, replace(SETTINGS, max_new_tokens=3))
     header["lanes"][2][field] = value

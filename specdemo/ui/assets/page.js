@@ -29,6 +29,8 @@ export const put = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };
 export const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+/** How much is drafted in a round. A server does not say it. */
+export const draftSize = ({ k, tree }) => (k === null ? "" : tree && k !== "auto" ? `trees of ${k}` : `${tree ? "trees, " : ""}K ${k}`);
 export const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`);
 
 export const LOST_MS = 15_000;

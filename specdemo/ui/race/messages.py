@@ -10,11 +10,13 @@ A message holds the run's id, a sequence number and, as far as there is news, on
 
 An event holds `at`, the time of its lane's clock after it. What the pane shows of it is the `row` [round, k, tokens];
 `seconds` are the [draft, verify, all] of a round, the first two null where they are unknown, and `merged` is how many
-rounds it stands for, if more than one. `tree` says that its draft is a tree. `figures` are those of the lane so far;
-only the last event of a lane in a message has them.
+rounds it stands for, if more than one. `figures` are those of the lane so far; only the last event of a lane in a
+message has them.
 
 A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]; p, q and draw are null where they are
-unknown. The text may hold anything at all: the page puts it into text nodes, and it never passes through a template.
+unknown. In a tree, which comes in the order of its draft, the place of the token that it follows stands behind its own,
+0 for the text. The text may hold anything at all: the page puts it into text nodes, and it never passes through a
+template.
 """
 
 from __future__ import annotations
@@ -81,8 +83,6 @@ def event_of(entry: Entry, at: float) -> dict[str, Any]:
         told["seconds"] = [None if part is None else round(part, 6) for part in parts]
         if event.merged:
             told["merged"] = event.merged
-        if any(token.parent is not None for token in event.drafted):
-            told["tree"] = True
     return told
 
 
@@ -99,6 +99,8 @@ def row_of(entry: Entry) -> list[Any] | None:
         passed = token.outcome is DraftOutcome.ACCEPTED
         text = spans.emitted[accepted] if passed else spans.drafted[place]  # in a tree, others stand in between
         tokens.append([text, CODES[token.outcome], _short(token.p), _short(token.q), _short(token.draw), place + 1])
+        if token.parent is not None:
+            tokens[-1].append(token.parent + 1)
         accepted += passed
     for place in range(accepted, len(event.emitted)):
         emitted = event.emitted[place]

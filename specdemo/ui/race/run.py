@@ -17,6 +17,7 @@ from ..engine import Engine, Said, has_every_core
 from ..jobs import Job
 from .exactness import exactness, is_whole
 from .messages import Lanes
+from .request import shown_request
 
 # About what each takes in memory, measured.
 ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220
@@ -110,7 +111,7 @@ class Run(Job):
         """What the page shows of the request and the machine. `shared` says that the page, which is on this machine
         too, takes the time in which it draws from the engine."""
         return {
-            **self.request.as_dict(),
+            **shown_request(self.request),
             "weight_bytes": weight_bytes(self.header["environment"]),
             "shared": self._shared,
         }

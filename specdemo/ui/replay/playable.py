@@ -35,10 +35,10 @@ from ...racing.trace import (
     request_of,
 )
 from ...racing.verdict import judge, lanes_verdict
-from ...types import AUTO, MAX_K, BadInput, DraftOutcome
+from ...types import BadInput, DraftOutcome
 from ..race.exactness import exactness, is_whole, worst
 from ..race.messages import event_of, live_figures
-from ..race.request import MAX_PROMPT
+from ..race.request import MAX_PROMPT, shown_request
 from ..values import to_json
 
 SIDES = PLAIN, SPECULATIVE, "drafted-2", "drafted-3"  # what the page calls lanes, whatever their names in the trace are
@@ -86,7 +86,7 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     drafted = [held[name] for name in drafting] if alone else []
     disturbed = header.get("disturbed") is True
     return {
-        "request": request.as_dict(),
+        "request": shown_request(request),
         "facts": facts,
         "weight_bytes": weight_bytes(environment_of(header)),
         "note": note,
@@ -194,14 +194,14 @@ def _ending(
 
 def _drafted(lane: Mapping[str, Any], asked: Request) -> DraftedLane | None:
     """The drafter and the K of a lane, as far as its trace tells them."""
-    k = lane.get("k", asked.settings.k)
-    known = k == AUTO or (type(k) is int and 1 <= k <= MAX_K)
-    return DraftedLane(asked.drafter, k) if known else None
+    k = asked.settings.k
+    return DraftedLane(asked.drafter, k, asked.settings.tree) if k and lane.get("k", k) == k else None
 
 
 def _asked(request: Request, lane: Mapping[str, Any]) -> Request:
     """What was asked of one lane, as far as its trace tells it."""
     drafter = lane.get("drafter")
     with suppress(BadInput):
-        request = replace(request, settings=replace(request.settings, k=lane.get("k", request.settings.k)))
+        told = {name: lane.get(name, getattr(request.settings, name)) for name in ("k", "tree")}
+        request = replace(request, settings=replace(request.settings, **told))
     return replace(request, drafter=drafter) if isinstance(drafter, str) else request
