@@ -78,8 +78,8 @@ class Draft:
         token_ids: [k]; an int64 tensor where tokens were drawn on a device, so that the host need not wait for them.
         probs: [k, V], the distribution that each token was drawn from, after warping. Only rejection sampling reads it.
             None stands for one-hot.
-        q: [k], the drafter's probability of each token, NaN where its logits were not finite. None stands for 1: the
-            tokens were chosen and not drawn.
+        q: [k], the drafter's probability of each token, NaN where its logits were not finite; in a tree its estimate of
+            the chance that the target draws it. None stands for 1: the tokens were chosen and not drawn.
         parents: [k], the token of the draft that each one follows, which comes before it, or -1 where it follows the
             text. None stands for a chain. The tokens of a tree are chosen: it has no `probs`.
     """

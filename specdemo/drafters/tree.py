@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
@@ -33,21 +34,23 @@ def grow(root: State, children: Callable[[State], Iterable[Child[State]]], nodes
     """
     token_ids: list[int] = []
     parents: list[int] = []
+    q: list[float] = []
     named = count()
-    waiting: list[tuple[float, int, int, int, int, State]] = []
+    waiting: list[tuple[float, int, int, int, int, float, State]] = []
 
     def name(state: State, value: float, parent: int, behind: int) -> None:
         for token, share, following in children(state):
-            heappush(waiting, (-value * share, next(named), token, parent, behind, following))
+            heappush(waiting, (-value * share, next(named), token, parent, behind, share, following))
 
     name(root, 1.0, -1, 1)
     while waiting and len(token_ids) < nodes:
-        value, _, token, parent, behind, state = heappop(waiting)
+        value, _, token, parent, behind, share, state = heappop(waiting)
         token_ids.append(token)
         parents.append(parent)
+        q.append(share)
         if behind < depth and len(token_ids) < nodes:
             name(state, -value, len(token_ids) - 1, behind + 1)
-    return Draft(token_ids, parents=parents) if token_ids else Draft()
+    return Draft(token_ids, q=torch.tensor(q, dtype=torch.float64), parents=parents) if token_ids else Draft()
 
 
 def grow_by_logits(
@@ -71,17 +74,20 @@ def merged(one: Draft, other: Draft) -> Draft:
     """The tokens of two trees, those of the first one before what only the second has."""
     token_ids: list[int] = []
     parents: list[int] = []
+    q: list[float] = []
     known: dict[tuple[int, int], int] = {}  # by parent and token
     for draft in (one, other):
         place = {-1: -1}
+        shares = [1.0] * len(draft.token_ids) if draft.q is None else draft.q.tolist()
         for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents or (), strict=True)):
             here = place[parent], int(token)
             if here not in known:
                 known[here] = len(token_ids)
                 token_ids.append(int(token))
                 parents.append(place[parent])
+                q.append(shares[node])
             place[node] = known[here]
-    return Draft(token_ids, parents=parents) if token_ids else Draft()
+    return Draft(token_ids, q=torch.tensor(q, dtype=torch.float64), parents=parents) if token_ids else Draft()
 
 
 class Named:
@@ -91,6 +97,7 @@ class Named:
         self.nodes = nodes
         self.token_ids: list[int] = []
         self.parents: list[int] = []
+        self.shares: list[float] = []
         self.values: list[float] = []
 
     def add(self, parent: int, token_ids: Sequence[int], shares: Sequence[float]) -> None:
@@ -100,6 +107,7 @@ class Named:
             if share > 0:
                 self.token_ids.append(token)
                 self.parents.append(parent)
+                self.shares.append(share)
                 self.values.append(value * share)
 
     def best(self) -> list[int]:
@@ -112,7 +120,8 @@ class Named:
         chosen = self.best()
         place = {-1: -1, **{node: at for at, node in enumerate(chosen)}}
         parents = [place[self.parents[node]] for node in chosen]
-        return Draft([self.token_ids[node] for node in chosen], parents=parents)
+        q = torch.tensor([self.shares[node] for node in chosen], dtype=torch.float64)
+        return Draft([self.token_ids[node] for node in chosen], q=q, parents=parents)
 
 
 def grow_by_depth(

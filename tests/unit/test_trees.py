@@ -430,6 +430,10 @@ def test_a_race_drafts_trees_and_is_run_again(tmp_path: Any) -> None:
     assert [len(drafted) for drafted in trees[0]] == [len(drafted) for drafted in trees[1]]
 
 
+def shape(draft: Draft) -> tuple[Any, Any]:
+    return draft.token_ids, draft.parents
+
+
 # Who branches ----------------------------------------------------------------------------------------------------
 
 
@@ -466,17 +470,24 @@ def test_a_tree_grows_where_its_values_are_largest() -> None:
         return [(token, share, (*path, token)) for token, share in shares.get(path, [])]
 
     start: tuple[int, ...] = ()
-    assert grow(start, children, 4, 9) == Draft([1, 2, 5, 3], parents=[-1, -1, 1, 0])
+    draft = grow(start, children, 4, 9)
+    assert shape(draft) == ([1, 2, 5, 3], [-1, -1, 1, 0])
+    assert draft.q is not None
+    assert draft.q.tolist() == pytest.approx([0.6, 0.3, 0.9, 0.4])
     assert grow(start, children, 63, 9).token_ids == [1, 2, 5, 3, 6, 4]
-    assert grow(start, children, 63, 1) == Draft([1, 2], parents=[-1, -1])
-    assert grow(start, children, 1, 9) == Draft([1], parents=[-1])
+    assert shape(grow(start, children, 63, 1)) == ([1, 2], [-1, -1])
+    assert shape(grow(start, children, 1, 9)) == ([1], [-1])
     assert grow((), lambda path: [], 8, 8) == Draft()
 
 
 def test_two_trees_become_one_where_they_agree() -> None:
-    one, other = Draft([5, 6, 7], parents=[-1, 0, 0]), Draft([8, 5, 7, 9, 7], parents=[-1, -1, 1, 2, 0])
-    assert merged(one, other) == Draft([5, 6, 7, 8, 9, 7], parents=[-1, 0, 0, -1, 2, 3])
-    assert merged(Draft(), other) == other
+    one = Draft([5, 6, 7], q=torch.tensor([0.5, 0.25, 0.75]), parents=[-1, 0, 0])
+    other = Draft([8, 5, 7, 9, 7], parents=[-1, -1, 1, 2, 0])
+    both = merged(one, other)
+    assert shape(both) == ([5, 6, 7, 8, 9, 7], [-1, 0, 0, -1, 2, 3])
+    assert both.q is not None
+    assert both.q.tolist() == [0.5, 0.25, 0.75, 1, 1, 1]
+    assert shape(merged(Draft(), other)) == shape(other)
     assert merged(Draft(), Draft()) == Draft()
 
 
@@ -487,7 +498,7 @@ def test_prompt_lookup_merges_what_followed_the_same_words() -> None:
     assert (draft.token_ids, draft.parents) == ([3, 4, 8, 9], [-1, -1, 0, 0])  # 3 came twice, 8 lately
     assert set(lookup.propose_tree(text, 63, 2).token_ids) == {3, 4, 7, 8, 9}
     assert lookup.propose_tree([*text, 5, 6], 4, 3) == Draft()
-    assert lookup.propose_tree([*text, 5, 6, 5, 6], 3, 3) == Draft([5, 6, 5], parents=[-1, 0, 1])  # it goes on
+    assert shape(lookup.propose_tree([*text, 5, 6, 5, 6], 3, 3)) == ([5, 6, 5], [-1, 0, 1])  # it goes on
     lookup.reset(())
     assert lookup.propose_tree([1, 2], 4, 3) == Draft()
 
