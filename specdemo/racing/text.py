@@ -130,9 +130,9 @@ class LaneText:
         drafted: list[str] = []
         if isinstance(event, Round):
             read = [self._detokenizer]  # up to the text and to each drafted token
-            for place, token in enumerate(event.drafted):
-                read.append(read[place if token.parent is None else token.parent + 1].fork())
-                drafted.append(read[-1].push(token.id))
+            for place, guess in enumerate(event.drafted):
+                read.append(read[place if guess.parent is None else guess.parent + 1].fork())
+                drafted.append(read[-1].push(guess.id))
         emitted = []
         for token in emitted_tokens(event):
             before = self._detokenizer.flush() if token.id in self._hidden else ""  # bytes it cuts off are text

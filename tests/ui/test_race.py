@@ -394,7 +394,7 @@ def test_a_race_that_gradio_cannot_run_is_told(visit: Visit, script: Script) -> 
         ("?k=3&temperature=0.5", "at K 3, temperature 0.5"),
         ("?k=auto", "at K auto, temperature 0"),
         ("?drafter=none", "at temperature 0"),
-        ("?drafter=ngram&k=63&tree=true&temperature=0.75", "trees of 63, temperature 0.75"),
+        ("?drafter=ngram&k=63&tree=true&temperature=0.75", "by trees of 63, temperature 0.75"),
     ],
 )
 def test_a_result_says_what_it_was_run_with(visit: Visit, script: Script, query: str, how: str) -> None:

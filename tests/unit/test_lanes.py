@@ -210,8 +210,6 @@ def test_a_tree_and_a_chain_race_with_the_same_drafter(toy: Any) -> None:
         drafts = [event.drafted for event in events_of(entries, name) if isinstance(event, Round)]
         assert any(map(branches, drafts)) is (name == tree.name)
     assert ids_of(events_of(entries, tree.name)) == ids_of(events_of(entries, PLAIN))
-    header = trace_header(toy, "draft-model", WORDS, True, SETTINGS, [tree])
-    assert {lane.name: lane for lane in lanes_asked(header).values() if lane.tree} == {tree.name: tree}
 
 
 # Its trace and its summary ----------------------------------------------------------------------------------
@@ -245,6 +243,12 @@ def test_a_lane_of_a_trace_that_says_no_drafter_or_k_is_not_run(loaded: Loaded, 
     header["lanes"][2][field] = value
     with pytest.raises(BadInput):
         list(again(loaded, header, recorded))
+
+
+def test_a_trace_says_which_lanes_drafted_trees(loaded: Loaded) -> None:
+    tree = DraftedLane("draft-model", 6, tree=True)
+    header = trace_header(loaded, "draft-model", WORDS, True, SETTINGS, [tree])
+    assert [lane for lane in lanes_asked(header).values() if lane.tree] == [tree]
 
 
 def test_the_lanes_of_an_older_trace_are_those_of_its_whole_race(loaded: Loaded) -> None:

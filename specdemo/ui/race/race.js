@@ -262,7 +262,7 @@ export class Race {
     const { k, tree, temperature } = request.settings;
     const [drafts, one] = [request.drafter !== "none", drafted.length === 1];
     const size = drafts && one && sd.draftSize(request.settings);
-    const how = size ? `${tree ? "" : "at "}${size}, temperature` : "at temperature";
+    const how = size ? `${tree ? "by" : "at"} ${size}, temperature` : "at temperature";
     this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}${how} ${temperature}`;
     this.charts.clear(this.lanes, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
     this.parts.trace.disabled = this.parts.again.disabled = true;

@@ -46,7 +46,7 @@ export const treeSteps = (step, tokens) => {
       const chip = sd.make("span", `sd-chip-of tok ${shown ? code : ""}`, line(text));
       if (tests[test]?.[1].includes(token)) chip.classList.add("on");
       const numbers = [test >= 0 && !greedy && `p ${share(p)}`, place > 0 && estimates && `q ${share(q)}`];
-      drawn.append(chip, sd.make("small", "", numbers.filter(Boolean).join(" ")));
+      drawn.append(chip, sd.make("small", "", numbers.filter(Boolean).join("\n")));
       return drawn;
     };
     return lists(test >= tests.length - (resampled ? 1 : 0) ? grown : draft, node);
@@ -74,11 +74,11 @@ export const treeSteps = (step, tokens) => {
         ? `It is ${one ? "the token" : `one of the ${tried.length} tokens`} drafted there: accepted.`
         : `${one ? `Drafted was ${said(tried[0][0])}, which is rejected` : `It is none of the ${tried.length} tokens drafted there, which are rejected`}. The target's own token takes the place.`;
     const discarded = lost ? ` On branches that are left here, ${many(lost, "token")} ${lost === 1 ? "is" : "are"} discarded untested.` : "";
-    const words = `Behind ${test ? said(path[test - 1][0]) : "the text"}, ${drew(own)}. ${verdict}${discarded}`;
+    const words = `After ${test ? said(path[test - 1][0]) : "the text"}, ${drew(own)}. ${verdict}${discarded}`;
     return [words, tree(test), ...probabilities(test)];
   };
   const drawBonus = () => [
-    `Nothing was drafted behind ${said(path.at(-1)[0])}, so one more token comes for free: ${drew(last)}.`,
+    `Nothing was drafted after ${said(path.at(-1)[0])}, so one more token comes for free: ${drew(last)}.`,
     tree(tests.length),
     ...probabilities(tests.length),
   ];
