@@ -109,7 +109,6 @@ def test_a_lane_may_draft_trees(client: Client, script: Script, asked: dict[str,
         ({"drafter": "ngram:4", "k": 3}, "Each lane says its own K: leave out k."),
         ({"drafter": "ngram:4", "tree": True}, "Each lane says whether it drafts trees"),
         ({"drafter": "ngram", "k": 4, "tree": "yes"}, "tree must be true or false, not 'yes'."),
-        ({"drafter": "layer-skip", "k": 4, "tree": True}, "The drafter layer-skip drafts chains only."),
         ({"prompt": " \n"}, "The prompt is empty: type something first."),
         ({"prompt": 5}, "The prompt must be a text."),
         ({"prompt": "x" * 200_001}, "The prompt has 200,001 characters; at most 200,000 are taken."),
@@ -141,7 +140,7 @@ def test_bad_values_are_refused_in_words(
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_json_does_not_know_are_refused(url: str, script: Script, number: str) -> None:
-    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false, "match"]}}'
+    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false, "match", false]}}'
     call = f"{url}gradio_api/call/compare"
     with urlopen(Request(call, body.encode(), {"content-type": "application/json"})) as answer:
         event = json.load(answer)["event_id"]
