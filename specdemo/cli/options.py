@@ -54,7 +54,7 @@ Seed = Annotated[int, Option(help="The same seed, settings and machine give the 
 RuleName = Annotated[str, Option("--rule", help=f"How drafted tokens are tested: {' or '.join(RULES)}.")]
 Tree = Annotated[
     bool,
-    Option("--tree/--chain", help=f"Draft a tree of K tokens, up to {MAX_NODES}, where the drafter can."),
+    Option("--tree/--chain", help=f"Draft a tree of K tokens, up to {MAX_NODES}; with auto, a tree where it pays."),
 ]
 Repeats = Annotated[int, Option(min=1, help="How often everything is run.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]

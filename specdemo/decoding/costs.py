@@ -19,6 +19,7 @@ from ..types import MAX_K, Draft, DraftOutcome
 from .rule import Rule
 
 FORGET = 0.93  # the weight that a draft keeps when one more is made
+FORGET_RANKS = 0.98  # the same of a tree, which is wide or deep as the text of the moment asks for
 LIKELY, LIKELY_TESTS = 0.5, 2.0  # the prior of the chance that a guess passes, and its weight in tests
 DRIFT = 0.2  # how fast `baseline_seconds` follows the last pass
 OUTLIER = 1.5  # what takes this many times the usual, or more, counts as this many times
@@ -31,7 +32,8 @@ LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as f
 class CostModel:
     """What passes and drafts cost, and how many guesses pass, learnt from every round of every run.
 
-    One object serves all runs of the same models with the same kind of sampling. Drafters go by their names.
+    One object serves all runs of the same models with the same kind of sampling. Drafters go by their names, and their
+    trees by names of their own (`adaptive_k.Kind`).
 
     Attributes:
         passes: the cost of a pass by the tokens that it reads; the one at 0 means nothing.
@@ -60,8 +62,8 @@ class CostModel:
         self._weights = [CALIBRATED] * len(self.passes)
         self.drafts: defaultdict[str, DraftCost] = defaultdict(DraftCost)
         self.acceptance: defaultdict[str, AcceptanceStats] = defaultdict(AcceptanceStats)
-        self.idle = Counter[str]()  # rounds since the last draft of a drafter, in this run and earlier ones
-        self.tried: set[str] = set()  # drafters by name, see `race.try_out`
+        self.idle = Counter[str]()  # rounds since the last draft of a kind, in this run and earlier ones
+        self.tried: set[tuple[str, bool]] = set()  # drafters by name, for chains only or for trees too: `race.try_out`
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass over `tokens` tokens, with everything else in its round but the drafting, took `seconds`."""
@@ -165,16 +167,20 @@ class AcceptanceStats:
     def __init__(self) -> None:
         self.asked, self.made, self.tested, self.passed = ([0.0] * MAX_K for _ in range(4))
 
-    def add(self, outcomes: Sequence[DraftOutcome], asked: int) -> None:
-        """One more draft was tested. One that stopped before `asked` tokens failed where it stopped; none if empty."""
+    def add(self, outcomes: Sequence[DraftOutcome], asked: int, tree: bool = False) -> None:
+        """One more draft was tested. One that stopped before `asked` tokens failed where it stopped; none if empty.
+
+        The positions of a tree are the ranks of its tokens, the best first. All of them count as tested.
+        """
         if not outcomes:
             return
-        self.weigh(FORGET)
+        self.weigh(FORGET_RANKS if tree else FORGET)
         stopped = [DraftOutcome.REJECTED] * (len(outcomes) < asked and DraftOutcome.REJECTED not in outcomes)
-        for position, outcome in enumerate([*outcomes, *stopped]):
-            self.tested[position] += outcome is not DraftOutcome.UNTESTED
+        for position, outcome in enumerate([*outcomes, *stopped][:MAX_K]):
+            self.tested[position] += not tree and outcome is not DraftOutcome.UNTESTED
             self.passed[position] += outcome is DraftOutcome.ACCEPTED
-        for position in range(asked):
+        for position in range(min(asked, MAX_K)):
+            self.tested[position] += tree
             self.asked[position] += 1
             self.made[position] += position < len(outcomes)
 
@@ -184,7 +190,10 @@ class AcceptanceStats:
             counts[:] = [factor * n for n in counts]
 
     def chances(self) -> list[float]:
-        """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before."""
+        """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before.
+
+        In a tree it is the chance that the token of rank i is on the path, whatever became of the others.
+        """
         return _shares(self.passed, self.tested, LIKELY)
 
     def shares_made(self) -> list[float]:

@@ -57,7 +57,9 @@ class Drafter:
     parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
     uses_early_exit: ClassVar[bool] = False  # with the target, whose pass over the draft is that much shorter
     branches: ClassVar[bool] = False  # whether it can draft a tree
-    stop_below: float = 0.0  # a chain ends with the token that makes all of its tokens less likely to pass; by K = auto
+    # By K = auto: a chain ends with the token that makes all of its tokens less likely to pass than this, and in a tree
+    # none but the first is less likely to pass.
+    stop_below: float = 0.0
 
     @property
     def drafts_on(self) -> torch.device | None:
@@ -84,7 +86,8 @@ class Drafter:
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
         """A tree of at most `nodes` >= 1 chosen tokens, and of at most `depth` >= 1 one behind the other.
 
-        Only a drafter that `branches` is asked for one.
+        Only a drafter that `branches` is asked for one. The likeliest token comes first, as far as parents allow, so
+        that a smaller tree is the beginning of a larger one: K = auto learns how often the token of each rank passes.
         """
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specdemo.decoding import costs as costs_module
 from specdemo.decoding import loop
-from specdemo.decoding.adaptive_k import PROBING, DraftLengthController, best_length
+from specdemo.decoding.adaptive_k import PROBING, DraftLengthController, Kind, best_length
 from specdemo.decoding.costs import (
     CALIBRATED,
     LENGTHS,
@@ -584,7 +584,7 @@ def test_no_other_length_than_the_chosen_one_has_a_higher_rate(
         (1 + sum(passing[:k])) / (costs.passes[k + 1] + float(costs.drafts[NAME].of(k) or 0))
         for k in range(1, MAX_K + 1)
     ]
-    best = best_length(costs, ONE_BY_ONE, MAX_K)
+    best = best_length(costs, Kind(ONE_BY_ONE), MAX_K)
     assert best is not None
     assert best.rate == pytest.approx(max(rates))
     assert rates[best.k - 1] == pytest.approx(best.rate)

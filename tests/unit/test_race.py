@@ -75,7 +75,7 @@ def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(
     assert (len(toy.runners), len(toy.draft_runners)) == (seen[0] + 1, seen[1] + 1)
     start(toy, "none", PROMPT, settings)
     start(toy, "layer-skip", PROMPT, replace(settings, k=3))
-    assert costs.tried == {"draft-model"}
+    assert costs.tried == {("draft-model", False)}
 
 
 def test_auto_keeps_the_seed_and_writes_the_text_of_the_target_alone(toy: Any) -> None:
@@ -145,7 +145,7 @@ def test_a_calibration_that_is_stopped_is_made_by_the_next_run(
     assert all(runner.length == 0 for runner in (*toy.runners, *toy.draft_runners))
     assert len(ids_of(list(start(toy, "draft-model", PROMPT, settings)))) == settings.max_new_tokens
     (costs,) = toy.costs.values()
-    assert costs.tried == {"draft-model"}
+    assert costs.tried == {("draft-model", False)}
 
 
 # Again -----------------------------------------------------------------------------------------------------

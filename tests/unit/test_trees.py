@@ -434,8 +434,8 @@ def test_a_race_drafts_trees_and_is_run_again(tmp_path: Any) -> None:
 
 
 def test_trees_are_refused_in_words_where_there_are_none() -> None:
-    with pytest.raises(BadInput, match="chains only"):
-        Settings(k=AUTO, tree=True)
+    with pytest.raises(BadInput, match="K = auto needs the match rule"):
+        check_rule("eagle", Settings(k=AUTO, temperature=1, rule=REJECTION, tree=True))
     with pytest.raises(BadInput, match="from 0 to 63, not 64"):
         Settings(k=64, tree=True)
     with pytest.raises(BadInput, match=r"The drafter layer-skip drafts chains only.* prompt-lookup"):
@@ -448,6 +448,17 @@ def test_trees_are_refused_in_words_where_there_are_none() -> None:
     toy.target_runner = lambda capacity: Straight(toy.target, capacity)
     with pytest.raises(CannotBranch, match="it is straight"):
         decode_loaded(toy, "prompt-lookup", PROMPT, rule_for(Settings(k=4, tree=True)), None)
+
+
+def test_a_draft_model_that_cannot_branch_is_refused_in_words() -> None:
+    class Straight(TableRunner):
+        cannot_branch = "it keeps a running state"
+
+    toy: Any = TableToy(tokenizer=letters_tokenizer())
+    toy.draft_runner = lambda capacity: Straight(toy.draft_model, capacity)
+    with pytest.raises(BadInput, match=r"The draft model cannot draft a tree: it keeps .* Draft a chain\."):
+        decode_loaded(toy, "draft-model", PROMPT, rule_for(Settings(k=4, tree=True)), None)
+    decode_loaded(toy, "draft-model", PROMPT, rule_for(Settings(k=4)), None)
 
 
 def test_rows_depths_and_walks_of_a_tree() -> None:
@@ -475,7 +486,7 @@ def test_a_tree_grows_where_its_values_are_largest() -> None:
 
 def test_two_trees_become_one_where_they_agree() -> None:
     one, other = Draft([5, 6, 7], parents=[-1, 0, 0]), Draft([8, 5, 7, 9, 7], parents=[-1, -1, 1, 2, 0])
-    assert merged(one, other) == Draft([5, 6, 7, 8, 9, 7], parents=[-1, 0, 0, -1, 2, 3])
+    assert merged(one, other) == Draft([5, 8, 6, 7, 9, 7], parents=[-1, -1, 0, 0, 3, 1])
     assert merged(Draft(), other) == other
     assert merged(Draft(), Draft()) == Draft()
 

@@ -89,4 +89,5 @@ class Block(HeadDrafter):
         passes, states, tokens = self._unread_with(context)
         deepest = min(depth, nodes, DEEPEST, self.ready.head.shape.most_drafted)
         next_logits = passes.begin(states, tokens, deepest)
-        return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), self.ready.token_ids)
+        known = self.ready.token_ids
+        return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), known, self.stop_below)
