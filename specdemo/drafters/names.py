@@ -61,6 +61,10 @@ DRAFTERS = {
         "draft_model:DraftModel",
         "A smaller model drafts. Good guesses, but each costs a small pass.",
     ),
+    "lookahead": Entry(
+        "lookahead:Lookahead",
+        "The target's own passes guess ahead and collect phrases. Needs no model; pays where rows of a pass are free.",
+    ),
     "layer-skip": Entry(
         "layer_skip:LayerSkip",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
