@@ -162,6 +162,8 @@ class Models:
         loaded = load(preset, self.dtype, self.device, tell, eager)
         if terminal:
             typer.echo("\r\x1b[K", err=True, nl=False)
+        for reason in loaded.missing_heads.values():
+            typer.echo(f"The preset {preset.name} goes on without a head: {reason}.", err=True)
         try:
             yield loaded
         finally:

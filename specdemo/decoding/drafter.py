@@ -38,6 +38,7 @@ class DrafterParts:
     ngram_table: Path | None = None
     skip_layers: int | None = None  # how many of the target's layers draft
     head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is one of others
+    missing_heads: Mapping[str, str] = field(default_factory=dict)  # by kind, why heads that the preset names are not
     ready_heads: dict[str, Any] = field(default_factory=dict)
     captured: bool = False  # the target's passes are captured on a GPU, and so should be a head's
     layers: int = 0  # of the target

@@ -49,6 +49,11 @@ DRAFTERS = {
         "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less apt.",
         parallel_drafting=True,
     ),
+    "medusa": Entry(
+        "heads.block:Medusa",
+        "A trained head with an output for each place of the draft, all made of one hidden state. The cheapest head.",
+        parallel_drafting=True,
+    ),
     "lookup-block": Entry(
         "lookup_first:LookupBlock",
         "Prompt lookup where the text repeats itself, the block head elsewhere.",

@@ -81,6 +81,7 @@ class Loaded:
     translation: Translation | None = None  # where the draft model has another tokenizer
     costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
     head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is one of others
+    missing_heads: dict[str, str] = field(default_factory=dict)  # why those of others are not there, see `fetch_heads`
     layers: int = 0  # of the target
     final_norm: tuple[Tensor, float] | None = None  # see `DrafterParts`
     ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
@@ -114,6 +115,7 @@ class Loaded:
             ngram_table=self.ngram_table,
             skip_layers=self.skip_layers,
             head_files=self.head_files,
+            missing_heads=self.missing_heads,
             ready_heads=self.ready_heads,
             captured=self.engine == "graph",
             layers=self.layers,
@@ -234,7 +236,7 @@ def _load(
         if source is not None
     )
     check_skip_layers(target.config, preset)
-    heads = fetch_heads(preset, target, progress)
+    heads, missing_heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
     parts = [
         Part(
@@ -284,6 +286,7 @@ def _load(
         eos_ids=_eos_ids(target, preset),
         ngram_table=preset.ngram_table,
         head_files=heads if opened.embeddings is not None else {},
+        missing_heads=missing_heads,
         layers=target.config.get_text_config().num_hidden_layers,
         final_norm=opened.final_norm,
         skip_layers=preset.skip_layers,

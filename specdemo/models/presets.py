@@ -24,7 +24,7 @@ SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 AND = " + "  # between the names of a target and a draft model that were given by name
 WITH = " with the head "  # between the name of a preset and a head that was given by name, which follows its kind
-HEADS = ("eagle", "block")  # the kinds of trained heads
+HEADS = ("eagle", "block", "medusa")  # the kinds of trained heads
 CATEGORIES = ("code", "quoting", "lists", "poem", "plays", "facts", "dialogue", "story")  # easy to guess first
 HARD = ("facts", "dialogue", "story")  # of these: fewer guesses are right
 DTYPES = ("float32", "bfloat16", "float16")
@@ -146,6 +146,7 @@ class Preset:
     memory: int | None = None  # GB that it takes with 16-bit weights, the program included; None is hardly any
     skip_layers: int | None = None  # how many of the target's first layers draft in layer-skip
     heads: dict[str, Path | HeadSource] = field(default_factory=dict)  # by kind; a path is a file of `train head`
+    asked_heads: tuple[str, ...] = ()  # kinds of heads that a person named, without which it is not loaded
     defaults: Defaults = Defaults()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # passed on to the chat template
     results: Mapping[str, Any] | None = None  # what its drafters were measured to reach, see results.py
@@ -213,7 +214,8 @@ def with_head(preset: Preset, kind: str, head: str) -> Preset:
     source, usual = head_source(head), replace(preset.defaults, drafter=kind)
     name, title = f"{preset.name}{WITH}{kind} {head}", f"{preset.title} + {Path(str(source)).name}"
     heads = {**preset.heads, kind: source}  # its results are those of its own drafters
-    return replace(preset, name=name, title=title, heads=heads, defaults=usual, results=None)
+    asked = *preset.asked_heads, kind
+    return replace(preset, name=name, title=title, heads=heads, asked_heads=asked, defaults=usual, results=None)
 
 
 def head_source(text: str) -> HeadSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
@@ -155,9 +155,19 @@ def report_on(
         unlike = differing_token(target.vocabulary, draft.vocabulary, draft.reads)
         if unlike:  # the same text may be more tokens for it
             models[1] = replace(draft, caches=LONGER * draft.caches)
-    heads = tuple(report_on_head(head) for head in preset.heads.values() if not isinstance(head, Path))
-    report = Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike, heads=heads)
+    report = Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike, heads=tuple(_heads_of(preset)))
     return _partly_on_disk(report, chosen_device) if report.on_cpu and report.needed > report.free else report
+
+
+def _heads_of(preset: Preset) -> Iterator[HeadReport]:
+    """The heads of others; the preset can do without those that no person asked for."""
+    for kind, head in preset.heads.items():
+        if not isinstance(head, Path):
+            try:
+                yield report_on_head(head)
+            except (BadInput, LoadError):
+                if kind in preset.asked_heads:
+                    raise
 
 
 def _partly_on_disk(report: Report, device: torch.device) -> Report:

@@ -77,6 +77,7 @@ class ScriptedLoaded:
     weights: dict[str, Any] = field(default_factory=lambda: {"target": {"source": "script"}, "draft_model": None})
     draft_model: Any = None
     head_formats: dict[str, str] = field(default_factory=dict)
+    missing_heads: dict[str, str] = field(default_factory=dict)
     parts: DrafterParts = field(default_factory=lambda: DrafterParts(ngram_table=Path("a table")))
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:

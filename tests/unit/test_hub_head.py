@@ -15,18 +15,33 @@ import json, sys
 from specdemo.models.presets import Hub, Preset
 from specdemo.models.published_heads import fetch_heads, head_format
 from types import SimpleNamespace
-text = SimpleNamespace(vocab_size=61, hidden_size=32, num_hidden_layers=6)
+text = SimpleNamespace(vocab_size=61, hidden_size=32, num_hidden_layers=6, model_type="llama", rms_norm_eps=1e-5)
 target = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
 for repo in sys.argv[1:]:
     stages = []
     try:
         found = head_format(repo)
         preset = Preset("toy", "Toy", "Toy.", Hub("owner/target"), heads={found.kind: Hub(repo)})
-        folder = fetch_heads(preset, target, lambda *stage: stages.append(stage))[found.kind]
+        heads, _ = fetch_heads(preset, target, lambda *stage: stages.append(stage))
+        folder = heads[found.kind]
         answer = [found.name, folder.name, sorted(file.name for file in folder.iterdir())]
     except Exception as error:
         answer = f"{type(error).__name__}: {error}"
     print(json.dumps([answer, stages, 0]), flush=True)
+"""
+
+
+MISSING = """
+import json, sys
+from specdemo.models.presets import Hub, Preset
+from specdemo.models.published_heads import fetch_heads
+from types import SimpleNamespace
+text = SimpleNamespace(vocab_size=61, hidden_size=32, num_hidden_layers=6, model_type="llama", rms_norm_eps=1e-5)
+target = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+present, absent = sys.argv[1:]
+preset = Preset("toy", "Toy", "Toy.", Hub("owner/target"), heads={"block": Hub(absent), "eagle": Hub(present)})
+heads, missing = fetch_heads(preset, target, lambda *stage: None)
+print(json.dumps([sorted(heads), missing]), flush=True)
 """
 
 
@@ -46,3 +61,12 @@ def test_a_head_of_the_hub_is_fetched_once(hub: str, tmp_path: Path) -> None:
     ((kept, stages, _),) = ask("http://127.0.0.1:9", home, "someone/tiny", script=ASK)
     assert kept == expected
     assert not any("downloading" in words for _, words in stages)
+
+
+def test_heads_that_the_hub_does_not_have_are_named_and_the_others_fetched(hub: str, tmp_path: Path) -> None:
+    ((heads, missing),) = ask(hub, tmp_path / "home", "someone/tiny", "someone/absent", script=MISSING)
+    assert heads == ["eagle"]
+    (sentence,) = missing.values()
+    assert sentence.startswith(
+        "its block head someone/absent is missing: there is no model someone/absent on the hub, or it is private"
+    )
