@@ -105,7 +105,8 @@ def train_head(
         head = new_head(model, plan, train)
     shape = head.shape
     sizes = {"draft_vocab": shape.draft_vocab, "mlp": shape.mlp, "depth": shape.depth + shape.blocks}
-    plan = replace(plan, **sizes, state_layers=shape.state_layers, steps=min(plan.steps, shape.most_drafted))
+    sizes["steps"] = min(plan.steps, shape.most_drafted)
+    plan = replace(plan, state_layers=shape.state_layers, **sizes)  # type: ignore[arg-type]
     shards = [Shard(model, shape.state_layers, path, states_folder) for path in train]
     validation = Shard(model, shape.state_layers, held_out, states_folder)
     optimizers = _optimizers(head, plan.rate)

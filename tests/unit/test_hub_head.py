@@ -64,7 +64,8 @@ def test_a_head_of_the_hub_is_fetched_once(hub: str, tmp_path: Path) -> None:
 
 
 def test_heads_that_the_hub_does_not_have_are_named_and_the_others_fetched(hub: str, tmp_path: Path) -> None:
-    ((heads, missing),) = ask(hub, tmp_path / "home", "someone/tiny", "someone/absent", script=MISSING)
+    (answer,) = ask(hub, tmp_path / "home", "someone/tiny", "someone/absent", script=MISSING)
+    heads, missing = answer[:2]
     assert heads == ["eagle"]
     (sentence,) = missing.values()
     assert sentence.startswith(

@@ -10,6 +10,7 @@ a place knows what was drawn for the one before (in the manner of Hydra, arXiv 2
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class MedusaHead(BlockHead):
 
     def place(self, index: int, x: Tensor) -> Tensor:
         """What one place makes of the target's normed state, [..., T, hidden] -> [..., T, hidden]."""
-        for block in self.places[index]:  # type: ignore[union-attr]
+        for block in cast(nn.ModuleList, self.places[index]):
             x = x + F.silu(block(x))
         return x
 
