@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -508,6 +508,8 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
     assert logits(loaded).isfinite().all()
 
     class OnGpu:
+        missing_heads: ClassVar[dict[str, str]] = {}
+
         def environment(self) -> dict[str, Any]:
             return {"dtype": "bfloat16", "device": "cuda:0", "placement": {"cuda:0": 5 * GB, "cpu": 3 * GB}}
 
