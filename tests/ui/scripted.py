@@ -27,7 +27,7 @@ from specdemo.racing.summary import summary
 from specdemo.racing.trace import Entry, Spans
 from specdemo.system.progress import tell
 from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
-from specdemo.ui.engine import Backend, Engine
+from specdemo.ui.engine import NOTHING_LOADED, Backend, Engine, Status
 
 WRONG = " wrong"
 PIECE = re.compile(r"\s?[^\s]+|\s")
@@ -101,9 +101,12 @@ class Script:
     `fail_at` a token count at which `failure` is raised, `differ_at` a place at which the drafted lane writes
     another token, `load_failure` what loading raises.
     `says` is what a run tells before its first event, if anything.
+    `used` is the engine of the server that has the script.
     `gate` holds every run at its first event while it is cleared, `loading` holds a load. `open_races` counts
     the races whose generators were neither finished nor closed, `ended_races` the others.
     """
+
+    used: Engine
 
     def __init__(self) -> None:
         self.gate, self.loading = threading.Event(), threading.Event()
@@ -135,6 +138,19 @@ class Script:
     def engine(self) -> Engine:
         explain = lambda error: str(error) if isinstance(error, (BadInput, MemoryError)) else None  # noqa: E731
         return Engine(PRESETS, Backend(self.load, self.race, summary, self.header, explain, self.report))
+
+    def begin(self) -> None:
+        """What a server does when it starts."""
+        self.used.begin_loading("scripted")
+
+    def forget(self) -> None:
+        """Have the engine as it was before."""
+        engine = self.used
+        list(engine.stream(None, lambda loaded: (_ for _ in "1")))  # it has ended what it was doing
+        engine._loaded = None
+        engine.status = Status("idle", "", NOTHING_LOADED)
+        engine._recent.clear()
+        self.loads.clear()
 
     def load(self, preset: Preset, progress: Any, instead_of: Any = None) -> ScriptedLoaded:
         for percent in (10, 50, 90):
