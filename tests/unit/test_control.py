@@ -365,6 +365,10 @@ class AtOnce(Drafter):
 
 # Seconds of passes by their tokens, of a drafted token (of a draft, if the drafter drafts at once), and the chance.
 World = tuple[dict[int, float], float, Chance]
+RIGHT, WRONG, UNREAD = (
+    (DraftedToken(0, outcome, 0.5, 0.5, 0.5),)
+    for outcome in (DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED)
+)
 
 
 def speed(
@@ -382,7 +386,7 @@ def speed(
     chances, and ends at `Drafter.stop_below`.
     """
     passes, draft, chance = world
-    costs, true_passes = CostModel(passes), np.interp(range(MAX_K + 2), list(passes), list(passes.values()))
+    costs, true_passes = CostModel(passes), np.interp(range(MAX_K + 2), list(passes), list(passes.values())).tolist()
     learn(costs, drafter.name, draft)
     choosing, luck = DraftLengthController(k, costs), random.Random(seed)
     written, seconds, last, read = 0, 0.0, None, 0
@@ -392,18 +396,13 @@ def speed(
             passing = list(accumulate((chance(written + i) for i in range(asked)), mul))
             asked = next((i + 1 for i in range(asked) if passing[i] < drafter.stop_below), asked)
         passed = next((i for i in range(asked) if luck.random() >= chance(written + i)), asked)
-        outcomes = (
-            [DraftOutcome.ACCEPTED] * passed
-            + [DraftOutcome.REJECTED] * (passed < asked)
-            + [DraftOutcome.UNTESTED] * (asked - passed - 1)
-        )
+        drafted = RIGHT * passed + WRONG * (passed < asked) + UNREAD * (asked - passed - 1)
         drafting, checking = (
             draft * drafter.steps(asked),
             true_passes[asked + 1] * luck.gauss(1, 0.02),
         )
         if asked:
             drafting, read = drafting + unread * (written - read), written
-        drafted = tuple(DraftedToken(0, outcome, 0.5, 0.5, 0.5) for outcome in outcomes[:asked])
         last = Round(0, drafted, (), drafting, checking, drafting + checking, most)
         written, seconds = written + passed + 1, seconds + drafting + checking
     return written / seconds

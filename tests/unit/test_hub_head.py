@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from . import published
-from .test_hub import COMMIT, ask, serving
+from .test_hub import COMMIT, asking, serving
 
 ASK = """
 import json, sys
@@ -17,7 +15,7 @@ from specdemo.models.published_heads import fetch_heads, head_format
 from types import SimpleNamespace
 text = SimpleNamespace(vocab_size=61, hidden_size=32, num_hidden_layers=6)
 target = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
-for repo in sys.argv[1:]:
+for repo in map(str.strip, sys.stdin):
     stages = []
     try:
         found = head_format(repo)
@@ -30,19 +28,16 @@ for repo in sys.argv[1:]:
 """
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[str]:
-    with serving(published.write(tmp_path / "head", *published.eagle3(61), pickle=True)) as url:
-        yield url
-
-
-def test_a_head_of_the_hub_is_fetched_once(hub: str, tmp_path: Path) -> None:
+def test_a_head_of_the_hub_is_fetched_once(tmp_path: Path) -> None:
     expected = ["EAGLE-3", COMMIT, ["config.json", "pytorch_model.bin"]]
-    home = tmp_path / "home"
-    (fetched, stages, _), (absent, _, _) = ask(hub, home, "someone/tiny", "someone/absent", script=ASK)
-    assert fetched == expected
-    assert [fraction for fraction, words in stages if words.startswith("downloading")][-1:] == [1.0]
-    assert absent.startswith("LoadError: There is no model someone/absent on the hub")
-    ((kept, stages, _),) = ask("http://127.0.0.1:9", home, "someone/tiny", script=ASK)
-    assert kept == expected
-    assert not any("downloading" in words for _, words in stages)
+    head = published.write(tmp_path / "head", *published.eagle3(61), pickle=True)
+    with ExitStack() as running:
+        with serving(head) as url:
+            ask = running.enter_context(asking(url, tmp_path / "home", ASK))
+            (fetched, stages, _), (absent, _, _) = ask("someone/tiny"), ask("someone/absent")
+        assert fetched == expected
+        assert [fraction for fraction, words in stages if words.startswith("downloading")][-1:] == [1.0]
+        assert absent.startswith("LoadError: There is no model someone/absent on the hub")
+        kept, stages, _ = ask("someone/tiny")  # while nobody listens any more
+        assert kept == expected
+        assert not any("downloading" in words for _, words in stages)

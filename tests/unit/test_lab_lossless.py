@@ -145,7 +145,7 @@ def random_rows(seed: int, k: int, vocab: int = 4) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("seed", range(3))
 def test_what_the_rules_accept_is_what_they_accept_in_many_drafts(seed: int) -> None:
     """Token verification and match by hand and by their own code; block verification never accepts less."""
-    k, runs = 2, 4000
+    k, runs = 2, 1500
     p, q = random_rows(seed, k)
     means = {"rejection": 0.0, "match": 0.0, "block": 0.0}
     for draft in product(range(4), repeat=k):
@@ -242,7 +242,7 @@ def test_every_drafter_keeps_to_the_targets_law(loaded: Loaded, drafter: str) ->
     assert f"No sign of a difference. One of {smallest:.3f} or more in the first token" in found.in_words()[-1]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_right_rule_passes_with_any_seed(loaded: Loaded, seed: int) -> None:
     assert not last(loaded, "draft-model", replace(HOT, k=1, seed=seed), 200).caught
 

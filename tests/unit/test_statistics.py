@@ -179,10 +179,10 @@ def test_the_order_of_the_cases_rotates_and_each_has_a_baseline_of_its_own(simul
 
 
 def test_intervals_hold_the_truth_and_the_best_k_is_right_or_tied(simulated: Any) -> None:
-    """In 93 to 97 of 100 sweeps over a drafter whose speed-ups are known."""
+    """In 92 to 98 of 100 sweeps over a drafter whose speed-ups are known."""
     held: Counter[int] = Counter()
     right = picked = 0
-    sweeps = 300
+    sweeps = 150
     for seed in range(sweeps):
         runs, _ = simulated(seed)
         for row in summarise(runs):
@@ -191,7 +191,7 @@ def test_intervals_hold_the_truth_and_the_best_k_is_right_or_tied(simulated: Any
         (best,) = best_k(runs)
         right += 4 in (best["k"], *best["tied"])
         picked += best["speedup"].low <= SPEED_UPS[best["k"]] <= best["speedup"].high
-    assert {k: count / sweeps for k, count in held.items()} == pytest.approx(dict.fromkeys(SPEED_UPS, 0.95), abs=0.02)
+    assert {k: count / sweeps for k, count in held.items()} == pytest.approx(dict.fromkeys(SPEED_UPS, 0.95), abs=0.03)
     assert right / sweeps >= 0.93
     assert picked / sweeps >= 0.93
 
