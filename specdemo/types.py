@@ -78,8 +78,8 @@ class Draft:
         token_ids: [k]; an int64 tensor where tokens were drawn on a device, so that the host need not wait for them.
         probs: [k, V], the distribution that each token was drawn from, after warping. Only rejection sampling reads it.
             None stands for one-hot.
-        q: [k], the drafter's probability of each token, NaN where its logits were not finite. None stands for 1: the
-            tokens were chosen and not drawn.
+        q: [k], the drafter's probability of each token, NaN where its logits were not finite; in a tree its estimate of
+            the chance that the target draws it. None stands for 1: the tokens were chosen and not drawn.
         parents: [k], the token of the draft that each one follows, which comes before it, or -1 where it follows the
             text. None stands for a chain. The tokens of a tree are chosen: it has no `probs`.
     """
@@ -96,8 +96,9 @@ class Verdict:
 
     `p`, `q` and `drafted` have one entry per drafted token: its probability under the target and under the drafter, and
     its id. `draws` are the uniform numbers that rejection sampling tested with. `margins` are those of the emitted
-    tokens under the match rule, see `noise.draw`. `token_p` is the target's probability of `token_id`. Of a tree,
-    `path` are the accepted tokens by their places in the draft, and `parents` those of the draft.
+    tokens under the match rule, see `noise.draw`. `token_p` is the target's probability of `token_id`. `target_ids` are
+    the tokens that the target draws after each row of the pass, [k + 1], where the rule draws them. Of a tree, `path`
+    are the accepted tokens by their places in the draft, and `parents` those of the draft.
     """
 
     accepted: int
@@ -109,6 +110,7 @@ class Verdict:
     drafted: Sequence[int] = ()
     draws: Sequence[float] = ()
     margins: Sequence[float] = ()
+    target_ids: Sequence[int] = ()
     path: Sequence[int] = ()
     parents: Sequence[int] | None = None
 
@@ -148,7 +150,8 @@ class DraftedToken:
 class Settings:
     """How to decode. Values out of range are refused, never clamped.
 
-    With `tree` the drafts branch, and K is how many tokens they have on all branches together.
+    With `tree` the drafts branch, and K is how many tokens they have on all branches together; with AUTO each is a tree
+    or a chain, whichever pays more.
 
     Raises:
         BadInput: naming the setting, what was given and what is allowed.
@@ -166,9 +169,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.k != AUTO:
-            _whole("K", self.k, 0, MAX_NODES if self.tree else MAX_K, "" if self.tree else f" Or choose {AUTO}.")
-        elif self.tree:
-            raise BadInput(f"K = {AUTO} drafts chains only: give a tree its number of tokens, from 1 to {MAX_NODES}.")
+            _whole("K", self.k, 0, MAX_NODES if self.tree else MAX_K, f" Or choose {AUTO}.")
+        if not isinstance(self.tree, bool):
+            raise BadInput(f"tree must be true or false{_instead(self.tree)}.")
         _number("temperature", self.temperature, 0.0, 2.0)
         _whole("top-k", self.top_k, 0, 1_000_000)
         _number("top-p", self.top_p, 0.0, 1.0)

@@ -12,7 +12,7 @@ from ..types import MATCH
 class Case:
     """A way to write a text: a method, and its drafter, K and verification rule as far as it has them.
 
-    The K of the method TREE is the number of tokens of a tree; in that of SPECULATIVE drafts are chains.
+    The K of the method TREE is the number of tokens of a tree, or auto; in that of SPECULATIVE drafts are chains.
     """
 
     method: str

@@ -39,11 +39,11 @@ from ..engines.runner import Runner
 from ..racing.stats import Stats
 from ..studies.tables import text_table
 from ..system.hardware import device_name, seconds_of, wait
-from ..types import AUTO, MAX_K, Settings
+from ..types import AUTO, MAX_K, MAX_NODES, Settings
 from .cases import Case
 from .gpu_models import Pair, captured, first_layers
 from .gpu_parts import parts
-from .gpu_rounds import Row, forced_rounds, head_drafters, head_rounds, random_prompt, rounds
+from .gpu_rounds import Row, forced_rounds, head_drafters, head_rounds, random_prompt, rounds, tree_rounds
 from .hf import ASSISTED, HF, TUNED, generate
 from .roofline import SHAPES, bytes_read, random_model
 
@@ -70,6 +70,7 @@ class Sizes:
     ks: tuple[int, ...]
     name: str
     with_head: PreTrainedConfig
+    trees: tuple[int, ...]
 
 
 SMOLLM2_135M = LlamaConfig(
@@ -80,6 +81,7 @@ FULL = Sizes(
     *(SHAPES["Qwen3-4B"], SHAPES["Qwen3-0.6B"], 4, 512, 128, 15, 2**32, (1, 3, 5, 8, 16)),
     name="Qwen3-4B",
     with_head=SMOLLM2_135M,
+    trees=(8, 16, 32, MAX_NODES),
 )
 SMALL = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97, "head_dim": 16}
 TINY = Sizes(
@@ -88,6 +90,7 @@ TINY = Sizes(
     *(2, 24, 12, 2, 2**16, (1, 3)),
     name="tiny",
     with_head=Qwen3Config(**SMALL, intermediate_size=96, num_hidden_layers=4),
+    trees=(3, 6),
 )
 
 
@@ -305,7 +308,7 @@ def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
     draft = first_layers(target, sizes.draft_layers)
     prompt = random_prompt(target, sizes.context)
     settings = Settings(k=0, max_new_tokens=sizes.new_tokens)
-    loaded: Any = SimpleNamespace(model=target, assistant=draft, eos_ids=frozenset())
+    loaded: Any = SimpleNamespace(model=target, draft_model=draft, eos_ids=frozenset())
     theirs = [Case(HF), Case(ASSISTED, "draft-model"), *(Case(TUNED, "draft-model", k) for k in sizes.ks if k < MAX_K)]
     best = 0.0
     for case in theirs:
@@ -327,6 +330,9 @@ def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
     for k in ks:
         chosen = replace(settings, k=k)
         yield from tried(f"ours, K = {k}", partial(by_ours, pair, prompt, chosen, costs, best))
+    for nodes, tree in [*((k, False) for k in sizes.ks), *((nodes, True) for nodes in sizes.trees)]:
+        what = f"a {'tree' if tree else 'chain'} of {nodes}"
+        yield from tried(what, partial(tree_rounds, what, pair, prompt, replace(settings, k=nodes, tree=tree)))
 
 
 def by_transformers(loaded: Any, case: Case, name: str, prompt: list[int], settings: Settings) -> Iterator[Row]:
@@ -351,7 +357,8 @@ def by_ours(pair: Pair, prompt: list[int], settings: Settings, costs: CostModel 
 
 SHAPES_OF_ROWS = {
     **{"part": "", "what": "", "gb_per_second": ".0f", "ms": ".3f", "floor_ms": ".3f", "achieved": ".0%"},
-    **{"draft_ms": ".3f", "tokens_per_second": ".1f", "tokens_per_round": ".2f", "acceptance_rate": ".0%"},
+    **{"draft_ms": ".3f", "tokens_per_second": ".1f", "tokens_per_round": ".2f", "rows": ".1f"},
+    "acceptance_rate": ".0%",
     "to_best_assisted": ".2f",
 }
 
@@ -373,7 +380,8 @@ def table(rows: Sequence[Row], sizes: Sizes) -> str:
             f"All weights are random, of the shape {sizes.name}. floor_ms: every weight and the cache read once at the "
             "copy's speed.",
             "Forced: the rule let a given number of guesses pass. Made pair: the later layers of the target do little, "
-            "and its first layers draft.",
+            "and its first layers draft. Trees and the chains beside them go by passes that are not captured: those "
+            "captured on a GPU read chains only.",
             f"Round with a head: of a target of hidden size {sizes.with_head.hidden_size}, forced too: half of the "
             "guesses pass.",
         ]

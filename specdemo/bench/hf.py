@@ -29,9 +29,9 @@ METHODS = {
 
 def unavailable_reason(method: str, loaded: Loaded) -> str | None:
     """Why a method cannot be run on this preset, in a sentence; None if it can."""
-    if method in (ASSISTED, TUNED) and loaded.draft_model is None:
+    if method in (ASSISTED, TUNED) and loaded.parts.make_draft_runner is None:
         return f"{method} is left out: the preset {loaded.preset.name} has no draft model to assist."
-    if method in (ASSISTED, TUNED) and loaded.translation is not None:
+    if method in (ASSISTED, TUNED) and loaded.parts.translator is not None:
         return f"{method} is left out: the draft model of {loaded.preset.name} has another tokenizer."
     return None
 
@@ -40,7 +40,7 @@ def models(loaded: Loaded, cases: Sequence[Case]) -> list[PreTrainedModel]:
     """The models that these cases run by transformers. Whoever holds them spares `generate` opening them every time."""
     theirs = {case.method for case in cases} & METHODS.keys()
     assisted = bool(theirs & {ASSISTED, TUNED})
-    return ([loaded.model] if theirs else []) + ([loaded.assistant] if assisted else [])
+    return ([loaded.model] if theirs else []) + ([loaded.draft_model] if assisted else [])
 
 
 @torch.inference_mode()
@@ -97,7 +97,7 @@ def _assisting(loaded: Loaded, case: Case) -> Iterator[PreTrainedModel | None]:
     if case.method not in (ASSISTED, TUNED):
         yield None
         return
-    assistant = loaded.assistant
+    assistant = loaded.draft_model
     config: Any = assistant.generation_config
     tuned = {
         "num_assistant_tokens": case.k,

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..models.checkpoint import resolved
-from ..models.presets import Gguf, Parts, Source, Wheel
-from ..models.sources import Converted, gguf_of, is_made
+from ..models.converted import Converted, gguf_of, is_made
+from ..models.sources import Gguf, Parts, Source, Wheel
 from ..models.store import Progress
 from ..racing.stats import Pace
 from ..servers.address import Address
 from ..servers.client import Client
 from ..servers.llamacpp import LlamaCpp, asked_of
+from ..studies.greedy import check_tokens
 from ..types import BadInput, Settings
 from .cases import Case
 
@@ -91,14 +92,6 @@ class Server:
             raise
         self.facts = {"version": version or self.dialect.facts["version"], "model": self.dialect.facts["model"]}
 
-    def check_tokens(self, loaded: Loaded, ids: Sequence[int]) -> None:
-        """Refuse a server whose token ids mean something else."""
-        if self.dialect.text_of(ids) != loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False):
-            raise BadInput(
-                f"The server at {self.client.address} runs {self.facts['model']}, whose tokens are not those of the "
-                f"preset {loaded.preset.name}: it must serve the same model."
-            )
-
     def generate(self, prompt_ids: Sequence[int], settings: Settings) -> dict[str, Any]:
         """One text, as `throughput.bench` keeps it. It is not streamed, so that nothing but the server works."""
         return run_of(self.client.post("/completion", **asked_of(prompt_ids, settings), return_tokens=True))
@@ -156,7 +149,7 @@ def servers(
             assert where is not None
             found[case] = Server(where, version)
             running.callback(found[case].client.close)
-            found[case].check_tokens(loaded, loaded.encode("The same tokens?"))
+            check_tokens(loaded, found[case].dialect, loaded.encode("The same tokens?"))
         yield found
 
 

@@ -60,9 +60,9 @@ def cases_of_theirs(loaded: Loaded, methods: Mapping[str, str | None], ks: list[
 
 
 def cases_of_ours(
-    loaded: Loaded, names: str, ks: list[int | str], rules: list[str], trees: Sequence[int] = ()
+    loaded: Loaded, names: str, ks: list[int | str], rules: list[str], trees: Sequence[int | str] = ()
 ) -> list[Case]:
-    """Each drafter with each K and rule, and with trees of so many tokens if it branches.
+    """Each drafter with each K and rule, and with trees of these sizes if it branches.
 
     K = 0 is the target alone, which is run anyway.
     """

@@ -14,12 +14,13 @@ from typing import Any
 from ..racing.race import PLAIN, SPECULATIVE
 from ..racing.stats import Pace
 from ..studies.prompts import ALL
-from ..studies.statistics import Spread, best_of, geometric_mean, log_means
+from ..studies.statistics import best_of, geometric_mean, log_means
 from ..types import AUTO, REJECTION, BadInput
 from .cases import TREE
 from .hf import HF
 from .llamacpp import LLAMA
-from .throughput import Run, ratios, summarise, text_key
+from .throughput import Run, cell, ratios, summarise, text_key
+from .trees import tree_rows
 
 COLUMNS: tuple[str, ...] = (
     "method",
@@ -38,10 +39,15 @@ FACTS = ("command", "environment", "weights", "prompts_sha256", "in_turn", "inte
 
 
 def record(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The outcome of a bench as it is saved: its facts, its `rows` over all prompts, its `columns` and its `runs`."""
+    """The outcome of a bench as it is saved: its facts, its `rows` over all prompts, its `columns` and its `runs`.
+
+    With trees there are the rows of `tree_rows` as well.
+    """
     runs = [[_short(run[name]) for name in COLUMNS] for run in outcome["runs"]]
     facts = {name: value for name, value in outcome.items() if name not in ("runs", "summary")}
-    return {**facts, "rows": rows_of(_named(runs)), "columns": COLUMNS, "runs": runs}
+    named = _named(runs)
+    trees = {"trees": rows} if (rows := tree_rows(named)) else {}
+    return {**facts, "rows": rows_of(named), **trees, "columns": COLUMNS, "runs": runs}
 
 
 def _short(value: Any) -> Any:
@@ -113,7 +119,7 @@ def markdown(rows: Sequence[Run]) -> list[str]:
     for row in rows:
         speed = row["tokens_per_second"]
         cells = [_name(row), *([f"{row['temperature']:g}"] if hot else []), f"{speed.mean:.1f}"]
-        cells += ["1" if base == row["method"] else _cell(row["ratio_to"][base]) for base in bases]
+        cells += ["1" if base == row["method"] else cell(row["ratio_to"][base]) for base in bases]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -141,7 +147,7 @@ def drafters_markdown(runs: Sequence[Run]) -> list[str]:
             geometric_mean(ratios(auto, fastest)),
         ]
         name = f"`{drafter}`" + (f", {rule}" if rule == REJECTION and temperature else "")
-        cells = [name, f"{temperature:g}", f"{best}", ", ".join(map(str, tied)) or "-", *map(_cell, found)]
+        cells = [name, f"{temperature:g}", f"{best}", ", ".join(map(str, tied)) or "-", *map(cell, found)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -155,11 +161,7 @@ def _name(row: Run) -> str:
     )
     way = {"hf-assisted": "`assistant_model` as it comes", "hf-assisted-tuned": "`assistant_model`"}.get(method)
     rule = f", {REJECTION}" if row["rule"] == REJECTION and row["temperature"] else ""
-    size = f", a tree of {k}" if method == TREE else f", K = {k}" if k is not None else ""
+    size = f", K = {k}" if k is not None else ""
+    if method == TREE:
+        size = f", trees{size}" if k == AUTO else f", a tree of {k}"
     return f"{program}, {way or f'`{drafter}`'}{size}{rule}"
-
-
-def _cell(ratio: Spread | None) -> str:
-    if ratio is None:
-        return "-"
-    return f"{ratio.mean:.2f}" + (f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.low is not None else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from ..engines.cpu.huge_pages import HugePages
 from ..engines.eager import EagerRunner
 from ..engines.fused import FusedRunner
 from ..engines.layout import head_width
+from ..studies.tables import text_table
 from ..system.hardware import compute_dtype, free_memory, seconds_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 BUFFER = 2**30  # bytes, much larger than any cache
 REPEATS = 25
+COLUMNS = {"weights": "", "engine": "", "layers": "", "tokens": "d", "bytes": ",d"}  # of the table, and their formats
+COLUMNS |= {"floor_ms": ".2f", "ms": ".2f", "achieved": ".0%"}
 SHARE = 0.2  # of the free memory that random weights may take; the runner may need as much again for its layout
 
 SHAPES: dict[str, PreTrainedConfig] = {
@@ -232,24 +235,13 @@ def table(bandwidth: dict[str, float], rows: Sequence[Pass]) -> str:
     lines = [
         f"This machine streamed {middle:.1f} GB/s ({least:.1f} to {best:.1f} while this ran; least times follow it).",
         "",
-        f"{'weights':<22}{'engine':<15}{'layers':>8}{'tokens':>8}{'MB read':>9}{'least ms':>10}{'ms':>9}"
-        f"{'achieved':>9}",
+        text_table([{**as_dict(row), "layers": f"{row.layers}/{row.all_layers}"} for row in rows], COLUMNS),
     ]
-    for row in rows:
-        layers = f"{row.layers}/{row.all_layers}"
-        lines.append(
-            f"{row.weights:<22}{row.engine:<15}{layers:>8}{row.tokens:>8}{row.bytes / 1e6:>9.0f}{row.floor_ms:>10.2f}"
-            f"{row.ms:>9.2f}{row.achieved:>9.0%}"
-        )
     if any(row.layers < row.all_layers for row in rows):
-        lines += [
-            "",
-            "Of shapes too large for the memory only some of the layers were built and timed.",
-        ]
+        lines += ["", "Of shapes too large for the memory only some of the layers were built and timed."]
     return "\n".join(lines)
 
 
 def as_dict(row: Pass) -> dict[str, Any]:
     """Ready for JSON."""
-    names = Pass.__dataclass_fields__
-    return {**{name: getattr(row, name) for name in names}, "achieved": row.achieved}
+    return {**asdict(row), "achieved": row.achieved}

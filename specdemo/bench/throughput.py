@@ -198,15 +198,15 @@ def summarise(runs: Sequence[Run]) -> Iterator[Run]:
             "rule": rule,
             "temperature": temperature,
             "category": category,
-            "tokens_per_second": _mean(group, lambda run: run["tokens_per_second"]),
+            "tokens_per_second": mean(group, _speed),
             "ratio_to": {base: _ratio_to(group, base, bases) for base in BASES},
-            "ratio_to_best_k": _to_best_k(rows, bases, drafter, rule, temperature, category)
-            if method == SPECULATIVE and k == AUTO
+            "ratio_to_best_k": _to_best_k(rows, bases, group, drafter, rule, temperature, category)
+            if method in (SPECULATIVE, TREE) and k == AUTO
             else None,
-            "tokens_per_round": _rate(group, lambda run: run["new_tokens"] - 1, "rounds"),
-            "rows": _rate(group, lambda run: run["rounds"] + (run["drafted"] or 0), "rounds"),
-            "acceptance_rate": _rate(group, lambda run: run["accepted"], "tested"),
-            "draft_efficiency": _rate(group, lambda run: run["accepted"], "drafted"),
+            "tokens_per_round": rate(group, lambda run: run["new_tokens"] - 1, "rounds"),
+            "rows": rate(group, lambda run: run["rounds"] + (run["drafted"] or 0), "rounds"),
+            "acceptance_rate": rate(group, lambda run: run["accepted"], "tested"),
+            "draft_efficiency": rate(group, lambda run: run["accepted"], "drafted"),
             "draft_cost": median(run["draft_cost"] or 0.0 for run in group) if guessed and method in OURS else None,
             "acceptance_by_place": _by_position(group),
             "identical": sum(run["digest"] == alone["digest"] for run, alone in zip(group, plain, strict=True))
@@ -230,16 +230,25 @@ def _by_prompt(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> di
     return found
 
 
-def _mean(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> Spread | None:
+def mean(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> Spread | None:
+    """The geometric mean of a figure over prompts."""
     return geometric_mean(_by_prompt(runs, figure))
 
 
-def ratios(runs: Sequence[Run], bases: Mapping[Any, Run]) -> dict[str, list[float]]:
-    """The speed of each run over that of the base on the same text, by prompt."""
+def _speed(run: Run) -> float | None:
+    speed: float | None = run["tokens_per_second"]
+    return speed
+
+
+def ratios(
+    runs: Sequence[Run], bases: Mapping[Any, Run], figure: Callable[[Run], float | None] = _speed
+) -> dict[str, list[float]]:
+    """A figure of each run, by default its speed, over that of the base on the same text, by prompt."""
 
     def ratio(run: Run) -> float | None:
-        own, base = run["tokens_per_second"], bases.get(text_key(run), {}).get("tokens_per_second")
-        return own / base if own and base else None
+        base = bases.get(text_key(run))
+        own, other = figure(run), figure(base) if base else None
+        return own / other if own and other else None
 
     return _by_prompt(runs, ratio)
 
@@ -249,12 +258,11 @@ def _ratio_to(runs: Sequence[Run], method: str, bases: Bases) -> Spread | None:
 
 
 def _to_best_k(
-    rows: Rows, bases: Bases, drafter: str | None, rule: str | None, temperature: float, category: str
+    rows: Rows, bases: Bases, auto: list[Run], drafter: str | None, rule: str | None, temperature: float, category: str
 ) -> Run | None:
-    """The speed of K = auto over that of the fastest fixed `k`, run by run; None without a fixed K."""
+    """The speed of K = `auto` over that of the fastest chains of a fixed `k`, run by run; None without a fixed K."""
     same = (SPECULATIVE, drafter), (rule, temperature, category)
-    by_k = {key[2]: runs for key, runs in rows.items() if (key[:2], key[3:]) == same}
-    auto = by_k.pop(AUTO)
+    by_k = {key[2]: runs for key, runs in rows.items() if (key[:2], key[3:]) == same and key[2] != AUTO}
     alone = {text: run for (name, text), run in bases.items() if name == PLAIN}
     logs = {k: found for k, runs in by_k.items() if (found := log_means(ratios(runs, alone)))}
     if not logs:
@@ -264,7 +272,7 @@ def _to_best_k(
     return {"k": best, **asdict(ratio)} if ratio else None
 
 
-def _rate(runs: Sequence[Run], part: Callable[[Run], int], whole: str) -> float | None:
+def rate(runs: Sequence[Run], part: Callable[[Run], int], whole: str) -> float | None:
     """Over all runs that know `whole`. Those of transformers and of servers know only some figures."""
     known = [run for run in runs if run[whole]]
     return sum(map(part, known)) / sum(run[whole] for run in known) if known else None
@@ -319,3 +327,10 @@ def table(summary: Sequence[Run]) -> str:
         rows.append({**row, **to, **shown})
     columns = {name: shape for name, shape in SHAPES.items() if any(row[name] is not None for row in rows)}
     return text_table(rows, columns)
+
+
+def cell(ratio: Spread | None) -> str:
+    """A mean with its interval, for a table in Markdown."""
+    if ratio is None:
+        return "-"
+    return f"{ratio.mean:.2f}" + (f" ({ratio.low:.2f} to {ratio.high:.2f})" if ratio.low is not None else "")

@@ -70,7 +70,10 @@ class Texts:
     each: Annotated[int, typer.Option(min=0, help="The most prompts of a category; 0 takes all.")] = 0
     names: Drafters = ""
     trees: Annotated[
-        str, typer.Option("--tree", help="Also trees of so many tokens, by drafters that can; separated by commas.")
+        str,
+        typer.Option(
+            "--tree", help="Also trees of so many tokens, or auto, by drafters that can, separated by commas."
+        ),
     ] = ""
     max_new_tokens: MaxNewTokens = 128
     repeats: Repeats = 1
@@ -100,8 +103,11 @@ def bench(
     if context.invoked_subcommand is None:
         outcome = measure(models, texts, against, ks, temperatures)
         from ..bench.throughput import table
+        from ..bench.trees import tree_rows, trees_markdown
 
         typer.echo(table(outcome["summary"]))
+        if rows := tree_rows(outcome["runs"]):
+            typer.echo("\n".join(["", *trees_markdown(rows)]))
         keep(outcome, texts.json_)
 
 
@@ -154,7 +160,7 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
     find_preset(models.preset)
     k_values, t_values = numbers(ks, read_k, "Values of K"), numbers(temperatures, float, "Temperatures")
     rules = list(dict.fromkeys(asked.rules.split(",")))
-    trees = numbers(asked.trees, int, "The tokens of trees") if asked.trees else []
+    trees = numbers(asked.trees, read_k, "The tokens of trees") if asked.trees else []
     sizes: list[tuple[int | str, bool]] = [*((k, False) for k in k_values), *((nodes, True) for nodes in trees)]
     for (k, tree), temperature, rule in product(sizes, t_values, rules):
         Settings(k=k, temperature=temperature, max_new_tokens=asked.max_new_tokens, rule=rule, tree=tree)
@@ -198,12 +204,15 @@ def table_(
     drafters: Annotated[
         bool, typer.Option("--drafters", help="One row for each drafter: its fastest K, and auto.")
     ] = False,
+    trees: Annotated[bool, typer.Option("--tree", help="Trees beside the chains of the same drafter.")] = False,
 ) -> None:
     """The rows of a bench as a table in Markdown; the tables of the docs are made so."""
     from ..bench import results
+    from ..bench.trees import tree_rows, trees_markdown
 
     runs = results.read_record(path)[1]
     lines = results.drafters_markdown(runs) if drafters else results.markdown(results.rows_of(runs))
+    lines = trees_markdown(tree_rows(runs)) if trees else lines
     typer.echo("\n".join(lines))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,16 +26,6 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..studies.writers import Writer
-
-SHAPES: dict[str, dict[str, str]] = {
-    "positions": {"position": "d", "drafts": "d", "tested": "d", "accepted": "d", "conditional": ".0%"}
-    | {"unconditional": ".0%"},
-    "kinds": {"kind": "", "texts": "d", "speed_up": ".2f", "tokens_per_round": ".2f", "acceptance_rate": ".0%"},
-    "at_once": {"at_once": "d", "texts": "d", "tokens_per_second": ".1f", "alone_tokens_per_second": ".1f"}
-    | {"speed_up": ".2f"},
-    "contexts": {"prompt_tokens": ".0f", "texts": "d", "speed_up": ".2f", "tokens_per_round": ".2f"}
-    | {"acceptance_rate": ".0%", "baseline_tokens_per_second": ".1f"},
-}
 
 
 @with_options
@@ -69,11 +58,10 @@ def doctor(
     if server is None and baseline is not None:
         raise BadInput("--baseline belongs to --server: a preset is its own baseline.")
     counts, lengths = _counts(at_once, "Requests at once"), _counts(contexts, "Lengths of prompts")
-    with ExitStack() as open_:
-        sides = open_.enter_context(_servers(server, baseline) if server else _of_preset(models, drafter, k))
+    with _servers(server, baseline) if server else _of_preset(models, drafter, k) as sides:
         from ..studies.diagnosis import Diagnosis
         from ..studies.doctor import Doctor, Plan, settings_of
-        from ..studies.report import facts, html_report
+        from ..studies.report import SAMPLES, TABLES, facts, html_report
         from ..studies.tables import json_text, write_csv
 
         settings = settings_of(temperature, max_new_tokens, server is not None)
@@ -88,9 +76,9 @@ def doctor(
     if json_:
         typer.echo(json_text(found.as_dict()), nl=False)
         return
-    for name, columns in SHAPES.items():
-        if rows := getattr(found, name):
-            show_table(rows, columns)
+    for name, (_, _, columns) in TABLES.items():
+        if name != SAMPLES and (rows := getattr(found, name)):
+            show_table(rows, {key: form.rstrip("|") for key, _, form in columns})
     say([*facts(found), *found.left_out, "", found.verdict, *found.advice()])
 
 
@@ -101,14 +89,9 @@ def _counts(text: str, what: str) -> list[int]:
 @contextmanager
 def _servers(server: str, baseline: str | None) -> Iterator[tuple[Writer, Writer | None]]:
     from ..studies.writers import ServerWriter
-    from .servers import BASELINE_KEY, SERVER_KEY, connected
+    from .servers import pair_connected
 
-    with ExitStack() as open_:
-        mine = open_.enter_context(connected(server, SERVER_KEY))
-        theirs = open_.enter_context(connected(baseline, BASELINE_KEY)) if baseline else None
-        if theirs is not None and theirs.facts["model"] != mine.facts["model"]:
-            names = f"{theirs.facts['model']} and {mine.facts['model']}"
-            print(f"The servers call their models differently: {names}.", file=sys.stderr)
+    with pair_connected(server, baseline) as (mine, theirs):
         yield ServerWriter(mine), ServerWriter(theirs) if theirs else None
 
 

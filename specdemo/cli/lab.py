@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..drafters.names import DRAFTERS, drafter_class
 from ..racing.compare import is_comparable
 from ..racing.provenance import provenance
-from ..racing.trace import PLAIN, SPECULATIVE, read_trace, trace_lines
+from ..racing.trace import SPECULATIVE, read_trace, trace_lines
 from ..studies.prompts import Prompt, read_prompts, readable
 from ..types import MATCH, BadInput, Settings, read_k
 from .options import (
@@ -131,13 +130,10 @@ def theory(
 @with_options
 def explain(trace: Annotated[Path, typer.Option(help="A trace, as `record` writes it.")], files: Files) -> None:
     """Set a recorded race beside the theory, and split the gap between the two into its parts."""
-    from ..studies.explain import explain as lab
+    from ..studies.explain import explain_race
 
     header, entries = read_trace(trace_lines(trace))
-    plain, speculative = ([entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE))
-    drafter = str(header.get("drafter"))
-    parallel = drafter in DRAFTERS and drafter_class(drafter).parallel_drafting
-    found = lab(plain, speculative, parallel)
+    found = explain_race(entries, str(header.get("drafter")))
     say(found.in_words())
     files.write(asdict(found), [asdict(part) for part in found.parts])
 

@@ -6,10 +6,8 @@ and one line on stderr.
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
-import unicodedata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,13 +16,24 @@ import typer
 from ..decoding.events import emitted_tokens
 from ..models.presets import load_presets
 from ..racing.text import LaneText
-from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, trace_lines, write_trace
+from ..racing.trace import PLAIN, SPECULATIVE, environment_of, read_trace, request_of, save_trace, trace_lines
 from ..system.imports import import_quickly
 from ..types import BadInput, TokenKind
 from .bench import app as bench_app
 from .doctor import doctor
 from .lab import app as lab_app
-from .options import AsJson, Decoding, Device, LaneNames, ModelsOrEager, check_writable, with_options
+from .options import (
+    FIGURES,
+    AsJson,
+    Decoding,
+    Device,
+    LaneNames,
+    ModelsOrEager,
+    check_writable,
+    lanes_table,
+    printable,
+    with_options,
+)
 from .train import app as train_app
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -259,14 +268,8 @@ def record(
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, more=asked.more))
         header = summary.trace_header(loaded, asked.drafter, asked.prompt, asked.raw, asked.settings, asked.more)
-        trace = "".join(write_trace(header, entries)).encode("ascii")
-        out.write_bytes(gzip.compress(trace, mtime=0) if out.suffix == ".gz" else trace)
+        save_trace(out, header, entries)
         typer.echo(f"{out}: {len(entries)} events.")
-
-
-def printable(text: str) -> str:
-    """Text with control characters shown, not obeyed: a model must not drive the terminal."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
 
 
 def figures(stats: dict[str, Any]) -> str:
@@ -291,26 +294,11 @@ def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:
     """
     verdicts = outcome["verdicts"]
     titles = {PLAIN: "target alone", SPECULATIVE: f"with {drafter}"}
-    rows = [("", *(titles.get(name, name) for name in (PLAIN, *verdicts)))]
-    lanes = [outcome[name]["stats"] for name in (PLAIN, *verdicts)]
-    formats = {
-        "tokens": "{}",
-        "seconds": "{:.2f}",
-        "tokens_per_second": "{:.1f}",
-        "ttft_seconds": "{:.3f}",
-        "draft_seconds": "{:.2f}",
-        "verify_seconds": "{:.2f}",
-        "tokens_per_round": "{:.2f}",
-        "acceptance_rate": "{:.0%}",
-        "draft_efficiency": "{:.0%}",
-    }
-    for name, shape in formats.items():
-        cells = [shape.format(lane[name]) if lane[name] is not None else "-" for lane in lanes]
-        rows.append((name.replace("_", " "), *cells))
-    ups = [found["speed_up"] for found in verdicts.values()]
-    rows.append(("speed-up", "", *("-" if up is None else f"{up:.2f}x" for up in ups)))
-    width = max(22, *(len(title) + 2 for title in rows[0][2:]))
-    lines = [f"{name:<20}{plain:>14}" + "".join(f"{cell:>{width}}" for cell in cells) for name, plain, *cells in rows]
+    lanes = {name: {**outcome[name]["stats"], "speed-up": ""} for name in (PLAIN, *verdicts)}
+    for name, found in verdicts.items():
+        lanes[name]["speed-up"] = None if found["speed_up"] is None else f"{found['speed_up']:.2f}x"
+    shapes = {**FIGURES, "speed-up": "{}"}
+    lines = lanes_table([titles.get(name, name) for name in lanes], list(lanes.values()), shapes)
     said = {name: found["sentence"] for name, found in verdicts.items()}
     others = [f"{name}: {sentence}" for name, sentence in said.items() if sentence not in outcome["sentence"]]
     lines += ["", *texts_compared(verdicts), *others, outcome["sentence"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -41,7 +42,8 @@ LaneNames = Annotated[
     Option(
         "--lane",
         metavar="DRAFTER:K",
-        help=f"Instead of --drafter and -k: a lane, as eagle:4 or ngram:auto. Up to {MOST_DRAFTED}, one --lane each.",
+        help="Instead of --drafter and -k: a lane, as eagle:4, ngram:auto or eagle:tree-8 for trees of 8 tokens. "
+        f"Up to {MOST_DRAFTED}, one --lane each.",
     ),
 ]
 Drafters = Annotated[str, Option("--drafters", help="Drafters, separated by commas; by default all that can run.")]
@@ -54,7 +56,7 @@ Seed = Annotated[int, Option(help="The same seed, settings and machine give the 
 RuleName = Annotated[str, Option("--rule", help=f"How drafted tokens are tested: {' or '.join(RULES)}.")]
 Tree = Annotated[
     bool,
-    Option("--tree/--chain", help=f"Draft a tree of K tokens, up to {MAX_NODES}, where the drafter can."),
+    Option("--tree/--chain", help=f"Draft a tree of K tokens, up to {MAX_NODES}; with auto, a tree where it pays."),
 ]
 Repeats = Annotated[int, Option(min=1, help="How often everything is run.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
@@ -162,6 +164,8 @@ class Models:
         loaded = load(preset, self.dtype, self.device, tell, eager)
         if terminal:
             typer.echo("\r\x1b[K", err=True, nl=False)
+        for reason in loaded.missing_heads.values():
+            typer.echo(f"The preset {preset.name} goes on without a head: {reason}.", err=True)
         try:
             yield loaded
         finally:
@@ -205,18 +209,18 @@ class Decoding:
             BadInput: there is no such preset or lane, a setting is out of range, or the prompt on stdin is not text.
         """
         usual = find_preset(preset).defaults
-        names = ("drafter", "k", "temperature", "max_new_tokens", "raw")
+        names = ("drafter", "k", "tree", "temperature", "max_new_tokens", "raw")
         given = {name: getattr(self, name) for name in names}
         more: tuple[DraftedLane, ...] = ()
         if lane_names:
-            if self.drafter is not None or self.k is not None:
-                raise BadInput("With --lane each lane says its drafter and its K: leave out --drafter and -k.")
+            if self.drafter is not None or self.k is not None or self.tree:
+                raise BadInput("With --lane each lane says its drafter and its K: leave out --drafter, -k and --tree.")
             first, *rest = read_lanes(lane_names)
             given |= asdict(first)
             more = tuple(rest)
         asked = usual.filled_in(given)
         drafter, raw = asked.pop("drafter"), asked.pop("raw")
-        asked |= {name: getattr(self, name) for name in ("top_k", "top_p", "seed", "rule", "tree")}
+        asked |= {name: getattr(self, name) for name in ("top_k", "top_p", "seed", "rule")}
         settings = Settings(**asked, stop=tuple(self.stop or ()))
         return Request(read_prompt(prompt), preset, drafter, settings, raw, more=more)
 
@@ -253,6 +257,36 @@ def show_table(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> 
     from ..studies.tables import text_table
 
     typer.echo(text_table(rows, shapes) + "\n")
+
+
+FIGURES = {  # of a lane, and their formats
+    "tokens": "{}",
+    "seconds": "{:.2f}",
+    "tokens_per_second": "{:.1f}",
+    "ttft_seconds": "{:.3f}",
+    "draft_seconds": "{:.2f}",
+    "verify_seconds": "{:.2f}",
+    "tokens_per_round": "{:.2f}",
+    "acceptance_rate": "{:.0%}",
+    "draft_efficiency": "{:.0%}",
+}
+
+
+def lanes_table(
+    titles: Sequence[str], lanes: Sequence[Mapping[str, Any]], shapes: Mapping[str, str] = FIGURES
+) -> list[str]:
+    """A column for each lane and a line for each of its figures; what is not known is a dash."""
+    rows = [("", *titles)]
+    for name, shape in shapes.items():
+        cells = ("-" if lane[name] is None else shape.format(lane[name]) for lane in lanes)
+        rows.append((name.replace("_", " "), *cells))
+    width = max(22, *(len(title) + 2 for title in titles))
+    return [f"{name:<22}" + "".join(f"{cell:>{width}}" for cell in cells) for name, *cells in rows]
+
+
+def printable(text: str) -> str:
+    """Text with control characters shown, not obeyed: neither a model nor a server must drive the terminal."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else f"\\x{ord(c):02x}" for c in text)
 
 
 def say(lines: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from .options import Device, Models, PresetName, check_writable, numbers, with_o
 
 app = typer.Typer(help="Make drafters: have the target write text, and count or train on it.")
 
-Kind = Annotated[str, typer.Option(help="The kind of head: eagle or block.")]
+Kind = Annotated[str, typer.Option(help="The kind of head: eagle, block or medusa.")]
 Folder = Annotated[Path, typer.Option("--text", help="The folder of text shards.")]
 States = Annotated[
     Path | None, typer.Option("--keep-states", help="A folder for the target's states: 3.5 kB a token of SmolLM2-135M.")
@@ -78,7 +78,9 @@ def head(
     rate: Annotated[float, typer.Option(help="The highest learning rate of the matrices.")] = 2e-3,
     draft_vocab: Annotated[int, typer.Option(min=1, help="How many tokens it can draft.")] = 8192,
     mlp: Annotated[int, typer.Option(min=1, help="Width of its feed-forward part.")] = 1280,
-    depth: Annotated[int, typer.Option(min=1, help="Layers of a block head.")] = 1,
+    depth: Annotated[
+        int, typer.Option(min=1, help="Layers of a block head; blocks of each place of a medusa head.")
+    ] = 1,
     layers: Annotated[str, typer.Option(help="Layers of the target that the head reads, such as 8,20,29.")] = "",
     seed: Seed = 0,
     states: States = None,
@@ -93,6 +95,8 @@ def head(
         raise BadInput("The rate must be between 0 and 1.")
     if kind == "eagle" and depth != 1:
         raise BadInput("An eagle head has one layer: leave out --depth.")
+    if kind == "medusa" and layers:
+        raise BadInput("A medusa head reads the target's last layer: leave out --layers.")
     state_layers = tuple(numbers(layers, int, "Layers")) if layers else ()
     plan = Plan(kind, tokens, rows, places, rate, draft_vocab, mlp, depth, state_layers, seed)
     path = out or PRESETS / "weights" / f"{find_preset(preset).name}.{kind}.safetensors"
@@ -150,15 +154,16 @@ def export(
         from ..drafters.heads.files import load_head_for
         from ..train.export import export_head
 
-        path = head or loaded.head_files.get(kind)
+        path = head or loaded.parts.head_files.get(kind)
         if path is None or not path.is_file():
             raise BadInput(
                 f"The preset {preset} has no head of the kind {kind!r} that was trained here; name its file."
             )
-        assert loaded.embeddings is not None, "a model on the CPU is not offloaded"
-        trained = load_head_for(loaded.embeddings[1], kind_of_head, path)
+        embeddings = loaded.parts.embeddings
+        assert embeddings is not None, "a model on the CPU is not offloaded"
+        trained = load_head_for(embeddings[1], kind_of_head, path)
         target = target_name or str(chosen.target), type(loaded.model).__name__
-        export_head(trained, loaded.embeddings, target, out, torch.bfloat16)
+        export_head(trained, embeddings, target, out, torch.bfloat16)
     typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.1f} MB.")
 
 
@@ -187,7 +192,7 @@ def chargpt(
     chosen = choose_device(device)
     fast = choose_dtype(None, chosen)
     dtype = fast if fast == torch.bfloat16 else torch.float32  # float16 would need its losses scaled
-    text, held_out = read_plays(lambda _, words: None)
+    text, held_out = read_plays()
     facts = {
         "command": "python -m specdemo train chargpt",
         "text": text_facts(text, held_out),
@@ -215,7 +220,7 @@ def bigram(
     from ..train.shakespeare import ALPHABET, encode, read_plays, text_facts
 
     check_writable(out)
-    text, held_out = read_plays(lambda _, words: None)
+    text, held_out = read_plays()
     facts = {"command": "python -m specdemo train bigram", "text": text_facts(text, held_out)}
     build_bigrams(encode(text), len(ALPHABET) + 1, out, facts)
     typer.echo(f"{out}: from {len(text):,} characters.")

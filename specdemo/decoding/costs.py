@@ -20,6 +20,7 @@ from ..types import MAX_K, Draft, DraftOutcome
 from .rule import Rule
 
 FORGET = 0.93  # the weight that a draft keeps when one more is made
+FORGET_RANKS = 0.98  # the same of a tree, which is wide or deep as the text of the moment asks for
 EARLIER_TESTS = 4.0  # the most that the tests of earlier runs weigh at the beginning of a run
 PRIOR_TESTS = 2.0  # what a position's prior weighs in tests
 FOLLOW = 0.02  # how fast the costs of passes follow the last one
@@ -32,12 +33,13 @@ LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as f
 class CostModel:
     """What passes and drafts cost, and how many guesses pass, learnt from every round of every run.
 
-    One object serves all runs of the same models with the same kind of sampling. Drafters go by their names.
+    One object serves all runs of the same models with the same kind of sampling. Drafters go by their names, and their
+    trees by names of their own (`adaptive_k.Kind`).
 
     Attributes:
         passes: the cost of a pass by the tokens that it reads; the one at 0 means nothing.
         baseline_seconds: the seconds of a pass over one token, as the machine is now.
-        idle: rounds since the last draft of a drafter, in this run and earlier ones; infinite before its first.
+        idle: rounds since the last draft of a kind, in this run and earlier ones; infinite before its first.
     """
 
     def __init__(self, seconds: Mapping[int, float], most_k: int = MAX_K) -> None:
@@ -57,7 +59,7 @@ class CostModel:
         self.drafts: defaultdict[str, DraftCost] = defaultdict(DraftCost)
         self.acceptance: defaultdict[str, AcceptanceStats] = defaultdict(AcceptanceStats)
         self.idle: defaultdict[str, float] = defaultdict(lambda: inf)
-        self.tried: set[str] = set()  # drafters by name, see `race.try_out`
+        self.tried: set[tuple[str, bool]] = set()  # drafters by name, for chains only or for trees too: `race.try_out`
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass over `tokens` tokens, with everything else in its round but the drafting, took `seconds`."""
@@ -67,7 +69,7 @@ class CostModel:
             self.baseline_seconds *= slower**DRIFT
 
     def pass_over(self, tokens: float) -> float:
-        """The cost of a pass over so many tokens on average."""
+        """The cost of a pass over this many tokens, which may be a mean."""
         low = int(tokens)
         part = tokens - low
         return self.passes[low] + (part and part * (self.passes[low + 1] - self.passes[low]))
@@ -144,23 +146,32 @@ class AcceptanceStats:
         self._counts = np.zeros((4, MAX_K))
         self.asked, self.made, self.tested, self.passed = self._counts  # views
 
-    def add(self, outcomes: Sequence[DraftOutcome], asked: int) -> None:
-        """One more draft was tested. One that stopped before `asked` tokens failed where it stopped; none if empty."""
+    def add(self, outcomes: Sequence[DraftOutcome], asked: int, tree: bool = False) -> None:
+        """One more draft was tested. One that stopped before `asked` tokens failed where it stopped; none if empty.
+
+        The positions of a tree are the ranks of its tokens, the best first. All of them count as tested.
+        """
         if not outcomes:
             return
         passed, made = outcomes.count(DraftOutcome.ACCEPTED), len(outcomes)
-        self._counts *= FORGET
+        self._counts *= FORGET_RANKS if tree else FORGET
         self.asked[:asked] += 1
         self.made[:made] += 1
-        self.tested[: min(passed + 1, asked)] += 1
-        self.passed[:passed] += 1
+        self.tested[: asked if tree else min(passed + 1, asked)] += 1
+        if tree:
+            self.passed[:made] += [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
+        else:
+            self.passed[:passed] += 1
 
     def begin(self) -> None:
         """A run begins: another text."""
         self._counts *= EARLIER_TESTS / max(float(self.tested[0]), EARLIER_TESTS)
 
     def chances(self) -> list[float]:
-        """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before."""
+        """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before.
+
+        In a tree it is the chance that the token of rank i is on the path, whatever became of the others.
+        """
         return _shares(self.passed.tolist(), self.tested.tolist(), 0.5)
 
     def shares_made(self) -> list[float]:

@@ -38,6 +38,7 @@ class DrafterParts:
     ngram_table: Path | None = None
     skip_layers: int | None = None  # how many of the target's layers draft
     head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is one of others
+    missing_heads: Mapping[str, str] = field(default_factory=dict)  # by kind, why heads that the preset names are not
     ready_heads: dict[str, Any] = field(default_factory=dict)
     captured: bool = False  # the target's passes are captured on a GPU, and so should be a head's
     layers: int = 0  # of the target
@@ -57,7 +58,9 @@ class Drafter:
     parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
     uses_early_exit: ClassVar[bool] = False  # with the target, whose pass over the draft is that much shorter
     branches: ClassVar[bool] = False  # whether it can draft a tree
-    stop_below: float = 0.0  # a chain ends with the token that makes all of its tokens less likely to pass; by K = auto
+    # By K = auto: a chain ends with the token that makes all of its tokens less likely to pass than this, and in a tree
+    # none but the first is less likely to pass.
+    stop_below: float = 0.0
 
     @property
     def drafts_on(self) -> torch.device | None:
@@ -84,7 +87,8 @@ class Drafter:
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
         """A tree of at most `nodes` >= 1 chosen tokens, and of at most `depth` >= 1 one behind the other.
 
-        Only a drafter that `branches` is asked for one.
+        Only a drafter that `branches` is asked for one. The likeliest token comes first, as far as parents allow, so
+        that a smaller tree is the beginning of a larger one: K = auto learns how often the token of each rank passes.
         """
         raise NotImplementedError
 

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from ..engines.runner import Runner
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
-    MAX_NODES,
     REJECTION,
     BadInput,
     Draft,
@@ -67,7 +66,7 @@ def decode(
     eos_ids: frozenset[int] = frozenset(),
     stop: Stop = lambda ids: False,
     costs: CostModel | None = None,
-    ks: Iterable[int] | None = None,
+    ks: Iterable[tuple[int, bool]] | None = None,
 ) -> Iterator[Event]:
     """Generate from the target, drafting ahead, and yield what happens as it happens.
 
@@ -81,7 +80,8 @@ def decode(
     Args:
         rule: of this run, and the one that `drafter` draws with, see `rule_for`.
         costs: learns from every round; K = auto needs it.
-        ks: the K of each round, as a trace recorded them; they stand in for the K of `settings`.
+        ks: the K of each round and whether its draft is a tree, as a trace recorded them; they stand in for the K of
+            `settings`.
     Raises:
         BadInput: the prompt is empty, or prompt and new tokens exceed the context.
     """
@@ -90,7 +90,7 @@ def decode(
         if not prompt_ids:
             raise BadInput("The prompt is empty.")
         check_room(len(prompt_ids), settings, runner.context)
-        control = DraftLengthController(settings.k if ks is None else ks, costs, len(prompt_ids))
+        control = DraftLengthController(settings.k if ks is None else ks, costs, len(prompt_ids), settings.tree)
 
         began = time.perf_counter()
         logits = runner.prefill(prompt_ids)  # [1, V]
@@ -106,12 +106,10 @@ def decode(
             began, drafts_from = time.perf_counter(), timestamp(drafting_on)
             written = len(ids) - len(prompt_ids)
             most = settings.max_new_tokens - written - 1  # a round emits up to k + 1
-            if settings.tree:
-                k = control.choose(MAX_NODES if most else 0, last, drafter)
-                draft = drafter.propose_tree(ids, k, most) if k else Draft()
-            else:
-                k = control.choose(most, last, drafter.draft_source(ids))
-                draft = drafter.propose(ids, k) if k else Draft()
+            k = control.choose(most, last, drafter.draft_source(ids))
+            draft = Draft()
+            if k:
+                draft = drafter.propose_tree(ids, k, most) if control.kind.tree else drafter.propose(ids, k)
             drafted = timestamp(drafting_on)
 
             parents = None if draft.parents is None else rows_of(draft.parents)

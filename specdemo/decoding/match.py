@@ -98,6 +98,7 @@ class Match(Rule):
             q=q_x,
             drafted=[int(token) for token in ids],
             margins=margin[: n + 1],
+            target_ids=[int(token) for token in drawn],
         )
 
     def _verify_tree(self, logits: Tensor, draft: Draft, position: int) -> Verdict:

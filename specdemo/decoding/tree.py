@@ -80,6 +80,7 @@ def verdict_of(draft: Draft, target: Draws, p: Tensor) -> Verdict:
         q=q_x,
         drafted=[int(token) for token in ids],
         margins=() if target.margins is None else [margin[row] for row in rows],
+        target_ids=[int(token) for token in drawn],
         path=path,
         parents=list(draft.parents),
     )

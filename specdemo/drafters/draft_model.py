@@ -47,8 +47,11 @@ class DraftModel(Drafter):
             if rule.settings.tree:
                 raise BadInput("A draft model with another tokenizer drafts chains only: leave out the tree.")
             return TextDraftModel(parts.make_draft_runner(LONGER * runner.context), parts.translator)
-        branches = MOST_ROWS if rule.settings.tree else 0
-        return cls(parts.make_draft_runner(runner.context + branches), runner.vocab_size, rule)
+        tree = rule.settings.tree
+        drafting = parts.make_draft_runner(runner.context + (MOST_ROWS if tree else 0))
+        if tree and drafting.cannot_branch:
+            raise BadInput(f"The draft model cannot draft a tree: {drafting.cannot_branch}. Draft a chain.")
+        return cls(drafting, runner.vocab_size, rule)
 
     @property
     def drafts_on(self) -> torch.device:
@@ -78,7 +81,8 @@ class DraftModel(Drafter):
             self.runner.keep([])
             return self._cut(logits)
 
-        return grow_by_depth(self._next_logits(unread)(()), read, nodes, depth, self.rule, len(context))
+        logits = self._next_logits(unread)(())
+        return grow_by_depth(logits, read, nodes, depth, self.rule, len(context), stop_below=self.stop_below)
 
     def _unread(self, context: Sequence[int]) -> Sequence[int]:
         """The tokens that the model has not read; none where it cannot read them."""

@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """Where a drafter's class is, "module:Class" in this package, and one line for the menu.
 
-    `uses_early_exit` and `parallel_drafting` are those of the class, for whoever must not import it.
+    `uses_early_exit`, `parallel_drafting` and `branches` are those of the class, for whoever must not import it.
     """
 
     path: str
     description: str
     uses_early_exit: bool = False
     parallel_drafting: bool = False
+    branches: bool = True
 
 
 DRAFTERS = {
-    "none": Entry("none:NoDrafter", "No speculation: the target alone."),
+    "none": Entry("none:NoDrafter", "No speculation: the target alone.", branches=False),
     "prompt-lookup": Entry(
         "prompt_lookup:PromptLookup",
         "Copies what followed the last time the same words appeared in prompt or text. Free; shines on quoting.",
@@ -49,6 +50,11 @@ DRAFTERS = {
         "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less apt.",
         parallel_drafting=True,
     ),
+    "medusa": Entry(
+        "heads.block:Medusa",
+        "A trained head with an output for each place of the draft, all made of one hidden state. The cheapest head.",
+        parallel_drafting=True,
+    ),
     "lookup-block": Entry(
         "lookup_first:LookupBlock",
         "Prompt lookup where the text repeats itself, the block head elsewhere.",
@@ -61,10 +67,15 @@ DRAFTERS = {
         "draft_model:DraftModel",
         "A smaller model drafts. Good guesses, but each costs a small pass.",
     ),
+    "lookahead": Entry(
+        "lookahead:Lookahead",
+        "The target's own passes guess ahead and collect phrases. Needs no model; pays where rows of a pass are free.",
+    ),
     "layer-skip": Entry(
         "layer_skip:LayerSkip",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
         uses_early_exit=True,
+        branches=False,
     ),
 }
 

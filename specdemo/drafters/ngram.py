@@ -141,14 +141,13 @@ class Ngram(Drafter):
         return draw_chain(self._next_logits(context), k, self.rule, len(context), stop_below=self.stop_below)
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        return grow_by_logits(self._next_logits(context), nodes, depth, self.rule, len(context))
+        next_logits, place = self._next_logits(context), len(context)
+        return grow_by_logits(next_logits, nodes, depth, self.rule, place, stop_below=self.stop_below)
 
     def _next_logits(self, context: Sequence[int]) -> NextLogits:
-        text, settings = list(context[-len(self.table.orders) :]), self.rule.settings
+        text = list(context[-len(self.table.orders) :])
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            probs = torch.from_numpy(self.table.next_token_probs([*text, *map(int, drawn)]))[None]
-            # The largest is the same, and a chain asks for nothing else.
-            return probs if settings.temperature == 0 and not settings.tree else probs.log()
+            return torch.from_numpy(self.table.next_token_probs([*text, *map(int, drawn)]))[None].log()
 
         return next_logits

@@ -16,7 +16,7 @@ from ..decoding.sampling import largest
 from ..engines.runner import Runner
 from ..types import Draft, NotFinite
 
-LONGER = 2  # its cache has room for so many times the tokens of the target, since its tokens may be shorter
+LONGER = 2  # times the tokens of the target that its cache has room for, since its own may be shorter
 
 
 class TextDraftModel(Drafter):

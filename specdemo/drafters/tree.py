@@ -8,10 +8,12 @@ the largest values are a tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, zip_longest
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
@@ -24,8 +26,16 @@ State = TypeVar("State")
 Child = tuple[int, float, State]
 
 
-def grow(root: State, children: Callable[[State], Iterable[Child[State]]], nodes: int, depth: int) -> Draft:
+def grow(
+    root: State,
+    children: Callable[[State], Iterable[Child[State]]],
+    nodes: int,
+    depth: int,
+    stop_below: float = 0.0,
+) -> Draft:
     """At most `nodes` tokens, `depth` of them one behind the other, where each is cheap to ask for: token by token.
+
+    The largest value comes first. Behind the first token there is none with a value below `stop_below`.
 
     Args:
         children: from what is known of a token, or of the text (`root`), the tokens that may follow: each with its
@@ -33,25 +43,35 @@ def grow(root: State, children: Callable[[State], Iterable[Child[State]]], nodes
     """
     token_ids: list[int] = []
     parents: list[int] = []
+    q: list[float] = []
     named = count()
-    waiting: list[tuple[float, int, int, int, int, State]] = []
+    waiting: list[tuple[float, int, int, int, int, float, State]] = []
 
     def name(state: State, value: float, parent: int, behind: int) -> None:
         for token, share, following in children(state):
-            heappush(waiting, (-value * share, next(named), token, parent, behind, following))
+            heappush(waiting, (-value * share, next(named), token, parent, behind, share, following))
 
     name(root, 1.0, -1, 1)
     while waiting and len(token_ids) < nodes:
-        value, _, token, parent, behind, state = heappop(waiting)
+        value, _, token, parent, behind, share, state = heappop(waiting)
+        if token_ids and -value < stop_below:
+            break
         token_ids.append(token)
         parents.append(parent)
+        q.append(share)
         if behind < depth and len(token_ids) < nodes:
             name(state, -value, len(token_ids) - 1, behind + 1)
-    return Draft(token_ids, parents=parents) if token_ids else Draft()
+    return Draft(token_ids, q=torch.tensor(q, dtype=torch.float64), parents=parents) if token_ids else Draft()
 
 
 def grow_by_logits(
-    next_logits: NextLogits, nodes: int, depth: int, rule: Rule, position: int, token_ids: Tensor | None = None
+    next_logits: NextLogits,
+    nodes: int,
+    depth: int,
+    rule: Rule,
+    position: int,
+    token_ids: Tensor | None = None,
+    stop_below: float = 0.0,
 ) -> Draft:
     """`grow` where the logits of any path can be asked for: the tree in the place of `draw_chain`."""
 
@@ -64,33 +84,64 @@ def grow_by_logits(
                 yield int(token), share, (*drawn, token)
 
     nothing: tuple[Tensor, ...] = ()
-    return grow(nothing, children, nodes, depth)
+    return grow(nothing, children, nodes, depth, stop_below)
 
 
 def merged(one: Draft, other: Draft) -> Draft:
-    """The tokens of two trees, those of the first one before what only the second has."""
-    token_ids: list[int] = []
-    parents: list[int] = []
-    known: dict[tuple[int, int], int] = {}  # by parent and token
-    for draft in (one, other):
-        place = {-1: -1}
-        for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents or (), strict=True)):
-            here = place[parent], int(token)
-            if here not in known:
-                known[here] = len(token_ids)
-                token_ids.append(int(token))
-                parents.append(place[parent])
-            place[node] = known[here]
-    return Draft(token_ids, parents=parents) if token_ids else Draft()
+    """The tokens of two trees, one of each in turn; q is that of the first tree which has the token."""
+    tree, q = Branches(), list[float]()
+    places: list[dict[int, int]] = [{-1: -1}, {-1: -1}]
+    for node_of_each in zip_longest(_nodes(one), _nodes(other)):
+        for place, named in zip(places, node_of_each, strict=True):
+            if named:
+                node, token, parent, share = named
+                place[node] = tree.add(place[parent], int(token))
+                if len(tree) > len(q):
+                    q.append(share)
+    return replace(tree.draft(), q=torch.tensor(q, dtype=torch.float64)) if q else Draft()
+
+
+def _nodes(draft: Draft) -> Iterator[tuple[int, int | Tensor, int, float]]:
+    """Place, token, parent and q of each node; q is 1 where it is not told."""
+    shares = [1.0] * len(draft.token_ids) if draft.q is None else draft.q.tolist()
+    yield from zip(count(), draft.token_ids, draft.parents or (), shares, strict=False)
+
+
+class Branches:
+    """A tree that holds no token twice behind the same parent."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, int], int] = {}  # by parent and token
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, parent: int, token: int) -> int:
+        """The place of a token behind a parent, or behind the text (-1)."""
+        return self._places.setdefault((parent, token), len(self._places))
+
+    def add_path(self, token_ids: Iterable[int]) -> None:
+        """Add tokens one behind the other, the first behind the text."""
+        last = -1
+        for token in token_ids:
+            last = self.add(last, token)
+
+    def draft(self) -> Draft:
+        """The tokens in the order in which they came."""
+        if not self._places:
+            return Draft()
+        parents, token_ids = zip(*self._places, strict=True)
+        return Draft(list(token_ids), parents=list(parents))
 
 
 class Named:
-    """Tokens that were named up to now, parents first."""
+    """Tokens that were named up to now, parents first. Those of a tree are chosen from them, see `grow`."""
 
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
+    def __init__(self, nodes: int, stop_below: float = 0.0) -> None:
+        self.nodes, self.stop_below = nodes, stop_below
         self.token_ids: list[int] = []
         self.parents: list[int] = []
+        self.shares: list[float] = []
         self.values: list[float] = []
 
     def add(self, parent: int, token_ids: Sequence[int], shares: Sequence[float]) -> None:
@@ -100,19 +151,21 @@ class Named:
             if share > 0:
                 self.token_ids.append(token)
                 self.parents.append(parent)
+                self.shares.append(share)
                 self.values.append(value * share)
 
     def best(self) -> list[int]:
-        """The `nodes` tokens of the largest values, parents first."""
-        ranked = sorted(range(len(self.values)), key=lambda node: (-self.values[node], node))
-        return sorted(ranked[: self.nodes])
+        """The `nodes` tokens of the largest values, the largest first, which is the order of parents too."""
+        ranked = sorted(range(len(self.values)), key=lambda node: (-self.values[node], node))[: self.nodes]
+        return [node for place, node in enumerate(ranked) if not place or self.values[node] >= self.stop_below]
 
     def draft(self) -> Draft:
         """The best tokens."""
         chosen = self.best()
         place = {-1: -1, **{node: at for at, node in enumerate(chosen)}}
         parents = [place[self.parents[node]] for node in chosen]
-        return Draft([self.token_ids[node] for node in chosen], parents=parents)
+        q = torch.tensor([self.shares[node] for node in chosen], dtype=torch.float64)
+        return Draft([self.token_ids[node] for node in chosen], q=q, parents=parents)
 
 
 def grow_by_depth(
@@ -123,6 +176,7 @@ def grow_by_depth(
     rule: Rule,
     position: int,
     token_ids: Tensor | None = None,
+    stop_below: float = 0.0,
 ) -> Draft:
     """At most `nodes` tokens, `depth` of them one behind the other, where a model has to read each: depth by depth.
 
@@ -136,7 +190,7 @@ def grow_by_depth(
         position: of the first drafted token.
         token_ids: the target's tokens that the columns stand for; None if they are all.
     """
-    named, known = Named(nodes), 0
+    named, known = Named(nodes, stop_below), 0
     following = [-1]
     for behind in range(depth):
         columns, shares = rule.likeliest(logits, position + behind, min(nodes, WIDTH), token_ids)

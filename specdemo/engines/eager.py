@@ -42,7 +42,7 @@ class EagerRunner:
         self.length = 0
         self.hidden_states: Tensor | None = None
         self._captured_layers: tuple[int, ...] = ()
-        self._ahead = EarlyExitBuffer()
+        self._early = EarlyExitBuffer()
         self._split: Split | None = None
         self._cache: Any = None
         self._start = 0  # of the last pass
@@ -83,17 +83,17 @@ class EagerRunner:
 
     @torch.inference_mode()
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
-        check_fits(self, len(self._ahead) + len(ids))
-        if self._split is None or layers != self._ahead.layers:
-            self._ahead, self._split = EarlyExitBuffer(layers), Split.of(self.model, layers)
-        return for_sampling(self._read_ahead(self._split.first, ids).logits[0])
+        check_fits(self, len(self._early) + len(ids))
+        if self._split is None or layers != self._early.layers:
+            self._early, self._split = EarlyExitBuffer(layers), Split.of(self.model, layers)
+        return for_sampling(self._read_early(self._split.first, ids).logits[0])
 
     def rollback(self, length: int) -> None:
-        self._ahead.clear()
+        self._early.clear()
         self.length = min(self.length, length)
 
     def release(self) -> None:
-        self._ahead.clear()
+        self._early.clear()
         self._cache = self.hidden_states = None
         self.length = 0
 
@@ -102,12 +102,12 @@ class EagerRunner:
         check_fits(self, len(ids))
         model, self._start = self.model, self.length
         resumable = model.config.model_type in SIMPLE and parents is None and not self._captured_layers
-        self._ahead.keep_beginning_of(ids if resumable else ())
-        if self._split and self._ahead:
-            if len(unread := ids[len(self._ahead) :]):
-                self._read_ahead(self._split.first.base_model, unread)
-            model = self._split.rest_from(self._ahead.hidden_states())
-            self._ahead.clear()
+        self._early.keep_beginning_of(ids if resumable else ())
+        if self._split and self._early:
+            if len(unread := ids[len(self._early) :]):
+                self._read_early(self._split.first.base_model, unread)
+            model = self._split.rest_from(self._early.hidden_states())
+            self._early.clear()
         layers = layers_at(self.model, self._captured_layers)
         with outputs_of(layers) as outputs:
             how: dict[str, Any] = {} if parents is None else self._branching(parents)
@@ -126,12 +126,12 @@ class EagerRunner:
         mask = mask_of(parents, start, model.dtype, model.device)
         return {"position_ids": positions[None], "attention_mask": mask[None, None]}
 
-    def _read_ahead(self, model: PreTrainedModel, ids: Sequence[int] | Tensor) -> Any:
+    def _read_early(self, model: PreTrainedModel, ids: Sequence[int] | Tensor) -> Any:
         """Read T tokens with the first layers only, after those that were already read so."""
         assert self._split is not None
         with outputs_of([self._split.last]) as outputs:
-            answer = self._pass(model, ids, self.length + len(self._ahead))
-        self._ahead.add(ids, outputs[self._split.last][0])
+            answer = self._pass(model, ids, self.length + len(self._early))
+        self._early.add(ids, outputs[self._split.last][0])
         return answer
 
     def _pass(self, model: PreTrainedModel, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:

@@ -55,7 +55,7 @@ class FusedRunner:
         self.vocab_size = model.vocab_size
         self.hidden_states: Tensor | None = None
         self._captured_layers: tuple[int, ...] = ()
-        self._ahead = EarlyExitBuffer()
+        self._early = EarlyExitBuffer()
         self._cache: KVCache | None = None
         self._start = 0  # of the last pass
 
@@ -96,18 +96,18 @@ class FusedRunner:
     @torch.inference_mode()
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
         check_part(layers, len(self.model.layers))
-        check_fits(self, len(self._ahead) + len(ids))
-        if layers != self._ahead.layers:
-            self._ahead = EarlyExitBuffer(layers)
-        return self._logits(self._read_ahead(ids))
+        check_fits(self, len(self._early) + len(ids))
+        if layers != self._early.layers:
+            self._early = EarlyExitBuffer(layers)
+        return self._logits(self._read_early(ids))
 
     def rollback(self, length: int) -> None:
-        self._ahead.clear()
+        self._early.clear()
         if self._cache:
             self._cache.length = min(self._cache.length, length)
 
     def release(self) -> None:
-        self._ahead.clear()
+        self._early.clear()
         self._cache = self.hidden_states = None
 
     def _new_cache(self) -> KVCache:
@@ -128,23 +128,23 @@ class FusedRunner:
         start, layers = self.length, len(self.model.layers)
         self._start = start
         resumable = parents is None and not self._captured_layers  # the states asked for may be of any layer
-        self._ahead.keep_beginning_of(ids if resumable else ())
-        if self._ahead:
-            if len(unread := ids[len(self._ahead) :]):
-                self._read_ahead(unread)
-            x = self._through(self._ahead.hidden_states(), start, range(self._ahead.layers, layers))
-            self._ahead.clear()
+        self._early.keep_beginning_of(ids if resumable else ())
+        if self._early:
+            if len(unread := ids[len(self._early) :]):
+                self._read_early(unread)
+            x = self._through(self._early.hidden_states(), start, range(self._early.layers, layers))
+            self._early.clear()
         else:
             x = self._embed(ids, start, parents)
             x = self._through(x, start, range(layers), self._captured_layers, parents)
         self._cache.length = start + len(ids)
         return x
 
-    def _read_ahead(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """Hidden states of T tokens behind those already read ahead, after as many layers, [T, hidden]."""
-        start = self.length + len(self._ahead)
-        x = self._through(self._embed(ids, start), start, range(self._ahead.layers))
-        self._ahead.add(ids, x)
+    def _read_early(self, ids: Sequence[int] | Tensor) -> Tensor:
+        """Hidden states of T tokens behind those already read so, after as many layers, [T, hidden]."""
+        start = self.length + len(self._early)
+        x = self._through(self._embed(ids, start), start, range(self._early.layers))
+        self._early.add(ids, x)
         return x
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:

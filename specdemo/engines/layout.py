@@ -269,12 +269,16 @@ def _packed(layer: Callable[[int], Layer], count: int, output: Tensor) -> tuple[
         return tuple(threads.map(layer, range(count))), head.result()
 
 
+def final_norm_eps(config: PreTrainedConfig) -> float | None:
+    """The epsilon of a model's final RMS norm; None if it has none as Llama has it."""
+    config = config.get_text_config()
+    return config.rms_norm_eps if config.model_type in {*LLAMAS, "mistral"} else None
+
+
 def final_norm(config: PreTrainedConfig, weights: Weights) -> tuple[Tensor, float] | None:
     """The weight [hidden] and the epsilon of a model's final RMS norm; None if it has none as Llama has it."""
-    config, name = config.get_text_config(), "model.norm.weight"
-    if config.model_type not in {*LLAMAS, "mistral"} or name not in weights:
-        return None
-    return weights[name].detach(), config.rms_norm_eps
+    eps, name = final_norm_eps(config), "model.norm.weight"
+    return None if eps is None or name not in weights else (weights[name].detach(), eps)
 
 
 def embeddings(weights: Weights) -> tuple[Tensor, Tensor]:

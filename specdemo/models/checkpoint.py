@@ -33,9 +33,9 @@ from transformers.utils.hub import extract_commit_hash
 
 from ..engines.layout import is_hybrid, knows, stored_as
 from ..system.hardware import compute_dtype
+from .converted import Converted, converted, identity_of, is_made
 from .errors import wrap_load_errors
-from .presets import Folder, Gguf, Hub, Parts, Source
-from .sources import Converted, converted, identity_of, is_made
+from .sources import Folder, Gguf, Hub, Parts, Source
 from .store import LoadError, Progress
 from .weights import StoredWeights, readable, weights_files
 
@@ -252,7 +252,7 @@ def _look_up(
 
 
 def _own_config(name_or_path: str) -> PreTrainedConfig | None:
-    """The configuration of a wheel, which `sources` wrote in full; None if transformers has to read it."""
+    """The configuration of a wheel, which `converted` wrote in full; None if transformers has to read it."""
     config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json")
     return config if readable(config) else None
 

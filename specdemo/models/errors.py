@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 
 from ..types import BadInput, NotFinite
-from .presets import Source
+from .sources import Source
 from .store import LoadError, is_disk_full
 
 

@@ -7,34 +7,32 @@ import logging
 import os
 import platform
 import traceback
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..decoding import sampling
 from ..decoding.costs import CostModel
 from ..decoding.drafter import DrafterParts
-from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
+from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
-from ..engines.layout import embeddings, final_norm, is_hybrid, knows
+from ..engines.layout import is_hybrid, knows
 from ..engines.runner import Runner
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, cpu_model, cpu_name, device_name
 from ..types import BadInput
 from . import chat
-from .checkpoint import Checkpoint, embeddings_of, fetch_weights, find_checkpoint, open_model, placement, read_weights
-from .errors import causes, wrap_load_errors
+from .checkpoint import Checkpoint, fetch_weights, find_checkpoint
+from .errors import causes
+from .opened import open_checkpoint
 from .placement import Part, plan
-from .presets import Preset, Source
+from .presets import Preset
 from .published_heads import fetch_heads, formats_of
-from .store import LoadError, Progress
+from .store import LoadError, Progress, ignore
 from .translation import Translation, differing_token
 
 if TYPE_CHECKING:
@@ -52,18 +50,17 @@ class Loaded:
 
     `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens a run
     may hold, `eos_ids` the tokens that end a text, `weights` says which weights these are, for the header of a trace.
-    `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. Trained heads need its
-    `embeddings`, input and output, [V, hidden] each. `placement` are the bytes of the target's weights on each device,
-    `held` those of all models, `token_bytes` those of a token's keys and values: the target's, then the draft model's.
-    `bytes_per_pass` are those of weights that a pass of the target reads for one token, see `Part.share_read`.
+    `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. `parts` are what its
+    drafters need. `placement` are the bytes of the target's weights on each device, `held` those of all models,
+    `token_bytes` those of a token's keys and values: the target's, then the draft model's. `bytes_per_pass` are those
+    of weights that a pass of the target reads for one token, see `Part.share_read`.
     """
 
     preset: Preset
     open_model: Callable[[], PreTrainedModel] | None
     open_draft_model: Callable[[], PreTrainedModel] | None
     tokenizer: PreTrainedTokenizerBase
-    draft_model: Source | None
-    embeddings: tuple[Tensor, Tensor] | None
+    parts: DrafterParts
     placement: dict[str, int]
     held: dict[str, int]
     device: torch.device
@@ -71,21 +68,13 @@ class Loaded:
     weights_dtype: torch.dtype
     context: int
     eos_ids: frozenset[int]
-    ngram_table: Path | None
-    skip_layers: int | None
     weights: dict[str, Any]
     engine: str
     exact_rows: int
     make_target_runner: MakeRunner | None
-    make_draft_runner: MakeRunner | None
-    translation: Translation | None = None  # where the draft model has another tokenizer
+    token_bytes: tuple[int, ...]
+    bytes_per_pass: int
     costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
-    head_files: dict[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is one of others
-    layers: int = 0  # of the target
-    final_norm: tuple[Tensor, float] | None = None  # see `DrafterParts`
-    ready_heads: dict[str, Any] = field(default_factory=dict)  # those of them that a run has made ready
-    token_bytes: tuple[int, ...] = (0, 0)
-    bytes_per_pass: int = 0
 
     @property
     def model(self) -> PreTrainedModel:
@@ -95,7 +84,7 @@ class Loaded:
         return self.open_model()
 
     @property
-    def assistant(self) -> PreTrainedModel:
+    def draft_model(self) -> PreTrainedModel:
         """The draft model as transformers has it, in the same way; only for presets that have one."""
         assert self.open_draft_model is not None, "this preset has no draft model"
         return self.open_draft_model()
@@ -106,25 +95,14 @@ class Loaded:
         return self.make_target_runner is None
 
     @property
-    def parts(self) -> DrafterParts:
-        """What its drafters need."""
-        return DrafterParts(
-            embeddings=self.embeddings,
-            make_draft_runner=self.make_draft_runner,
-            ngram_table=self.ngram_table,
-            skip_layers=self.skip_layers,
-            head_files=self.head_files,
-            ready_heads=self.ready_heads,
-            captured=self.engine == "graph",
-            layers=self.layers,
-            final_norm=self.final_norm,
-            translator=self.translation,
-        )
-
-    @property
     def head_formats(self) -> dict[str, str]:
         """The names of the formats of heads that others published, by kind."""
-        return formats_of(self.head_files)
+        return formats_of(self.parts.head_files)
+
+    @property
+    def missing_heads(self) -> Mapping[str, str]:
+        """Why heads that the preset names are not there, by kind."""
+        return self.parts.missing_heads
 
     def target_runner(self, capacity: int) -> Runner:
         """A runner of the target for a run of at most `capacity` tokens."""
@@ -133,8 +111,8 @@ class Loaded:
 
     def draft_runner(self, capacity: int) -> Runner:
         """A runner of the draft model; only for presets that have one."""
-        assert self.make_draft_runner is not None, "this preset has no draft model"
-        return self.make_draft_runner(capacity)
+        assert self.parts.make_draft_runner is not None, "this preset has no draft model"
+        return self.parts.make_draft_runner(capacity)
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
         """Token ids of a prompt, in the chat template unless `raw`; see `chat.encode`.
@@ -153,7 +131,7 @@ class Loaded:
             "bytes_per_pass": self.bytes_per_pass,
             "engine": self.engine,
             "exact_rows": self.exact_rows,
-            "drafts_by_text": self.translation is not None,
+            "drafts_by_text": self.parts.translator is not None,
             "dtype": str(self.dtype).removeprefix("torch."),
             "weights_dtype": str(self.weights_dtype).removeprefix("torch."),
             "cpu": cpu_name(),
@@ -169,14 +147,10 @@ class Loaded:
 
     def release(self) -> None:
         """Drop the models and give their memory back. Safe to call twice; nothing can be run afterwards."""
-        self.open_model = self.open_draft_model = self.draft_model = self.embeddings = None
-        self.make_target_runner = self.make_draft_runner = None
-        self.ready_heads.clear()
+        self.open_model = self.open_draft_model = self.make_target_runner = None
+        self.parts.ready_heads.clear()
+        self.parts = DrafterParts()
         _free_memory()
-
-
-def ignore(fraction: float | None, words: str) -> None:
-    """The progress callback of someone who does not want to know."""
 
 
 def load(
@@ -234,7 +208,7 @@ def _load(
         if source is not None
     )
     check_skip_layers(target.config, preset)
-    heads = fetch_heads(preset, target, progress)
+    heads, missing_heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
     parts = [
         Part(
@@ -256,7 +230,7 @@ def _load(
 
     if where.devices[0].type == "cuda":
         torch.cuda.set_device(where.devices[0])
-    opening = partial(_open_checkpoint, dtype=chosen_dtype, progress=progress, eager=eager)
+    opening = partial(open_checkpoint, dtype=chosen_dtype, progress=progress, eager=eager)
     opened = opening(target, files[0], where.devices[0], LANES, bool(preset.heads), max_memory=where.max_memory)
     draft_opened = [opening(found, files[1], where.devices[1], 1) for found in drafts]
     if opened.device.type != "cuda":
@@ -266,13 +240,24 @@ def _load(
     for other in draft_opened:
         held |= {name: held.get(name, 0) + size for name, size in other.placement.items()}
     dtype_here = compute_dtype(chosen_dtype, opened.device)
+    drafter_parts = DrafterParts(
+        embeddings=opened.embeddings,
+        make_draft_runner=_within(draft_opened[0].make_runner, drafts[0].config) if drafts else None,
+        ngram_table=preset.ngram_table,
+        skip_layers=preset.skip_layers,
+        head_files=heads if opened.embeddings is not None else {},
+        missing_heads=missing_heads,
+        captured=opened.engine == "graph",
+        layers=target.config.get_text_config().num_hidden_layers,
+        final_norm=opened.final_norm,
+        translator=translation,
+    )
     return Loaded(
         preset=preset,
         open_model=opened.open_model,
         open_draft_model=draft_opened[0].open_model if draft_opened else None,
         tokenizer=target.tokenizer,
-        draft_model=preset.draft_model,
-        embeddings=opened.embeddings,
+        parts=drafter_parts,
         placement=opened.placement,
         bytes_per_pass=round(sum(opened.placement.values()) * parts[0].share_read),
         held=held,
@@ -282,84 +267,11 @@ def _load(
         token_bytes=tuple(part.keys_and_values * dtype_here.itemsize for part in parts),
         context=min(context_of(found.config) for found in (target, *([] if translation else drafts))),
         eos_ids=_eos_ids(target, preset),
-        ngram_table=preset.ngram_table,
-        head_files=heads if opened.embeddings is not None else {},
-        layers=target.config.get_text_config().num_hidden_layers,
-        final_norm=opened.final_norm,
-        skip_layers=preset.skip_layers,
         weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
         engine=opened.engine,
         exact_rows=opened.make_runner(1).exact_rows,
         make_target_runner=opened.make_runner,
-        make_draft_runner=_within(draft_opened[0].make_runner, drafts[0].config) if drafts else None,
-        translation=translation,
     )
-
-
-@dataclass(frozen=True, repr=False)  # a repr would print every weight
-class OpenedModel:
-    """What makes the runners of one model, with all of it that is in memory; see `Loaded`."""
-
-    engine: str
-    make_runner: MakeRunner
-    open_model: Callable[[], PreTrainedModel]
-    embeddings: tuple[Tensor, Tensor] | None
-    placement: dict[str, int]
-    device: torch.device
-    final_norm: tuple[Tensor, float] | None = None
-
-
-def _open_checkpoint(
-    checkpoint: Checkpoint,
-    files: list[Path],
-    device: torch.device,
-    slots: int,
-    with_embeddings: bool = False,
-    *,
-    dtype: torch.dtype,
-    progress: Progress,
-    eager: bool,
-    max_memory: Mapping[int | str, int] | None = None,
-) -> OpenedModel:
-    """A model in memory, once: as a fused runner has it, or else as transformers has it."""
-    progress(None, f"loading {checkpoint.source}")
-    again = _as_long_as_held(partial(open_model, checkpoint, dtype, device, ignore, max_memory))
-    laying_out = "capturing the passes" if device.type == "cuda" else "laying out the weights"
-    with wrap_load_errors(checkpoint.source):
-        weights = None if eager or max_memory else read_weights(checkpoint, files, dtype, device)
-        if weights is not None and (device.type != "cpu" or has_room_for(weights.nbytes)):
-            progress(None, laying_out)
-            engine, make_runner = runner_of_weights(checkpoint.config, weights, device, slots)
-            both = embeddings(weights) if with_embeddings else None
-            norm = final_norm(checkpoint.config, weights)
-            return OpenedModel(engine, make_runner, again, both, weights.placement, device, norm)
-        model = open_model(checkpoint, dtype, device, progress, max_memory)
-        progress(None, laying_out)
-        engine, make_runner = runner_maker(model, slots, eager, dtype)
-        both = embeddings_of(model) if with_embeddings else None
-        if both is not None and device.type == "mps":  # heads draft where the states come to, see `EagerRunner`
-            first, last = (part.to("cpu", torch.float32) for part in both)
-            both = first, first if both[1] is both[0] else last
-        if engine == "eager":
-            again = lambda: model  # noqa: E731
-        elif both is not None:
-            first, last = (part.to(dtype) for part in both)
-            both = first, first if both[1] is both[0] else last
-        norm = final_norm(checkpoint.config, dict(model.named_parameters()))
-        return OpenedModel(engine, make_runner, again, both, placement(model), model.device, norm)
-
-
-def _as_long_as_held(opened: Callable[[], PreTrainedModel]) -> Callable[[], PreTrainedModel]:
-    """The same model until nobody holds it any more, and then a new one."""
-    held: Callable[[], PreTrainedModel | None] = lambda: None  # noqa: E731
-
-    def model() -> PreTrainedModel:
-        nonlocal held
-        found = held() or opened()
-        held = weakref.ref(found)
-        return found
-
-    return model
 
 
 def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:

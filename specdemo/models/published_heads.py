@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from huggingface_hub import HfApi
 
-from ..drafters.heads.formats import CONFIG, Format, format_of, head_name, read_config
-from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE
-from ..drafters.heads.published_shape import ShapeReader, TargetSizes
+from ..drafters.heads.formats import CONFIG, Format, format_of, read_config
+from ..drafters.heads.published import INDEX, KINDS, PICKLES, WEIGHTS, WHOLE, check_config, check_published
+from ..drafters.heads.published_shape import TargetSizes
+from ..engines.layout import final_norm_eps
 from ..types import BadInput
 from .checkpoint import HUB_SECONDS, Checkpoint, commit_of, download_bar, file_of
 from .errors import wrap_load_errors
-from .presets import Folder, HeadSource, Hub, Preset, head_source
+from .presets import Preset
+from .sources import Folder, HeadSource, Hub, head_source
 from .store import LoadError, Progress
+
+log = logging.getLogger(__name__)
 
 
 def head_format(text: str) -> Format:
@@ -30,19 +36,29 @@ def head_format(text: str) -> Format:
     return format_of(read_config(_folder_of(source)), f"The head {source}")
 
 
-def fetch_heads(preset: Preset, target: Checkpoint, progress: Progress) -> dict[str, Path]:
-    """The files of a preset's heads, and the folders of those of others. What is missing is downloaded.
+def fetch_heads(preset: Preset, target: Checkpoint, progress: Progress) -> tuple[dict[str, Path], dict[str, str]]:
+    """A preset's heads by kind, before the target's weights are fetched. What is not here is downloaded.
 
+    Returns:
+        The files of those trained here, and the folders of those of others; and, of heads of others that cannot be had
+        or are refused, a sentence that says why. A preset can do without those that no person asked for.
     Raises:
-        BadInput: a head was made for another target, or is none; before the target's weights are fetched.
-        LoadError: the hub does not have it, or cannot be reached.
+        BadInput: a head that a person asked for was made for another target, is none, or is damaged.
+        LoadError: the hub does not have that one, or cannot be reached.
     """
-    heads = {}
+    heads: dict[str, Path] = {}
+    missing: dict[str, str] = {}
     for kind, head in preset.heads.items():
-        heads[kind] = head if isinstance(head, Path) else _fetched(head, progress)
-        if not isinstance(head, Path):
-            _check(heads[kind], kind, target)
-    return heads
+        try:
+            heads[kind] = head if isinstance(head, Path) else _checked(head, kind, target, progress)
+        except (BadInput, LoadError) as error:
+            if kind in preset.asked_heads:
+                raise
+            log.warning("The head %s of the preset %s is missing.", head, preset.name, exc_info=True)
+            first, _, _ = str(error).rstrip(".").partition(". ")
+            why = first[0].lower() + first[1:] if first.startswith("The") else first
+            missing[kind] = f"its {kind} head {head} is missing: {why}"
+    return heads, missing
 
 
 def formats_of(files: Mapping[str, Path]) -> dict[str, str]:
@@ -73,15 +89,15 @@ def _fetched(source: HeadSource, progress: Progress) -> Path:
     raise LoadError(f"The head {source} has no weights: its repository has neither {WEIGHTS} nor {PICKLES[0]}.")
 
 
-def _check(folder: Path, kind: str, target: Checkpoint) -> None:
-    """Refuse a head that was made for another target, or is of another kind."""
-    name, config = head_name(folder), read_config(folder)
-    found, text = format_of(config, name), target.config.get_text_config()
-    if found.kind != kind:
-        raise BadInput(f"{name} is {found.name}, which drafts as {found.kind} and not as {kind}.")
-    sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers)
-    if found.method != "medusa":  # its configuration states no sizes
-        ShapeReader(name, found, config, sizes).shape(())
+def _checked(source: HeadSource, kind: str, target: Checkpoint, progress: Progress) -> Path:
+    """The folder of a head that is one for this target. What its configuration tells is read before its weights."""
+    text, eps = target.config.get_text_config(), final_norm_eps(target.config)
+    norm = None if eps is None else (torch.ones(text.hidden_size), eps)  # its weights are not here yet
+    sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers, norm)
+    check_config(_folder_of(source), KINDS[kind], sizes)
+    folder = _fetched(source, progress)
+    check_published(folder, KINDS[kind], sizes)
+    return folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
@@ -27,9 +27,10 @@ from .errors import wrap_load_errors
 from .gguf_header import Header, read_header
 from .loaded import LANES, context_of
 from .placement import Part, bits, plan
-from .presets import PRESETS, Gguf, Hub, Preset, Source
+from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
-from .store import LoadError, Progress
+from .sources import Gguf, Hub, Source
+from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 
 ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
@@ -135,9 +136,7 @@ class Report:
             )
 
 
-def report_on(
-    preset: Preset, dtype: str | None = None, device: str | None = None, progress: Progress = lambda *stage: None
-) -> Report:
+def report_on(preset: Preset, dtype: str | None = None, device: str | None = None) -> Report:
     """Look at the models of a preset. Configurations and tokenizers are fetched, weights are not.
 
     Raises:
@@ -147,7 +146,7 @@ def report_on(
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
-    looking = partial(_look_at, dtype=chosen_dtype, device=chosen_device, progress=progress)
+    looking = partial(_look_at, dtype=chosen_dtype, device=chosen_device)
     models = [looking(source, lanes=lanes) for source, lanes in zip(sources, (LANES, 1), strict=False)]
     unlike = None
     if len(models) > 1:
@@ -155,9 +154,19 @@ def report_on(
         unlike = differing_token(target.vocabulary, draft.vocabulary, draft.reads)
         if unlike:  # the same text may be more tokens for it
             models[1] = replace(draft, caches=LONGER * draft.caches)
-    heads = tuple(report_on_head(head) for head in preset.heads.values() if not isinstance(head, Path))
-    report = Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike, heads=heads)
+    report = Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike, heads=tuple(_heads_of(preset)))
     return _partly_on_disk(report, chosen_device) if report.on_cpu and report.needed > report.free else report
+
+
+def _heads_of(preset: Preset) -> Iterator[HeadReport]:
+    """The heads of others; the preset can do without those that no person asked for."""
+    for kind, head in preset.heads.items():
+        if not isinstance(head, Path):
+            try:
+                yield report_on_head(head)
+            except (BadInput, LoadError):
+                if kind in preset.asked_heads:
+                    raise
 
 
 def _partly_on_disk(report: Report, device: torch.device) -> Report:
@@ -173,10 +182,9 @@ def _partly_on_disk(report: Report, device: torch.device) -> Report:
     return replace(report, models=(replace(target, engine="eager", exact=False), *drafts), on_disk=on_disk)
 
 
-def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.device, progress: Progress) -> ModelReport:
+def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.device) -> ModelReport:
     of_file = None
     if isinstance(source, Gguf):
-        progress(None, f"looking at {source}")
         hub = NOTHING if source.repo is None else _on_hub(source.repo, source.revision, source.file)
         with wrap_load_errors(source):
             header = _header(source)
@@ -184,7 +192,7 @@ def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.devic
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
         hub = replace(hub, licence=hub.licence or header.fields.get("general.license"))
     else:
-        found = find_checkpoint(source, dtype, progress)
+        found = find_checkpoint(source, dtype, ignore)
         hub = _on_hub(found.name_or_path, found.revision) if isinstance(source, Hub) else NOTHING
         config, vocabulary = found.config, found.tokenizer.get_vocab()
     engine, exact = expected_engine(config, dtype, device)

@@ -48,19 +48,13 @@ def joined(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, A
 
 
 def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {**results, "environment": {**_environment(results), "commit": None}, "rows": None}
-
-
-def _environment(results: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment, with defaults for fields that older results lack."""
-    there = results["environment"]
-    return {"weights_dtype": there["dtype"], "cpu_model": None, **there}
+    return {**results, "environment": {**results["environment"], "commit": None}, "rows": None}
 
 
 def describe_results(results: Mapping[str, Any], drafter: str) -> str:
     """The speed-ups of a drafter at each temperature, with K = auto and with the best K; empty if not measured."""
     rows = [row for row in results["rows"] if row["drafter"] == drafter]
-    there = _environment(results)
+    there = results["environment"]
     dtype, weights = there["dtype"], there["weights_dtype"]
     numbers = dtype if weights == dtype else f"{dtype} with {weights} weights"
     family = f" ({str(there['cpu_model']).split(',')[0]})" if there["cpu_model"] else ""  # a name has generations

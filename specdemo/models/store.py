@@ -17,6 +17,10 @@ Progress = Callable[[float | None, str], None]
 """Told how far the present stage is (0 to 1, None if unknown) and what it is, in words."""
 
 
+def ignore(fraction: float | None, words: str) -> None:
+    """The progress callback of someone who does not want to know."""
+
+
 class LoadError(RuntimeError):
     """A model could not be made ready; the message is shown to the person as is."""
 
@@ -67,8 +71,8 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 @contextmanager
-def locked(path: Path, progress: Progress) -> Iterator[None]:
-    lock = FileLock(path)
+def locked(entry: Path, progress: Progress) -> Iterator[None]:
+    lock = FileLock(entry.with_name(f"{entry.name}.lock"))
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -78,6 +82,22 @@ def locked(path: Path, progress: Progress) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def kept(entry: Path, sha256: str, fetch: Callable[[Path], Path], progress: Progress) -> Path:
+    """A file of the cache, made by `fetch` in a folder of its own if it is missing or damaged."""
+    with disk_errors_in_words(entry.parent):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with locked(entry, progress):
+            if not entry.is_file() or sha256_of(entry) != sha256:
+                partial = entry.with_name(f"{entry.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                try:
+                    partial.mkdir()
+                    fetch(partial).replace(entry)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
+    return entry
 
 
 @contextmanager

@@ -119,11 +119,12 @@ def _exactness(found: Figures, same: bool | None, exact_rows: int | None) -> str
     return f"The texts part, and a pass over {rows} rows is not exact to the bit on this engine.{where}"
 
 
-def numbers(found: Figures, pass_bytes: int | None = None) -> list[tuple[str, str]]:
+def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | None = None) -> list[tuple[str, str]]:
     """The figures as a table of names and values, for a person who asks for them.
 
     Args:
         pass_bytes: how many bytes of weights a pass of the target reads; None where it is not known.
+        memory_rate: bytes per second that the memory streams; None where it was not measured.
     """
     plain, lane = found.plain, found.lane
     token_ms = 1000 / (plain.tokens_per_second or 1.0)
@@ -133,7 +134,10 @@ def numbers(found: Figures, pass_bytes: int | None = None) -> list[tuple[str, st
         for place in range(0 if lane.trees else max((draft.drafted for draft in drafts), default=0))
     ]
     one_pass = fmean(plain.verify_times) if plain.verify_times else 0.0
-    rate = f", {pass_bytes / one_pass / 1e9:.1f} GB/s" if pass_bytes and one_pass else ""
+    reached = pass_bytes / one_pass if pass_bytes and one_pass else 0.0
+    rate = f", {reached / 1e9:.1f} GB/s" if reached else ""
+    if reached and memory_rate:
+        rate += f", {min(reached / memory_rate, 1.0):.0%} of what the memory allows"
     rows = {
         "speed-up": f"{found.speed_up:.2f}x, give or take {found.noise:.0%}",
         "tokens a round": f"{found.tokens:.2f}",

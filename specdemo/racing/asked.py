@@ -7,22 +7,27 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..drafters.names import check_known
-from ..types import AUTO, MAX_K, BadInput, Settings, brief, read_k
+from ..types import AUTO, MAX_K, MAX_NODES, BadInput, Settings, brief, read_k
 
 PLAIN, SPECULATIVE = "plain", "speculative"  # the lanes of version 1 of a trace, and of a race of one drafter
 MOST_DRAFTED = 3  # lanes with a drafter; with the target alone they are four
+TREE = "tree-"  # stands before the K of a lane that drafts trees
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedLane:
-    """A lane that is asked for: the drafter, and K or AUTO. In a race of several its name is, say, `eagle:4`."""
+    """A lane that is asked for: the drafter, and K or AUTO; with `tree` its drafts are trees of K tokens.
+
+    In a race of several its name is, say, `eagle:4` or `eagle:tree-8`.
+    """
 
     drafter: str
     k: int | str
+    tree: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.drafter}:{self.k}"
+        return f"{self.drafter}:{TREE if self.tree else ''}{self.k}"
 
 
 def lanes_by_name(lanes: Sequence[DraftedLane]) -> dict[str, DraftedLane]:
@@ -34,7 +39,7 @@ def lanes_by_name(lanes: Sequence[DraftedLane]) -> dict[str, DraftedLane]:
 class Request:
     """What a race is asked for, by a form, a link, a call or a trace. Whether the preset can do it is not known yet.
 
-    The target alone races with a lane of `drafter` and the K of the settings, and with `more` lanes.
+    The target alone races with a lane of `drafter`, for which the settings say K and `tree`, and with `more` lanes.
     """
 
     prompt: str
@@ -48,7 +53,7 @@ class Request:
     @property
     def drafted(self) -> dict[str, DraftedLane]:
         """The drafted lanes by their names."""
-        return lanes_by_name([DraftedLane(self.drafter, self.settings.k), *self.more])
+        return lanes_by_name([DraftedLane(self.drafter, self.settings.k, self.settings.tree), *self.more])
 
     def as_dict(self) -> dict[str, Any]:
         """Everything that was asked for, ready for JSON."""
@@ -56,7 +61,7 @@ class Request:
 
 
 def read_lanes(texts: Any) -> list[DraftedLane]:
-    """The drafted lanes of a race as a person gives them: `["eagle:4", "ngram:auto"]`.
+    """The drafted lanes of a race as a person gives them: `["eagle:4", "ngram:auto", "eagle:tree-8"]`.
 
     Raises:
         BadInput: there are too many or none, one of them is no lane, or two are the same.
@@ -74,16 +79,17 @@ def read_lanes(texts: Any) -> list[DraftedLane]:
 
 def _read_lane(text: Any) -> DraftedLane:
     drafter, colon, words = text.strip().partition(":") if isinstance(text, str) else ("", "", "")
+    tree = words.startswith(TREE)
     try:
-        k = read_k(words)
+        k = read_k(words.removeprefix(TREE))
     except ValueError:
         k = 0
-    if not colon or not (k == AUTO or 1 <= int(k) <= MAX_K):
+    if not colon or not (k == AUTO or 1 <= int(k) <= (MAX_NODES if tree else MAX_K)):
         raise BadInput(
-            f"A lane is a drafter and its K, from 1 to {MAX_K} or {AUTO}, as in eagle:4 or ngram:auto, "
-            f"not {brief(text)}."
+            f"A lane is a drafter and its K, from 1 to {MAX_K} or {AUTO}, as in eagle:4 or ngram:auto, or for trees up "
+            f"to {MAX_NODES}, as in eagle:{TREE}8, not {brief(text)}."
         )
     check_known(drafter)
     if drafter == "none":
         raise BadInput(f"The target alone races in any case: leave out the lane {text.strip()}.")
-    return DraftedLane(drafter, k)
+    return DraftedLane(drafter, k, tree)

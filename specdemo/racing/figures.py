@@ -176,6 +176,6 @@ def expected_tokens(alpha: float, k: int) -> float:
 
 
 def alpha_for(tokens: float, k: int) -> float | None:
-    """The least acceptance rate with which rounds of K drafted tokens emit so many; None if not even 1 is enough."""
+    """The least acceptance rate with which rounds of K drafted tokens emit this many; None if not even 1 is enough."""
     steps = bisect_left(range(STEPS + 1), tokens, key=lambda step: expected_tokens(step / STEPS, k))
     return steps / STEPS if steps <= STEPS else None

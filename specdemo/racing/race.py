@@ -17,7 +17,7 @@ from ..drafters.names import DRAFTERS, check_known, drafter_class
 from ..engines.runner import check_branches
 from ..models.placement import check_caches
 from ..system.progress import check_stopped, tell
-from ..types import AUTO, MAX_K, REJECTION, BadInput, Settings
+from ..types import AUTO, MAX_K, MAX_NODES, REJECTION, BadInput, Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name  # noqa: F401 (others read the names of lanes here)
 from .lanes import Lane, race_lanes
 from .text import LaneText, StopStrings
@@ -26,8 +26,9 @@ from .trace import Entry
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
 
-TRIED_KS, TRIED_TOKENS = (1, 4), 32  # see `try_out`: the K of its runs, and the tokens of their prompts and texts
-TRYING_SECONDS, SLOW_PASS = 0.3, 0.1  # what all of its runs take, and the seconds of a pass above which there are none
+TRIED = (1, False), (4, False), (2, True), (8, True)  # see `try_out`: the K of its runs, and whether they draft trees
+TRIED_TOKENS = 32  # of the prompts and texts of these runs
+TRYING_SECONDS, SLOW_PASS = 0.15, 0.1  # what each of them takes, and the seconds of a pass above which there are none
 
 
 def check_drafter(loaded: Loaded, drafter: str) -> None:
@@ -42,8 +43,8 @@ def check_rule(drafter: str, settings: Settings) -> None:
 
     There a K that depends on drawn tokens would change the distribution.
     """
-    if settings.tree and not (drafter == "none" or drafter_class(drafter).branches):
-        able = ", ".join(name for name in DRAFTERS if drafter_class(name).branches)
+    if settings.tree and not (drafter == "none" or DRAFTERS[drafter].branches):
+        able = ", ".join(name for name, entry in DRAFTERS.items() if entry.branches)
         raise BadInput(f"The drafter {drafter} drafts chains only. Those that can draft a tree: {able}.")
     if settings.k == AUTO and settings.rule == REJECTION and settings.temperature > 0 and drafter != "none":
         raise BadInput(f"Above temperature 0, K = {AUTO} needs the match rule: choose it, or a K from 1 to {MAX_K}.")
@@ -81,8 +82,8 @@ def start(
     check_room(len(prompt_ids), settings, loaded.context)
     if drafter == "none":
         settings = replace(settings, k=0)
-    costs = None if settings.tree else costs_of(loaded, settings)  # it is about chains
-    if costs and settings.k == AUTO and drafter not in costs.tried:
+    costs = costs_of(loaded, settings)
+    if costs and settings.k == AUTO and (drafter, settings.tree) not in costs.tried:
         try_out(loaded, drafter, prompt_ids, settings, costs)
     return decode_loaded(loaded, drafter, prompt_ids, rule or rule_for(settings), costs)
 
@@ -93,13 +94,14 @@ def decode_loaded(
     prompt_ids: Sequence[int],
     rule: Rule,
     costs: CostModel | None,
-    ks: Iterable[int] | None = None,
+    ks: Iterable[tuple[int, bool]] | None = None,
 ) -> Iterator[Event]:
     """`decode` by the loaded target with a drafter by name; `none` guesses nothing at any K."""
-    ks = repeat(0) if drafter == "none" else ks
-    nodes = int(rule.settings.k) if rule.settings.tree else 0  # on branches that are not kept
+    ks = repeat((0, False)) if drafter == "none" else ks
+    branching = rule.settings.tree and drafter != "none"
+    nodes = MAX_NODES if branching else 0  # on branches that are not kept
     runner = loaded.target_runner(len(prompt_ids) + rule.settings.max_new_tokens + nodes)
-    if nodes:
+    if branching:
         check_branches(runner)
     proposing = drafter_class(drafter).build(loaded.parts, runner, rule)
     stop = StopStrings(loaded.tokenizer, prompt_ids, rule.settings.stop)
@@ -121,7 +123,7 @@ def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:
 
 
 def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, costs: CostModel) -> None:
-    """Let `costs` learn what short and longer drafts cost, before K = auto needs it: a short run with either.
+    """Let `costs` learn what short and longer drafts cost, before K = auto needs it: a short run with each.
 
     Not where passes are slow: there the reading of the prompts alone would keep people waiting.
     """
@@ -129,17 +131,17 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
         tell(f"measuring what drafts by {drafter} cost on this machine")
         prompt_ids = prompt_ids[-TRIED_TOKENS:]
         new_tokens = min(TRIED_TOKENS, loaded.context - len(prompt_ids))
-        for k in TRIED_KS:
-            short = replace(settings, k=k, max_new_tokens=new_tokens, stop=())
+        for k, tree in TRIED[: 4 if settings.tree else 2]:
+            short = replace(settings, k=k, tree=tree, max_new_tokens=new_tokens, stop=())
             run = decode_loaded(loaded, drafter, prompt_ids, rule_for(short), costs)
             with closing(run) as events:  # type: ignore[type-var]
                 next(events)  # the prefill; the first draft reads the prompt as well
-                end = time.perf_counter() + TRYING_SECONDS / len(TRIED_KS)
+                end = time.perf_counter() + TRYING_SECONDS
                 for _ in events:
                     check_stopped()
                     if time.perf_counter() > end:
                         break
-    costs.tried.add(drafter)
+    costs.tried.add((drafter, settings.tree))
 
 
 def race(
@@ -155,10 +157,10 @@ def race(
     Above temperature 0, where p and q are more than one token, the drafted rounds come with their probabilities.
 
     Raises:
-        BadInput: as `start` does, or the memory does not hold the keys and values of so many lanes.
+        BadInput: as `start` does, or the memory does not hold the keys and values of all lanes.
     """
-    drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more])
-    rules = {name: rule_for(replace(settings, k=lane.k)) for name, lane in drafted.items()}
+    drafted = lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more])
+    rules = {name: rule_for(replace(settings, k=lane.k, tree=lane.tree)) for name, lane in drafted.items()}
     for name, lane in drafted.items():  # before one of them takes memory
         check_drafter(loaded, lane.drafter)
         check_rule(lane.drafter, rules[name].settings)

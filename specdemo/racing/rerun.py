@@ -10,7 +10,7 @@ from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from ..decoding import noise
-from ..decoding.events import Event, Prefilled, Round, emitted_tokens
+from ..decoding.events import Event, Prefilled, Round, branches, emitted_tokens
 from ..decoding.loop import check_room, rule_for
 from ..drafters.names import drafter_class
 from ..types import AUTO, BadInput, Settings
@@ -47,7 +47,7 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
         if events:
-            settings, ks = _recorded(events, lane.drafter, replace(asked.settings, k=lane.k))
+            settings, ks = _recorded(events, lane.drafter, replace(asked.settings, k=lane.k, tree=lane.tree))
             rules[name] = rule_for(settings)
             runs[name] = _first(len(events), decode_loaded(loaded, lane.drafter, prompt_ids, rules[name], None, ks))
     rules.pop(PLAIN, None)  # of the target alone no probabilities are recorded
@@ -65,13 +65,16 @@ def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
         drafter = lane.get("drafter", "none" if lane["name"] == PLAIN else asked.drafter)
         if not isinstance(drafter, str):
             raise BadInput(f"The trace does not say who drafted in its lane {lane['name']}.")
-        k = lane.get("k", asked.settings.k)
-        lanes[lane["name"]] = DraftedLane(drafter, replace(asked.settings, k=k).k)
+        told = {name: lane.get(name, getattr(asked.settings, name)) for name in ("k", "tree")}
+        settings = replace(asked.settings, **told)
+        lanes[lane["name"]] = DraftedLane(drafter, settings.k, settings.tree)
     return lanes
 
 
-def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[int]]:
-    """The settings that a lane ran with, and the K of each of its rounds; 0 behind those, if the texts part.
+def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[tuple[int, bool]]]:
+    """The settings that a lane ran with, and the K of each of its rounds and whether its draft was a tree.
+
+    Behind those the K is 0, if the texts part.
 
     Raises:
         BadInput: the trace does not say.
@@ -79,14 +82,19 @@ def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tupl
     auto = settings.k == AUTO and drafter != "none"
     # A draft that stopped early is asked for what it had; one that is made at once is another if it is shorter, and so
     # is a tree.
-    whole = settings.tree or drafter_class(drafter).parallel_drafting
-    ks = [event.k if whole else event.k and len(event.drafted) for event in events if isinstance(event, Round)]
+    at_once = drafter_class(drafter).parallel_drafting
+    rounds = [event for event in events if isinstance(event, Round)]
+    trees = [settings.tree and (branches(event.drafted) or not event.drafted) for event in rounds]
+    ks = [
+        event.k if tree or at_once else event.k and len(event.drafted)
+        for event, tree in zip(rounds, trees, strict=True)
+    ]
     seed = next((event.seed for event in events if isinstance(event, Prefilled)), None)
     if auto and None in ks:
         raise BadInput("This race cannot be run again: its trace does not say which K was chosen in each round.")
     usual = 0 if drafter == "none" or settings.k == AUTO else int(settings.k)
     settings = replace(settings, k=usual, seed=settings.seed if seed is None else seed)
-    return settings, chain((usual if k is None else k for k in ks), repeat(0))
+    return settings, chain(zip((usual if k is None else k for k in ks), trees, strict=True), repeat((0, False)))
 
 
 def _first(count: int, events: Iterator[Event]) -> Iterator[Event]:

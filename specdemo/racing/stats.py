@@ -21,6 +21,12 @@ from ..decoding.events import (
 )
 from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
+FIGURES = (
+    *("tokens", "rounds", "drafted", "tested", "accepted", "seconds", "ttft_seconds", "prompt_seconds"),
+    *("draft_seconds", "verify_seconds", "other_seconds", "prompt_tokens", "tokens_per_second"),
+    *("acceptance_rate", "draft_efficiency", "tokens_per_round", "draft_cost"),
+)
+
 
 class Tested(NamedTuple):
     """What became of a draft: how many of its tokens were drafted, tested and accepted."""
@@ -160,27 +166,23 @@ class Stats:
 
     def as_dict(self) -> dict[str, Any]:
         """All figures by name, for JSON. A figure that does not exist yet is None."""
-        return {
-            "tokens": self.tokens,
-            "rounds": self.rounds,
-            "drafted": self.drafted,
-            "tested": self.tested,
-            "accepted": self.accepted,
-            "seconds": self.seconds,
-            "ttft_seconds": self.ttft_seconds,
-            "prompt_seconds": self.prompt_seconds,
-            "draft_seconds": self.draft_seconds,
-            "verify_seconds": self.verify_seconds,
-            "other_seconds": self.other_seconds,
-            "prompt_tokens": self.prompt_tokens,
-            "finish_reason": self.finish_reason.value if self.finish_reason else None,
-            "tokens_per_second": self.tokens_per_second,
-            "acceptance_rate": self.acceptance_rate,
-            "draft_efficiency": self.draft_efficiency,
-            "tokens_per_round": self.tokens_per_round,
-            "draft_cost": self.draft_cost,
-            "accepted_lengths": {str(n): self.accepted_lengths[n] for n in sorted(self.accepted_lengths)},
-        }
+        figures: dict[str, Any] = {name: getattr(self, name) for name in FIGURES}
+        figures["finish_reason"] = self.finish_reason.value if self.finish_reason else None
+        figures["accepted_lengths"] = {str(n): self.accepted_lengths[n] for n in sorted(self.accepted_lengths)}
+        return figures
+
+
+def outcome_of(text: str, events: Sequence[Event]) -> dict[str, Any]:
+    """What came of a lane, ready for JSON: `text, token_ids, kinds, finish_reason, stats`."""
+    tokens = [token for event in events for token in emitted_tokens(event)]
+    stats = Stats.of(events).as_dict()
+    return {
+        "text": text,
+        "token_ids": [token.id for token in tokens],
+        "kinds": [token.kind.value for token in tokens],
+        "finish_reason": stats["finish_reason"],
+        "stats": stats,
+    }
 
 
 def _sum(total: float | None, more: float | None) -> float | None:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..decoding import noise
 from ..decoding.events import Event, emitted_tokens
+from ..engines.memory_rate import memory_rate
 from ..types import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name
 from .compare import compare, exact_rows, first_to_part, is_comparable
 from .figures import weight_bytes
-from .stats import Stats
+from .stats import Stats, outcome_of
 from .text import LaneText
 from .trace import Entry
-from .verdict import judge, lanes_verdict
+from .verdict import judge_lane, lanes_verdict
 from .wiring import head_doubt
 
 if TYPE_CHECKING:
@@ -43,13 +44,10 @@ def summary(
     tokens = {lane: [token for event in events for token in emitted_tokens(event)] for lane, events in lanes.items()}
     comparisons = {lane: compare(tokens[PLAIN], tokens[lane]) for lane in drafted if is_comparable(settings)}
     environment = loaded.environment()
+    if pass_bytes := weight_bytes(environment):
+        environment["memory_rate"] = memory_rate(environment["device"], pass_bytes)
     verdicts = {
-        lane: judge(
-            *(stats[PLAIN], stats[lane], asked),
-            same=comparisons[lane].identical if comparisons else None,
-            exact_rows=exact_rows(environment, asked.drafter if asked else ""),
-            pass_bytes=weight_bytes(environment),
-        )
+        lane: judge_lane(stats[PLAIN], stats[lane], asked, comparisons.get(lane), environment)
         for lane, asked in drafted.items()
     }
     for lane, asked in drafted.items():
@@ -70,15 +68,7 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -
     text = LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids)
     for event in events:
         text.read(event)
-    tokens = [token for event in events for token in emitted_tokens(event)]
-    stats = Stats.of(events)
-    return {
-        "text": text.text,
-        "token_ids": [token.id for token in tokens],
-        "kinds": [token.kind.value for token in tokens],
-        "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
-        "stats": stats.as_dict(),
-    }
+    return outcome_of(text.text, events)
 
 
 def trace_header(
@@ -90,13 +80,13 @@ def trace_header(
     """
     environment = loaded.environment()
 
-    def lane(name: str, drafter: str, k: int | str) -> dict[str, Any]:
-        exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, drafter)}
-        return {"name": name, "drafter": drafter, "k": k, "rule": settings.rule, "noise": noise.VERSION, **exact}
+    def lane(name: str, asked: DraftedLane) -> dict[str, Any]:
+        exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, asked.drafter)}
+        return {"name": name, **asdict(asked), "rule": settings.rule, "noise": noise.VERSION, **exact}
 
-    drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more])
+    drafted = {PLAIN: DraftedLane("none", 0), **lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more])}
     return {
-        "lanes": [lane(PLAIN, "none", 0), *(lane(name, asked.drafter, asked.k) for name, asked in drafted.items())],
+        "lanes": [lane(name, asked) for name, asked in drafted.items()],
         "preset": loaded.preset.name,
         "weights": loaded.weights,
         "drafter": drafter,

@@ -129,8 +129,10 @@ class LaneText:
         """The strings of an event's emitted and drafted tokens."""
         drafted: list[str] = []
         if isinstance(event, Round):
-            fork = self._detokenizer.fork()
-            drafted = [fork.push(token.id) for token in event.drafted]
+            read = [self._detokenizer]  # up to the text and to each drafted token
+            for place, guess in enumerate(event.drafted):
+                read.append(read[place if guess.parent is None else guess.parent + 1].fork())
+                drafted.append(read[-1].push(guess.id))
         emitted = []
         for token in emitted_tokens(event):
             before = self._detokenizer.flush() if token.id in self._hidden else ""  # bytes it cuts off are text

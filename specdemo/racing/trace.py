@@ -109,6 +109,12 @@ def write_trace(header: dict[str, Any], entries: Iterable[Entry]) -> Iterator[st
         yield json.dumps(line) + "\n"
 
 
+def save_trace(path: Path, header: dict[str, Any], entries: Iterable[Entry]) -> None:
+    """`write_trace` to a file, packed if its name ends in .gz."""
+    trace = "".join(write_trace(header, entries)).encode("ascii")
+    path.write_bytes(gzip.compress(trace, mtime=0) if path.suffix == ".gz" else trace)
+
+
 def _known(value: Any) -> Any:
     """An event's fields without those that are None."""
     if isinstance(value, dict):

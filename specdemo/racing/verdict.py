@@ -8,7 +8,8 @@ from typing import Any
 
 from .advice import MUCH, action, costs, notes, numbers, reason
 from .asked import DraftedLane
-from .figures import EVEN, Figures
+from .compare import Comparison, exact_rows
+from .figures import EVEN, Figures, weight_bytes
 from .stats import Pace, Stats, speed_up
 
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
@@ -40,12 +41,32 @@ def judge(
     same: bool | None = None,
     exact_rows: int | None = None,
     pass_bytes: int | None = None,
+    memory_rate: float | None = None,
 ) -> LaneVerdict:
     """The verdict on a lane against the target alone. The arguments are those of `Figures.of`, `notes`, `numbers`."""
     found, sentence = Figures.of(plain, lane, asked), race_verdict(plain, lane, asked)
     if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
         return LaneVerdict(speed_up(plain, lane), sentence)
-    return LaneVerdict(found.speed_up, sentence, notes(found, same, exact_rows), numbers(found, pass_bytes), found)
+    table = numbers(found, pass_bytes, memory_rate)
+    return LaneVerdict(found.speed_up, sentence, notes(found, same, exact_rows), table, found)
+
+
+def judge_lane(
+    plain: Stats,
+    lane: Stats,
+    asked: DraftedLane | None,
+    comparison: Comparison | None,
+    environment: Mapping[str, Any],
+) -> LaneVerdict:
+    """`judge`, with what is known of the texts and of where they were written.
+
+    Args:
+        comparison: of the two texts; None if they are not to be compared.
+        environment: of the loaded preset, or as a trace tells it; `memory_rate` in it is that of `memory_rate`.
+    """
+    same = comparison.identical if comparison else None
+    rows = exact_rows(environment, asked.drafter if asked else "")
+    return judge(plain, lane, asked, same, rows, weight_bytes(environment), environment.get("memory_rate"))
 
 
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:

@@ -7,10 +7,10 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..decoding.events import Event, emitted_tokens
+from ..decoding.events import Event
 from ..racing.compare import OWN_DRAFTER, compare, tokens_of
 from ..racing.lanes import Lane, race_lanes
-from ..racing.stats import Stats
+from ..racing.stats import Stats, outcome_of
 from ..racing.trace import PLAIN, SPECULATIVE, Entry, request_of
 from ..racing.verdict import judge
 from ..types import BadInput, Settings
@@ -123,21 +123,12 @@ def outcome(race: ServerRace) -> dict[str, Any]:
 
 def report(race: ServerRace, lane: str) -> dict[str, Any]:
     """One lane's outcome, as `racing.summary.report`, with `server`: what is known of it."""
-    events = race.events(lane)
-    tokens = [token for event in events for token in emitted_tokens(event)]
-    stats = Stats.of(events)
-    figures, totals = stats.as_dict(), race.servers[lane].get("totals") or {}
-    if stats.drafted is None and totals.get("drafted"):  # rounds that cannot be told apart are in the totals
+    found = outcome_of("".join(text for entry in race.of(lane) for text in entry.spans.emitted), race.events(lane))
+    figures, totals = found["stats"], race.servers[lane].get("totals") or {}
+    if figures["drafted"] is None and totals.get("drafted"):  # rounds that cannot be told apart are in the totals
         figures |= {name: totals[name] for name in ("drafted", "accepted")}
         figures["draft_efficiency"] = totals["accepted"] / totals["drafted"]
-    return {
-        "text": "".join(text for entry in race.of(lane) for text in entry.spans.emitted),
-        "token_ids": [token.id for token in tokens],
-        "kinds": [token.kind.value for token in tokens],
-        "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
-        "stats": figures,
-        "server": race.servers[lane],
-    }
+    return {**found, "server": race.servers[lane]}
 
 
 def trace_header(race: ServerRace) -> dict[str, Any]:

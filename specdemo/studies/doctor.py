@@ -23,7 +23,7 @@ from .prompts import Prompt, read_prompts, some
 from .writers import Writer, Written
 
 AT_ONCE = 1, 2, 4, 8, 16
-CONTEXTS = 256, 1024, 4096  # about so many tokens of prompt
+CONTEXTS = 256, 1024, 4096  # tokens of a prompt, about
 LEAST_TEXTS = 4  # at each number of requests at once
 CONTEXT_PROMPTS = 4  # at each length
 WARM_UP_TOKENS = 16
@@ -251,7 +251,7 @@ class _Late(Exception):
 
 
 def _lengthened(question: str, tokens: int, number: int) -> str:
-    """A question behind notes that make it about so many tokens long; other notes for each `number`.
+    """A question behind notes that make it about as long as `tokens`; other notes for each `number`.
 
     The notes do not repeat themselves within 5,000 tokens, or a look-up of n-grams would find too much.
     """

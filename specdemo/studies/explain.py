@@ -11,7 +11,9 @@ from operator import mul
 from statistics import fmean
 
 from ..decoding.events import Event, Round, branches
+from ..drafters.names import DRAFTERS
 from ..racing.stats import Stats, counts_by_place, speed_up
+from ..racing.trace import PLAIN, SPECULATIVE, Entry
 from ..types import BadInput
 from . import theory
 
@@ -126,6 +128,12 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
     return Explained(
         one_pass, k, alpha, costs.draft, parallel, verify, tuple(by_position), predicted, measured, tuple(parts)
     )
+
+
+def explain_race(entries: Sequence[Entry], drafter: str) -> Explained:
+    """`explain` for the two lanes of a race."""
+    plain, speculative = ([entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE))
+    return explain(plain, speculative, drafter in DRAFTERS and DRAFTERS[drafter].parallel_drafting)
 
 
 def _shapley(value: Callable[[frozenset[str]], float], names: Sequence[str]) -> dict[str, float]:

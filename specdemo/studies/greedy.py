@@ -101,10 +101,7 @@ def against_server(
     settings = Settings(0, max_new_tokens=max_new_tokens)
     for prompt in prompts:
         ids = loaded.encode(prompt.prompt)
-        if server.text_of(ids) != loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False):
-            raise BadInput(
-                f"The server runs {server.facts['model']}, whose tokens are not those of {loaded.preset.name}."
-            )
+        check_tokens(loaded, server, ids)
         plain = _text(loaded, "none", ids, settings)
         written = [Token(id, TokenKind.TARGET) for id in server.written(ids, max_new_tokens)]
         # Both tell the token that ends a text, but one may go on behind a token that ends it for the other.
@@ -117,6 +114,19 @@ def against_server(
             near_tie = is_near_tie(margin, "")  # a server does not tell how it rounds
             check = replace(check, margin=margin, near_tie=near_tie, server_margin=gap(server, ids, ours[:place], pair))
         yield check
+
+
+def check_tokens(loaded: Loaded, server: LlamaCpp, ids: Sequence[int]) -> None:
+    """Refuse a server whose token ids mean something else.
+
+    Raises:
+        BadInput: naming its model.
+    """
+    if server.text_of(ids) != loaded.tokenizer.decode(ids, clean_up_tokenization_spaces=False):
+        raise BadInput(
+            f"The server at {server.client.address} runs {server.facts['model']}, whose tokens are not those of the "
+            f"preset {loaded.preset.name}: it must serve the same model."
+        )
 
 
 @torch.inference_mode()

@@ -78,7 +78,7 @@ def profile(
 
 
 def _models(loaded: Loaded) -> list[str]:
-    return [TARGET] if loaded.draft_model is None else [TARGET, DRAFT_MODEL]
+    return [TARGET] if loaded.parts.make_draft_runner is None else [TARGET, DRAFT_MODEL]
 
 
 def _timed_text(name: str, runner: Runner, prompt_ids: Sequence[int], settings: Settings) -> list[Timing]:

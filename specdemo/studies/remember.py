@@ -33,7 +33,7 @@ class Remembering:
         self.hidden_states: Tensor | None = None
         self.passes = 0  # made by the real runner
         self._text: tuple[int, ...] = ()
-        self._ahead: tuple[int, ...] = ()
+        self._early: tuple[int, ...] = ()
         self._rows: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor | None]] = {}
         self._held = 0
         self._before: tuple[int, ...] = ()  # the text before the last pass, and up to each of its rows
@@ -72,7 +72,7 @@ class Remembering:
         return certain
 
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
-        before, ids, self._ahead = self._text, [*map(int, ids)], ()
+        before, ids, self._early = self._text, [*map(int, ids)], ()
         texts: list[tuple[int, ...]] = []
         for token, parent in zip(ids, range(-1, len(ids) - 1) if parents is None else parents, strict=True):
             texts.append((*(before if parent < 0 else texts[parent]), token))
@@ -91,28 +91,28 @@ class Remembering:
         return logits
 
     def keep(self, path: Sequence[int]) -> None:
-        self._text, self._ahead = self._texts[path[-1]] if path else self._before, ()
+        self._text, self._early = self._texts[path[-1]] if path else self._before, ()
         if self.hidden_states is not None:
             self.hidden_states = rows_of(self.hidden_states, path)
 
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
-        self._ahead = (*self._ahead, *ids)
+        self._early = (*self._early, *ids)
 
         def read() -> Tensor:
             self.real.rollback(len(self.root))
             if behind := self._text[len(self.root) :]:
                 self.real.forward(behind)
-            return self.real.early_exit_forward(self._ahead, layers)
+            return self.real.early_exit_forward(self._early, layers)
 
-        whole = (*self._text, *self._ahead)
+        whole = (*self._text, *self._early)
         texts = [whole[: len(whole) - len(ids) + place] for place in range(1, len(ids) + 1)]
         return self._recall(layers, texts, read)[0]
 
     def rollback(self, length: int) -> None:
-        self._text, self._ahead = self._text[:length], ()
+        self._text, self._early = self._text[:length], ()
 
     def release(self) -> None:
-        self._text, self._ahead, self.hidden_states = (), (), None
+        self._text, self._early, self.hidden_states = (), (), None
 
     def _recall(
         self, layers: int, texts: Sequence[tuple[int, ...]], read: Callable[[], Tensor]
@@ -144,17 +144,17 @@ def from_one_context(loaded: Loaded, context: Sequence[int], new_tokens: int) ->
     *root, last = context
     capacity = len(context) + new_tokens
     target = Remembering(loaded.target_runner(capacity), root, last)
-    runners, make_draft_runner = [target], loaded.make_draft_runner
-    if loaded.draft_model is not None and loaded.translation is None:  # else it reads other tokens than the root's
+    runners, parts = [target], loaded.parts
+    if parts.make_draft_runner and parts.translator is None:  # else it reads other tokens than the root's
         draft = Remembering(loaded.draft_runner(capacity), root)
-        runners, make_draft_runner = [target, draft], lambda _: draft
+        runners, parts = [target, draft], replace(parts, make_draft_runner=lambda _: draft)
     try:
         yield (
             replace(
                 loaded,
                 eos_ids=frozenset(),
                 make_target_runner=lambda _: target,
-                make_draft_runner=make_draft_runner,
+                parts=parts,
                 costs={},  # what is remembered takes no time, which says nothing of real passes
             ),
             target,

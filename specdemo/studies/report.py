@@ -24,6 +24,7 @@ svg { width: 8rem; height: .8rem; vertical-align: middle; margin-left: .5rem; }
 Columns = Sequence[tuple[str, str, str]]
 """The key in a row, the heading and the format of each column; a format that ends in a bar draws one to 1."""
 
+SAMPLES = "samples"  # the long table
 TABLES: dict[str, tuple[str, str, Columns]] = {
     "positions": (
         "By position of the draft",
@@ -71,7 +72,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
             ("baseline_tokens_per_second", "baseline, tokens/s", ".1f"),
         ),
     ),
-    "samples": (
+    SAMPLES: (
         "Every text",
         "",
         (

@@ -13,6 +13,7 @@ from ..decoding.match import Match
 from ..decoding.rejection import Part, Rejection, acceptance_probability, residual
 from ..decoding.rule import Rule
 from ..types import REJECTION, BadInput, Settings
+from .children import BY_RATIO, emitted_with
 
 
 class NoiseUsedTwice(Match):
@@ -30,12 +31,20 @@ def _from_p(p: Tensor, q: Tensor) -> Tensor:
     return p
 
 
+class LikeliestByRatio(Rejection):
+    """Rejection sampling of tokens that were chosen: the drafter's likeliest is tested as if it was drawn from q."""
+
+    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+        return probs.argmax(-1)
+
+
 _PARTS: dict[str, tuple[Part, Part]] = {  # of rejection sampling, by the name of the broken rule
     "accept-if-p-exceeds-q": (_p_above_q, residual),
     "resample-from-p": (acceptance_probability, _from_p),
 }
 BROKEN: dict[str, Callable[[Settings], Rule]] = {
     **{name: partial(Rejection, passes=passes, left=left) for name, (passes, left) in _PARTS.items()},
+    "likeliest-by-ratio": LikeliestByRatio,
     "noise-used-twice": NoiseUsedTwice,
 }
 
@@ -61,6 +70,8 @@ def emitted_distribution(p: Tensor, q: Tensor, rule: str = REJECTION, broken: st
     Both p and q are normalised in double precision first, since float32 rows sum to 1 only roughly.
     """
     p, q = (row.double() / row.double().sum() for row in (p, q))
+    if broken == "likeliest-by-ratio":
+        return emitted_with(p, q, [int(q.argmax())], BY_RATIO)[1]
     if broken not in _PARTS and (broken or rule != REJECTION):
         return p
     passes, left_of = _PARTS.get(broken, (acceptance_probability, residual))
@@ -72,6 +83,6 @@ def emitted_distribution(p: Tensor, q: Tensor, rule: str = REJECTION, broken: st
 
 
 def harm(p: Tensor, q: Tensor) -> float:
-    """How far from p, in total variation, every broken rejection rule emits at least where p and q are these."""
+    """How far from p, in total variation, all of `_PARTS` emit at least where p and q are these."""
     fair = p.double() / p.double().sum()
     return min(float((emitted_distribution(p, q, broken=name) - fair).abs().sum() / 2) for name in _PARTS)

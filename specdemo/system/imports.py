@@ -1,4 +1,4 @@
-"""Imports slow libraries with the garbage collector off. No other module touches the collector."""
+"""Imports slow libraries with the garbage collector off. No other module turns it off or freezes anything."""
 
 from __future__ import annotations
 

@@ -41,6 +41,8 @@ def export_head(
         BadInput: the format has no words for such a head.
     """
     shape = head.shape
+    if head.kind == "medusa":
+        raise BadInput("This head cannot be written in this format, which has no words for Medusa.")
     if head.kind == "block" and shape.mask_token is None:
         raise BadInput(
             "This head cannot be written in this format: its positions begin as the target's last state, and those of "

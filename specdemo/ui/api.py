@@ -31,6 +31,8 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
             if isinstance(asked["drafter"], str) and ":" in asked["drafter"]:
                 if asked["k"] is not None:
                     raise BadInput("Each lane says its own K: leave out k.")
+                if asked["tree"]:
+                    raise BadInput("Each lane says whether it drafts trees, as in eagle:tree-8: leave out tree.")
                 lanes = [lane.strip() for lane in asked["drafter"].split(",")]
             asked = starting(engine.presets[asked["preset"]].defaults, budgets).filled_in(asked)
             read = read_request(presets=list(engine.presets), most_new_tokens=budgets.new_tokens, lanes=lanes, **asked)
@@ -56,10 +58,12 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         raw: bool | None = None,
         isolated: bool = False,
         rule: str = MATCH,
+        tree: bool = False,
     ) -> Iterator[str]:
         """Race the target alone against the target with a drafter, or with up to three, each with its own k, as in
-        drafter="eagle:4,ngram:auto". What is None is as the preset has it. Streams messages, each one JSON object as a
-        text with run, seq, and status, start, lanes or end; see specdemo/ui/race/messages.py."""
+        drafter="eagle:4,ngram:auto,eagle:tree-8". With tree, k is the number of tokens of each tree. What is None is as
+        the preset has it. Streams messages, each one JSON object as a text with run, seq, and status, start, lanes or
+        end; see specdemo/ui/race/messages.py."""
         # Texts, because Gradio streams nested lists as differences and gets those that shrink wrong.
         asked = {name: value for name, value in locals().items() if name in ARGUMENTS}
         for _, message in play(request, asked):
@@ -81,6 +85,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         raw: bool | None = None,
         isolated: bool = False,
         rule: str = MATCH,
+        tree: bool = False,
     ) -> dict[str, Any]:
         """Race to the end, asked for as /race, and return the summary: per lane text, token_ids, kinds, finish_reason
         and stats; then speed_up, sentence and the comparison of the texts, which is None for rejection sampling above
@@ -96,6 +101,6 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
 
 
 ARGUMENTS = {
-    *("prompt", "preset", "drafter", "k", "temperature", "max_new_tokens"),
+    *("prompt", "preset", "drafter", "k", "tree", "temperature", "max_new_tokens"),
     *("seed", "top_k", "top_p", "stop", "raw", "isolated", "rule"),
 }

@@ -375,7 +375,8 @@ def facts(loaded: Any) -> tuple[str, ...]:
     disk = placed.get("disk", 0)
     on_disk = f"{disk / 1e9:.1f} GB of the weights on the disk, read for every pass" if disk else None
     by_text = "the draft model has another tokenizer and drafts by text" if environment.get("drafts_by_text") else None
-    notes = dtype, stored, environment.get("device_name"), own, offloaded, on_disk, by_text
+    missing = loaded.missing_heads.values()
+    notes = dtype, stored, environment.get("device_name"), own, offloaded, on_disk, by_text, *missing
     return tuple(str(note) for note in notes if note)
 
 

@@ -43,6 +43,29 @@ def launch_options(runs: Runs, proxied: bool = False) -> dict[str, Any]:
     }
 
 
+COLOURS = {  # of the page, dark and light: page.css says what they are
+    "body_text_color": "ink",
+    "body_text_color_subdued": "soft",
+    "background_fill_primary": "card",
+    "block_background_fill": "card",
+    "block_border_color": "line",
+    "block_label_text_color": "soft",
+    "block_title_text_color": "ink",
+    "block_info_text_color": "soft",
+    "input_background_fill": "card",
+    "input_border_color": "line",
+    "input_placeholder_color": "soft",
+    "border_color_primary": "line",
+    "button_primary_background_fill": "accent",
+    "button_primary_background_fill_hover": "accent",
+    "button_primary_text_color": "accent-ink",
+    "button_secondary_background_fill": "card",
+    "button_secondary_border_color": "line",
+    "button_secondary_text_color": "ink",
+    "slider_color": "accent",
+}
+
+
 def theme() -> gr.Theme:
     """Gradio's plain theme with system fonts, one accent and the page's own colours."""
     accent = gr.themes.Color(*(["#0072b2"] * 11), name="accent")
@@ -51,46 +74,9 @@ def theme() -> gr.Theme:
     ).set(
         body_background_fill="#f6f7f8",  # as in page.css, which comes later than the first paint
         body_background_fill_dark="#0e1113",
-        body_text_color="var(--sd-ink)",
-        body_text_color_dark="var(--sd-ink)",
-        body_text_color_subdued="var(--sd-soft)",
-        body_text_color_subdued_dark="var(--sd-soft)",
-        background_fill_primary="var(--sd-card)",
-        background_fill_primary_dark="var(--sd-card)",
-        block_background_fill="var(--sd-card)",
-        block_background_fill_dark="var(--sd-card)",
-        block_border_color="var(--sd-line)",
-        block_border_color_dark="var(--sd-line)",
-        block_label_text_color="var(--sd-soft)",
-        block_label_text_color_dark="var(--sd-soft)",
-        block_title_text_color="var(--sd-ink)",
-        block_title_text_color_dark="var(--sd-ink)",
-        block_info_text_color="var(--sd-soft)",
-        block_info_text_color_dark="var(--sd-soft)",
         block_shadow="none",
         block_padding="9px 14px",
         input_border_width="1px",
         input_padding="7px 10px",
-        input_background_fill="var(--sd-card)",
-        input_background_fill_dark="var(--sd-card)",
-        input_border_color="var(--sd-line)",
-        input_border_color_dark="var(--sd-line)",
-        input_placeholder_color="var(--sd-soft)",
-        input_placeholder_color_dark="var(--sd-soft)",
-        border_color_primary="var(--sd-line)",
-        border_color_primary_dark="var(--sd-line)",
-        button_primary_background_fill="var(--sd-accent)",
-        button_primary_background_fill_dark="var(--sd-accent)",
-        button_primary_background_fill_hover="var(--sd-accent)",
-        button_primary_background_fill_hover_dark="var(--sd-accent)",
-        button_primary_text_color="var(--sd-accent-ink)",
-        button_primary_text_color_dark="var(--sd-accent-ink)",
-        button_secondary_background_fill="var(--sd-card)",
-        button_secondary_background_fill_dark="var(--sd-card)",
-        button_secondary_border_color="var(--sd-line)",
-        button_secondary_border_color_dark="var(--sd-line)",
-        button_secondary_text_color="var(--sd-ink)",
-        button_secondary_text_color_dark="var(--sd-ink)",
-        slider_color="var(--sd-accent)",
-        slider_color_dark="var(--sd-accent)",
+        **{f"{part}{dark}": f"var(--sd-{name})" for part, name in COLOURS.items() for dark in ("", "_dark")},
     )

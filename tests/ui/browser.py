@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import gradio.http_server
 from playwright.sync_api import Browser, Locator, Page, Playwright
 
 from specdemo.decoding.events import Round
@@ -25,6 +28,9 @@ from .scripted import PROMPTS, Script
 
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
+# The servers of a process have the same few addresses again and again, for which its browser keeps compiled scripts.
+gradio.http_server.INITIAL_PORT_VALUE += 100 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+
 
 def executable() -> str | None:
     """The path of the system's Chromium, if there is one."""
@@ -38,9 +44,9 @@ def launched(playwright: Playwright) -> Browser:
 @contextmanager
 def served(script: Script, **options: Any) -> Iterator[str]:
     """The address of the page on a scripted engine, for as long as the context lasts."""
-    engine = script.engine()
-    engine.begin_loading("scripted")
-    with served_engine(engine, PROMPTS, **options) as url:
+    script.used = script.engine()
+    script.begin()
+    with served_engine(script.used, PROMPTS, **options) as url:
         yield url
 
 
@@ -64,12 +70,26 @@ def served_engine(
         page.close(verbose=False)
 
 
+def parts_by_id(budgets: Budgets = Budgets()) -> dict[str, Any]:  # noqa: B008  # frozen
+    """The parts of a page that is built now."""
+    page = build_page(Script().engine(), Runs(), PROMPTS, budgets=budgets)
+    return {block.elem_id: block for block in page.blocks.values() if getattr(block, "elem_id", None)}
+
+
 def run(page: Page, prompt: str | None = None, until: str = "ended") -> None:
     """Fill in a prompt, press Run and wait for a state of the arena."""
     if prompt is not None:
         page.fill("#prompt textarea", prompt)
     page.click("#run")
     page.locator(f".sd-arena[data-state={until}]").wait_for()
+
+
+def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
+    """Wait for something that happens on the server, which no element of a page shows."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
 
 
 def tokens_shown(page: Page, lane: str) -> list[list[str]]:

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
+from specdemo.racing import summary
 from specdemo.ui.runs import Runs
 
 from .browser import executable, launched, served
-from .scripted import Script
+from .scripted import MEMORY_RATE, PRESETS, Script
 
 Visit = Callable[..., Page]
 expect.set_options(timeout=20_000)  # a file is read by a process that waits for whatever else runs on this machine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def memory() -> Iterator[None]:
+    """Measured once and for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(summary, "memory_rate", lambda device, pass_bytes: MEMORY_RATE)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -32,44 +42,39 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-class Tab:
-    """One tab for many tests, as good as new for each.
+class Tabs:
+    """Tabs for many tests, as good as new for each; tabs that are taken at the same time share nothing.
 
-    The browser keeps the page's compiled scripts, so that a visit takes less than half the time.
+    They keep the compiled scripts of the page, so that a visit takes less than half the time.
     """
 
     def __init__(self, chromium: Browser) -> None:
-        self._context = chromium.new_context(reduced_motion="reduce")  # so that a race is shown as it is measured
-        self._page: Page | None = None
+        self._chromium, self._free = chromium, list[Page]()
 
-    def take(self) -> Page:
-        if self._page is None or self._page.is_closed():
-            self._page = self._context.new_page()
-        return self._page
+    def take(self, motion: bool = False) -> Page:
+        """Without `motion` a race is shown as it is measured."""
+        page = self._free.pop() if self._free else self._chromium.new_context().new_page()
+        page.emulate_media(reduced_motion="no-preference" if motion else "reduce")
+        return page
 
     def give_back(self, page: Page) -> None:
         """What a visitor leaves behind is cleared away: what is stored, allowed, intercepted and cut off."""
-        self._context.set_offline(False)
-        self._context.clear_permissions()
-        self._context.clear_cookies()
+        page.context.set_offline(False)
+        page.context.clear_permissions()
+        page.context.clear_cookies()
         if page.is_closed():
-            return
-        page.unroute_all()
-        page.evaluate("localStorage.clear(), sessionStorage.clear()")
-        page.mouse.move(0, 0)
-        page.goto("about:blank")
+            page = page.context.new_page()
+        else:
+            page.unroute_all()
+            page.evaluate("localStorage.clear(), sessionStorage.clear()")
+            page.mouse.move(0, 0)
+            page.goto("about:blank")
+        self._free.append(page)
 
 
 @pytest.fixture(scope="session")
-def seeing(chromium: Browser) -> Iterator[BrowserContext]:
-    """A browser of somebody who does not mind motion; it keeps the page's compiled scripts."""
-    with chromium.new_context(reduced_motion="no-preference") as context:
-        yield context
-
-
-@pytest.fixture(scope="session")
-def tab(chromium: Browser) -> Tab:
-    return Tab(chromium)
+def tabs(chromium: Browser) -> Tabs:
+    return Tabs(chromium)
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +91,15 @@ def script(server: tuple[str, Script]) -> Iterator[Script]:
     script.reset()
     yield script
     script.reset()
+    script.used.presets = PRESETS  # without those that visitors have named
+    list(script.used.follow("scripted"))
+
+
+@pytest.fixture
+def unloaded(script: Script) -> Script:
+    """The same, before its server has begun to load a model, which `script.begin` does."""
+    script.forget()
+    return script
 
 
 @pytest.fixture
@@ -94,26 +108,39 @@ def url(server: tuple[str, Script]) -> str:
 
 
 @pytest.fixture
-def visit(chromium: Browser, tab: Tab, url: str, script: Script) -> Iterator[Visit]:
+def visit(chromium: Browser, tabs: Tabs, url: str, script: Script) -> Iterator[Visit]:
+    with visits(chromium, tabs, url) as visit:
+        yield visit
+
+
+@contextmanager
+def visits(chromium: Browser, tabs: Tabs, url: str) -> Iterator[Visit]:
     """Opens the page as a new visitor; `forgive` is a text that console errors may hold.
 
-    The first visitor of a test has the tab that tests share, unless something is to happen `before` the page loads; all
-    others have a browser of their own.
+    If something is to happen `before` the page loads, it is in a browser that has never seen it.
     """
     pages: list[Page] = []
+    own: list[Page] = []
+    heard: list[tuple[Page, str, Callable[[Any], None]]] = []
     troubles: list[str] = []
-    shared: Page | None = None
 
     def open_page(
-        query: str = "", width: int = 1280, height: int = 900, forgive: str = "\0", at: str = url, before: str = ""
+        query: str = "",
+        width: int = 1280,
+        height: int = 900,
+        forgive: str = "\0",
+        at: str = url,
+        before: str = "",
+        motion: bool = False,
+        until: str = "[data-stage]",
     ) -> Page:
-        nonlocal shared
-        if pages or before:
-            page = chromium.new_page(accept_downloads=True, reduced_motion="reduce")
+        if before:
+            page = chromium.new_page(reduced_motion="reduce")
             page.add_init_script(before)
+            own.append(page)
         else:
-            page = shared = tab.take()
-        pages.append(page)
+            page = tabs.take(motion)
+            pages.append(page)
         page.set_viewport_size({"width": width, "height": height})
         page.set_default_timeout(20_000)
         for event, hear in listeners(troubles, forgive).items():
@@ -121,18 +148,16 @@ def visit(chromium: Browser, tab: Tab, url: str, script: Script) -> Iterator[Vis
             heard.append((page, event, hear))
         page.goto(at + query)
         page.locator(".sd-board").wait_for()
-        page.locator("[data-stage]").wait_for()
+        page.locator(until).wait_for()
         return page
 
-    heard: list[tuple[Page, str, Callable[[Any], None]]] = []
     yield open_page
     for page, event, hear in heard:
         page.remove_listener(event, hear)
-    for page in pages:
-        if page is shared:
-            tab.give_back(page)
-        else:
-            page.context.close()
+    for page in own:
+        page.context.close()
+    for page in reversed(pages):
+        tabs.give_back(page)
     assert troubles == []
 
 

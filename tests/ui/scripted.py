@@ -22,12 +22,12 @@ from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
 from specdemo.models.presets import Defaults, Folder, Preset
 from specdemo.racing.asked import PLAIN, DraftedLane, lanes_by_name
-from specdemo.racing.race import check_drafter
+from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.summary import summary
 from specdemo.racing.trace import Entry, Spans
 from specdemo.system.progress import tell
 from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
-from specdemo.ui.engine import Backend, Engine
+from specdemo.ui.engine import NOTHING_LOADED, Backend, Engine, Status
 
 WRONG = " wrong"
 PIECE = re.compile(r"\s?[^\s]+|\s")
@@ -35,6 +35,7 @@ MARGIN = 1e-4  # of every token: how close another one came
 PREFILL_SECONDS, PASS_SECONDS, DEARER_PASS_SECONDS, DRAFT_SECONDS = 0.03, 0.02, 0.025, 0.002  # on the engine's clock
 
 PLACEMENT = {"cpu": 269_030_016}  # bytes of weights
+MEMORY_RATE = 3e10  # bytes per second that the memory streams
 
 PRESETS = {
     name: Preset(name, title, description, Folder(Path(name)), defaults=defaults)
@@ -77,6 +78,7 @@ class ScriptedLoaded:
     weights: dict[str, Any] = field(default_factory=lambda: {"target": {"source": "script"}, "draft_model": None})
     draft_model: Any = None
     head_formats: dict[str, str] = field(default_factory=dict)
+    missing_heads: dict[str, str] = field(default_factory=dict)
     parts: DrafterParts = field(default_factory=lambda: DrafterParts(ngram_table=Path("a table")))
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
@@ -101,9 +103,12 @@ class Script:
     `fail_at` a token count at which `failure` is raised, `differ_at` a place at which the drafted lane writes
     another token, `load_failure` what loading raises.
     `says` is what a run tells before its first event, if anything.
+    `used` is the engine of the server that has the script.
     `gate` holds every run at its first event while it is cleared, `loading` holds a load. `open_races` counts
     the races whose generators were neither finished nor closed, `ended_races` the others.
     """
+
+    used: Engine
 
     def __init__(self) -> None:
         self.gate, self.loading = threading.Event(), threading.Event()
@@ -136,6 +141,19 @@ class Script:
         explain = lambda error: str(error) if isinstance(error, (BadInput, MemoryError)) else None  # noqa: E731
         return Engine(PRESETS, Backend(self.load, self.race, summary, self.header, explain, self.report))
 
+    def begin(self) -> None:
+        """What a server does when it starts."""
+        self.used.begin_loading("scripted")
+
+    def forget(self) -> None:
+        """Have the engine as it was before."""
+        engine = self.used
+        list(engine.stream(None, lambda loaded: (_ for _ in "1")))  # it has ended what it was doing
+        engine._loaded = None
+        engine.status = Status("idle", "", NOTHING_LOADED)
+        engine._recent.clear()
+        self.loads.clear()
+
     def load(self, preset: Preset, progress: Any, instead_of: Any = None) -> ScriptedLoaded:
         for percent in (10, 50, 90):
             progress(percent / 100, f"downloading, {percent}% done")
@@ -167,8 +185,8 @@ class Script:
         settings: Settings,
         more: Sequence[DraftedLane] = (),
     ) -> dict[str, Any]:
-        drafted = lanes_by_name([DraftedLane(drafter, settings.k), *more]).items()
-        lanes = [{"name": name, "drafter": lane.drafter, "k": lane.k} for name, lane in drafted]
+        drafted = lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more]).items()
+        lanes = [{"name": name, **asdict(lane)} for name, lane in drafted]
         return {
             "lanes": [{"name": PLAIN, "drafter": "none"}, *lanes],
             "preset": loaded.preset.name,
@@ -191,10 +209,11 @@ class Script:
     ) -> Iterator[Entry]:
         text = list(islice(cycle(prompt_ids), settings.max_new_tokens))
         lanes = {PLAIN: script(text, 0)}
-        for name, asked in lanes_by_name([DraftedLane(drafter, settings.k), *more]).items():
+        for name, asked in lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more]).items():
             check_drafter(loaded, asked.drafter)
+            check_rule(asked.drafter, replace(settings, k=asked.k, tree=asked.tree))
             k = 4 if asked.k == AUTO else int(asked.k)
-            lanes[name] = script(self.drafted(text), k if asked.drafter != "none" else 0)
+            lanes[name] = script(self.drafted(text), k if asked.drafter != "none" else 0, asked.tree)
         clocks = dict.fromkeys(lanes, 0.0)
         written = 0
         entries: list[Entry] = []
@@ -230,15 +249,20 @@ class Script:
         return text if place is None else [*text[:place], 0, *text[place + 1 :]]
 
 
-def script(text: Sequence[int], k: int) -> Iterator[Event]:
-    """A lane that writes `text`. Its rounds accept 0, 1, ..., k guesses in turn; the guess that fails is `WRONG`."""
+def script(text: Sequence[int], k: int, tree: bool = False) -> Iterator[Event]:
+    """A lane that writes `text`. Its rounds accept 0, 1, ..., k guesses in turn; the guess that fails is `WRONG`.
+
+    Trees are `branching`, and their rounds accept 0, 1 and 2 tokens in turn.
+    """
     yield Prefilled(len(text), Token(text[0], TokenKind.TARGET, 0.5, MARGIN), PREFILL_SECONDS)
     at, index = 1, 0
     while at < len(text):
         guesses = min(k, len(text) - at - 1)
-        accepted = min(index % (k + 1), guesses)
+        accepted = min(index % (3 if tree else k + 1), guesses)
         drafted, emitted = [], [Token(token, TokenKind.ACCEPTED, 0.9, MARGIN) for token in text[at : at + accepted]]
-        for place in range(guesses):
+        if tree and guesses:
+            drafted, guesses = branching(text, at, accepted), 2
+        for place in range(0 if tree else guesses):
             if place < accepted:
                 drafted.append(DraftedToken(text[at + place], DraftOutcome.ACCEPTED, 0.9, 0.45, 0.25))
             else:
@@ -250,6 +274,21 @@ def script(text: Sequence[int], k: int) -> Iterator[Event]:
         yield Round(index, tuple(drafted), tuple(emitted), drafting, checking, drafting + checking + 0.001)
         at, index = at + accepted + 1, index + 1
     yield Finished(FinishReason.LENGTH)
+
+
+def branching(text: Sequence[int], at: int, accepted: int) -> list[DraftedToken]:
+    """A tree of the next `accepted` tokens, at most two; beside each there is a wrong one with another behind it."""
+    drafted: list[DraftedToken] = []
+    path = -1
+    for place in range(min(accepted + 1, 2)):
+        wrong = [0] if place < accepted else [0, text[at - 1]]
+        for token in wrong:
+            drafted.append(DraftedToken(token, DraftOutcome.REJECTED, 0.125, 0.25, parent=path))
+            drafted.append(DraftedToken(text[at], DraftOutcome.UNTESTED, 0.5, 0.5, parent=len(drafted) - 1))
+        if place < accepted:
+            drafted.append(DraftedToken(text[at + place], DraftOutcome.ACCEPTED, 0.9, 0.45, parent=path))
+            path = len(drafted) - 1
+    return drafted
 
 
 def spans(tokenizer: Words, event: Event) -> Spans:

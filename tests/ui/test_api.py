@@ -88,6 +88,16 @@ def test_the_badge_names_the_lane_that_differs(client: Client, script: Script) -
     assert badge["words"].startswith("prompt-lookup:2: ")
 
 
+@pytest.mark.parametrize("asked", [{"drafter": "ngram:tree-6"}, {"drafter": "ngram", "k": 6, "tree": True}])
+def test_a_lane_may_draft_trees(client: Client, script: Script, asked: dict[str, Any]) -> None:
+    messages = [json.loads(message) for message in client.submit(prompt="one two three", **asked, api_name="/race")]
+    settings = next(message["start"] for message in messages if "start" in message)["settings"]
+    assert (settings["k"], settings["tree"]) == (6, True)
+    events = [event for message in messages for event in message.get("lanes", {}).get(SPECULATIVE, [])]
+    _, _, tokens = events[1]["row"]
+    assert [token[6] for token in tokens if len(token) > 3] == [0, 1, 0, 3]
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -97,6 +107,8 @@ def test_the_badge_names_the_lane_that_differs(client: Client, script: Script) -
         ({"drafter": "ngram:1,ngram:2,ngram:3,ngram:4"}, "At most 3 lanes with a drafter race the target alone"),
         ({"drafter": "ngram:4,draft-model:2"}, "The drafter draft-model cannot be used here"),
         ({"drafter": "ngram:4", "k": 3}, "Each lane says its own K: leave out k."),
+        ({"drafter": "ngram:4", "tree": True}, "Each lane says whether it drafts trees"),
+        ({"drafter": "ngram", "k": 4, "tree": "yes"}, "tree must be true or false, not 'yes'."),
         ({"prompt": " \n"}, "The prompt is empty: type something first."),
         ({"prompt": 5}, "The prompt must be a text."),
         ({"prompt": "x" * 200_001}, "The prompt has 200,001 characters; at most 200,000 are taken."),
@@ -106,6 +118,8 @@ def test_the_badge_names_the_lane_that_differs(client: Client, script: Script) -
         ({"k": True}, "K must be a whole number from 0 to 16, not True."),
         ({"temperature": 2.1}, "temperature must be a number from 0 to 2, not 2.1."),
         ({"top_p": -1}, "top-p must be a number from 0 to 1, not -1."),
+        ({"top_p": 0}, "top-p must be above 0 (and at most 1, which turns it off)."),
+        ({"seed": -1}, "seed must be a whole number from 0"),
         ({"top_k": -1}, "top-k must be a whole number"),
         ({"max_new_tokens": 0}, "max new tokens must be a whole number"),
         ({"drafter": "<b>"}, "There is no drafter called '<b>'. Choose one of: none, prompt-lookup"),
@@ -116,19 +130,16 @@ def test_the_badge_names_the_lane_that_differs(client: Client, script: Script) -
         ({"drafter": "draft-model"}, "The drafter draft-model cannot be used here: this preset has no draft model."),
     ],
 )
-@pytest.mark.parametrize("endpoint", ["/race", "/compare"])
-def test_bad_values_are_refused_in_words(
-    client: Client, script: Script, endpoint: str, asked: dict[str, Any], words: str
-) -> None:
+def test_bad_values_are_refused_in_words(client: Client, script: Script, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(AppError) as refusal:
-        client.predict(**{"prompt": "one two", **asked}, api_name=endpoint)
+        client.predict(**{"prompt": "one two", **asked}, api_name="/compare" if "drafter" in asked else "/race")
     assert words in str(refusal.value)
     assert script.open_races == 0
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_json_does_not_know_are_refused(url: str, script: Script, number: str) -> None:
-    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false, "match"]}}'
+    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false, "match", false]}}'
     call = f"{url}gradio_api/call/compare"
     with urlopen(Request(call, body.encode(), {"content-type": "application/json"})) as answer:
         event = json.load(answer)["event_id"]

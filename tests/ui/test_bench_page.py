@@ -43,36 +43,25 @@ def rates(script: Script) -> dict[str, float]:
     return {lane: Stats.of(events).tokens_per_second or 0.0 for lane, events in lanes.items()}
 
 
-def test_every_way_reports_the_rates_of_the_race(chromium: Browser, url: str, script: Script) -> None:
+def test_every_way_reports_the_rates_of_the_race_and_one_that_does_not_end_is_told(
+    chromium: Browser, url: str, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for way in (unseen, in_a_program):
         assert way(url, ASKED) == pytest.approx(rates(script))
 
-    def show_twice() -> None:
+    def show() -> None:
         with opened(url, ASKED) as show:
             for pause in (0.0, bench_page.SETTLE_SECONDS):
                 time.sleep(pause)
                 assert show() == pytest.approx(rates(script), abs=0.05)
+            assert len(script.races) == 4
+            script.gate.clear()
+            monkeypatch.setattr(bench_page, "RACE_SECONDS", 0.5)
+            with pytest.raises(Error, match="did not end in time"):
+                show()
 
     with ThreadPoolExecutor(1) as apart:  # this thread has a Playwright of its own
-        apart.submit(show_twice).result()
-    assert len(script.races) == 4
-
-
-def test_a_race_that_does_not_end_is_told(
-    chromium: Browser, url: str, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench_page, "RACE_SECONDS", 0.5)
-    script.gate.clear()
-
-    def show() -> None:
-        with opened(url, ASKED) as show:
-            show()
-
-    try:
-        with ThreadPoolExecutor(1) as apart, pytest.raises(Error, match="did not end in time"):
-            apart.submit(show).result()
-    finally:
-        script.gate.set()
+        apart.submit(show).result()
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:

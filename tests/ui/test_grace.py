@@ -21,10 +21,9 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving.line import MODEL_LINE, is_heard
 
-from .browser import run, served, tokens_of, tokens_shown
+from .browser import run, served, tokens_of, tokens_shown, wait_until
 from .conftest import Visit
 from .scripted import Script
-from .test_line import wait_until
 from .test_messages import ask, in_a_loop_of_its_own
 
 
@@ -103,24 +102,24 @@ def test_a_heartbeat_that_is_cut_for_seconds_ends_no_race(
         page.close()  # before its server, which it would miss
 
 
-def test_a_race_of_a_closed_page_ends_and_one_that_waits_leaves_the_line(visit: Visit) -> None:
-    script = Script()
+def test_a_race_of_a_closed_page_ends_and_one_that_waits_leaves_the_line(
+    visit: Visit, script: Script, url: str
+) -> None:
     script.pace = 0.05
-    with served(script, runs=Runs(grace=1.0)) as url:
-        first, second = visit("?max_new_tokens=2000", at=url), visit("?max_new_tokens=5", at=url)
-        run(first, "one two three", until="running")
-        first.locator("[data-lane=plain] .tok").nth(3).wait_for()
-        run(second, "four five", until="waiting")
-        status = f"{url}gradio_api/queue/status"
-        wait_until(lambda: httpx.get(status).json()["queue_size"] == 1)
-        second.close()
-        wait_until(lambda: httpx.get(status).json()["queue_size"] == 0, 12)
-        assert script.open_races == 1
-        closed = time.monotonic()
-        first.close()
-        wait_until(lambda: script.open_races == 0, 5)
-        assert time.monotonic() - closed > 0.9  # and not at once
-        assert len(script.races) == 1
+    first, second = visit("?max_new_tokens=2000"), visit("?max_new_tokens=5")
+    run(first, "one two three", until="running")
+    first.locator("[data-lane=plain] .tok").nth(3).wait_for()
+    run(second, "four five", until="waiting")
+    status = f"{url}gradio_api/queue/status"
+    wait_until(lambda: httpx.get(status).json()["queue_size"] == 1)
+    second.close()
+    wait_until(lambda: httpx.get(status).json()["queue_size"] == 0, 12)
+    assert script.open_races == 1
+    closed = time.monotonic()
+    first.close()
+    wait_until(lambda: script.open_races == 0, 5)
+    assert time.monotonic() - closed > 0.9  # and not at once
+    assert len(script.races) == 1
 
 
 # Without a browser -----------------------------------------------------------------------------------------

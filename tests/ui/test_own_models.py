@@ -12,11 +12,9 @@ from specdemo.models.presets import Folder, Hub, read_preset
 from specdemo.ui.engine import Engine, real_backend
 from tests.unit.checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 
-from .browser import run, served, served_engine, tokens_of, tokens_shown
+from .browser import parts_by_id, run, served_engine, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import PROMPTS, Script
-
-WIDTHS = [1280, 390]
 
 
 def name_models(page: Page, target: str, draft: str = "") -> None:
@@ -41,15 +39,16 @@ def chosen(page: Page) -> str:
     return page.locator("#preset input").input_value()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, script: Script, width: int) -> None:
-    page = visit(width=width)
+def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, script: Script) -> None:
+    page = visit()
     loads = len(script.loads)
     assert not page.locator("#own-target").is_visible()
     name_models(page, "someone/big", "someone/small")
     expect_said(page, "someone/big + someone/small: downloads up to 1.0 GB.")
     assert len(script.loads) == loads
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.click("#own-load")
     expect(page.locator(".sd-model")).to_have_text("big + small")
     expect(page.locator("#preset input")).to_have_value("big + small")
@@ -113,9 +112,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_wrong_names_are_sentences_and_what_was_loaded_races(visit: Visit, script: Script, width: int) -> None:
-    page = visit(width=width)
+def test_wrong_names_are_sentences_and_what_was_loaded_races(visit: Visit, script: Script) -> None:
+    page = visit(width=390)
     for name, words in WRONG.items():
         name_models(page, name)
         expect_said(page, words)
@@ -159,23 +157,21 @@ def test_named_models_are_kept_as_a_preset(
     assert script.loads[-1].preset.name == "mine"
 
 
-def test_a_space_has_the_fields_only_for_what_its_owner_allows(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_space_has_the_fields_only_for_what_its_owner_allows(
+    visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPACE_ID", "someone/space")
-    with served(Script()) as url:
-        page = visit(at=url)
-        expect(page.get_by_role("button", name="Your own model")).to_have_count(0)
-        page.close()
+    assert not parts_by_id()["own"].visible
     monkeypatch.setenv("SPECDEMO_ALLOW", "someone/big")
-    with served(Script()) as url:
-        page = visit(at=url)
-        name_models(page, "someone/other")
-        expect_said(
-            page, "This Space loads its presets only, not someone/other. Its owner can allow more by SPECDEMO_ALLOW."
-        )
-        name_models(page, "someone/big")
-        expect_said(page, "someone/big: downloads up to 1.0 GB.")
-        assert not page.locator("#own-save").is_visible()
-        page.close()
+    parts = parts_by_id()
+    assert (parts["own"].visible, parts["own-save"].parent.visible) == (True, False)
+    page = visit()
+    name_models(page, "someone/other")
+    expect_said(
+        page, "This Space loads its presets only, not someone/other. Its owner can allow more by SPECDEMO_ALLOW."
+    )
+    name_models(page, "someone/big")
+    expect_said(page, "someone/big: downloads up to 1.0 GB.")
 
 
 def test_a_gguf_file_races_with_a_draft_model_of_another_tokenizer(

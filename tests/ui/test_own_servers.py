@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page
 
 from specdemo.racing.asked import Request
 from specdemo.racing.compare import other_draws
@@ -25,6 +25,7 @@ from specdemo.ui.lab.views import VIEWS
 from specdemo.ui.race.form import FIELDS
 from specdemo.ui.race.own_servers import read_servers
 from specdemo.ui.race.server_run import Place, ServerRun
+from specdemo.ui.replay.playable import uploaded
 from tests.unit.fake_server import (
     FakeServer,
     head,
@@ -35,7 +36,7 @@ from tests.unit.fake_server import (
     stream_answer,
 )
 
-from .browser import sentence, served, tokens_shown
+from .browser import parts_by_id, sentence, tokens_shown
 from .conftest import Visit
 from .scripted import PRESETS, Script
 
@@ -95,6 +96,8 @@ def test_a_race_of_servers_is_told_like_any_other(drafting: Pair, plain: Pair) -
     assert script.loads == []
     assert told["start"]["preset"] == "toy.gguf"
     assert told["start"]["drafter"] == "the server's own"
+    assert told["start"]["settings"]["k"] is None  # what it drafts is its own
+    assert json.loads(uploaded(run.trace()))["request"]["settings"]["k"] is None
     shown = {
         lane: "".join(
             text for event in events if event["row"] for text, code, *_ in event["row"][2] if code not in "xu"
@@ -171,7 +174,7 @@ def test_stop_ends_it_between_two_pieces_of_an_answer(drafting: Pair, plain: Pai
 SOUND = {
     **{"prompt": "Hi", "preset": next(iter(PRESETS)), "drafter": "none", "k": 4, "auto": False, "temperature": 0},
     **{"match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1, "stop": "", "mode": "chat"},
-    **{"order": "interleaved", "lane2": "", "k2": "auto", "lane3": "", "k3": "auto"},
+    **{"tree": False, "order": "interleaved", "lane2": "", "k2": "auto", "lane3": "", "k3": "auto"},
 }
 
 
@@ -205,9 +208,8 @@ def name_servers(page: Page, server: str, key: str = "", baseline: str = "") -> 
     page.click("#server-run")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_a_race_of_servers_on_the_page(visit: Visit, drafting: Pair, plain: Pair, width: int) -> None:
-    page = visit(width=width)
+def test_a_race_of_servers_on_the_page(visit: Visit, drafting: Pair, plain: Pair) -> None:
+    page = visit()
     name_servers(page, drafting[1], KEY, plain[1])
     page.locator(".sd-arena[data-state=ended]").wait_for()
     for lane in (PLAIN, SPECULATIVE):
@@ -215,7 +217,9 @@ def test_a_race_of_servers_on_the_page(visit: Visit, drafting: Pair, plain: Pair
         assert "".join(written) == TEXT
     assert page.locator(".sd-badge").inner_text().startswith("Identical")
     assert page.locator("#server-key input").get_attribute("type") == "password"
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     with page.expect_download() as download:
         page.click(".sd-trace")
     assert KEY not in download.value.path().read_text()
@@ -230,28 +234,20 @@ def test_a_server_that_is_not_there_is_said(visit: Visit) -> None:
 
 
 def test_a_public_page_has_the_fields_only_for_servers_that_its_owner_allows(
-    visit: Visit, monkeypatch: pytest.MonkeyPatch, drafting: Pair
+    monkeypatch: pytest.MonkeyPatch, drafting: Pair
 ) -> None:
     monkeypatch.setenv("SPACE_ID", "someone/space")
     monkeypatch.setenv("SPECDEMO_ALLOW", "someone/big")
-    with served(Script()) as url:
-        page = visit(at=url)
-        expect(page.get_by_role("button", name="Your own server")).to_have_count(0)
-        page.close()
+    parts = parts_by_id()
+    assert not parts["servers"].visible
+    assert "lab-doctor-server" not in parts
     monkeypatch.setenv("SPECDEMO_ALLOW", f"someone/big {drafting[1]}")
-    with served(Script()) as url:
-        page = visit(at=url)
-        name_servers(page, "http://127.0.0.1:9")
-        page.locator(".sd-arena[data-state=failed]").wait_for()
-        assert sentence(page).startswith("This Space asks only the servers that its owner allows")
-        name_servers(page, drafting[1])
-        page.locator(".sd-arena[data-state=ended]").wait_for()
-        page.close()
-    with served(Script(), budgets=Budgets(own_models=False)) as url:
-        page = visit(at=url)
-        expect(page.locator("#servers")).to_have_count(0)
-        expect(page.locator("#lab-doctor-server")).to_have_count(0)
-        page.close()
+    assert parts_by_id()["servers"].visible
+    script, form = Script(), [SOUND[name] for name in FIELDS]
+    with pytest.raises(BadInput, match="This Space asks only the servers that its owner allows"):
+        read_servers([*form, "http://127.0.0.1:9", "", "", ""], script.engine(), Budgets())
+    assert played(read_servers([*form, drafting[1], "", "", ""], script.engine(), Budgets()), script)["end"]
+    assert not {"servers", "lab-doctor-server"} & parts_by_id(Budgets(own_models=False)).keys()
 
 
 # The doctor -----------------------------------------------------------------------------------------------------

@@ -11,18 +11,18 @@ from urllib.request import urlopen
 
 import axe_playwright_python
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from specdemo.racing.race import PLAIN
 from specdemo.ui.serving.line import MAX_WAITING
 from specdemo.ui.serving.modules import modules
 
-from .browser import run, sentence, served, tokens_shown
-from .conftest import Visit
+from .browser import run, sentence, tokens_shown, wait_until
+from .conftest import Tabs, Visit
 from .scripted import PRESETS, Script
 from .test_line import Caller
-from .test_race import wait_until
 
+FADED = "document.getAnimations().forEach((animation) => animation.finish())"
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
 # Every layout shift from the first paint on, but for Gradio's own spinner, which is there before the page is.
 SHIFTS = """
@@ -35,6 +35,17 @@ SHIFTS = """
 """
 
 
+def serious(page: Page, inside: str = "html") -> list[object]:
+    """What axe finds in a part of a page, unless it is a trifle."""
+    page.evaluate(FADED)  # or it meets colours that are half faded, on a machine that is slow enough
+    if page.evaluate("window.axe === undefined"):
+        page.evaluate(AXE)
+    found = page.evaluate("part => axe.run(part, { resultTypes: ['violations'] })", inside)["violations"]
+    return [
+        (v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")
+    ]
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_moves_while_the_page_opens_and_a_race_runs(visit: Visit, script: Script, width: int) -> None:
     script.pace = 0.001
@@ -45,15 +56,14 @@ def test_nothing_moves_while_the_page_opens_and_a_race_runs(visit: Visit, script
     assert page.evaluate("window.shifts") == []
 
 
-def test_a_page_whose_script_fails_shows_its_form(chromium: Browser, url: str, script: Script) -> None:
-    page = chromium.new_page()
-
+def test_a_page_whose_script_fails_shows_its_form(tabs: Tabs, url: str, script: Script) -> None:
+    page = tabs.take()
     page.route("**/main.js", lambda route: route.fulfill(body="throw 0;", content_type="text/javascript"))
     page.goto(url)
     expect(page.locator("#prompt textarea")).to_be_visible()
     page.fill("#prompt textarea", "one two")
     assert page.evaluate("window.specdemo === undefined")
-    page.context.close()
+    tabs.give_back(page)
 
 
 def test_browsers_keep_the_scripts_and_styles(visit: Visit, script: Script) -> None:
@@ -62,9 +72,11 @@ def test_browsers_keep_the_scripts_and_styles(visit: Visit, script: Script) -> N
     name, files = modules()
     ours = [address for address in loaded if "/modules/" in address]
     assert {address.partition(f"/modules/{name}/")[2] for address in ours} == files.keys()
-    for address in ours:
+    gradios = [address for address in loaded if "/assets/" in address]
+    assert len(gradios) > 20
+    for address in (*ours, *gradios[:2]):
         with urlopen(address) as answer:
-            assert answer.headers["cache-control"] == "max-age=31536000, immutable"
+            assert answer.headers["cache-control"].endswith("max-age=31536000, immutable")
             assert answer.headers["content-type"].partition(";")[0] in ("text/javascript", "text/css")
     assert "/modules/" in page.content()
     with pytest.raises(HTTPError, match="404"):
@@ -72,26 +84,21 @@ def test_browsers_keep_the_scripts_and_styles(visit: Visit, script: Script) -> N
 
 
 def test_a_page_that_is_only_open_draws_next_to_nothing(visit: Visit, script: Script) -> None:
-    count = "window.asked = 0; const next = window.requestAnimationFrame;"
-    count += "window.requestAnimationFrame = (draw) => { window.asked += 1; return next.call(window, draw); };"
-    page = visit(before=count)
+    page = visit()
+    page.evaluate(
+        """() => {
+          const next = window.requestAnimationFrame;
+          window.asked = 0;
+          window.requestAnimationFrame = (draw) => { window.asked += 1; return next.call(window, draw); };
+        }"""
+    )
     page.wait_for_timeout(2000)
-    for _ in range(3):
+    for _ in range(5):
         before = page.evaluate("window.asked")
         page.wait_for_timeout(1000)
         if (asked := page.evaluate("window.asked") - before) < 20:
             break
     assert asked < 20  # Gradio's own loading sign asks for 60 a second
-
-
-def test_both_lanes_are_in_sight_on_a_phone(visit: Visit, script: Script) -> None:
-    page = visit(width=390, height=844)
-    run(page, "one two three")
-    top, bottom = (
-        page.locator(f".sd-arena {part}").evaluate(f"part => part.getBoundingClientRect().{side}")
-        for part, side in ((".sd-ratio", "top"), (".sd-lanes", "bottom"))
-    )
-    assert 0 < bottom - top < 844
 
 
 LONGEST = (
@@ -102,16 +109,24 @@ LONGEST = (
 )
 
 
-@pytest.mark.parametrize("width", [390, 1024, 1280])
-def test_there_is_room_for_the_longest_result(visit: Visit, script: Script, width: int) -> None:
-    page = visit("?temperature=0.75&k=auto&prompt=one+two", width=width)
-    places = "['.sd-exact', '.sd-legend', '.sd-lanes'].map(part => document.querySelector(part).offsetTop)"
-    before = page.evaluate(places)
+def test_there_is_room_for_the_longest_result(visit: Visit, script: Script) -> None:
+    page = visit("?temperature=0.75&k=auto&prompt=one+two")
+
+    def places() -> list[list[int]]:
+        """Where parts of the page begin, in windows of several widths."""
+        found = []
+        for width in (390, 1024, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            parts = "['.sd-exact', '.sd-legend', '.sd-lanes'].map(part => document.querySelector(part).offsetTop)"
+            found.append(page.evaluate(parts))
+        return found
+
+    before = places()
     run(page)
-    assert page.evaluate(places) == before
+    assert places() == before
     page.evaluate("words => specdemo.race.words(...words)", LONGEST)
     page.evaluate("Object.assign(specdemo.race.parts.badge, { textContent: 'Different text, same distribution' })")
-    assert page.evaluate(places) == before
+    assert places() == before
 
 
 FOCUSED = (
@@ -136,44 +151,49 @@ FOCUSED = (
 )
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_it_can_be_seen_where_the_keyboard_is(visit: Visit, script: Script, dark: bool) -> None:
-    page = visit(f"?__theme={'dark' if dark else 'light'}")
+def test_it_can_be_seen_where_the_keyboard_is(visit: Visit, script: Script) -> None:
+    page = visit("?__theme=light")
     page.add_style_tag(content="* { transition: none !important; }")
-    page.keyboard.press("Tab")
-    for part in FOCUSED:
-        page.locator(f"{part} input" if ".wrap" in part else part).first.focus()
-        outline = page.locator(part).first.evaluate(
-            "part => { const { outlineStyle, outlineWidth, outlineColor } = getComputedStyle(part);"
-            " return [outlineStyle, outlineWidth, outlineColor]; }"
-        )
-        assert outline == ["solid", "3px", "rgb(86, 180, 233)" if dark else "rgb(0, 114, 178)"], part
+    for colour in ("rgb(0, 114, 178)", "rgb(86, 180, 233)"):
+        page.keyboard.press("Tab")
+        for part in FOCUSED:
+            page.locator(f"{part} input" if ".wrap" in part else part).first.focus()
+            outline = page.locator(part).first.evaluate(
+                "part => { const { outlineStyle, outlineWidth, outlineColor } = getComputedStyle(part);"
+                " return [outlineStyle, outlineWidth, outlineColor]; }"
+            )
+            assert outline == ["solid", "3px", colour], part
+        page.click(".sd-dark")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_axe_finds_nothing_serious(visit: Visit, script: Script, dark: bool) -> None:
+def test_axe_finds_nothing_serious(visit: Visit, script: Script) -> None:
     page = visit()
-    if dark:
-        page.keyboard.press("d")
     run(page, "one two three four five six seven")
     page.click("#more button")
     page.locator("#stop-strings").wait_for()
-    page.evaluate(AXE)
-    found = page.evaluate("axe.run()")["violations"]
-    serious = [v for v in found if v["impact"] in ("serious", "critical")]
-    assert [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in serious] == []
+    for dark in (False, True):
+        if dark:
+            page.click(".sd-dark")
+        assert is_dark(page) == dark
+        assert serious(page) == []
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_fits_its_window(visit: Visit, script: Script, width: int) -> None:
-    page = visit(width=width)
+def test_the_page_fits_its_window_and_both_lanes_are_in_sight_on_a_phone(visit: Visit, script: Script) -> None:
+    page = visit()
     run(page, "one two three four five six seven " + "x" * 300)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    for part in ("#run", "#stop", ".sd-ratio", "[data-lane=plain]", "[data-lane=speculative]", ".sd-histogram"):
-        box = page.locator(part).bounding_box()
-        assert box is not None
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= width
+    for width, height in ((1280, 900), (390, 844)):
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for part in ("#run", "#stop", ".sd-ratio", "[data-lane=plain]", "[data-lane=speculative]", ".sd-histogram"):
+            box = page.locator(part).bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= width
+    top, bottom = (
+        page.locator(f".sd-arena {part}").evaluate(f"part => part.getBoundingClientRect().{side}")
+        for part, side in ((".sd-ratio", "top"), (".sd-lanes", "bottom"))
+    )
+    assert 0 < bottom - top < 844
 
 
 def test_the_pane_stays_at_the_bottom_unless_the_reader_scrolled_up(visit: Visit, script: Script) -> None:
@@ -195,13 +215,7 @@ def test_the_pane_stays_at_the_bottom_unless_the_reader_scrolled_up(visit: Visit
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ("?prompt=++", "The prompt is empty: type something first."),
-        ("?prompt=a&k=2.5", "K must be a whole number from 0 to 16, not 2.5."),
         ("?prompt=a&k=17", "K must be a whole number from 0 to 16, not 17."),
-        ("?prompt=a&temperature=9", "temperature must be a number from 0 to 2, not 9."),
-        ("?prompt=a&top_p=0", "top-p must be above 0 (and at most 1, which turns it off)."),
-        ("?prompt=a&seed=-1", "seed must be a whole number from 0"),
-        ("?prompt=a&max_new_tokens=0", "max new tokens must be a whole number from 1"),
         (
             "?prompt=a&drafter=draft-model",
             "The drafter draft-model cannot be used here: this preset has no draft model.",
@@ -224,16 +238,14 @@ def test_refused_input_leaves_the_last_race_on_the_page(visit: Visit, script: Sc
     page = visit()
     run(page, "one two three")
     before = tokens_shown(page, PLAIN)
+    expect(page.locator(".sd-behind")).to_be_visible()
     run(page, "   ", until="failed")
     assert tokens_shown(page, PLAIN) == before
+    expect(page.locator(".sd-behind")).to_be_hidden()
     expect(page.locator(".sd-ratio")).to_have_text("–")  # it would stand beside the refusal
     run(page, "one two three")
-
-
-def test_an_emptied_number_is_refused(visit: Visit, script: Script) -> None:
-    page = visit()
     page.fill("#max-new-tokens input", "")
-    run(page, "one two", until="failed")
+    run(page, until="failed")
     assert sentence(page).startswith("max new tokens must be a whole number")
 
 
@@ -292,40 +304,35 @@ def test_a_link_to_a_preset_begins_with_what_that_preset_does(visit: Visit, scri
     expect(page.locator("#temperature input[type=number]")).to_have_value("0.3")
 
 
-def test_a_link_to_a_preset_that_is_not_loaded_says_nothing_of_its_drafters(visit: Visit) -> None:
-    with served(Script()) as url:
-        page = visit("?preset=other", at=url)
-        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-        page.click("#drafter input")
-        expect(page.get_by_role("option", name="draft-model", exact=True)).to_be_visible()
-        run(page, "one two three")
-        page.click("#drafter input")
-        expect(page.get_by_role("option", name="draft-model (this preset has no draft model)")).to_be_visible()
-        page.close()  # before its server, which it would miss
+def test_a_link_to_a_preset_that_is_not_loaded_says_nothing_of_its_drafters(visit: Visit, script: Script) -> None:
+    page = visit("?preset=other")
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    page.click("#drafter input")
+    expect(page.get_by_role("option", name="draft-model", exact=True)).to_be_visible()
+    run(page, "one two three")
+    page.click("#drafter input")
+    expect(page.get_by_role("option", name="draft-model (this preset has no draft model)")).to_be_visible()
 
 
-def test_a_newcomer_is_told_nothing_of_the_failures_of_others(visit: Visit) -> None:
-    script = Script()
-    script.load_failure = MemoryError("Too large.")
-    with served(script) as url:
-        first = visit(at=url)
-        expect(first.locator(".sd-model")).to_have_text("Too large.")
-        second = visit("?preset=other", at=url)
-        expect(second.locator(".sd-model")).to_have_text("No model is loaded yet")
-        expect(second.locator("#preset")).to_contain_text(PRESETS["other"].description)
-        script.load_failure = None
-        run(second, "one two three")
-        expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
-        first.close()  # before their server, which they would miss
-        second.close()
+def test_a_newcomer_is_told_nothing_of_the_failures_of_others(visit: Visit, unloaded: Script) -> None:
+    unloaded.load_failure = MemoryError("Too large.")
+    unloaded.begin()
+    first = visit()
+    expect(first.locator(".sd-model")).to_have_text("Too large.")
+    second = visit("?preset=other")
+    expect(second.locator(".sd-model")).to_have_text("No model is loaded yet")
+    expect(second.locator("#preset")).to_contain_text(PRESETS["other"].description)
+    unloaded.load_failure = None
+    run(second, "one two three")
+    expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_a_long_link_neither_breaks_the_page_nor_pretends_to_work(visit: Visit, script: Script, width: int) -> None:
-    page = visit(f"?k={'many' * 500}&prompt=a", width=width)
-    why = page.locator(".sd-why-exact")
-    expect(why).to_have_text(f"k={'many' * 15}…")
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+def test_a_long_link_neither_breaks_the_page_nor_pretends_to_work(visit: Visit, script: Script) -> None:
+    page = visit(f"?k={'many' * 500}&prompt=a")
+    expect(page.locator(".sd-why-exact")).to_have_text(f"k={'many' * 15}…")
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     page.fill("#prompt textarea", "雨" * 2000)
     page.click(".sd-link")
     expect(page.locator(".sd-link")).to_have_text("Too long for a link")
@@ -416,10 +423,11 @@ def test_dark_or_light_is_kept_once_it_was_chosen(visit: Visit, script: Script, 
         page.locator(".sd-board").wait_for()
         return is_dark(page)
 
-    for dark in (True, False):
-        page.click(".sd-dark")
-        assert again(f"?__theme={'light' if dark else 'dark'}") is not dark  # the address wins
-        assert again() is dark
+    page.click(".sd-dark")
+    assert not again("?__theme=light")  # the address wins
+    assert again()
+    page.click(".sd-dark")
+    assert not again()
 
 
 def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(visit: Visit, script: Script) -> None:
@@ -454,111 +462,96 @@ def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) ->
     assert len(tokens_shown(page, PLAIN)) == 24
 
 
-def test_loading_shows_progress_and_run_waits_for_it(chromium: Browser, visit: Visit) -> None:
-    script = Script()
-    script.loading.clear()
-    with served(script) as url:
-        page = visit(at=url)
-        expect(page.locator(".sd-model")).to_have_text("Downloading, 10% done")
-        expect(page.locator(".sd-progress")).to_have_attribute("value", "0.1")
-        run(page, "one two three", until="loading")
-        assert sentence(page) == "The race starts as soon as the model is ready."
-        script.loading.set()
-        page.locator(".sd-arena[data-state=ended]").wait_for()
-        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-        assert page.locator(".sd-facts").inner_text() == "bfloat16 · a scripted processor"
-        assert len(tokens_shown(page, PLAIN)) == 24
-        page.close()  # before its server, which it would miss
+def test_loading_shows_progress_and_run_waits_for_it(visit: Visit, unloaded: Script) -> None:
+    unloaded.loading.clear()
+    unloaded.begin()
+    page = visit()
+    expect(page.locator(".sd-model")).to_have_text("Downloading, 10% done")
+    expect(page.locator(".sd-progress")).to_have_attribute("value", "0.1")
+    run(page, "one two three", until="loading")
+    assert sentence(page) == "The race starts as soon as the model is ready."
+    unloaded.loading.set()
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    assert page.locator(".sd-facts").inner_text() == "bfloat16 · a scripted processor"
+    assert len(tokens_shown(page, PLAIN)) == 24
 
 
-def test_a_failed_load_is_told_and_can_be_tried_again(visit: Visit) -> None:
-    script = Script()
-    script.load_failure = MemoryError("The disk is full: free some space <b>now</b>.")
-    with served(script) as url:
-        page = visit(at=url)
-        expect(page.locator(".sd-model")).to_have_text("The disk is full: free some space <b>now</b>.")
-        run(page, "one two", until="failed")
-        assert sentence(page) == "The disk is full: free some space <b>now</b>."
-        script.load_failure = None
-        page.fill("#max-new-tokens input", "9")
-        page.click(".sd-retry")
-        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-        run(page)
-        assert len(tokens_shown(page, PLAIN)) == 9  # what was asked for stays
-        page.close()  # before its server, which it would miss
+def test_a_failed_load_is_told_and_can_be_tried_again(visit: Visit, unloaded: Script) -> None:
+    unloaded.load_failure = MemoryError("The disk is full: free some space <b>now</b>.")
+    unloaded.begin()
+    page = visit()
+    expect(page.locator(".sd-model")).to_have_text("The disk is full: free some space <b>now</b>.")
+    run(page, "one two", until="failed")
+    assert sentence(page) == "The disk is full: free some space <b>now</b>."
+    unloaded.load_failure = None
+    page.fill("#max-new-tokens input", "9")
+    page.click(".sd-retry")
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    run(page)
+    assert len(tokens_shown(page, PLAIN)) == 9  # what was asked for stays
 
 
-def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit) -> None:
-    script = Script()
-    with served(script) as url:
-        page = visit(at=url)
-        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit, unloaded: Script) -> None:
+    unloaded.begin()
+    page = visit()
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    choose_preset(page, "Other 1.7B")
+    expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
+    expect(page.locator("#max-new-tokens input")).to_have_value("12")
+    expect(page.locator("#drafter input")).to_have_value("none")
+    expect(page.locator("#k input[type=number]")).to_have_value("2")
+    expect(page.locator("#preset")).to_contain_text("Much larger.")
+    page.click("#more button")
+    expect(page.get_by_label("Raw text")).to_be_checked()
+    loads = [(loaded.preset.name, loaded.released) for loaded in unloaded.loads]
+    assert loads == [("scripted", True), ("other", False)]
+    run(page, "one two three")
+    assert len(tokens_shown(page, PLAIN)) == 12
+
+
+def choose_preset(page: Page, title: str) -> None:
+    page.click("#preset input")
+    page.get_by_role("option", name=title).click()
+
+
+def test_a_list_of_presets_that_is_only_looked_at_changes_nothing(visit: Visit, unloaded: Script) -> None:
+    unloaded.begin()
+    page, other = visit(), visit()
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
+    choose_preset(other, "Other 1.7B")
+    expect(other.locator(".sd-model")).to_have_text("Other 1.7B")
+    page.fill("#max-new-tokens input", "7")
+    for leave in (lambda: page.keyboard.press("Tab"), lambda: page.locator(".sd-brand").click()):
         page.click("#preset input")
-        page.get_by_role("option", name="Other 1.7B").click()
-        expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
-        expect(page.locator("#max-new-tokens input")).to_have_value("12")
-        expect(page.locator("#drafter input")).to_have_value("none")
-        expect(page.locator("#k input[type=number]")).to_have_value("2")
-        expect(page.locator("#preset")).to_contain_text("Much larger.")
-        page.click("#more button")
-        expect(page.get_by_label("Raw text")).to_be_checked()
-        assert [(loaded.preset.name, loaded.released) for loaded in script.loads] == [
-            ("scripted", True),
-            ("other", False),
-        ]
-        run(page, "one two three")
-        assert len(tokens_shown(page, PLAIN)) == 12
-        page.close()  # before its server, which it would miss
+        leave()
+    page.fill("#prompt textarea", "one two three")
+    page.wait_for_timeout(500)
+    expect(page.locator("#max-new-tokens input")).to_have_value("7")
+    expect(page.locator("#drafter input")).to_have_value("prompt-lookup")
+    assert [loaded.preset.name for loaded in unloaded.loads] == ["scripted", "other"]
+    choose_preset(page, "Other 1.7B")
+    choose_preset(page, "Scripted 135M")  # the last of two choices counts
+    expect(page.locator("#max-new-tokens input")).to_have_value("24")
+    expect(page.locator("#preset")).to_contain_text(PRESETS["scripted"].description)
+    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
 
 
-def test_a_list_of_presets_that_is_only_looked_at_changes_nothing(visit: Visit) -> None:
-    script = Script()
-    with served(script) as url:
-        page, other = visit(at=url), visit(at=url)
-        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-        other.click("#preset input")
-        other.get_by_role("option", name="Other 1.7B").click()
-        expect(other.locator(".sd-model")).to_have_text("Other 1.7B")
-        page.fill("#max-new-tokens input", "7")
-        for leave in (lambda: page.keyboard.press("Tab"), lambda: page.locator(".sd-brand").click()):
-            page.click("#preset input")
-            leave()
-        page.fill("#prompt textarea", "one two three")
-        page.wait_for_timeout(500)
-        expect(page.locator("#max-new-tokens input")).to_have_value("7")
-        expect(page.locator("#drafter input")).to_have_value("prompt-lookup")
-        assert [loaded.preset.name for loaded in script.loads] == ["scripted", "other"]
-        page.click("#preset input")
-        page.get_by_role("option", name="Other 1.7B").click()
-        page.click("#preset input")
-        page.get_by_role("option", name="Scripted 135M").click()  # the last of two choices counts
-        expect(page.locator("#max-new-tokens input")).to_have_value("24")
-        expect(page.locator("#preset")).to_contain_text(PRESETS["scripted"].description)
-        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-        page.close()  # before their server, which they would miss
-        other.close()
-
-
-def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(visit: Visit) -> None:
-    script = Script()
+def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(visit: Visit, script: Script) -> None:
+    first, second = visit(), visit()
     script.gate.clear()
-    with served(script) as url:
-        first, second = visit(at=url), visit(at=url)
-        run(first, "one two three", until="waiting")
-        wait_until(lambda: script.open_races == 1)
-        second.click("#preset input")
-        second.get_by_role("option", name="Other 1.7B").click()
-        expect(second.locator("#max-new-tokens input")).to_have_value("12")
-        expect(second.locator("#drafter input")).to_have_value("none")
-        second.click("#drafter input")  # what this preset can use is not known yet
-        expect(second.get_by_role("option", name="draft-model", exact=True)).to_be_visible()
-        second.fill("#max-new-tokens input", "7")
-        script.gate.set()
-        expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
-        expect(second.locator("#max-new-tokens input")).to_have_value("7")
-        expect(first.locator("[data-lane=plain] .tok")).to_have_count(24)
-        first.close()  # before their server, which they would miss
-        second.close()
+    run(first, "one two three", until="waiting")
+    wait_until(lambda: script.open_races == 1)
+    choose_preset(second, "Other 1.7B")
+    expect(second.locator("#max-new-tokens input")).to_have_value("12")
+    expect(second.locator("#drafter input")).to_have_value("none")
+    second.click("#drafter input")  # what this preset can use is not known yet
+    expect(second.get_by_role("option", name="draft-model", exact=True)).to_be_visible()
+    second.fill("#max-new-tokens input", "7")
+    script.gate.set()
+    expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
+    expect(second.locator("#max-new-tokens input")).to_have_value("7")
+    expect(first.locator("[data-lane=plain] .tok")).to_have_count(24)
 
 
 def test_choosing_a_drafter_describes_it(visit: Visit, script: Script) -> None:

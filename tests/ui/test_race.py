@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from playwright.sync_api import Request, Route, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from specdemo.decoding.events import Round
 from specdemo.racing.advice import numbers
@@ -16,15 +16,16 @@ from specdemo.racing.asked import DraftedLane
 from specdemo.racing.figures import Figures
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
-from specdemo.racing.trace import read_trace
+from specdemo.racing.trace import Entry, read_trace
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
 
-from .browser import discarded, run, sentence, served, tokens_of, tokens_shown
-from .conftest import Visit
-from .scripted import PLACEMENT, Script
+from .browser import discarded, run, sentence, tokens_of, tokens_shown, wait_until
+from .conftest import Tabs, Visit, visits
+from .scripted import MEMORY_RATE, PLACEMENT, Script
 
+Raced = tuple[Page, list[Entry]]
 CORPUS = [
     "<img src=x onerror=window.pwned=1>",
     "</script><script>window.pwned=1</script>",
@@ -40,25 +41,43 @@ CORPUS = [
 ]
 
 
-@pytest.mark.parametrize("local", [True, False])
-def test_a_page_on_this_machine_is_known(local: bool, visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_on_this_machine_is_known(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     play = Run.play
     monkeypatch.setattr(Run, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
-    if not local:
-        monkeypatch.setattr("specdemo.ui.runs.is_local", lambda client: client.host != "127.0.0.1")
-    run(visit(), "one two three")
-    assert told == [local]
-
-
-def test_the_tokens_in_the_page_are_those_of_the_engine(visit: Visit, script: Script) -> None:
     page = visit()
-    run(page, "one two three four five six seven")
+    run(page, "one two three")
+    monkeypatch.setattr("specdemo.ui.runs.is_local", lambda client: client.host != "127.0.0.1")
+    run(page)
+    wait_until(lambda: told == [True, False])
+
+
+@pytest.fixture(scope="module")
+def ended(chromium: Browser, tabs: Tabs, server: tuple[str, Script]) -> Iterator[Raced]:
+    url, script = server
+    with visits(chromium, tabs, url) as visit:
+        page = visit()
+        run(page, "one two three four five six seven")
+        yield page, script.entries
+
+
+@pytest.fixture
+def raced(ended: Raced) -> Raced:
+    """A page whose race is over, for tests that only look at it, and the events of the race."""
+    page, _ = ended
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.keyboard.press("Escape")
+    page.mouse.move(0, 0)
+    return ended
+
+
+def test_the_tokens_in_the_page_are_those_of_the_engine(raced: Raced) -> None:
+    page, entries = raced
     for lane in (PLAIN, SPECULATIVE):
-        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
-    stats = Stats.of(entry.event for entry in script.entries if entry.lane == SPECULATIVE)
+        assert tokens_shown(page, lane) == tokens_of(entries, lane)
+    stats = Stats.of(entry.event for entry in entries if entry.lane == SPECULATIVE)
     legend = dict(zip(["a", "r", "b", "t", "x", "u"], page.locator(".sd-legend li b").all_inner_texts(), strict=True))
-    kinds = [code for _, code in tokens_of(script.entries, SPECULATIVE)]
+    kinds = [code for _, code in tokens_of(entries, SPECULATIVE)]
     assert {code: int(count) for code, count in legend.items()} == {code: kinds.count(code) for code in "arbtxu"}
     figures = page.locator(".sd-figures dd").all_inner_texts()
     assert figures[0] == f"{100 * (stats.acceptance_rate or 0):.0f}%"
@@ -72,21 +91,16 @@ def test_the_tokens_in_the_page_are_those_of_the_engine(visit: Visit, script: Sc
     assert "2.6 tokens per target pass" in sentence(page)
 
 
-def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced) -> None:
+    page, entries = raced
     behind = page.locator(".sd-behind")
-    expect(behind).to_be_hidden()
-    run(page, "one two three four five six seven")
-    expect(behind.locator("dl")).to_be_hidden()
     behind.locator("summary").click()
     shown = dict(zip(behind.locator("dt").all_inner_texts(), behind.locator("dd").all_inner_texts(), strict=True))
-    plain, drafted = (Stats.of(e.event for e in script.entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
+    plain, drafted = (Stats.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
     found = Figures.of(plain, drafted, DraftedLane("prompt-lookup", 4))
     assert found is not None
-    assert shown == dict(numbers(found, PLACEMENT["cpu"]))
+    assert shown == dict(numbers(found, PLACEMENT["cpu"], MEMORY_RATE))
     assert f"{found.tokens:.1f} tokens per target pass" in sentence(page)
-    run(page, "   ", until="failed")
-    expect(behind).to_be_hidden()
 
 
 def test_what_is_measured_before_a_race_is_told(visit: Visit, script: Script) -> None:
@@ -126,23 +140,18 @@ def test_a_difference_is_shown_with_its_place_and_gap(visit: Visit, script: Scri
     assert "near-tie" in page.locator(".sd-why-exact").inner_text()
 
 
-@pytest.mark.parametrize(
-    ("rule", "differ_at", "title"),
-    [
-        ("match", None, "Identical to the target alone"),
-        ("match", 1, "First difference at token 2"),
-        ("rejection", 1, "Different text, same distribution"),
-        ("rejection", None, "Same text, same distribution"),
-    ],
-)
-def test_above_temperature_zero_the_badge_follows_the_rule(
-    visit: Visit, script: Script, rule: str, differ_at: int | None, title: str
-) -> None:
-    script.differ_at = differ_at
-    page = visit(f"?temperature=0.8&prompt=one+two&rule={rule}")
-    assert page.locator("#match input").is_checked() == (rule == "match")
-    run(page)
-    assert page.locator(".sd-badge").inner_text() == title
+def test_above_temperature_zero_the_badge_follows_the_rule(visit: Visit, script: Script) -> None:
+    page = visit("?temperature=0.8&prompt=one+two&rule=match")
+    for same_draws, differ_at, title in (
+        (True, None, "Identical to the target alone"),
+        (True, 1, "First difference at token 2"),
+        (False, 1, "Different text, same distribution"),
+        (False, None, "Same text, same distribution"),
+    ):
+        page.locator("#match input").set_checked(same_draws)
+        script.differ_at = differ_at
+        run(page)
+        assert page.locator(".sd-badge").inner_text() == title
 
 
 def test_same_draws_can_be_chosen_above_temperature_0_only(visit: Visit, script: Script) -> None:
@@ -189,9 +198,8 @@ def test_the_tooltip_tells_a_tokens_test(visit: Visit, script: Script) -> None:
     assert "every drafted token of the round passed" in tip.inner_text().lower()
 
 
-def test_under_the_match_rule_the_tooltip_tells_what_the_target_drew(visit: Visit, script: Script) -> None:
-    page = visit()
-    run(page, "one two three four five six seven")
+def test_under_the_match_rule_the_tooltip_tells_what_the_target_drew(raced: Raced) -> None:
+    page, _ = raced
     tip = page.locator(".sd-tip")
     discarded(page, "x", 1).hover()
     drawn = page.locator("[data-lane=speculative] .tok.r").nth(1).inner_text()
@@ -204,9 +212,9 @@ def test_under_the_match_rule_the_tooltip_tells_what_the_target_drew(visit: Visi
     assert not {"min(1", "Draw"} & set(tip.inner_text().split())
 
 
-def test_the_tooltip_fits_a_phone(visit: Visit, script: Script) -> None:
-    page = visit(width=390)
-    run(page, "one two three four five six seven")
+def test_the_tooltip_fits_a_phone(raced: Raced) -> None:
+    page, _ = raced
+    page.set_viewport_size({"width": 390, "height": 900})
     left, right = discarded(page, "x").evaluate(
         """token => {  // at once, because scrolling, which may go on here, hides it
             token.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
@@ -217,9 +225,8 @@ def test_the_tooltip_fits_a_phone(visit: Visit, script: Script) -> None:
     assert 0 <= left < right <= 390
 
 
-def test_tokens_can_be_read_with_the_arrow_keys(visit: Visit, script: Script) -> None:
-    page = visit()
-    run(page, "one two three four five six seven")
+def test_tokens_can_be_read_with_the_arrow_keys(raced: Raced) -> None:
+    page, _ = raced
     page.locator("[data-lane=speculative] .sd-pane").focus()
     for key in ("ArrowRight", "ArrowRight", *["ArrowLeft"] * 4):  # its round in sight, back over its guesses
         page.keyboard.press(key)
@@ -264,25 +271,20 @@ def test_a_closed_tab_ends_its_race(visit: Visit, script: Script) -> None:
     assert len(tokens_shown(other, PLAIN)) == 5
 
 
-@pytest.mark.parametrize(
-    ("failure", "words"),
-    [
-        (
-            MemoryError("The GPU has too little free memory: lower max new tokens."),
-            "The GPU has too little free memory",
-        ),
-        (KeyError("<b>x</b>"), "Something went wrong in the engine: KeyError."),
-    ],
-)
-def test_a_failure_is_told_and_the_next_run_works(visit: Visit, script: Script, failure: Exception, words: str) -> None:
-    script.fail_at, script.failure = 9, failure
+def test_a_failure_is_told_and_the_next_run_works(visit: Visit, script: Script) -> None:
     page = visit()
-    run(page, "one two three", until="failed")
-    assert words in sentence(page)
-    assert script.open_races == 0
-    script.fail_at = None
-    run(page)
-    assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
+    few = MemoryError("The GPU has too little free memory: lower max new tokens.")
+    for failure, words in (
+        (few, str(few)),
+        (KeyError("<b>x</b>"), "Something went wrong in the engine: KeyError."),
+    ):
+        script.fail_at, script.failure = 9, failure
+        run(page, "one two three", until="failed")
+        assert words in sentence(page)
+        assert script.open_races == 0
+        script.fail_at = None
+        run(page)
+        assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
 
 
 def test_what_a_lost_connection_missed_is_asked_for(
@@ -343,6 +345,7 @@ def test_a_server_that_is_lost_during_a_race_is_told(
     assert page.locator(".sd-ratio").inner_text() == "–"
     page.unroute_all()
     wait_until(lambda: script.open_races == 0)  # nobody shows it any more
+    page.evaluate("specdemo.LOST_MS = 15_000")
     page.fill("#max-new-tokens input", "5")
     run(page)
     assert len(tokens_shown(page, PLAIN)) == 5
@@ -388,19 +391,22 @@ def test_a_race_that_gradio_cannot_run_is_told(visit: Visit, script: Script) -> 
     expect(page.locator("#race .sd-tokens").first).to_have_text("5 of 5 tokens")
 
 
-@pytest.mark.parametrize(
-    ("query", "how"),
-    [
-        ("?k=3&temperature=0.5", "at K 3, temperature 0.5"),
-        ("?k=auto", "at K auto, temperature 0"),
-        ("?drafter=none", "at temperature 0"),
-    ],
-)
-def test_a_result_says_what_it_was_run_with(visit: Visit, script: Script, query: str, how: str) -> None:
-    page = visit(f"{query}&prompt=one+two")
+def test_a_result_says_what_it_was_run_with(visit: Visit, script: Script) -> None:
+    page = visit("?k=3&temperature=0.5&prompt=one+two")
+    how = page.locator("#race .sd-how")
     run(page)
-    page.fill("#temperature input[type=number]", "2")  # for the next race
-    assert page.locator("#race .sd-how").inner_text() == how
+    page.fill("#temperature input[type=number]", "0")  # for the next race
+    assert how.inner_text() == "at K 3, temperature 0.5"
+    page.check("#auto input")
+    run(page)
+    assert how.inner_text() == "at K auto, temperature 0"
+    page.click("#drafter input")
+    page.get_by_role("option", name="none", exact=True).click()
+    run(page)
+    assert how.inner_text() == "at temperature 0"
+    page = visit("?drafter=ngram&k=63&tree=true&temperature=0.75&prompt=one+two")
+    run(page)
+    assert page.locator("#race .sd-how").inner_text() == "by trees of 63, temperature 0.75"
 
 
 def test_the_trace_can_be_downloaded_and_read_back(visit: Visit, script: Script) -> None:
@@ -431,10 +437,9 @@ def test_a_trace_that_is_gone_leaves_the_result(visit: Visit, script: Script) ->
     assert page.locator(".sd-badge").inner_text() == "Identical to the target alone"
 
 
-def test_what_was_thrown_away_is_not_copied(visit: Visit, script: Script) -> None:
-    page = visit()
-    run(page, "one two three four five six seven")
-    kept = [text for text, code in tokens_of(script.entries, SPECULATIVE) if code not in "xu"]
+def test_what_was_thrown_away_is_not_copied(raced: Raced) -> None:
+    page, entries = raced
+    kept = [text for text, code in tokens_of(entries, SPECULATIVE) if code not in "xu"]
     copied = page.evaluate(
         "() => { const s = getSelection(); s.selectAllChildren(document.querySelector"
         "('#race [data-lane=speculative] .sd-text')); return s.toString(); }"
@@ -442,9 +447,8 @@ def test_what_was_thrown_away_is_not_copied(visit: Visit, script: Script) -> Non
     assert copied.split() == "".join(kept).split()
 
 
-def test_guesses_can_be_hidden(visit: Visit, script: Script) -> None:
-    page = visit()
-    run(page, "one two three four five six seven")
+def test_guesses_can_be_hidden(raced: Raced) -> None:
+    page, _ = raced
     rejected, untested = discarded(page, "x"), discarded(page, "u")
     assert (rejected.is_visible(), untested.is_visible()) == (True, True)
     page.keyboard.press("h")
@@ -472,19 +476,17 @@ def test_a_lane_that_has_not_begun_has_no_first_token(visit: Visit, script: Scri
     expect(first).to_contain_text(re.compile(r"First token, alone\s*30 ms\s*First token, drafted\s*–"))
 
 
-def test_a_load_is_not_waited_for_once_stop_was_pressed(visit: Visit) -> None:
-    script = Script()
-    script.loading.clear()
-    with served(script) as url:
-        page = visit(at=url)
-        run(page, "one two three", until="loading")
-        page.click("#stop")
-        page.locator(".sd-arena[data-state=ended]").wait_for()
-        assert sentence(page) == "Stopped before it began."
-        script.loading.set()
-        run(page)
-        assert len(tokens_shown(page, PLAIN)) == 24
-        page.close()  # before its server, which it would miss
+def test_a_load_is_not_waited_for_once_stop_was_pressed(visit: Visit, unloaded: Script) -> None:
+    unloaded.loading.clear()
+    unloaded.begin()
+    page = visit()
+    run(page, "one two three", until="loading")
+    page.click("#stop")
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    assert sentence(page) == "Stopped before it began."
+    unloaded.loading.set()
+    run(page)
+    assert len(tokens_shown(page, PLAIN)) == 24
 
 
 def test_two_visitors_do_not_mix(visit: Visit, script: Script) -> None:
@@ -523,14 +525,6 @@ def test_stop_also_takes_back_a_run_that_is_still_waiting(visit: Visit, script: 
 
 
 WRONG_TOKEN = " wrong"
-
-
-def wait_until(true: object, seconds: float = 20) -> None:
-    """Wait for something that happens on the server, which no element of a page shows."""
-    end = time.monotonic() + seconds
-    while not true():  # type: ignore[operator]
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_what_is_sent_for_a_flush_is_small(visit: Visit, script: Script) -> None:

@@ -12,10 +12,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import httpx
 import pytest
 
 from specdemo.types import BadInput
+from specdemo.ui.engine import Engine
 from specdemo.ui.serve import read_logins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,44 +49,50 @@ def serving(*options: str) -> Iterator[str]:
         process.wait()
 
 
-def test_the_page_opens_with_the_preset_that_was_asked_for() -> None:
-    with serving() as url:
-        found = httpx.get(f"{url}/config").json()["components"]
-        chosen = [part["props"]["value"] for part in found if part["props"].get("elem_id") == "preset"]
-        assert chosen == [PRESET]
-        assert "own-target" in ids_of(url)
+@pytest.fixture
+def loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "begin_loading", lambda engine, preset: None)
 
 
-def ids_of(url: str) -> set[str]:
-    return {part["props"].get("elem_id") for part in httpx.get(f"{url}/config").json()["components"]}
+@pytest.mark.usefixtures("loads_nothing")
+def test_where_others_reach_the_page_without_a_login_nobody_names_models(
+    command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[tuple[gr.Blocks, dict[str, Any]]] = []
+    monkeypatch.setattr(gr.Blocks, "launch", lambda page, **options: served.append((page, options)))
+    for host, named in (("127.0.0.1", True), ("0.0.0.0", False)):
+        assert command("serve", "--preset", PRESET, "--host", host)[0] == 0
+        page, options = served.pop()
+        ids = {str(getattr(block, "elem_id", None)) for block in page.blocks.values()}
+        assert (options["server_name"], options["auth"]) == (host, None)
+        assert "preset" in ids
+        assert any(name.startswith("own-") for name in ids) == named
+        targets = [page.blocks.get(at) for fn in page.fns.values() for at, _ in fn.targets]
+        wired = {str(getattr(target, "elem_id", None)) for target in targets}
+        assert any(name.startswith("own-") for name in wired) == named
 
 
-def test_where_others_reach_the_page_without_a_login_nobody_names_models() -> None:
-    with serving("--host", "0.0.0.0") as url:
-        assert "preset" in ids_of(url)
-        assert not any(str(name).startswith("own-") for name in ids_of(url))
-        assert not [part for part in httpx.get(f"{url}/config").json()["dependencies"] if "own" in str(part["targets"])]
-
-
-def test_with_a_file_of_logins_only_those_who_log_in_see_the_page(tmp_path: Path) -> None:
+def test_it_opens_with_the_preset_that_was_asked_for_and_only_those_who_log_in_see_it(tmp_path: Path) -> None:
     file = tmp_path / "logins"
     file.write_text("me:a:secret\n\nyou:another\n")
-    with serving("--auth", str(file)) as url, httpx.Client(base_url=url) as visitor:
+    with serving("--host", "0.0.0.0", "--auth", str(file)) as url, httpx.Client(base_url=url) as visitor:
         assert visitor.get("/config").status_code == 401
         assert visitor.post("/login", data={"username": "me", "password": "another"}).status_code == 400
         assert visitor.post("/login", data={"username": "me", "password": "a:secret"}).status_code == 200
-        assert visitor.get("/config").status_code == 200
+        parts = {part["props"].get("elem_id"): part["props"] for part in visitor.get("/config").json()["components"]}
+        assert parts["preset"]["value"] == PRESET
+        assert "own-target" in parts
 
 
-def test_a_port_that_is_taken_is_refused_in_a_sentence() -> None:
+@pytest.mark.usefixtures("loads_nothing")
+def test_a_port_that_is_taken_is_refused_in_a_sentence(command: Any) -> None:
     with closing(socket.socket()) as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        words = [sys.executable, "-m", "specdemo", "serve", "--preset", PRESET, "--port", str(port)]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=STARTING_SECONDS, check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
-    assert f"port {port} of 127.0.0.1 is taken" in done.stderr
+        status, _, said = command("serve", "--preset", PRESET, "--port", str(port))
+    assert (status, len(said.splitlines())) == (2, 1), said
+    assert f"port {port} of 127.0.0.1 is taken" in said
 
 
 @pytest.mark.parametrize(

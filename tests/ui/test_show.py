@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect
+from playwright.sync_api import Page, expect
 
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
 
 from . import scripted
 from .browser import run, sentence, tokens_of, tokens_shown
-from .conftest import Visit, listeners
+from .conftest import Visit
 from .scripted import PLACEMENT, Script
-from .test_page import AXE
+from .test_page import FADED, serious
 from .test_replay import GREEDY
 
 Open = Callable[..., Page]
@@ -32,38 +33,22 @@ SHIFTS = """
     entry.sources.map(({ node, previousRect: a, currentRect: b }) => [node?.className, a.x, a.y, b.x, b.y]))))
     .observe({ type: "layout-shift", buffered: false });
 """
-FADED = "document.getAnimations().forEach((animation) => animation.finish())"
 
 
 @pytest.fixture
-def moving(seeing: BrowserContext, url: str, script: Script) -> Iterator[Open]:
+def moving(visit: Visit) -> Open:
     """Opens the page on a clock that only `tick` moves, unless it is not to be `frozen`."""
-    pages: list[Page] = []
-    troubles: list[str] = []
 
-    def open_page(
-        query: str = "", width: int = 1280, height: int = 900, pace: str | None = None, frozen: bool = True
-    ) -> Page:
-        page = seeing.new_page()
-        page.set_viewport_size({"width": width, "height": height})
-        page.set_default_timeout(10_000)
+    def open_page(query: str = "", pace: str | None = None, frozen: bool = True, **options: Any) -> Page:
+        query = f"?prompt={PROMPT.replace(' ', '+')}{query}"
+        page = visit(query, motion=True, until="[data-stage=ready]", **options)
         if pace:
-            page.add_init_script(f"localStorage.setItem('specdemo-pace', '{pace}')")
-        for event, hear in listeners(troubles, "\0").items():
-            page.on(event, hear)  # type: ignore[call-overload]
-        pages.append(page)
-        page.goto(f"{url}?prompt={PROMPT.replace(' ', '+')}{query}")
-        page.locator("#race .sd-board").wait_for()
-        page.locator("[data-stage=ready]").wait_for()
+            page.select_option("#race .sd-pace", pace)
         if frozen:
             page.evaluate(f"() => {{ {CLOCK} }}")
         return page
 
-    yield open_page
-    for page in pages:
-        page.evaluate("localStorage.clear()")
-        page.close()
-    assert troubles == []
+    return open_page
 
 
 def tick(page: Page, seconds: float) -> None:
@@ -229,9 +214,7 @@ def test_rejected_guesses_fade_and_nothing_moves(moving: Open, script: Script, w
     page.locator("#race [data-lane=speculative] .tok.r").last.hover()
     expect(page.locator("#race [data-lane=speculative] .sd-rd:hover .sd-ghost").last).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.evaluate(AXE)
-    found = [v for v in page.evaluate("axe.run()")["violations"] if v["impact"] in ("serious", "critical")]
-    assert [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found] == []
+    assert serious(page) == []
 
 
 def test_the_end_of_text_token_is_a_mark_and_text_that_looks_like_it_is_not(visit: Visit, script: Script) -> None:

@@ -23,18 +23,13 @@ from specdemo.ui.runs import Runs
 from specdemo.ui.serving.line import MODEL
 from specdemo.ui.serving.status import _news
 
-from .browser import run, served, served_engine, tokens_shown
+from .browser import run, served_engine, tokens_shown, wait_until
 from .conftest import Visit
 from .scripted import PROMPTS, Script, ScriptedLoaded
 from .test_messages import in_a_loop_of_its_own
-from .test_race import wait_until
+from .test_page import choose_preset
 
 ONLOOKERS = 64
-
-
-def choose(page: Page, title: str) -> None:
-    page.click("#preset input")
-    page.get_by_role("option", name=title).click()
 
 
 # The stream -------------------------------------------------------------------------------------------------
@@ -60,7 +55,7 @@ def test_a_race_runs_while_many_pages_look_on() -> None:
         script.loading.set()
         told = [status_when(page, "ready") for page in pages]
         assert [*map(json.dumps, told)] == [json.dumps(told[0])] * ONLOOKERS
-        body = {"data": ["one two", "scripted", "none", 1, 0, 5, 0, 0, 1, None, False, False, "match"]}
+        body = {"data": ["one two", "scripted", "none", 1, 0, 5, 0, 0, 1, None, False, False, "match", False]}
         call = Request(f"{url}gradio_api/call/compare", json.dumps(body).encode(), {"content-type": "application/json"})
         urlopen(call).close()
         wait_until(lambda: script.ended_races == 1)
@@ -106,50 +101,42 @@ def test_a_page_sleeps_until_something_changes() -> None:
     assert not engine.followers
 
 
-def test_a_page_out_of_sight_does_not_hold_a_connection(visit: Visit) -> None:
-    engine = Script().engine()
-    engine.begin_loading("scripted")
-    with served_engine(engine, PROMPTS) as url:
-        page = visit(at=url)
-        expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-        wait_until(lambda: len(engine.followers) == 1)
-        hide = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
-        hide += " document.dispatchEvent(new Event('visibilitychange')); }"
-        page.evaluate(hide, True)
-        wait_until(lambda: not engine.followers)
-        page.evaluate(hide, False)
-        wait_until(lambda: len(engine.followers) == 1)
-        page.close()  # before its server, which it would miss
-        wait_until(lambda: not engine.followers)
+def test_a_page_out_of_sight_does_not_hold_a_connection(visit: Visit, script: Script) -> None:
+    followers = script.used.followers
+    wait_until(lambda: not followers)  # those of earlier tests have left
+    page = visit()
+    wait_until(lambda: len(followers) == 1)
+    hide = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide, True)
+    wait_until(lambda: not followers)
+    page.evaluate(hide, False)
+    wait_until(lambda: len(followers) == 1)
+    page.close()
+    wait_until(lambda: not followers)
 
 
 # The line ---------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_is_told_the_place_in_the_line_and_the_wait(visit: Visit) -> None:
-    script = Script()
-    with served(script) as url:
-        pages = [visit(at=url) for _ in range(3)]
-        first, second, third = pages
-        script.pace = 0.01
-        run(first, "one two")  # from here on it is known how long a race takes
-        script.gate.clear()
-        run(first, "alpha beta", until="waiting")
-        wait_until(lambda: script.open_races == 1)
-        run(second, "gamma delta", until="waiting")
-        expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 1, a few seconds.")
-        run(third, "epsilon zeta", until="waiting")
-        expect(third.locator("#race .sd-sentence")).to_have_text("Waiting: number 2 of 2, a few seconds.")
-        expect(third.locator("#race .sd-why-exact")).to_have_text("Your race starts when those before it have ended.")
-        expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 2, a few seconds.")
-        second.click("#stop")
-        expect(third.locator("#race .sd-sentence")).to_contain_text("Waiting: number 1 of 1")
-        script.pace = 0
-        script.gate.set()
-        third.locator(".sd-arena[data-state=ended]").wait_for()
-        assert len(tokens_shown(third, PLAIN)) == 24
-        for page in pages:
-            page.close()  # before their server, which they would miss
+def test_who_waits_is_told_the_place_in_the_line_and_the_wait(visit: Visit, script: Script) -> None:
+    first, second, third = (visit() for _ in range(3))
+    script.used._recent.clear()
+    script.used._recent.append(0.5)  # from here on it is known how long a race takes
+    script.gate.clear()
+    run(first, "alpha beta", until="waiting")
+    wait_until(lambda: script.open_races == 1)
+    run(second, "gamma delta", until="waiting")
+    expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 1, a few seconds.")
+    run(third, "epsilon zeta", until="waiting")
+    expect(third.locator("#race .sd-sentence")).to_have_text("Waiting: number 2 of 2, a few seconds.")
+    expect(third.locator("#race .sd-why-exact")).to_have_text("Your race starts when those before it have ended.")
+    expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 2, a few seconds.")
+    second.click("#stop")
+    expect(third.locator("#race .sd-sentence")).to_contain_text("Waiting: number 1 of 1")
+    script.gate.set()
+    third.locator(".sd-arena[data-state=ended]").wait_for()
+    assert len(tokens_shown(third, PLAIN)) == 24
 
 
 def test_the_wait_is_what_the_last_jobs_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,72 +162,60 @@ def test_the_wait_is_what_the_last_jobs_took(monkeypatch: pytest.MonkeyPatch) ->
     assert engine.expected_wait(1) is None
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
+def test_a_wait_is_put_in_words(visit: Visit) -> None:
+    page = visit()
+    for seconds, words in (
         (None, "Waiting: number 3 of 5."),
         (0, "Waiting: number 3 of 5, a few seconds."),
         (40, "Waiting: number 3 of 5, about 40 s."),
         (120, "Waiting: number 3 of 5, about 2 min."),
-    ],
-)
-def test_a_wait_is_put_in_words(visit: Visit, seconds: int | None, words: str) -> None:
-    assert visit().evaluate("specdemo.placeInWords", {"place": 3, "of": 5, "seconds": seconds}) == words
+    ):
+        assert page.evaluate("specdemo.placeInWords", {"place": 3, "of": 5, "seconds": seconds}) == words
 
 
 # Other visitors ---------------------------------------------------------------------------------------------
 
 
-def test_the_top_bar_follows_what_others_load(visit: Visit) -> None:
-    script = Script()
-    with served(script) as url:
-        mine, theirs = visit(at=url), visit(at=url)
-        top = mine.locator(".sd-top")
-        expect(top).to_have_attribute("data-stage", "ready")
-        script.loading.clear()
-        choose(theirs, "Other 1.7B")
-        expect(theirs.locator(".sd-model")).to_have_text("Downloading, 10% done")
-        expect(theirs.locator(".sd-progress")).to_have_attribute("value", "0.1")
-        late = visit(at=url)
-        for page in (mine, late):
-            expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
-            expect(page.locator(".sd-facts")).to_have_text("is being loaded for another visitor: downloading, 10% done")
-            expect(page.locator(".sd-progress")).to_be_hidden()
-        script.loading.set()
-        expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "ready")
-        expect(top).to_have_attribute("data-stage", "other")
-        expect(mine.locator(".sd-facts")).to_have_text("Scripted 135M is loaded when you press Run")
-        run(mine, "one two")
-        expect(top).to_have_attribute("data-stage", "ready")
-        expect(mine.locator(".sd-model")).to_have_text("Scripted 135M")
-        expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "other")
-        for page in (mine, theirs, late):
-            page.close()  # before their server, which they would miss
+def test_the_top_bar_follows_what_others_load(visit: Visit, script: Script) -> None:
+    mine, theirs = visit(), visit()
+    top = mine.locator(".sd-top")
+    expect(top).to_have_attribute("data-stage", "ready")
+    script.loading.clear()
+    choose_preset(theirs, "Other 1.7B")
+    expect(theirs.locator(".sd-model")).to_have_text("Downloading, 10% done")
+    expect(theirs.locator(".sd-progress")).to_have_attribute("value", "0.1")
+    for page in (mine, visit()):
+        expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
+        expect(page.locator(".sd-facts")).to_have_text("is being loaded for another visitor: downloading, 10% done")
+        expect(page.locator(".sd-progress")).to_be_hidden()
+    script.loading.set()
+    expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "ready")
+    expect(top).to_have_attribute("data-stage", "other")
+    expect(mine.locator(".sd-facts")).to_have_text("Scripted 135M is loaded when you press Run")
+    run(mine, "one two")
+    expect(top).to_have_attribute("data-stage", "ready")
+    expect(mine.locator(".sd-model")).to_have_text("Scripted 135M")
+    expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "other")
 
 
-@pytest.mark.parametrize(
-    ("status", "shown"),
-    [
+def test_a_load_that_failed_is_told_to_who_chose_it(visit: Visit, script: Script) -> None:
+    """By a status as the server sends it, since the scripted engine keeps nothing after a failed load."""
+    page = visit()
+    for status, shown in (
         ({"preset": "scripted"}, ["failed", "Too large.", ""]),
         ({"preset": "other"}, ["idle", "No model is loaded yet", ""]),
         ({"preset": "other", "loaded": "scripted", "facts": ["float32"]}, ["ready", "Scripted 135M", "float32"]),
-    ],
-)
-def test_a_load_that_failed_is_told_to_who_chose_it(
-    visit: Visit, script: Script, status: dict[str, Any], shown: list[str]
-) -> None:
-    """By a status as the server sends it, since the scripted engine keeps nothing after a failed load."""
-    page = visit()
-    told = page.evaluate(
-        """status => {
-          specdemo.showStatus({ stage: "failed", words: "Too large.", fraction: null, ...status });
-          const top = document.querySelector(".sd-top");
-          const text = (part) => top.querySelector(part).textContent;
-          return [top.dataset.stage, text(".sd-model"), text(".sd-facts")];
-        }""",
-        status,
-    )
-    assert told == shown
+    ):
+        told = page.evaluate(
+            """status => {
+              specdemo.showStatus({ stage: "failed", words: "Too large.", fraction: null, ...status });
+              const top = document.querySelector(".sd-top");
+              const text = (part) => top.querySelector(part).textContent;
+              return [top.dataset.stage, text(".sd-model"), text(".sd-facts")];
+            }""",
+            status,
+        )
+        assert told == shown
 
 
 # Work beside a race -----------------------------------------------------------------------------------------
@@ -300,8 +275,7 @@ def test_a_race_beside_which_another_page_was_served_says_so(visit: Visit, scrip
         expect(page.locator("#race .sd-why-exact")).not_to_contain_text("Disturbed")
 
 
-@pytest.mark.parametrize("asked", ["trace", "race"])
-def test_what_a_page_is_answered_counts_as_work_beside_a_race(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_page_is_answered_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runs = Script().engine(), Runs()
     page = build_page(engine, runs, PROMPTS)
     answers = {
@@ -310,19 +284,15 @@ def test_what_a_page_is_answered_counts_as_work_beside_a_race(asked: str, monkey
         for name in ("trace", "race")
         if getattr(getattr(block, name, None), "_is_server_fn", False)
     }
-    seen: list[bool] = []
-    watch = engine.beside.watch()
+    seen, watch = list[bool](), engine.beside.watch()
     monkeypatch.setattr(runs, "find", lambda *_: seen.append(watch()))
-    answers[asked]({})
-    assert seen == [True]
+    for answer in (answers["trace"], answers["race"]):
+        watch = engine.beside.watch()
+        answer({})
+    assert seen == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments"), [("attempt", (gr.EventData(None, {}), None, 1, 1, 1)), ("take", (gr.Request(),))]
-)
-def test_the_theory_counts_as_work_beside_a_race(
-    name: str, arguments: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_theory_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runs, seen = Script().engine(), Runs(), list[bool]()
     page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
 
@@ -333,8 +303,10 @@ def test_the_theory_counts_as_work_beside_a_race(
     monkeypatch.setattr(studies, "theory_of", noted)
     monkeypatch.setattr(runs, "latest", noted)
     handlers = [getattr(block.fn, "func", block.fn) for block in page.fns.values()]
-    next(handler for handler in handlers if getattr(handler, "__name__", "") == name)(*arguments)
-    assert seen == [True]
+    for name, arguments in (("attempt", (gr.EventData(None, {}), None, 1, 1, 1)), ("take", (gr.Request(),))):
+        watch = engine.beside.watch()
+        next(handler for handler in handlers if getattr(handler, "__name__", "") == name)(*arguments)
+    assert seen == [True, True]
 
 
 def test_recordings_and_files_are_no_work_beside_a_race(url: str, script: Script, visit: Visit) -> None:

@@ -23,7 +23,8 @@ from transformers import (
 )
 
 from specdemo.drafters.heads.files import save_head
-from specdemo.models.presets import Folder, Preset, Source, Wheel
+from specdemo.models.presets import Preset
+from specdemo.models.sources import Folder, Source, Wheel
 
 from .toys import ngram_file, untrained_heads
 

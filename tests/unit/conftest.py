@@ -6,21 +6,25 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from specdemo.bench.llamacpp import started
 from specdemo.models import loaded as models
+from specdemo.models.converted import gguf_of
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import DEFAULT_PRESET, Preset, Wheel, find_preset
-from specdemo.models.sources import gguf_of
+from specdemo.models.presets import DEFAULT_PRESET, Preset, find_preset
+from specdemo.models.sources import Wheel
+from specdemo.models.store import ignore
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
 
-from .checkpoints import full_preset
+from .checkpoints import full_preset, make_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,11 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     loaded = load(full_preset(tmp_path_factory.mktemp("full")), "float32", "cpu")
     yield loaded
     loaded.release()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +54,7 @@ def loads_once() -> Iterator[None]:
         if key not in kept:
             kept[key] = load(preset, *asked, **named)
         loaded = copy(kept[key])
-        loaded.ready_heads, loaded.costs = dict(loaded.ready_heads), {}
+        loaded.parts, loaded.costs = replace(loaded.parts, ready_heads=dict(loaded.parts.ready_heads)), {}
         return loaded
 
     with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +71,7 @@ def real() -> Iterator[dict[str, Dialect]]:
         pytest.skip("there is no xllamacpp")
     target = find_preset(DEFAULT_PRESET).target
     assert isinstance(target, Wheel)
-    asked = {"gguf": str(gguf_of(target, lambda *_: None)), "draft_gguf": None, "k": 5, "threads": 1, "context": 1024}
+    asked = {"gguf": str(gguf_of(target, ignore)), "draft_gguf": None, "k": 5, "threads": 1, "context": 1024}
     with ExitStack() as running:
         found: dict[str, Dialect] = {}
         for lane, ngram in ((PLAIN, None), (SPECULATIVE, 2)):

@@ -4,7 +4,7 @@ All randomness of a run comes from its rule, in two places: drafters draw tokens
 ask a `Walk` instead. A drafter is given each possible token in turn, weighted by its probability. `verify` is called
 with draws placed just inside the borders where its answer has to change: a test at min(1, p/q), the last draw at the
 borders of the cumulative residual. If a border of the rule under test lies anywhere else, some run gets the weight of
-another outcome and the law comes out wrong.
+another outcome and the distribution comes out wrong.
 """
 
 from __future__ import annotations
@@ -127,17 +127,17 @@ def emitted_distribution(
 ) -> dict[tuple[int, ...], float]:
     """The probability of every text that `decode` can emit by rejection sampling; `start` and `costs` make what it runs
     on afresh."""
-    law: dict[tuple[int, ...], float] = defaultdict(float)
+    texts: dict[tuple[int, ...], float] = defaultdict(float)
     walk = Walk()
     for _ in walk.runs():
         scripted = Scripted(settings, walk, rule)
         runner, drafter = start(scripted)
         events = list(loop.decode(runner, drafter, prompt, scripted, eos_ids, costs=costs()))
-        law[tuple(ids_of(events))] += walk.weight
+        texts[tuple(ids_of(events))] += walk.weight
         seen(events)
-    return dict(law)
+    return dict(texts)
 
 
-def distance(law: dict, other: dict) -> float:
+def distance(texts: dict, other: dict) -> float:
     """The largest difference in the probability of any text."""
-    return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in law.keys() | other.keys())
+    return max(abs(texts.get(text, 0.0) - other.get(text, 0.0)) for text in texts.keys() | other.keys())

@@ -102,3 +102,13 @@ def llamacpp_answers(stream: bytes | Answer, metrics: bytes | None = None) -> di
 
 def replayed(name: str) -> bytes:
     return stream_answer(*(chunk.data for chunk in recorded(name)[1]))
+
+
+def replayed_alone(name: str) -> bytes:
+    """The same text of llama.cpp without a draft: an event a round, in the same form."""
+    events = []
+    for chunk in recorded(name)[1]:
+        count = chunk.data["timings"]["predicted_n"]
+        timings = {"prompt_ms": 175.0, "predicted_n": count, "predicted_ms": 0.001 + 8 * (count - 1)}
+        events.append({**chunk.data, "timings": timings})
+    return stream_answer(*events)

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.engines.memory_rate import memory_rate
 from specdemo.racing.advice import action, notes, numbers, reason
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
 from specdemo.racing.figures import Figures, alpha_for, noise, weight_bytes
@@ -22,7 +24,7 @@ from specdemo.racing.summary import summary
 from specdemo.racing.verdict import judge, lanes_verdict, race_verdict
 from specdemo.types import AUTO, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 
-from .toys import PROMPT, VOCAB, TableToy, letters_tokenizer, ngram_file, random_table
+from .toys import PROMPT, alike_toy
 
 A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 PASS = 0.01
@@ -58,7 +60,8 @@ def figures(rounds: list[Round], asked: DraftedLane | None = EAGLE, plain: Stats
 def test_drafters_are_listed_with_what_their_classes_say() -> None:
     for name, entry in DRAFTERS.items():
         cls = drafter_class(name)
-        assert (entry.parallel_drafting, entry.uses_early_exit) == (cls.parallel_drafting, cls.uses_early_exit)
+        for told in ("parallel_drafting", "uses_early_exit", "branches"):
+            assert getattr(entry, told) == getattr(cls, told)
 
 
 def test_what_another_k_would_give_is_computed_from_the_same_rounds() -> None:
@@ -259,15 +262,7 @@ def test_advice_never_contradicts_the_figures(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -> None:
-    law = random_table(1, support=3)
-    mixed = 0.6 * law + 0.4 * random_table(2, support=2)
-    toy: Any = TableToy(
-        target=law,
-        draft_model=mixed,
-        early=mixed,
-        ngram_table=ngram_file(tmp_path, VOCAB),
-        tokenizer=letters_tokenizer(),
-    )
+    toy: Any = alike_toy(tmp_path)
     settings = Settings(temperature=temperature, k=3, max_new_tokens=60, seed=3)
     entries = list(race(toy, "draft-model", PROMPT, settings))
     found = summary(toy, PROMPT, settings, entries, {SPECULATIVE: DraftedLane("draft-model", 3)})
@@ -300,3 +295,16 @@ def test_the_bytes_of_a_pass_are_read_from_a_trace(environment: dict[str, Any], 
     assert shown.get("weights that a pass of the target alone reads") == (
         size and f"{size}.000 GB, {size * 100:.1f} GB/s"
     )
+
+
+def test_the_numbers_say_how_close_a_pass_is_to_what_the_memory_allows() -> None:
+    found = figures([round_(4, 3)] * 40)
+    for rate, share in ((4e11, "75%"), (2e11, "100%")):  # the memory may have been faster during the race
+        read = dict(numbers(found, 3 * 10**9, rate))["weights that a pass of the target alone reads"]
+        assert read == f"3.000 GB, 300.0 GB/s, {share} of what the memory allows"
+
+
+def test_the_memory_is_measured_for_weights_that_do_not_fit_in_caches() -> None:
+    cpu = torch.device("cpu")
+    assert memory_rate(cpu, 10**7) is None
+    assert 1e8 < (memory_rate(cpu, 10**9) or 0) < 1e13

@@ -307,7 +307,8 @@ def test_the_table_of_drafters_is_over_all_prompts_and_can_be_told(outcome: dict
     fixed = next(row for row in rows if row["drafter"] == "draft-model" and row["k"] == 3)
     assert len(fixed["acceptance_by_place"]) >= 1
     told = {
-        "environment": {"cpu": "this one", "cores": 1, "dtype": "float32"},
+        "environment": {**dict.fromkeys(("dtype", "weights_dtype"), "float32"), "cpu": "this one", "cores": 1}
+        | {"cpu_model": None},
         "prompts": 2,
         "rows": json.loads(json.dumps(rows)),
     }
@@ -315,7 +316,7 @@ def test_the_table_of_drafters_is_over_all_prompts_and_can_be_told(outcome: dict
 
 
 def test_the_assistant_is_set_up_for_a_run_and_then_as_before(loaded: Loaded) -> None:
-    model = loaded.assistant
+    model = loaded.draft_model
     config, settings = model.generation_config, Settings(max_new_tokens=4)
     config.num_assistant_tokens = 7
     try:
@@ -332,7 +333,7 @@ def test_the_assistant_is_set_up_for_a_run_and_then_as_before(loaded: Loaded) ->
 
 
 def test_what_cannot_be_compared_is_told(loaded: Loaded, capsys: pytest.CaptureFixture) -> None:
-    alone = replace(loaded, draft_model=None)
+    alone = replace(loaded, parts=replace(loaded.parts, make_draft_runner=None))
     assert cases_of_theirs(alone, dict.fromkeys(["hf", "hf-assisted"]), [AUTO]) == [Case("hf")]
     assert capsys.readouterr().err == "hf-assisted is left out: the preset toy has no draft model to assist.\n"
     assert [case.k for case in cases_of_theirs(loaded, dict.fromkeys(["hf-assisted-tuned"]), [AUTO])] == list(TUNED_K)

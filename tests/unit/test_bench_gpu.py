@@ -193,7 +193,10 @@ def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: py
     assert "python -m pytest tests/gpu -m gpu" in done.stderr
     assert "pass, graph, T = 1, ms " in done.stderr  # what is left of a run that is cut off
     found = json.loads((tmp_path / "gpu.json").read_text())
-    assert found["measurements"][-1]["part"] == "made pair, ours"
+    *_, last = found["measurements"]
+    assert (last["part"], last["what"]) == ("made pair, ours, not captured", "a tree of 6")
+    assert last["rows"] > 2
+    assert last["tokens_per_round"] >= 1
     assert found["environment"]["torch"]
 
 

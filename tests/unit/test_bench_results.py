@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from specdemo.bench import results
-from specdemo.bench.cases import ALONE, Case
+from specdemo.bench.cases import ALONE, TREE, Case
 from specdemo.bench.results import drafters_markdown, markdown, read_record, record
 from specdemo.bench.throughput import bench
+from specdemo.bench.trees import tree_rows, trees_markdown
 from specdemo.models.loaded import Loaded
 from specdemo.models.presets import PRESETS
 from specdemo.racing.provenance import provenance
@@ -49,6 +50,40 @@ def test_what_is_kept_holds_every_run_and_gives_its_rows(outcome: dict[str, Any]
     assert lines[0] == "| | T | tokens/s | times transformers | times the target alone |"
     assert len(lines) == 2 + 4 * 2
     assert len(drafters_markdown(runs)) == 2 + 2
+
+
+def test_trees_stand_beside_the_fastest_chain_of_the_same_drafter(loaded: Loaded, tmp_path: Path) -> None:
+    sizes = [("speculative", k) for k in (1, 3, AUTO)] + [(TREE, k) for k in (4, AUTO)]
+    cases = [ALONE, Case("speculative", "prompt-lookup", 3), *(Case(method, "ngram", k) for method, k in sizes)]
+    found = bench(loaded, PROMPTS, cases, [0.0, 0.8], 8, 1)
+    rows = tree_rows(found["runs"])
+    for temperature in (0.0, 0.8):
+        mine = [row for row in rows if row["temperature"] == temperature]
+        assert [(row["method"], row["k"]) for row in mine][1:] == [("speculative", AUTO), (TREE, 4), (TREE, AUTO)]
+        assert [row["best_chain"] for row in mine] == [True, False, False, False]
+        assert {row["drafter"] for row in mine} == {"ngram"}
+        for row in mine:
+            assert row["identical"] == row["runs"] == 2
+            ours = [
+                run
+                for run in found["runs"]
+                if (run["method"], run["k"], run["temperature"]) == (row["method"], row["k"], temperature)
+                and run["drafter"] == "ngram"
+            ]
+            rounds = sum(run["rounds"] for run in ours)
+            assert row["tokens_per_round"] == pytest.approx(sum(run["new_tokens"] - 1 for run in ours) / rounds)
+            assert row["rows"] == pytest.approx(1 + sum(run["drafted"] for run in ours) / rounds)
+    lines = trees_markdown(rows)
+    assert len(lines) == 2 + 2 * 4
+    assert "a tree of 4" in lines[4]
+    assert "trees or chains, K = auto" in lines[5]
+    assert {line.count("|") for line in lines} == {lines[0].count("|")}
+    facts = {"command": "python -m specdemo bench", **provenance(loaded), "prompts_sha256": "x"}
+    write_json(tmp_path / "trees.json", record({**facts, **found}))
+    again = trees_markdown(tree_rows(read_record(tmp_path / "trees.json")[1]))
+    assert [line.split("|")[:6] for line in again] == [line.split("|")[:6] for line in lines]  # speeds are rounded
+    assert len(json.loads((tmp_path / "trees.json").read_text())["trees"]) == len(rows)
+    assert tree_rows([run for run in found["runs"] if run["method"] != TREE]) == []
 
 
 def test_kept_rows_that_are_not_those_of_the_runs_are_refused(kept: Path) -> None:

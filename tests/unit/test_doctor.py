@@ -1,337 +1,47 @@
-"""The doctor: its figures against texts that were made to have them, its bounds, its files, and a real server."""
+"""The doctor: its bounds, its files, and real servers."""
 
 from __future__ import annotations
 
 import csv
 import json
-import mmap
 import re
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from html.parser import HTMLParser
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from typer.main import get_command
 
-from specdemo.cli import main as cli
 from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY, connected
-from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.models.loaded import Loaded
-from specdemo.racing.compare import Comparison
-from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
-from specdemo.servers.flags import FLAGS, k_flag
-from specdemo.servers.steps import Told
 from specdemo.studies import doctor as doctors
-from specdemo.studies import theory
-from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
-from specdemo.studies.doctor import CONTEXT_PROMPTS, LEAST_TEXTS, Doctor, Plan, Sample, _lengthened
-from specdemo.studies.prompts import Prompt
+from specdemo.studies.diagnosis import Diagnosis
+from specdemo.studies.doctor import Doctor, Plan
 from specdemo.studies.report import html_report
 from specdemo.studies.tables import csv_text, json_text
-from specdemo.studies.writers import PresetWriter, ServerWriter, Written, _of_server
-from specdemo.system.progress import Stopped, attended, check_stopped
-from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.studies.writers import PresetWriter, ServerWriter
+from specdemo.system.progress import Stopped, attended
+from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
-from .fake_server import Answer, head, json_answer, llamacpp_answers, recorded, replayed, serving, stream_answer
+from .fake_server import (
+    Answer,
+    head,
+    json_answer,
+    llamacpp_answers,
+    replayed,
+    replayed_alone,
+    serving,
+)
+from .test_diagnosis import ALONE, DRAFTED, SCRIPT, SMALL, Scripted, examined
 
 KEY = "sk-very-secret-0123456789"
-SCRIPT = "<script>alert('é')</script>"
-
-Rounds = Sequence[tuple[int, int]]  # of each round how many tokens were drafted, and how many of them passed
-
-
-def events_of(rounds: Rounds, seconds: float, prompt_seconds: float = 0.5) -> Iterator[Event]:
-    """A text of which every round takes as long; its tokens count up from 0."""
-    yield Prefilled(7, Token(0, TokenKind.TARGET), prompt_seconds)
-    at = 1
-    for index, (drafted, accepted) in enumerate(rounds):
-        outcomes = [DraftOutcome.ACCEPTED] * accepted + [DraftOutcome.REJECTED] * (drafted > accepted)
-        outcomes += [DraftOutcome.UNTESTED] * (drafted - len(outcomes))
-        last = TokenKind.TARGET if not drafted else TokenKind.BONUS if drafted == accepted else TokenKind.RESAMPLED
-        kinds = [TokenKind.ACCEPTED] * accepted + [last]
-        emitted = tuple(Token(at + place, kind, margin=0.25) for place, kind in enumerate(kinds))
-        at += len(emitted)
-        guesses = tuple(DraftedToken(None, outcome) for outcome in outcomes)
-        yield Round(index, guesses, emitted, None, None, seconds)
-    yield Finished(FinishReason.LENGTH)
-
-
-def written(rounds: Rounds, seconds: float) -> Written:
-    events = [*events_of(rounds, seconds)]
-    stats = Stats.of(events)
-    tokens = [token for event in events for token in emitted_tokens(event)]
-    return Written(tokens, stats, stats.rounds, stats.drafts, stats.drafted, [*counts_by_place(events)])
-
-
-class Scripted:
-    """A `Writer` whose texts are all alike; `before` is called with the number of each text, from 0."""
-
-    def __init__(self, rounds: Rounds, seconds: float, before: Callable[[int], None] = lambda _: None) -> None:
-        self.facts: dict[str, Any] = {"engine": "llama.cpp", "version": "b1", "model": SCRIPT}
-        self.at_once = True
-        self.text, self.before, self.asked = written(rounds, seconds), before, list[tuple[str, bool]]()
-
-    def write(self, prompt: str, settings: Settings, alone: bool = True) -> Written:
-        self.asked.append((prompt, alone))
-        self.before(len(self.asked) - 1)
-        check_stopped()
-        return self.text
-
-    def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
-        return None
-
-
-DRAFTED: Rounds = [(4, 4), (4, 1), (4, 0), (0, 0), (4, 2)]
-ALONE: Rounds = [(0, 0)] * 12
-SMALL = Plan(1, Settings(max_new_tokens=12), (1, 2), (300,))
-
-
-def examined(mine: Scripted, alone: Scripted | None, plan: Plan = SMALL) -> tuple[Doctor, Diagnosis]:
-    study = Doctor(mine, alone, plan)
-    for _ in study.run():
-        pass
-    return study, Diagnosis.of(study)
-
-
-# Figures ----------------------------------------------------------------------------------------------------
-
-
-def test_every_part_is_measured_by_both_sides_in_turns() -> None:
-    order: list[str] = []
-    mine = Scripted(DRAFTED, 0.2, lambda _: order.append("mine"))
-    alone = Scripted(ALONE, 0.1, lambda _: order.append("alone"))
-    study, found = examined(mine, alone)
-    texts = 1 + 8 + 2 * LEAST_TEXTS + CONTEXT_PROMPTS
-    assert len(mine.asked) == len(alone.asked) == texts
-    assert (study.done, study.steps) == (8 + 2 + CONTEXT_PROMPTS,) * 2
-    assert sorted(order[:2]) == sorted(order[2:4]) == ["alone", "mine"]
-    assert order[2:4] != order[4:6]  # the other side begins
-    assert not found.left_out
-    assert [row["kind"] for row in found.kinds] == [prompt.category for prompt in study.prompts]
-    assert len({row["kind"] for row in found.kinds}) == 8
-    assert [(row["at_once"], row["texts"]) for row in found.at_once] == [(1, LEAST_TEXTS), (2, LEAST_TEXTS)]
-    assert [(row["context"], row["texts"]) for row in found.contexts] == [(300, CONTEXT_PROMPTS)]
-    assert [told for _, told in mine.asked].count(False) == LEAST_TEXTS  # two at once are not alone
-
-
-def test_the_figures_of_known_texts() -> None:
-    _, found = examined(Scripted(DRAFTED, 0.2), Scripted(ALONE, 0.1))
-    rows = found.positions
-    assert [(row["position"], row["drafts"], row["tested"], row["accepted"]) for row in rows] == [
-        (1, 8 * 4, 8 * 4, 8 * 3),
-        (2, 8 * 4, 8 * 3, 8 * 2),
-        (3, 8 * 4, 8 * 2, 8 * 1),
-        (4, 8 * 4, 8 * 1, 8 * 1),
-    ]
-    assert [row["conditional"].mean for row in rows] == pytest.approx([3 / 4, 2 / 3, 1 / 2, 1])
-    assert [row["unconditional"].mean for row in rows] == pytest.approx([3 / 4, 2 / 4, 1 / 4, 1 / 4])
-    assert found.often == pytest.approx(4 / 5)
-    assert found.tokens_per_round is not None
-    assert found.tokens_per_round.mean == pytest.approx(12 / 5)
-    assert found.round["cost"].mean == pytest.approx(2)
-    assert (found.round["ms"], found.round["baseline_ms"]) == pytest.approx((200, 100))
-    assert found.break_even["tokens_per_round"] == pytest.approx(2)
-    assert found.speed_up is not None
-    assert found.speed_up.mean == pytest.approx(2.4 / 2)
-    assert found.verdict == "Speculation pays: 1.20 times as fast; 2.40 tokens a round, and it pays from 2.00 on."
-    assert found.texts == {"compared": 12, "same": 12, "differences": []}
-    assert "All 12 texts are the same with and without speculation, token for token." in found.advice()
-
-
-ROUND = st.tuples(st.integers(0, 6), st.integers(0, 6)).map(lambda pair: (pair[0], min(pair)))
-TEXTS = st.lists(st.tuples(st.lists(ROUND, min_size=1, max_size=12), st.floats(0.01, 3)), min_size=1, max_size=4)
-
-
-@given(TEXTS, st.floats(0.01, 1))
-def test_figures_add_up_whatever_the_texts_are(texts: Sequence[tuple[Rounds, float]], alone_seconds: float) -> None:
-    study = Doctor(Scripted(DRAFTED, 1), Scripted(ALONE, alone_seconds), SMALL)
-    for number, (rounds, seconds) in enumerate(texts):
-        prompt = Prompt(f"p{number}", "kind", "Hi")
-        study.samples.append(Sample(prompt, written(rounds, seconds), written(ALONE, alone_seconds)))
-    found = Diagnosis.of(study)
-    drafts = sum(drafted > 0 for rounds, _ in texts for drafted, _ in rounds)
-    for place, row in enumerate(found.positions):
-        assert row["drafts"] == drafts
-        assert row["accepted"] == sum(accepted > place for rounds, _ in texts for _, accepted in rounds)
-        if place:  # those tested at a place have passed all before it
-            assert row["tested"] <= found.positions[place - 1]["accepted"]
-        assert row["accepted"] <= row["tested"] <= row["drafts"]
-        assert row["unconditional"].mean == pytest.approx(row["accepted"] / drafts)
-    assert found.often == pytest.approx(drafts / sum(len(rounds) for rounds, _ in texts))
-    assert found.tokens_per_round is not None
-    if len(texts) == 1 and drafts:  # the break-even is where the speed-up is 1: both say the same
-        cost = found.break_even["tokens_per_round"]
-        assert cost is not None
-        assert found.speed_up is not None
-        assert found.speed_up.mean == pytest.approx(found.tokens_per_round.mean / cost)
-    assert found.verdict
-    assert json.loads(json_text(found.as_dict()))["samples"][0]["prompt"] == "p0"
-
-
-@given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=12).map(lambda reached: sorted(reached, reverse=True)),
-    st.floats(0.2, 8),
-    st.floats(0.01, 1),
-)
-def test_the_k_that_is_named_is_the_fastest_of_its_model(reached: list[float], cost: float, often: float) -> None:
-    longest = len(reached)
-    best = _best_k(reached, cost, often)
-    assert best is not None
-    each = (cost - 1) / often / longest
-
-    def speed(k: int) -> float:
-        return (1 + sum(reached[:k])) / max(1 + each * k, 1e-9)
-
-    assert all(speed(k) <= speed(best) * (1 + WORTH) + 1e-9 for k in range(longest + 1))
-    assert best == longest or speed(best) > speed(longest) * (1 + WORTH)
-    assert _best_k([0.0] * longest, 1 + 2 * WORTH * longest, 1.0) == 0  # drafts that never pass cost something
-    assert _best_k(reached, 1.0, often) == longest  # and those that cost nothing are all to be had
-
-
-@given(st.floats(0.5, 8), st.floats(0.05, 1), st.integers(1, 10))
-def test_at_the_break_even_rate_a_round_brings_what_it_costs(cost: float, often: float, k: int) -> None:
-    alpha = _alpha(cost, often, k)
-    if alpha is None:
-        assert 1 + often * k < cost + 1e-9  # not even if all passed
-        return
-    tokens = 1 + often * (theory.expected_tokens(alpha, k) - 1)
-    assert tokens == pytest.approx(cost, abs=1e-6) or (alpha == 0 and cost <= 1)
-
-
-def test_what_a_server_keeps_to_itself_stays_unknown() -> None:
-    told = Told(rounds=4, drafted=16, accepted=7, by_position=(3, 2, 1, 1))
-    merged = [*events_of([(0, 0)] * 11, 0.1)]
-    unknown = [
-        replace(event, emitted=tuple(replace(token, kind=TokenKind.UNKNOWN) for token in event.emitted))
-        if isinstance(event, Round)
-        else event
-        for event in merged
-    ]
-    tokens = [token for event in unknown for token in emitted_tokens(event)]
-    text = _of_server(unknown, tokens, told)
-    assert (text.rounds, text.drafts, text.drafted) == (12 - 1 - 7, 4, 16)
-    assert text.places == [(4, 3), (3, 2), (2, 1), (1, 1)]
-    shorter = _of_server(unknown, tokens, replace(told, drafted=13))  # then it is unknown which places were tested
-    assert shorter.places == [(None, 3), (None, 2), (None, 1), (None, 1)]
-    nothing = _of_server(unknown, tokens, Told())
-    assert (nothing.drafts, nothing.places) == (None, None)
-    study = Doctor(Scripted(DRAFTED, 1), None, SMALL)
-    study.samples = [Sample(study.prompts[0], shorter, None)]
-    found = Diagnosis.of(study)
-    assert [row["conditional"] for row in found.positions] == [None] * 4
-    assert found.verdict.endswith("whether that pays, only a baseline shows.")
-    study.samples = [Sample(study.prompts[0], nothing, None)]
-    assert (
-        "What was accepted at each position is unknown. Start it with --metrics to know."
-        in Diagnosis.of(study).advice()
-    )
-
-
-# Words --------------------------------------------------------------------------------------------------------
-
-
-def advice(rounds: Rounds, seconds: float, alone: Rounds = ALONE) -> tuple[str, str]:
-    _, found = examined(Scripted(rounds, seconds), Scripted(alone, 0.1), replace(SMALL, at_once=(), contexts=()))
-    return found.verdict, "\n".join(found.advice())
-
-
-@pytest.mark.parametrize(
-    ("rounds", "seconds", "verdict", "words"),
-    [
-        ([(0, 0)] * 11, 0.1, "Nothing was drafted: speculation is off", "--spec-type ngram-simple"),
-        (
-            [(4, 0)] * 11,
-            0.2,
-            "Speculation makes it slower: 0.50",
-            "No draft of up to 4 tokens would pay here: leave out",
-        ),
-        (
-            [(8, 1), (8, 1), (8, 1), (8, 2)],
-            0.4,
-            "Speculation makes it slower",
-            "K = 1 instead of 8: --spec-draft-n-max 1",
-        ),
-        ([(2, 2)] * 4, 0.11, "Speculation pays: 2.73", "try longer ones, K = 4: --spec-draft-n-max 4"),
-        ([(0, 0)] * 9 + [(2, 1)], 0.1, "Speculation pays: 1.10", "Only 10% of the rounds had a draft"),
-        ([(3, 2), (3, 1), (3, 3)], 0.6, "Speculation makes it slower: 0.50", "What spoils it: a round takes too long"),
-    ],
-)
-def test_the_verdict_and_the_flag(rounds: Rounds, seconds: float, verdict: str, words: str) -> None:
-    said, told = advice(rounds, seconds)
-    assert said.startswith(verdict)
-    assert words in told
-
-
-def test_texts_that_part_are_told_with_their_margin() -> None:
-    study = Doctor(Scripted(DRAFTED, 0.1), Scripted(ALONE, 0.1), SMALL)
-    text = written(DRAFTED, 0.1)
-    for gap, number in ((0.02, 3), (4.0, 0), (None, 1)):
-        comparison = Comparison(False, number, gap)
-        study.samples.append(Sample(Prompt(f"p{number}", "kind", "Hi"), text, text, comparison))
-    lines = Diagnosis.of(study).advice()
-    assert "3 of 3 texts differ." in lines
-    assert any(line.startswith("p3: from token 4 on; the two tokens were 0.02 of a logit apart") for line in lines)
-    assert any(line.endswith("4 of a logit apart there, more than rounding explains: report this.") for line in lines)
-    assert "p1: from token 2 on; how close the two tokens were there is unknown." in lines
-
-
-def test_a_crowd_and_long_prompts_that_slow_it_down_are_told() -> None:
-    study = Doctor(Scripted(DRAFTED, 0.1), Scripted(ALONE, 0.1), SMALL)
-    study.crowds = [doctors.Crowd(1, 4, 100, 1.0, 100, 1.5), doctors.Crowd(8, 8, 100, 1.5, 100, 1.0)]
-    for context, seconds in ((256, 0.1), (1024, 0.2)):
-        pair = written(DRAFTED, seconds), written(ALONE, 0.1)
-        study.samples.append(Sample(study.prompts[0], *pair, context=context))
-    lines = Diagnosis.of(study).advice()
-    assert any(
-        line.startswith("From 8 requests at once on it is slower than the baseline: fewer slots") for line in lines
-    )
-    assert any("the speed-up is 50% smaller" in line for line in lines)
-
-
-def test_notes_make_a_prompt_as_long_as_it_is_to_be() -> None:
-    for tokens in (100, 2000):
-        text = _lengthened("Which is the longest?", tokens, 1)
-        assert len(text) == pytest.approx(tokens * doctors.TOKEN_LETTERS, rel=0.2)
-        assert text.endswith("Which is the longest?")
-    assert _lengthened("Why?", 300, 0) != _lengthened("Why?", 300, 1)
-
-
-# Flags --------------------------------------------------------------------------------------------------------
-
-
-def test_llamacpp_knows_the_flags_that_are_named() -> None:
-    found = find_spec("xllamacpp")
-    if found is None or found.origin is None:
-        pytest.skip("there is no xllamacpp")
-    flags = {flag for words in vars_of(FLAGS["llama.cpp"]) for flag in re.findall(r"--[a-z][a-z-]+", words)}
-    assert "--spec-draft-n-max" in flags
-    with next(Path(found.origin).parent.glob("*.so")).open("rb") as file:
-        library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        assert not [flag for flag in flags if library.find(f"{flag}\0".encode()) < 0]
-
-
-def test_the_command_line_knows_its_own_flags() -> None:
-    options = {name for option in get_command(cli.app).commands["doctor"].params for name in option.opts}  # type: ignore[attr-defined]
-    for words in vars_of(FLAGS["specdemo"]):
-        assert {*re.findall(r"(?<![\w-])--?[a-z]+", words)} <= options
-    assert k_flag("specdemo", 3) == "-k 3"
-    assert k_flag("SGLang", 3).startswith("--speculative-num-steps 3 --speculative-num-draft-tokens 4")
-    assert k_flag("vLLM", 3) == '"num_speculative_tokens": 3 in --speculative-config'
-
-
-def vars_of(flags: Any) -> list[str]:
-    return [getattr(flags, name) for name in flags.__slots__]
 
 
 # Bounds -------------------------------------------------------------------------------------------------------
@@ -475,11 +185,6 @@ def test_the_files_hold_the_same_figures() -> None:
 @pytest.fixture
 def servers() -> Iterator[tuple[str, str]]:
     """The same recorded text with drafts and without."""
-    events = []
-    for chunk in recorded("llamacpp-ended")[1]:
-        count = chunk.data["timings"]["predicted_n"]
-        timings = {"prompt_ms": 175.0, "predicted_n": count, "predicted_ms": 0.001 + 8 * (count - 1)}
-        events.append({**chunk.data, "timings": timings})
     models = {"data": [{"id": f"/models/{SCRIPT}", "owned_by": "llamacpp"}]}
     named: dict[str, bytes | Answer] = {
         "/v1/models": json_answer(models),
@@ -487,7 +192,7 @@ def servers() -> Iterator[tuple[str, str]]:
     }
     with (
         serving(llamacpp_answers(replayed("llamacpp-ended")) | named) as (_, mine),
-        serving(llamacpp_answers(stream_answer(*events)) | named) as (_, plain),
+        serving(llamacpp_answers(replayed_alone("llamacpp-ended")) | named) as (_, plain),
     ):
         yield mine, plain
 

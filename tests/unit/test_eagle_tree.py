@@ -119,7 +119,10 @@ def test_estimates_too_small_for_a_number_are_left_out() -> None:
     named = Named(8)
     named.add(-1, [4, 5, 6], [1.0, 1e-30, 0.0])
     named.add(1, [7], [0.5])
-    assert named.draft() == Draft([4, 5, 7], parents=[-1, -1, 1])
+    draft = named.draft()
+    assert (draft.token_ids, draft.parents) == ([4, 5, 7], [-1, -1, 1])
+    assert draft.q is not None
+    assert draft.q.tolist() == pytest.approx([1, 1e-30, 0.5])
 
 
 def test_the_noise_of_a_position_ranks_the_children(toy: ModelToy) -> None:

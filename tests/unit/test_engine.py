@@ -20,7 +20,9 @@ from specdemo.decoding.events import Finished
 from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
 from specdemo.models import placement as room
-from specdemo.models.presets import Folder, Hub, find_preset
+from specdemo.models.presets import find_preset
+from specdemo.models.sources import Folder, Hub
+from specdemo.models.store import ignore
 from specdemo.racing import race
 from specdemo.racing.trace import Entry
 from specdemo.types import Settings
@@ -126,7 +128,7 @@ def test_a_preset_that_does_not_fit_beside_the_loaded_one_replaces_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, small = engine._loaded, engine.presets[SMALL]
-    found = opening.find_checkpoint(find_preset(LARGE).target, torch.float32, models.ignore)
+    found = opening.find_checkpoint(find_preset(LARGE).target, torch.float32, ignore)
     needed = room.Part("large", found.config, torch.float32).weights
     monkeypatch.setattr(room, "free_memory", lambda: needed)
     released: list[str] = []

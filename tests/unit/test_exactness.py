@@ -1,4 +1,4 @@
-"""The emitted text follows the target's law exactly: by full enumeration, and by chi-square on sampled runs.
+"""The emitted text follows the target's distribution exactly: by full enumeration, and by chi-square on sampled runs.
 
 Every drafter in `DRAFTERS` is tested here without being named.
 """
@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,20 +35,20 @@ from tests.unit.toys import (
     Scripted,
     TableRunner,
     TableToy,
+    certain_toy,
     decode,
     ids_of,
-    ngram_file,
     random_table,
-    true_law,
+    true_texts,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 EXACT = 1e-12  # in float64
-ROUNDED = 1e-6  # where a drafter's own law is in float32
+ROUNDED = 1e-6  # where a drafter's own distribution is in float32
 DOUBLE = {"none", "prompt-lookup", "draft-model", "layer-skip"}  # what these do in float64 stays in float64
 
-LAWS = [
+ENUMERATED = [
     Settings(temperature=0, k=2, max_new_tokens=4),
     Settings(temperature=0, k=3, max_new_tokens=6),
     Settings(temperature=1, k=2, max_new_tokens=4),
@@ -68,19 +67,10 @@ def label(settings: Settings) -> str:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
-    table = random_table(1, support=3)
-    # The first token is certain, which keeps the tree of runs small, and goes on repeating the prompt.
-    table[PROMPT[-2], PROMPT[-1]] = torch.tensor([0, 0, 1.0, 0])
-    folder: Path = tmp_path_factory.mktemp("ngram")
-    return TableToy(
-        target=table,
-        draft_model=0.5 * table + 0.5 * random_table(2, support=2),
-        early=random_table(3, support=2),
-        ngram_table=ngram_file(folder, VOCAB),
-    )
+    return certain_toy(tmp_path_factory.mktemp("ngram"))
 
 
-def law_with(
+def texts_with(
     toy: TableToy,
     name: str,
     settings: Settings,
@@ -97,12 +87,12 @@ def law_with(
 # Enumeration -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", LAWS, ids=label)
+@pytest.mark.parametrize("settings", ENUMERATED, ids=label)
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
-def test_every_drafter_emits_the_targets_law(toy: TableToy, name: str, settings: Settings) -> None:
-    law = law_with(toy, name, settings)
-    assert sum(law.values()) == pytest.approx(1, abs=EXACT)
-    assert distance(law, true_law(toy.target, PROMPT, settings.max_new_tokens, settings)) < (
+def test_every_drafter_emits_the_targets_distribution(toy: TableToy, name: str, settings: Settings) -> None:
+    emitted = texts_with(toy, name, settings)
+    assert sum(emitted.values()) == pytest.approx(1, abs=EXACT)
+    assert distance(emitted, true_texts(toy.target, PROMPT, settings.max_new_tokens, settings)) < (
         EXACT if name in DOUBLE else ROUNDED
     )
 
@@ -116,7 +106,7 @@ def test_the_enumeration_visits_every_kind_of_token(toy: TableToy, name: str) ->
             if isinstance(event, Round):
                 kinds.update((place, token.kind) for place, token in enumerate(event.emitted))
 
-    law_with(toy, name, LAWS[2], seen=note)
+    texts_with(toy, name, ENUMERATED[2], seen=note)
     assert kinds >= {
         *((place, TokenKind.ACCEPTED) for place in range(2)),
         *((place, TokenKind.RESAMPLED) for place in range(2)),
@@ -124,11 +114,11 @@ def test_the_enumeration_visits_every_kind_of_token(toy: TableToy, name: str) ->
     }
 
 
-def test_the_first_token_follows_the_targets_law() -> None:
+def test_the_first_token_follows_the_targets_distribution() -> None:
     table = random_table(4)
     settings = Settings(temperature=0.8, k=3, max_new_tokens=1)
-    law = emitted_distribution(lambda _: (TableRunner(table), Scripted(lambda context, k: [0])), PROMPT, settings)
-    assert distance(law, true_law(table, PROMPT, 1, settings)) < EXACT
+    emitted = emitted_distribution(lambda _: (TableRunner(table), Scripted(lambda context, k: [0])), PROMPT, settings)
+    assert distance(emitted, true_texts(table, PROMPT, 1, settings)) < EXACT
 
 
 HOSTILE = {
@@ -142,25 +132,27 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("script", HOSTILE.values(), ids=HOSTILE.keys())
-@pytest.mark.parametrize("settings", [LAWS[0], LAWS[2], LAWS[5]], ids=label)
-def test_whatever_is_proposed_the_law_stays(toy: TableToy, script: Callable, settings: Settings) -> None:
-    law = emitted_distribution(lambda _: (toy.target_runner(32), Scripted(script)), PROMPT, settings)
-    assert distance(law, true_law(toy.target, PROMPT, settings.max_new_tokens, settings)) < EXACT
+@pytest.mark.parametrize("settings", [ENUMERATED[0], ENUMERATED[2], ENUMERATED[5]], ids=label)
+def test_whatever_is_proposed_the_distribution_stays(toy: TableToy, script: Callable, settings: Settings) -> None:
+    emitted = emitted_distribution(lambda _: (toy.target_runner(32), Scripted(script)), PROMPT, settings)
+    assert distance(emitted, true_texts(toy.target, PROMPT, settings.max_new_tokens, settings)) < EXACT
 
 
-def test_the_law_stays_when_texts_end_early(toy: TableToy) -> None:
-    settings, eos = LAWS[2], 2
+def test_the_distribution_stays_when_texts_end_early(toy: TableToy) -> None:
+    settings, eos = ENUMERATED[2], 2
 
     def start(shared: Rule):
         runner = toy.target_runner(32)
         return runner, toy.drafter("draft-model", runner, settings, shared)
 
-    law = emitted_distribution(start, PROMPT, settings, eos_ids=frozenset({eos}))
-    assert distance(law, true_law(toy.target, PROMPT, settings.max_new_tokens, settings, eos)) < EXACT
+    emitted = emitted_distribution(start, PROMPT, settings, eos_ids=frozenset({eos}))
+    assert distance(emitted, true_texts(toy.target, PROMPT, settings.max_new_tokens, settings, eos)) < EXACT
 
 
 @pytest.mark.parametrize("draft_vocab", [VOCAB - 1, VOCAB + 2])
-def test_the_law_stays_when_the_draft_models_vocabulary_has_another_size(toy: TableToy, draft_vocab: int) -> None:
+def test_the_distribution_stays_when_the_draft_models_vocabulary_has_another_size(
+    toy: TableToy, draft_vocab: int
+) -> None:
     settings = Settings(temperature=1, k=1, max_new_tokens=3, top_k=2)
     table = random_table(6, vocab=VOCAB + 2)[..., :draft_vocab]  # it may read any token, and writes its own
 
@@ -168,8 +160,8 @@ def test_the_law_stays_when_the_draft_models_vocabulary_has_another_size(toy: Ta
         draft = DraftModel(TableRunner(table), VOCAB, shared)
         return toy.target_runner(32), draft
 
-    law = emitted_distribution(start, PROMPT, settings)
-    assert distance(law, true_law(toy.target, PROMPT, 3, settings)) < EXACT
+    emitted = emitted_distribution(start, PROMPT, settings)
+    assert distance(emitted, true_texts(toy.target, PROMPT, 3, settings)) < EXACT
 
 
 # The harness catches the mistakes found in public implementations ---------------------------------------------
@@ -202,7 +194,7 @@ def rule(
     return verified
 
 
-def argmax_law(row: list[float]) -> list[float]:
+def argmax_of(row: list[float]) -> list[float]:
     return [float(p == max(row)) for p in row]
 
 
@@ -225,45 +217,45 @@ MISTAKES = {
     "resampled from p": rule(left=lambda p, q: p),
     "residual of un-warped p": rule(unwarp=unwarped(HOT.temperature)),
     "residual keeps its size": rule(left=lambda p, q: abs(p - q)),
-    "bonus by argmax": rule(bonus=argmax_law),
+    "bonus by argmax": rule(bonus=argmax_of),
     "bonus from the place before": rule(bonus_row=1),
 }
 
 
 def test_the_rule_written_in_plain_python_is_exact(toy: TableToy) -> None:
-    assert distance(law_with(toy, "draft-model", HOT, rule()), true_law(toy.target, PROMPT, 4, HOT)) < EXACT
+    assert distance(texts_with(toy, "draft-model", HOT, rule()), true_texts(toy.target, PROMPT, 4, HOT)) < EXACT
 
 
 @pytest.mark.parametrize("wrong", MISTAKES.values(), ids=MISTAKES.keys())
 def test_the_enumeration_catches(toy: TableToy, wrong: VerifyFn) -> None:
-    assert distance(law_with(toy, "draft-model", HOT, wrong), true_law(toy.target, PROMPT, 4, HOT)) > 1e-3
+    assert distance(texts_with(toy, "draft-model", HOT, wrong), true_texts(toy.target, PROMPT, 4, HOT)) > 1e-3
 
 
 def test_the_enumeration_catches_an_ngram_rejection_that_samples_a_second_time_from_p(toy: TableToy) -> None:
-    settings = LAWS[2]
+    settings = ENUMERATED[2]
     wrong = rule(left=lambda p, q: p)
-    drawn = law_with(toy, "prompt-lookup", settings, wrong)
-    assert distance(drawn, true_law(toy.target, PROMPT, 4, settings)) > 1e-3
+    drawn = texts_with(toy, "prompt-lookup", settings, wrong)
+    assert distance(drawn, true_texts(toy.target, PROMPT, 4, settings)) > 1e-3
 
 
 def test_the_enumeration_catches_greedy_accepted_by_the_full_softmax(
     toy: TableToy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enumerate_decode, "probabilities", lambda logits, settings: logits.softmax(-1))
-    settings = LAWS[0]
-    wrong = rule(unwarp=argmax_law, left=lambda p, q: p, bonus=argmax_law)
-    assert distance(law_with(toy, "draft-model", settings, wrong), true_law(toy.target, PROMPT, 4, settings)) > 1e-3
+    settings = ENUMERATED[0]
+    wrong = rule(unwarp=argmax_of, left=lambda p, q: p, bonus=argmax_of)
+    assert distance(texts_with(toy, "draft-model", settings, wrong), true_texts(toy.target, PROMPT, 4, settings)) > 1e-3
 
 
 def test_the_enumeration_catches_a_border_that_is_slightly_off(toy: TableToy) -> None:
     settings = Settings(temperature=1, k=1, max_new_tokens=3)
-    truth = true_law(toy.target, PROMPT, 3, settings)
+    truth = true_texts(toy.target, PROMPT, 3, settings)
     for wrong in (
         rule(accept=lambda p, q: min(1.0, p / q) * 0.999),
         rule(left=lambda p, q: max(0.0, p - q) ** 1.001),
         rule(bonus=lambda row: [p**0.999 for p in row]),
     ):
-        assert distance(law_with(toy, "draft-model", settings, wrong), truth) > 1e-3
+        assert distance(texts_with(toy, "draft-model", settings, wrong), truth) > 1e-3
 
 
 # Sampled runs ----------------------------------------------------------------------------------------------
@@ -273,7 +265,7 @@ RUNS = 30
 
 
 def chi_square(toy: TableToy, name: str, make_rule: Callable[[Settings], Rule] = rule_for, **asked: Any) -> float:
-    """The p-value of sampled texts: counts of each token after each pair of tokens, against the target's law."""
+    """The p-value of sampled texts: counts of each token after each pair of tokens, against p."""
     counts = np.zeros((VOCAB, VOCAB, VOCAB))
     for seed in range(RUNS):
         settings = replace(SAMPLED, seed=seed, **asked)
@@ -282,9 +274,9 @@ def chi_square(toy: TableToy, name: str, make_rule: Callable[[Settings], Rule] =
         text = [*PROMPT, *ids_of(list(decode(runner, drafter, PROMPT, settings)))]
         for triple in list(zip(text, text[1:], text[2:], strict=False))[len(PROMPT) - 2 :]:
             counts[triple] += 1
-    law = (toy.target.log() / SAMPLED.temperature).softmax(-1).numpy()
-    assert counts[law == 0].sum() == 0, "an impossible token was emitted"
-    expected = counts.sum(-1, keepdims=True) * law
+    probs = (toy.target.log() / SAMPLED.temperature).softmax(-1).numpy()
+    assert counts[probs == 0].sum() == 0, "an impossible token was emitted"
+    expected = counts.sum(-1, keepdims=True) * probs
     cells = expected > 0
     statistic = ((counts[cells] - expected[cells]) ** 2 / expected[cells]).sum()
     degrees = cells.sum() - (counts.sum(-1) > 0).sum()
@@ -293,7 +285,7 @@ def chi_square(toy: TableToy, name: str, make_rule: Callable[[Settings], Rule] =
 
 # Under the match rule the text with a drafter is that of the target alone, token for token: see below.
 @pytest.mark.parametrize(("name", "rule"), [("none", "match"), *((name, "rejection") for name in DRAFTER_NAMES)])
-def test_sampled_runs_follow_the_targets_law(toy: TableToy, name: str, rule: str) -> None:
+def test_sampled_runs_follow_the_targets_distribution(toy: TableToy, name: str, rule: str) -> None:
     assert chi_square(toy, name, rule=rule) > 1e-4
 
 

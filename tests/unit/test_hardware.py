@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -213,3 +214,119 @@ def test_a_device_goes_by_the_name_its_maker_gave_it(cuda: SimpleNamespace, monk
     monkeypatch.setattr(hardware, "cpu_name", lambda: "a CPU")
     assert hardware.device_name(torch.device("cuda:1")) == "name of cuda:1"
     assert hardware.device_name(CPU) == "a CPU"
+
+
+# The CPU and its memory ----------------------------------------------------------------------------------
+
+
+def test_dtype_follows_the_cpu() -> None:
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "flags" not in flags:
+        pytest.skip("no x86 flags to compare with")
+    bfloat16 = "avx512_bf16" in flags or "amx_bf16" in flags
+    chosen = hardware.choose_dtype("auto", torch.device("cpu"))
+    assert chosen == (torch.bfloat16 if bfloat16 else torch.float16 if "avx2" in flags else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "engine", "expected"),
+    [
+        ({"avx2": True, "avx512_bf16": True}, "x86", torch.bfloat16),
+        ({"avx2": True, "amx_bf16": True}, "x86", torch.bfloat16),
+        ({"avx2": True, "avx512_bf16": False}, "x86", torch.float16),
+        ({"avx2": True}, "fbgemm", torch.float16),
+        ({"avx2": True}, "qnnpack", torch.float32),
+        ({"avx2": False}, "x86", torch.float32),
+        ({"neon": True}, "qnnpack", torch.float32),
+        ({}, "none", torch.float32),
+    ],
+)
+def test_the_dtype_of_other_cpus(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], engine: str, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(hardware, "quantized_engine", lambda: engine)
+    assert hardware.choose_dtype("auto", torch.device("cpu")) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "expected"),
+    [
+        (torch.float16, "cpu", torch.float32),
+        (torch.bfloat16, "cpu", torch.bfloat16),
+        (torch.float32, "cpu", torch.float32),
+        (torch.float16, "cuda", torch.float16),
+    ],
+)
+def test_a_cpu_only_stores_float16(dtype: torch.dtype, device: str, expected: torch.dtype) -> None:
+    assert hardware.compute_dtype(dtype, torch.device(device)) == expected
+
+
+def test_dtype_can_be_asked_for() -> None:
+    assert hardware.choose_dtype("float32", torch.device("cpu")) == torch.float32
+    assert hardware.choose_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
+    with pytest.raises(BadInput, match=r"'int8'.*auto, float32, bfloat16"):
+        hardware.choose_dtype("int8", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "", "cuda:x", "mps"])
+def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=r"^(There is no|This machine has no) .*\.$"):
+        hardware.choose_device(name)
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        (
+            {
+                "memory.max": "900\n",
+                "memory.current": "700\n",
+                "memory.stat": "anon 5\nactive_file 30\ninactive_file 70\n",
+            },
+            300,
+        ),
+        ({"memory.max": "max\n", "memory.current": "700\n", "memory.stat": "active_file 0\ninactive_file 0\n"}, 5000),
+        (
+            {
+                "memory/memory.limit_in_bytes": "9000\n",
+                "memory/memory.usage_in_bytes": "8500\n",
+                "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 20\ntotal_active_file 0\n",
+            },
+            520,
+        ),
+        ({"memory.max": "600\n", "memory.current": "700\n", "memory.stat": "active_file 0\ninactive_file 0\n"}, 0),
+        ({}, 5000),
+    ],
+)
+def test_a_container_has_no_more_memory_than_it_is_allowed(
+    files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
+    assert hardware.free_memory() == free
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "model"),
+    [
+        (
+            "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\nflags\t: avx2\n\n",
+            "AMD EPYC",
+            "cpu family 26, model 2, stepping 1",
+        ),
+        ("processor\t: 0\nCPU part\t: 0xd0c\n", "a processor", None),  # ARM
+        (None, "a processor", None),  # not Linux
+    ],
+)
+def test_a_cpu_is_told_by_its_name_and_by_its_makers_numbers(
+    text: str | None, name: str, model: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(hardware.platform, "processor", lambda: "a processor")
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert (hardware.cpu_name(), hardware.cpu_model()) == (name, model)

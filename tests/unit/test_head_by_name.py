@@ -10,11 +10,13 @@ import pytest
 
 from specdemo.decoding.events import emitted_tokens
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import Folder, Hub, Preset, find_preset, load_presets, preset_of, with_head
+from specdemo.models.presets import Preset, find_preset, load_presets, preset_of, with_head
 from specdemo.models.published_heads import head_format
 from specdemo.models.report import report_on, save_preset
+from specdemo.models.sources import Folder, Hub
 from specdemo.racing.race import start
 from specdemo.types import BadInput, Settings, TokenKind
+from specdemo.ui.engine import facts
 from tests.conftest import Command
 
 from . import published
@@ -38,7 +40,8 @@ def heads(target: Path, tmp_path: Path) -> dict[str, Path]:
     config, tensors = published.library_eagle3(vocab)
     config["speculators_config"]["verifier"]["name_or_path"] = str(target)
     eagle = write(tmp_path / "eagle", config, tensors)
-    return {"eagle": eagle, "block": write(tmp_path / "flash", *published.dflash(vocab))}
+    others = {"block": published.dflash, "medusa": published.medusa}
+    return {"eagle": eagle, **{kind: write(tmp_path / kind, *make(vocab)) for kind, make in others.items()}}
 
 
 def tokens_of(loaded: Loaded, drafter: str, temperature: float) -> list[Any]:
@@ -57,13 +60,14 @@ def test_a_preset_loads_heads_of_others_and_drafts_with_them(
         target.path = "{target}"
         heads.eagle.path = "eagle"
         heads.block.path = "{heads["block"]}"
+        heads.medusa.path = "medusa"
     """
     (tmp_path / "mine.toml").write_text(text)
     loaded = load(find_preset("mine", tmp_path), dtype, "cpu")
-    assert loaded.head_files == heads
+    assert (loaded.parts.head_files, loaded.parts.missing_heads) == (heads, {})
     for temperature in (0.0, 0.7):
         alone = [token.id for token in tokens_of(loaded, "none", temperature)]
-        for drafter in ("eagle", "block", "lookup-eagle"):
+        for drafter in ("eagle", "block", "medusa", "lookup-eagle"):
             tokens = tokens_of(loaded, drafter, temperature)
             assert [token.id for token in tokens] == alone
             assert {token.kind for token in tokens} != {TokenKind.TARGET}
@@ -130,6 +134,44 @@ def test_a_wrong_head_is_refused_before_the_weights_are_fetched(
     (heads["block"] / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadInput, match="trained for a target of 5 tokens and hidden size 32, but this one has"):
         load(with_head(base, "block", str(heads["block"])), "float32", "cpu")
+
+
+def test_a_preset_does_without_a_head_that_is_missing_and_says_why(
+    command: Command, target: Path, heads: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, tensors = published.eagle3(len(make_tokenizer()))
+    damaged = write(tmp_path / "damaged", config, {name: tensors[name] for name in tensors if name != "norm.weight"})
+    text = f"""
+        title = "T"
+        description = "D"
+        target.path = "{target}"
+        heads.eagle.path = "damaged"
+        heads.block.path = "block"
+        heads.medusa.path = "nowhere"
+        defaults.drafter = "block"
+    """
+    (tmp_path / "mine.toml").write_text(text)
+    preset = find_preset("mine", tmp_path)
+    loaded = load(preset, "float32", "cpu")
+    lacking = f"its eagle head {damaged} is missing: the head damaged lacks the tensor norm.weight of shape [32]"
+    nothing = tmp_path / "nowhere"
+    absent = f"its medusa head {nothing} is missing: there is no head in the folder {nothing}: it has no config.json"
+    assert loaded.missing_heads == {"eagle": lacking, "medusa": absent}
+    assert loaded.parts.head_files == {"block": heads["block"]}
+    assert lacking in facts(loaded)
+    for drafter in ("block", "prompt-lookup"):
+        assert tokens_of(loaded, drafter, 0.0)
+    for drafter in ("eagle", "lookup-eagle"):
+        with pytest.raises(BadInput, match=r"cannot be used here: its eagle head .* lacks the tensor"):
+            tokens_of(loaded, drafter, 0.0)
+    loaded.release()
+    monkeypatch.setattr("specdemo.cli.options.find_preset", lambda name: preset)
+    status, _, told = command("generate", "--preset", "mine", "--prompt", "the cat", "--raw", "--max-new-tokens", "3")
+    assert status == 0, told
+    assert f"The preset mine goes on without a head: {lacking}." in told
+    asked = with_head(preset, "eagle", str(damaged))
+    with pytest.raises(BadInput, match=r"^The head damaged lacks the tensor norm\.weight of shape \[32\]\.$"):
+        load(asked, "float32", "cpu")
 
 
 def test_the_report_counts_the_memory_of_a_head(target: Path, heads: dict[str, Path]) -> None:

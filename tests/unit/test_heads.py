@@ -23,28 +23,30 @@ from specdemo.drafters.heads.backends import NativeBackend
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.files import load_head, save_head
+from specdemo.drafters.heads.medusa import MedusaHead
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
-from specdemo.drafters.heads.ready import ReadyHead
-from specdemo.engines.cpu.library import library_for
+from specdemo.drafters.heads.ready import Packed, ReadyHead
+from specdemo.engines.cpu.library import PackedLinear, library_for
+from specdemo.engines.linear import Linear
 from specdemo.train.data import ASSISTANT
 from specdemo.train.head import OUTPUTS, Plan, judge, train_head
-from specdemo.train.states import Shard, Text, conversations, read_states
+from specdemo.train.states import Shard, Text, conversations, default_layers, read_states
 from specdemo.types import BadInput, Draft, Settings, TokenKind, Verdict
 from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-KINDS: list[type[Head]] = [EagleHead, BlockHead]
+KINDS: list[type[Head]] = [EagleHead, BlockHead, MedusaHead]
 SETTINGS = Settings(temperature=0)
 LAYERS = (0, 1, 2)
 
 
-def text_of(ids: Sequence[int], model: Any) -> Text:
+def text_of(ids: Sequence[int], model: Any, layers: tuple[int, ...]) -> Text:
     """One conversation, as the training sees it."""
     tokens = torch.tensor([ids])
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     starts[:, 0] = True
-    states = read_states(model, LAYERS, tokens, starts).clone()
+    states = read_states(model, layers, tokens, starts).clone()
     embedded = model.get_input_embeddings().weight.detach()[tokens]
     return Text(tokens, torch.full_like(tokens, ASSISTANT), *conversations(starts), embedded, states)
 
@@ -70,7 +72,7 @@ def test_drafting_gives_what_training_compared_with_the_target(kind: type[Head])
     toy = ModelToy(model=model)
     ids = torch.randint(0, MODEL_VOCAB, (30,), generator=torch.Generator().manual_seed(3)).tolist()
     head, k = toy.heads[kind.kind].head, 4
-    text = text_of(ids, model)
+    text = text_of(ids, model, head.shape.state_layers)
     with torch.no_grad():
         torch.manual_seed(0)
         outputs = list(OUTPUTS[kind.kind](head, text, k))
@@ -139,6 +141,16 @@ def test_of_a_long_prompts_states_only_those_in_the_window_stay_in_memory(
     assert states.untyped_storage().nbytes() == kept * runner.hidden_states.shape[1] * states.itemsize
 
 
+def by_library_alone(drafter: HeadDrafter) -> bool:
+    """Whether the C library runs a head's layers, or all products of one that has no layers."""
+    assert drafter._passes is not None
+    head, output = drafter.ready.head, drafter.ready._outputs[0]
+    if head.decoder_layers():
+        return isinstance(drafter._passes.backend, NativeBackend)
+    steps = [module.step for module in head.modules() if isinstance(module, Packed)]
+    return {type(step.multiply) for step in [*steps, output] if isinstance(step, Linear)} == {PackedLinear}
+
+
 @pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU that the library is not for")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_library_drafts_what_torchs_operations_do(kind: type[Head], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +167,7 @@ def test_the_library_drafts_what_torchs_operations_do(kind: type[Head], monkeypa
         runner.prefill(ids[:length])
         drafter.reset(ids[:length])
         assert drafter._passes is not None
-        assert isinstance(drafter._passes.backend, NativeBackend) == by_library
+        assert by_library_alone(drafter) == by_library
         seen.append([])
         for accepted in (2, 0, 4, 1) * 8:
             forced = ids[length + 1 : length + 5]
@@ -261,7 +273,10 @@ def write_waves(folder: Path, tokens: Callable[[], Tensor], generator: torch.Gen
 PLAN = Plan("eagle", tokens=40 * 8 * 48, steps=3, rate=3e-2, draft_vocab=MODEL_VOCAB, mlp=48)
 
 
-@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, kind="block", depth=2)], ids=["eagle", "block"])
+PLANS = [PLAN, replace(PLAN, kind="block", depth=2), replace(PLAN, kind="medusa", rate=0.1)]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kind)
 def test_a_head_learns_and_says_how_well(plan: Plan, circles: Path, tmp_path: Path) -> None:
     out = tmp_path / "head.safetensors"
     read: list[int] = []
@@ -300,7 +315,7 @@ def test_training_goes_on_from_a_trained_head(kind: type[Head], text: Path, tmp_
     assert torch.equal(one.token_ids, two.token_ids)
     assert all(torch.allclose(a, b, atol=0.02) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     card = json.loads(second.with_suffix(".json").read_text())
-    assert card["plan"]["mlp"] == 32
+    assert card["plan"]["mlp"] == json.loads(first.with_suffix(".json").read_text())["plan"]["mlp"]
     assert card["optimizer_steps"] == 1
     before = json.loads(first.with_suffix(".json").read_text())
     assert card["began_with"] == {**{name: before[name] for name in ("plan", "text", "curve")}, "began_with": None}
@@ -311,6 +326,29 @@ def test_training_goes_on_from_a_trained_head(kind: type[Head], text: Path, tmp_
     other = "block" if kind is EagleHead else "eagle"
     with pytest.raises(BadInput, match="not a head of the kind"):
         train_head(tiny_model("llama"), replace(go_on, kind=other), text, second, {}, begin_with=first)
+
+
+def test_a_medusa_head_begins_with_the_vocabulary_and_the_bigrams_of_a_block_head(text: Path, tmp_path: Path) -> None:
+    block, out = tmp_path / "block.safetensors", tmp_path / "medusa.safetensors"
+    plan = Plan("block", 600, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32)
+    train_head(tiny_model("llama"), plan, text, block, {})
+    little = replace(plan, kind="medusa", tokens=1, rate=1e-9, draft_vocab=30)
+    train_head(tiny_model("llama"), little, text, out, {}, begin_with=block)
+    given, taken = load_head(BlockHead, block).state_dict(), load_head(MedusaHead, out).state_dict()
+    assert torch.equal(given["token_ids"], taken["token_ids"])
+    for name in ("before.weight", "after.weight"):
+        assert given[name].abs().max() > 0
+        torch.testing.assert_close(given[name], taken[name], atol=2e-3, rtol=1e-2)
+    card = json.loads(out.with_suffix(".json").read_text())
+    assert (card["plan"]["draft_vocab"], card["began_with"]["plan"]["kind"]) == (24, "block")
+
+
+def test_states_that_one_kind_of_head_keeps_serve_one_that_reads_fewer_layers(text: Path, tmp_path: Path) -> None:
+    model, path, rows = tiny_model("llama"), text / "train-00000.safetensors", torch.tensor([3, 1])
+    for layers in (default_layers(model), (2,)):
+        kept = Shard(model, layers, path, tmp_path).read(rows).states
+        torch.testing.assert_close(kept, Shard(model, layers, path, None).read(rows).states)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -369,7 +407,7 @@ def test_a_conversation_does_not_see_the_one_before_it(text: Path) -> None:
     torch.testing.assert_close(packed[:, 5:], alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, kind="block", depth=2)], ids=["eagle", "block"])
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kind)
 def test_training_goes_on_from_its_checkpoint(plan: Plan, text: Path, tmp_path: Path) -> None:
     model, plan = tiny_model("llama"), replace(plan, tokens=plan.tokens // 2)
     whole, halves = tmp_path / "whole.safetensors", tmp_path / "halves.safetensors"

@@ -8,8 +8,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from .checkpoints import make_tokenizer, save, tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-Answers = list[tuple[Any, list[Any], float]]  # for each model: its weights or why not, the stages, seconds slept
+Answer = tuple[Any, list[Any], float]  # the weights of a model or why not, the stages, seconds slept
 REFUSALS = {
     "someone/gated": (403, "GatedRepo"),
     "someone/absent": (404, "RepoNotFound"),
@@ -34,7 +34,7 @@ from specdemo.models.loaded import load
 from specdemo.models.presets import Hub, Preset
 slept, sleep = [], time.sleep
 time.sleep = lambda seconds: slept.append(seconds) or sleep(seconds)
-for repo in sys.argv[1:]:
+for repo in map(str.strip, sys.stdin):
     name, _, revision = repo.partition("@")
     stages = []
     slept.clear()
@@ -88,9 +88,9 @@ class HubOfOne(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serving(folder: Path, kind: type[HubOfOne] = HubOfOne, **more: Any) -> Iterator[str]:
     """The address of a hub whose only model is in a folder."""
-    handler = type("Handler", (HubOfOne,), {"folder": folder})
+    handler = type("Handler", (kind,), {"folder": folder, **more})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -99,51 +99,43 @@ def serving(folder: Path) -> Iterator[str]:
         thread.join()
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    tokenizer = make_tokenizer()
-    with serving(save(tiny("llama", len(tokenizer)), tokenizer, tmp_path_factory.mktemp("hub") / "tiny")) as url:
-        yield url
-
-
-def ask(endpoint: str, home: Path, *repos: str, script: str = ASK, **more: str) -> Answers:
+@contextmanager
+def asking(endpoint: str, home: Path, script: str = ASK, **more: str) -> Iterator[Callable[[str], Answer]]:
+    """Asks a script in a process that has its hub at `endpoint` and keeps what it downloads in `home`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    environment |= {
-        "HF_ENDPOINT": endpoint,
-        "HF_HOME": str(home),
-        "no_proxy": "127.0.0.1",
-        "NO_PROXY": "127.0.0.1",
-        **more,
-    }
-    command = [sys.executable, "-c", script, *repos]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), **more}
+    environment |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1")
+    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+
+        def ask(name: str) -> Answer:
+            print(name, file=process.stdin, flush=True)
+            assert process.stdout is not None
+            answer, stages, slept = json.loads(process.stdout.readline())
+            return answer, stages, slept
+
+        yield ask
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the hub's library keeps what it downloads."""
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def fetched(hub: str, home: Path) -> Answers:
-    """What is answered for a model of the hub, and for others that it refuses."""
-    return ask(hub, home, "someone/tiny", "someone/gated", "someone/absent", "someone/tiny@nope", "not a name")
-
-
-@pytest.fixture(scope="module")
-def unreached(fetched: object, home: Path) -> Answers:
-    """The same while nobody listens at the hub's port, for one that was downloaded and one that was not."""
-    return ask("http://127.0.0.1:9", home, "someone/tiny", "someone/other")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Answer], list[Answer]]:
+    """What is answered for a model of the hub and for others that it refuses; and while nobody listens at its port any
+    more, for one that was downloaded and one that was not."""
+    tokenizer, home = make_tokenizer(), tmp_path_factory.mktemp("home")
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, home / "tiny")
+    with ExitStack() as running:
+        with serving(folder) as url:
+            ask = running.enter_context(asking(url, home))
+            names = "someone/tiny", "someone/gated", "someone/absent", "someone/tiny@nope", "not a name"
+            fetched = [ask(name) for name in names]
+        return fetched, [ask("someone/tiny"), ask("someone/other")]
 
 
 UNREACHED = "LoadError: {} could not be downloaded: the model hub cannot be reached. Check the network and try again."
 
 
-def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(fetched: Answers) -> None:
-    (weights, stages, _), *refusals = fetched
+def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(answers: Any) -> None:
+    (weights, stages, _), *refusals = answers[0]
     assert weights == {"source": "hub", "repo": "someone/tiny", "revision": COMMIT}
     downloads = [fraction for fraction, words in stages if words.startswith("downloading someone/tiny")]
     assert downloads[-1] == 1.0
@@ -156,18 +148,16 @@ def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(fetched: Answers
     assert nonsense.startswith("LoadError: There is no model not a name on the hub")
 
 
-def test_a_hub_that_cannot_be_reached_is_not_tried_again(unreached: Answers) -> None:
+def test_a_hub_that_cannot_be_reached_is_not_tried_again(answers: Any) -> None:
     """The hub's library would try it again for half a minute."""
-    answer, stages, slept = unreached[1]
+    answer, stages, slept = answers[1][1]
     assert answer == UNREACHED.format("someone/other")
     assert slept < 1
     assert [words for _, words in stages] == ["looking for someone/other on the hub"]
 
 
-def test_what_was_downloaded_serves_while_the_hub_cannot_be_reached(
-    unreached: Answers,
-) -> None:
-    weights, stages, slept = unreached[0]
+def test_what_was_downloaded_serves_while_the_hub_cannot_be_reached(answers: Any) -> None:
+    weights, stages, slept = answers[1][0]
     assert slept < 1
     assert weights == {"source": "hub", "repo": "someone/tiny", "revision": COMMIT}
     assert stages[-1] == [1.0, "ready"]
@@ -175,5 +165,6 @@ def test_what_was_downloaded_serves_while_the_hub_cannot_be_reached(
 
 
 def test_a_hub_that_is_not_asked_because_the_machine_is_offline_is_a_sentence(tmp_path: Path) -> None:
-    ((answer, _, _),) = ask("http://127.0.0.1:9", tmp_path, "someone/tiny", HF_HUB_OFFLINE="1")
+    with asking("http://127.0.0.1:9", tmp_path, HF_HUB_OFFLINE="1") as ask:
+        answer, *_ = ask("someone/tiny")
     assert answer == UNREACHED.format("someone/tiny")

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from .checkpoints import make_tokenizer, save, tiny, write_gguf
-from .test_hub import COMMIT, ROOT, HubOfOne
+from .test_hub import COMMIT, HubOfOne, asking, serving
 
 ASK = """
 import dataclasses, json, sys
 from specdemo.models.loaded import load
 from specdemo.models.presets import preset_of
 from specdemo.models.report import report_on
-for name in sys.argv[2:]:
+for asked in map(str.strip, sys.stdin):
+    what, _, name = asked.partition(" ")
     try:
         preset = preset_of(name)
-        (told,) = report_on(preset, "float32", "cpu").models
-        answer = dataclasses.asdict(dataclasses.replace(told, part=None))
-        answer["vocabulary"] = len(answer["vocabulary"])
-        if sys.argv[1] == "load":
-            answer["held"] = load(preset, "float32", "cpu").held["cpu"]
+        if what == "look":
+            (told,) = report_on(preset, "float32", "cpu").models
+            answer = dataclasses.asdict(dataclasses.replace(told, part=None))
+            answer["vocabulary"] = len(answer["vocabulary"])
+        else:
+            answer = load(preset, "float32", "cpu").held["cpu"]
     except Exception as error:
         answer = f"{type(error).__name__}: {error}"
-    print(json.dumps(answer), flush=True)
+    print(json.dumps([answer, [], 0]), flush=True)
 """
 
 
@@ -62,42 +57,22 @@ class Hub(HubOfOne):
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """What is answered for models that are looked at and then for two of them that are loaded."""
     tokenizer = make_tokenizer()
-    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path_factory.mktemp("hub") / "tiny")
+    home = tmp_path_factory.mktemp("hub")
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, home / "tiny")
     write_gguf(folder / "tiny.gguf")
     taken: list[str] = []
-    handler = type("Handler", (Hub,), {"folder": folder, "taken": taken})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield SimpleNamespace(address=f"http://127.0.0.1:{server.server_port}", folder=folder, taken=taken)
-        server.shutdown()
-        thread.join()
+    names = "tiny", "tiny:tiny.gguf", "absent:x.gguf", "tiny:other.gguf", "pickled:x.gguf"
+    asked = *(f"look someone/{name}" for name in names), "load someone/tiny", "load someone/tiny:tiny.gguf"
+    with serving(folder, Hub, taken=taken) as url, asking(url, home, ASK, SPECDEMO_CACHE=str(home / "own")) as ask:
+        told = [ask(name)[0] for name in asked]
+    return SimpleNamespace(home=home, folder=folder, taken=taken, looked=told[:5], loaded=told[5:])
 
 
-def ask(hub: SimpleNamespace, home: Path, what: str, *names: str) -> list[dict[str, object]]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    environment |= {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "SPECDEMO_CACHE": str(home / "own")}
-    environment |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1")
-    command = [sys.executable, "-c", ASK, what, *names]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: SimpleNamespace, tmp_path: Path) -> None:
-    del hub.taken[:]
-    whole, file, absent, pickled, no_file = ask(
-        hub,
-        tmp_path,
-        "look",
-        "someone/tiny",
-        "someone/tiny:tiny.gguf",
-        "someone/absent:x.gguf",
-        "someone/pickled:x.gguf",
-        "someone/tiny:other.gguf",
-    )
+def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: SimpleNamespace) -> None:
+    whole, file, absent, no_file, pickled = hub.looked
     assert isinstance(whole, dict), whole
     assert whole["download"] == (hub.folder / "model.safetensors").stat().st_size
     assert file["download"] == (hub.folder / "tiny.gguf").stat().st_size
@@ -107,12 +82,13 @@ def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: Sim
     assert str(absent).startswith("LoadError: There is no model someone/absent on the hub")
     assert pickled == "LoadError: There is no file x.gguf in someone/pickled on the hub. Its GGUF files: none."
     assert str(no_file).endswith("Its GGUF files: tiny.gguf.")
-    assert not any(path.endswith(".safetensors") for path in hub.taken)
+    weights, last_look = (
+        [at for at, path in enumerate(hub.taken) if part in path] for part in (".safetensors", "someone/pickled")
+    )
+    assert weights[0] > last_look[-1]
 
 
-def test_models_of_the_hub_load_by_name(hub: SimpleNamespace, tmp_path: Path) -> None:
-    whole, file = ask(hub, tmp_path, "load", "someone/tiny", "someone/tiny:tiny.gguf")
-    assert isinstance(whole, dict), whole
-    assert whole["held"] == file["held"] == whole["weights"]
+def test_models_of_the_hub_load_by_name(hub: SimpleNamespace) -> None:
+    assert hub.loaded == [hub.looked[0]["weights"]] * 2
     before = hashlib.sha256((hub.folder / "tiny.gguf").read_bytes()).hexdigest()[:12]
-    assert (tmp_path / "own" / f"tiny-{before}-v1").is_dir()  # converted once
+    assert (hub.home / "own" / f"tiny-{before}-v1").is_dir()  # converted once

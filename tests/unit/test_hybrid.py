@@ -18,7 +18,7 @@ from specdemo.models.report import RUNNING_STATES, report_on
 from specdemo.racing.race import start
 from specdemo.types import BadInput, DraftOutcome, Settings
 
-from .checkpoints import make_tokenizer, preset_of, save
+from .checkpoints import preset_of, save
 from .test_by_name import SIZES, tokens_of
 from .test_memory import floats
 
@@ -61,11 +61,6 @@ def hybrid(kind: str, vocab_size: int, **more: Any) -> PreTrainedModel:
         kind, vocab_size=vocab_size, num_key_value_heads=1, **{**SIZES, **KINDS[kind], **more}
     )
     return AutoModelForCausalLM.from_config(config).eval()
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")

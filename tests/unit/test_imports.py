@@ -32,6 +32,7 @@ WITHOUT_TORCH = {
     "help of a group": "from specdemo.cli.main import app; app(['lab', '--help'], standalone_mode=False)",
     "presets": "from specdemo.cli.main import app; app(['presets'], standalone_mode=False)",
     "reading presets": "from specdemo.models.presets import load_presets; assert load_presets()[0]",
+    "drafters and forms": "import specdemo.drafters.names, specdemo.ui.race.request, specdemo.ui.lab.views",
     "replay": REPLAY,
 }
 

@@ -106,38 +106,6 @@ def test_a_packed_trace_that_would_fill_the_memory_is_refused(
     assert run("explain", "--trace", str(path)) == (2, "", words)
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["theory"], "--draft-ms"),
-        (["theory", "--draft-ms", "1"], "--target-ms"),
-        (["theory", "--draft-ms", "1", "--target-ms", "0"], "above 0"),
-        (["theory", "--draft-ms", "nan", "--target-ms", "1"], "0 target passes or more"),
-        (["theory", "--draft-ms", "1", "--target-ms", "1", "--alpha", "1.5"], "from 0 to 1"),
-        (["theory", "--profile", "/no/such/file", "--drafter", "ngram"], "/no/such/file"),
-        (["theory", "--draft-ms", "1", "--target-ms", "1", "--csv", "/no/such/folder/t.csv"], "/no/such/folder"),
-        (["explain", "--trace", "/no/such/trace"], "/no/such/trace"),
-        (["domains", "--prompts", "/no/such/prompts"], "/no/such/prompts"),
-        (["domains", "-k", "17"], "16, not 17"),
-        (["sweep", "-k", "one"], "numbers"),
-        (["sweep", "--seeds", "0"], "--seeds': Input should be greater than or equal to 1"),
-        (["profile", "--repeats", "0"], "--repeats': Input should be greater than or equal to 1"),
-        (["profile", "--preset", "gpt-9"], "gpt-9"),
-        (["lossless", "--rule", "wishful"], "match or rejection"),
-        (["lossless", "--broken", "wishful"], "resample-from-p"),
-        (["lossless", "--temperature", "0"], "above 0"),
-        (["lossless", "--limit", "-1"], "limit"),
-        (["dance"], "dance"),
-    ],
-)
-def test_bad_input_is_one_line_on_stderr_and_status_2(run: Run, words: list[str], named: str) -> None:
-    status, out, err = run(*words)
-    assert (status, out) == (2, "")
-    assert err.startswith("specdemo: ")
-    assert err.count("\n") == 1
-    assert named in err
-
-
 def test_a_file_that_is_no_trace_or_profile_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "x").write_text('{"models": []}')
     assert "trace" in run("explain", "--trace", str(tmp_path / "x"))[2]

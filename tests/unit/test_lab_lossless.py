@@ -57,14 +57,14 @@ weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=2, max_
 
 
 @given(weights, weights)
-def test_the_emitted_law_is_p_whatever_q_is(p: list[float], q: list[float]) -> None:
+def test_the_emitted_distribution_is_p_whatever_q_is(p: list[float], q: list[float]) -> None:
     width = max(len(p), len(q))
     rows = [torch.tensor([*row, *[0.0] * (width - len(row))], dtype=torch.float64) for row in (p, q)]
     probs = rows[0] / rows[0].sum()
     assert (emitted_distribution(rows[0], rows[1]) - probs).abs().max() < 1e-12
 
 
-def test_the_emitted_law_by_hand() -> None:
+def test_the_emitted_distribution_by_hand() -> None:
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.7, 0.2, 0.1])
     # Passing: 0.5, 0.2, 0.1. The other 0.2 are resampled, one half each from the tokens that q gives too little.
     assert emitted_distribution(p, q).tolist() == pytest.approx([0.5, 0.2 + 0.1, 0.1 + 0.1])
@@ -145,7 +145,7 @@ def random_rows(seed: int, k: int, vocab: int = 4) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("seed", range(3))
 def test_what_the_rules_accept_is_what_they_accept_in_many_drafts(seed: int) -> None:
     """Token verification and match by hand and by their own code; block verification never accepts less."""
-    k, runs = 2, 4000
+    k, runs = 2, 1500
     p, q = random_rows(seed, k)
     means = {"rejection": 0.0, "match": 0.0, "block": 0.0}
     for draft in product(range(4), repeat=k):
@@ -171,7 +171,7 @@ def test_a_chosen_draft_is_accepted_as_often_by_all_rules() -> None:
     assert found.rejection == pytest.approx(found.match) == pytest.approx(found.block)
 
 
-def test_a_law_that_is_off_is_said_to_be() -> None:
+def test_a_distribution_that_is_off_is_said_to_be() -> None:
     off = DraftOnPaper([DraftPosition(0, 1, 0.01, 0.5, 0.1)], Accepted(1, 0.5, 0.4, 0.5))
     assert "DIFFERS" in exact_in_words([off])[0]
     assert "nothing to compute" in exact_in_words([DraftOnPaper((), None)])[0]
@@ -230,7 +230,7 @@ def last(loaded: Loaded, drafter: str, settings: Settings, rounds: int, broken: 
 
 
 @pytest.mark.parametrize("drafter", DRAFTING)
-def test_every_drafter_keeps_to_the_targets_law(loaded: Loaded, drafter: str) -> None:
+def test_every_drafter_keeps_to_the_targets_distribution(loaded: Loaded, drafter: str) -> None:
     found = last(loaded, drafter, HOT, 400)
     assert (found.rounds, found.with_draft) == (400, 400)
     assert found.first_passed is not None
@@ -242,7 +242,7 @@ def test_every_drafter_keeps_to_the_targets_law(loaded: Loaded, drafter: str) ->
     assert f"No sign of a difference. One of {smallest:.3f} or more in the first token" in found.in_words()[-1]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_right_rule_passes_with_any_seed(loaded: Loaded, seed: int) -> None:
     assert not last(loaded, "draft-model", replace(HOT, k=1, seed=seed), 200).caught
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from specdemo.cli.main import table
-from specdemo.decoding.events import Event, Finished, emitted_tokens, engine_seconds
+from specdemo.decoding.events import Event, Finished, Round, branches, emitted_tokens, engine_seconds
 from specdemo.models import placement
 from specdemo.models.loaded import Loaded
 from specdemo.models.placement import check_caches
@@ -26,11 +27,8 @@ from tests.unit.test_race import clocked
 from tests.unit.toys import (
     PROMPT,
     VOCAB,
-    TableToy,
+    alike_toy,
     ids_of,
-    letters_tokenizer,
-    ngram_file,
-    random_table,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -44,15 +42,7 @@ WORDS = "the cat sat on the mat and the dog sat"
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Any:
-    law = random_table(1, support=3)
-    mixed = 0.6 * law + 0.4 * random_table(2, support=2)
-    return TableToy(
-        target=law,
-        draft_model=mixed,
-        early=mixed,
-        ngram_table=ngram_file(tmp_path, VOCAB),
-        tokenizer=letters_tokenizer(),
-    )
+    return alike_toy(tmp_path)
 
 
 def events_of(entries: list[Entry], lane: str) -> list[Event]:
@@ -63,10 +53,15 @@ def events_of(entries: list[Entry], lane: str) -> list[Event]:
 
 
 def test_lanes_are_read_as_a_person_writes_them() -> None:
-    assert read_lanes(["eagle:4", " ngram:auto "]) == [DraftedLane("eagle", 4), DraftedLane("ngram", AUTO)]
+    lanes = [DraftedLane("eagle", 4), DraftedLane("ngram", AUTO), DraftedLane("eagle", 63, tree=True)]
+    assert read_lanes(["eagle:4", " ngram:auto ", "eagle:tree-63"]) == lanes
+    assert [lane.name for lane in lanes] == ["eagle:4", "ngram:auto", "eagle:tree-63"]
 
 
-SHAPE = "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto, not "
+SHAPE = (
+    "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto, or for trees up to 63, as in "
+    "eagle:tree-8, not "
+)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +71,8 @@ SHAPE = "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or n
         (["eagle:0"], f"{SHAPE}'eagle:0'."),
         (["eagle:17"], f"{SHAPE}'eagle:17'."),
         (["eagle:-1"], f"{SHAPE}'eagle:-1'."),
+        (["eagle:tree-64"], f"{SHAPE}'eagle:tree-64'."),
+        (["eagle:tree-0"], f"{SHAPE}'eagle:tree-0'."),
         (["eagle:four"], f"{SHAPE}'eagle:four'."),
         (["eagle:4:4"], f"{SHAPE}'eagle:4:4'."),
         ([4], f"{SHAPE}4."),
@@ -107,21 +104,23 @@ def test_one_drafted_lane_keeps_its_old_name_and_several_say_drafter_and_k() -> 
 # The race ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("more", [(), (MORE[0], DraftedLane("ngram", 1))], ids=["two lanes", "four lanes"])
 @pytest.mark.parametrize("pass_seconds", [lambda n: 1.0, float, lambda n: 0.3 if n == 1 else 7.0])
 def test_the_lane_behind_on_its_clock_goes_next(
-    toy: Any, monkeypatch: pytest.MonkeyPatch, pass_seconds: Callable[[int], float]
+    toy: Any, monkeypatch: pytest.MonkeyPatch, pass_seconds: Callable[[int], float], more: tuple[DraftedLane, ...]
 ) -> None:
     clocked(toy, monkeypatch, pass_seconds)
-    fixed = (MORE[0], DraftedLane("ngram", 1))
-    clocks = dict.fromkeys([PLAIN, *NAMES[:2], "ngram:1"], 0.0)
-    running = {*clocks}
-    for entry in race(toy, "draft-model", PROMPT, SETTINGS, more=fixed):
+    clocks = dict.fromkeys([PLAIN, *Request("a", "b", "draft-model", SETTINGS, more=more).drafted], 0.0)
+    running, order = {*clocks}, []
+    for entry in race(toy, "draft-model", PROMPT, SETTINGS, more=more):
         assert clocks[entry.lane] <= min(clocks[lane] for lane in running)
         clocks[entry.lane] += engine_seconds(entry.event)
+        order.append(entry.lane)
         if isinstance(entry.event, Finished):
             running.discard(entry.lane)
     assert not running
     assert len({*clocks.values()}) > 1
+    assert sum(one != other for one, other in pairwise(order)) > 4  # they did take turns
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
@@ -196,6 +195,15 @@ def test_closing_a_race_frees_every_lane(toy: Any) -> None:
     assert all(runner.released for runner in toy.runners if runner.passes)
 
 
+def test_a_tree_and_a_chain_race_with_the_same_drafter(toy: Any) -> None:
+    tree = DraftedLane("draft-model", 6, tree=True)
+    entries = list(race(toy, "draft-model", PROMPT, SETTINGS, more=[tree]))
+    for name in (NAMES[0], tree.name):
+        drafts = [event.drafted for event in events_of(entries, name) if isinstance(event, Round)]
+        assert any(map(branches, drafts)) is (name == tree.name)
+    assert ids_of(events_of(entries, tree.name)) == ids_of(events_of(entries, PLAIN))
+
+
 # Its trace and its summary ----------------------------------------------------------------------------------
 
 
@@ -221,12 +229,18 @@ def test_a_race_of_four_lanes_is_run_again_from_its_trace(loaded: Loaded, temper
         assert then == now
 
 
-@pytest.mark.parametrize(("field", "value"), [("drafter", 5), ("k", 99), ("k", None)])
+@pytest.mark.parametrize(("field", "value"), [("drafter", 5), ("k", 99), ("k", None), ("tree", 8)])
 def test_a_lane_of_a_trace_that_says_no_drafter_or_k_is_not_run(loaded: Loaded, field: str, value: Any) -> None:
     header, recorded = traced(loaded, replace(SETTINGS, max_new_tokens=3))
     header["lanes"][2][field] = value
     with pytest.raises(BadInput):
         list(again(loaded, header, recorded))
+
+
+def test_a_trace_says_which_lanes_drafted_trees(loaded: Loaded) -> None:
+    tree = DraftedLane("draft-model", 6, tree=True)
+    header = trace_header(loaded, "draft-model", WORDS, True, SETTINGS, [tree])
+    assert [lane for lane in lanes_asked(header).values() if lane.tree] == [tree]
 
 
 def test_the_lanes_of_an_older_trace_are_those_of_its_whole_race(loaded: Loaded) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -21,14 +20,16 @@ from specdemo.bench.methods import cases_of_theirs, theirs
 from specdemo.bench.throughput import bench
 from specdemo.decoding.events import emitted_tokens
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import DEFAULT_PRESET, Wheel, find_preset
+from specdemo.models.presets import DEFAULT_PRESET, find_preset
 from specdemo.models.presets import preset_of as by_name
+from specdemo.models.sources import Wheel
 from specdemo.racing.race import start
 from specdemo.studies.greedy import against_server, differences_in_words, in_words
 from specdemo.studies.prompts import Prompt
 from specdemo.types import AUTO, BadInput, Settings
 
 from .checkpoints import write_gguf
+from .fake_server import FakeServer, json_answer, llamacpp_answers, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEEDS_LLAMACPP = pytest.mark.skipif(
@@ -64,65 +65,39 @@ def test_an_answer_without_timings_is_refused(answer: dict[str, Any]) -> None:
         run_of(answer)
 
 
-class Fake(BaseHTTPRequestHandler):
-    """Answers as the server does, and keeps what it was asked."""
-
-    asked: ClassVar[list[dict[str, Any]]] = []
-    content = ""
-
-    def do_GET(self) -> None:
-        self.answer({"model_path": "/somewhere/model.gguf", "build_info": "b11549-abc"})
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append(body)
-        self.answer({"content": self.content} if self.path == "/detokenize" else ANSWER)
-
-    def answer(self, value: dict[str, Any]) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        self.wfile.write(json.dumps(value).encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
-def address(loaded: Loaded) -> Iterator[str]:
-    Fake.asked.clear()
-    Fake.content = loaded.tokenizer.decode(loaded.encode("The same tokens?"), clean_up_tokenization_spaces=False)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+def fake(loaded: Loaded) -> Iterator[tuple[FakeServer, str]]:
+    """A server of the loaded model, and its address."""
+    content = loaded.tokenizer.decode(loaded.encode("The same tokens?"), clean_up_tokenization_spaces=False)
+    answers = llamacpp_answers(json_answer(ANSWER)) | {"/detokenize": json_answer({"content": content})}
+    with serving(answers) as found:
+        yield found
 
 
-def test_a_server_at_an_address_takes_part_and_gets_our_token_ids(loaded: Loaded, address: str) -> None:
+def test_a_server_at_an_address_takes_part_and_gets_our_token_ids(loaded: Loaded, fake: tuple[FakeServer, str]) -> None:
+    server, address = fake
     methods = theirs(f"hf, {LLAMA}={address}")
     assert methods == {"hf": None, LLAMA: address}
     cases = [*cases_of_theirs(loaded, methods, [AUTO]), ALONE]
     assert Case(LLAMA) in cases
     prompt = Prompt("a", "easy", "the cat sat")
     with llamacpp.servers(loaded, cases, address, 64, print) as servers:
-        assert servers[Case(LLAMA)].facts == {"version": "b11549-abc", "model": "model.gguf"}
+        assert servers[Case(LLAMA)].facts == {"version": "b1-test", "model": "toy.gguf"}
         outcome = bench(loaded, [prompt], cases, [0.0, 0.8], 4, 1, servers=servers)
     rows = [row for row in outcome["summary"] if row["method"] == LLAMA and row["category"] == "all"]
     assert rows[0]["tokens_per_second"].mean == pytest.approx(127 / 8.995782)
     assert rows[0]["ratio_to"]["plain"].count == 1
-    asked = Fake.asked[1:]
+    asked = [json.loads(body) for path, _, body in server.asked if path == "/completion"]
     assert all(body["prompt"] == loaded.encode("the cat sat") for body in asked)
     assert all((body["n_predict"], body["cache_prompt"]) == (4, False) for body in asked)
     assert [body["temperature"] for body in asked] == [0.0, 0.8] * 2
     assert asked[-1]["samplers"] == ["top_k", "top_p", "temperature"]
 
 
-def test_a_server_of_another_model_is_refused(loaded: Loaded, address: str) -> None:
-    Fake.content = "something else"
-    words = "runs model.gguf, whose tokens are not those of the preset toy"
+def test_a_server_of_another_model_is_refused(loaded: Loaded, fake: tuple[FakeServer, str]) -> None:
+    server, address = fake
+    server.answers = {**server.answers, "/detokenize": json_answer({"content": "something else"})}
+    words = "runs toy.gguf, whose tokens are not those of the preset toy"
     with pytest.raises(BadInput, match=words), llamacpp.servers(loaded, [Case(LLAMA)], address, 64, print):
         pass
 
@@ -258,6 +233,7 @@ def test_what_rounding_does_not_explain_is_told(pair: Loaded) -> None:
     class Other:
         """As much of a `Dialect` as the check asks for."""
 
+        client = SimpleNamespace(address="here")
         facts: ClassVar[dict[str, str]] = {"engine": "llama.cpp", "model": "other.gguf"}
 
         def text_of(self, ids: Sequence[int]) -> str:
@@ -275,7 +251,7 @@ def test_what_rounding_does_not_explain_is_told(pair: Loaded) -> None:
     assert "1 parts where rounding is no explanation" in in_words([check])[0]
     assert differences_in_words([check])[0].startswith("p0: from token 4 on; the two tokens are ")
     Other.text_of = lambda self, ids: "else"  # type: ignore[method-assign]
-    with pytest.raises(BadInput, match=r"The server runs other\.gguf, whose tokens are not those of"):
+    with pytest.raises(BadInput, match=r"The server at here runs other\.gguf, whose tokens are not those of"):
         list(against_server(pair, Other(), [prompt], 8))  # type: ignore[arg-type]
 
 

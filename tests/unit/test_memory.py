@@ -12,8 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -28,27 +27,21 @@ from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
 from specdemo.engines.layout import FusedModel
 from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
+from specdemo.models import opened as in_memory
 from specdemo.models import placement as room
-from specdemo.models.checkpoint import device_map
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.placement import TOKENS, WORK_SPACE, Part, plan
-from specdemo.models.presets import Folder
-from specdemo.models.store import LoadError
+from specdemo.models.sources import Folder
+from specdemo.models.store import LoadError, ignore
 from specdemo.models.weights import StoredWeights, count, readable, shapes
 from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
 from specdemo.types import Settings
 
-from .checkpoints import make_tokenizer, preset_of, save, tiny
+from .checkpoints import preset_of, save, tiny
 from .toys import ARCHITECTURES, cpu_engine, tiny_model
 
 PROMPT = [5, 9, 2, 33]
 GB = 10**9
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +72,7 @@ def test_a_pair_from_folders_is_in_memory_once(pair: tuple[Path, Path], dtype: s
     before = floats()
     loaded = load(preset_of(*pair, heads={"eagle": Path("none.safetensors")}), dtype, "cpu")  # which reads the table
     after = sum(size for place, size in floats().items() if place not in before)
-    config = opening.find_checkpoint(Folder(pair[0]), torch.float32, models.ignore).config
+    config = opening.find_checkpoint(Folder(pair[0]), torch.float32, ignore).config
     numbers, table = count(config), config.vocab_size * config.hidden_size
     once = 2 * (numbers + table) * loaded.weights_dtype.itemsize  # the table is read by rows, and laid out as the head
     assert once <= after < once + table * loaded.weights_dtype.itemsize  # with room for other little things
@@ -91,7 +84,7 @@ def test_a_pair_from_folders_is_in_memory_once(pair: tuple[Path, Path], dtype: s
 
 def test_nobody_keeps_transformers_model_longer_than_it_is_used(pair: tuple[Path, Path]) -> None:
     loaded = load(preset_of(*pair), "float32", "cpu")
-    for ask in (lambda: loaded.model, lambda: loaded.assistant):
+    for ask in (lambda: loaded.model, lambda: loaded.draft_model):
         model = ask()
         assert ask() is model
         gone = weakref.ref(model)
@@ -108,14 +101,14 @@ Opened = list["weakref.ref[PreTrainedModel]"]
 def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     """The models that are opened by transformers, as far as they are alive."""
     models_opened: Opened = []
-    real = models.open_model
+    real = in_memory.open_model
 
     def watched(*asked: Any) -> PreTrainedModel:
         model = real(*asked)
         models_opened.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(models, "open_model", watched)
+    monkeypatch.setattr(in_memory, "open_model", watched)
     return models_opened
 
 
@@ -177,8 +170,8 @@ def test_the_weights_of_a_known_model_are_those_of_transformers(architecture: st
 
 
 def test_what_is_in_a_checkpoint_is_asked_of_its_configuration(pair: tuple[Path, Path]) -> None:
-    found = opening.find_checkpoint(Folder(pair[0]), torch.float32, models.ignore)
-    files = opening.fetch_weights(found, models.ignore)
+    found = opening.find_checkpoint(Folder(pair[0]), torch.float32, ignore)
+    files = opening.fetch_weights(found, ignore)
     cpu = torch.device("cpu")
     assert StoredWeights.of(files, found.config, torch.float32, cpu) is not None
     wider = LlamaConfig.from_dict({**found.config.to_dict(), "intermediate_size": 512})
@@ -285,14 +278,14 @@ def test_a_load_that_fails_leaves_no_weight_behind_and_a_good_one_follows(
         if at == "a bug":
             patch.setattr(models, "_eos_ids", lambda *_: 1 // 0)
         if at == "the draft model":
-            real = models.read_weights
+            real = in_memory.read_weights
 
             def broken(found: Any, *more: Any) -> Any:
                 if found.source == Folder(pair[1]):
                     raise RuntimeError("the file is damaged")
                 return real(found, *more)
 
-            patch.setattr(models, "read_weights", broken)
+            patch.setattr(in_memory, "read_weights", broken)
         kind = ZeroDivisionError if at == "a bug" else LoadError
         with pytest.raises(kind, match=r"is damaged\.$|has too little free memory|by zero"):
             load(preset_of(*pair), "float32", "cpu")
@@ -348,126 +341,6 @@ def test_memory_is_given_back_with_all_that_holds_some(monkeypatch: pytest.Monke
     assert emptied == ["the cache of a GPU"]
 
 
-# Several devices ---------------------------------------------------------------------------------------------
-
-CUDA = torch.device("cuda")
-
-
-def sized(gigabytes: float) -> Part:
-    """A model of known shape whose weights take so much in bfloat16."""
-    wide = LlamaConfig(
-        hidden_size=4096, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=2, vocab_size=1000
-    )
-    wide.num_hidden_layers = 1
-    one = count(wide)
-    wide.num_hidden_layers = 2
-    layer = count(wide) - one
-    wide.num_hidden_layers = max(round((gigabytes * GB / 2 - one + layer) / layer), 1)
-    return Part(f"a model of {gigabytes} GB", wide, torch.bfloat16)
-
-
-def gpus(monkeypatch: pytest.MonkeyPatch, *free: float, reserved: float = 0, main: float = 64) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (int(free[number] * GB), 80 * GB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda number: int(reserved * GB))
-    monkeypatch.setattr(room, "free_memory", lambda: int(main * GB))
-    monkeypatch.setattr(room.psutil, "swap_memory", lambda: SimpleNamespace(free=0))
-
-
-def test_a_model_goes_on_one_gpu_with_its_draft_model_if_one_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, draft = sized(8), sized(1)
-    for part, size in ((target, 8), (draft, 1)):
-        assert part.weights == pytest.approx(size * GB, abs=0.2 * GB)
-    both = (target.weights + target.more + draft.weights + draft.more + WORK_SPACE) / GB
-    gpus(monkeypatch, both + 0.001, 40)
-    assert plan([target, draft], CUDA).devices == (torch.device("cuda:0"),) * 2
-    gpus(monkeypatch, both - 0.001, 40)
-    assert plan([target, draft], CUDA).devices == (torch.device("cuda:1"),) * 2
-    gpus(monkeypatch, 40, 40)
-    assert plan([target, draft], torch.device("cuda:1")).devices == (torch.device("cuda:1"),) * 2
-
-
-def test_a_draft_model_has_a_gpu_of_its_own_before_anything_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, 4, 10)
-    chosen = plan([sized(8), sized(2)], CUDA)
-    assert chosen.devices == (torch.device("cuda:1"), torch.device("cuda:0"))
-    assert chosen.max_memory is None
-
-
-def test_a_target_that_is_spread_leaves_room_for_caches_and_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, 12, 16)
-    target, draft = sized(18), sized(1)
-    chosen = plan([target, draft], CUDA)
-    assert chosen.devices == (torch.device("cuda:0"), torch.device("cuda:1"))
-    assert chosen.max_memory is not None
-    assert chosen.max_memory[0] == 12 * GB - target.more * 12 // 28 - WORK_SPACE
-    assert chosen.max_memory[1] == 16 * GB - target.more * 16 // 28 - WORK_SPACE - draft.weights - draft.more
-    assert chosen.offloaded == 0
-    assert list(chosen.max_memory) == [0, 1, "cpu"]  # in the order in which they are filled
-    config = target.config
-    assert target.more == 2 * 2 * config.num_hidden_layers * 2 * 128 * TOKENS
-
-
-def test_what_no_gpu_has_room_for_stays_in_main_memory_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, 8)
-    target = sized(18)
-    chosen = plan([target], CUDA)
-    assert chosen.max_memory is not None
-    assert chosen.offloaded == target.weights - chosen.max_memory[0] > 9 * GB
-    gpus(monkeypatch, 8, main=0.5)
-    with pytest.raises(LoadError, match=r"^a model of 18 GB needs 18\.\d GB of GPU memory, but 8\.0 GB are free\. Ch"):
-        plan([target], CUDA)
-    gpus(monkeypatch, 8)
-    with pytest.raises(LoadError, match="GPU memory"):  # no other device was asked for
-        plan([target], torch.device("cuda:0"))
-
-
-def test_what_is_loaded_goes_only_where_there_is_no_room_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = sized(18)
-    gpus(monkeypatch, 24, reserved=4)
-    assert not plan([target], CUDA, {"cuda:0": 4 * GB}).replaces
-    gpus(monkeypatch, 16, reserved=8)
-    chosen = plan([target], CUDA, {"cuda:0": 8 * GB})
-    assert chosen.replaces
-    assert chosen.max_memory is None  # before the target is spread
-    gpus(monkeypatch, 16)
-    assert plan([target], CUDA, {}).replaces  # to spread it, all else goes
-
-
-def test_main_memory_is_reckoned_with_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu, target = torch.device("cpu"), sized(8)
-    for main, held, replaces in ((64, None, False), (9, None, False), (64, 4, False), (9, 4, True), (5, 4, True)):
-        gpus(monkeypatch, main=main)
-        loaded = None if held is None else {"cpu": held * GB}
-        assert plan([target], cpu, loaded).replaces == replaces, (main, held)
-    gpus(monkeypatch, main=0.1)
-    with pytest.raises(LoadError, match=r"^a model of 8 GB needs [78]\.\d GB of memory, but 0\.4 GB are free\."):
-        plan([target], cpu, {"cpu": 3 * GB // 10})
-    gpus(monkeypatch, main=5)
-    with pytest.raises(LoadError, match=r"^a model of 8 GB and a model of 4 GB need 1\d\.\d GB"):
-        plan([target, sized(4)], cpu)
-
-
-def test_memory_is_reckoned_without_transformers_models_where_the_shape_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(room, "_sizes", lambda config: [("all", 77)])
-    known, unknown = LlamaConfig(), LlamaConfig(hidden_act="gelu")
-    assert Part("known", known, torch.float32).weights > 77 * 4
-    assert Part("unknown", unknown, torch.float32).weights == 77 * 4
-    quantised = LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4})
-    assert Part("quantised", quantised, torch.float32).weights == 77 // 2
-
-
-def test_where_transformers_puts_weights() -> None:
-    assert device_map(torch.device("cpu"), None) == {}
-    assert device_map(torch.device("cuda:1"), None) == {"device_map": {"": "cuda:1"}}
-    assert device_map(torch.device("cuda:0"), {0: 5, "cpu": 7}) == {
-        "device_map": "sequential",
-        "max_memory": {0: 5, "cpu": 7},
-    }
-
-
 def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offloaded_is_told(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,9 +353,9 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
     spread = room.Plan((torch.device("cpu"), torch.device("cuda:1")), {0: 5, "cpu": 7}, offloaded=3 * GB)
     asked: list[Any] = []
     devices: list[str] = []
-    real, open_checkpoint = models.open_model, models._open_checkpoint
+    real, open_checkpoint = in_memory.open_model, in_memory.open_checkpoint
 
-    def on_the_cpu(found: Any, files: Any, device: torch.device, *more: Any, **named: Any) -> models.OpenedModel:
+    def on_the_cpu(found: Any, files: Any, device: torch.device, *more: Any, **named: Any) -> in_memory.OpenedModel:
         devices.append(str(device))
         return open_checkpoint(found, files, torch.device("cpu"), *more, **named)
 
@@ -494,8 +367,8 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
         return model
 
     monkeypatch.setattr(models, "plan", lambda *asked: spread)
-    monkeypatch.setattr(models, "open_model", opened)
-    monkeypatch.setattr(models, "_open_checkpoint", on_the_cpu)
+    monkeypatch.setattr(in_memory, "open_model", opened)
+    monkeypatch.setattr(models, "open_checkpoint", on_the_cpu)
     stages: list[str] = []
     heads = {"eagle": Path("none.safetensors")}
     loaded = load(preset_of(*pair, heads=heads), "float32", "cpu", lambda fraction, words: stages.append(words))
@@ -503,23 +376,15 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
     assert asked == [{0: 5, "cpu": 7}]  # the draft model is fused, on its device
     assert "about 3.0 GB of the weights stay in main memory, which is slow" in stages
     assert loaded.engine == "eager"
-    assert loaded.embeddings is None
-    assert loaded.head_files == {}  # a head reads the target's embeddings, which are not there
+    assert loaded.parts.embeddings is None
+    assert loaded.parts.head_files == {}  # a head reads the target's embeddings, which are not there
     assert logits(loaded).isfinite().all()
 
     class OnGpu:
+        missing_heads: ClassVar[dict[str, str]] = {}
+
         def environment(self) -> dict[str, Any]:
             return {"dtype": "bfloat16", "device": "cuda:0", "placement": {"cuda:0": 5 * GB, "cpu": 3 * GB}}
 
     assert facts(OnGpu())[-1] == "3.0 GB of the weights in main memory, which is slow"
     loaded.release()
-
-
-def test_weights_that_wait_for_a_pass_count_as_where_they_wait() -> None:
-    first, away = torch.nn.Linear(3, 1, bias=False), torch.nn.Linear(10, 1, bias=False, device="meta")
-    model: Any = torch.nn.Sequential(first, away)
-    assert opening.placement(model) == {"cpu": 52}
-    model.hf_device_map = {"0": "cpu", "1": "disk"}
-    assert opening.placement(model) == {"cpu": 12, "disk": 40}
-    model.hf_device_map = {"": "disk"}
-    assert opening.placement(model) == {"cpu": 12, "disk": 40}

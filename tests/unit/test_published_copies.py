@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specdemo.decoding.events import emitted_tokens
-from specdemo.drafters.heads.block import Block
+from specdemo.drafters.heads.block import Block, Medusa
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.types import Settings, TokenKind
@@ -122,7 +122,7 @@ COPIES = {"eagle": eagle_copy, "dspark": spark_copy, "dflash": flash_copy, "medu
 def test_a_head_that_copies_its_target_is_always_right(kind: str, temperature: float, tmp_path: Path) -> None:
     model = constant_target() if kind in ("dflash", "medusa") else bigram_target()
     config, tensors = COPIES[kind](model)
-    drafter_class: type[HeadDrafter] = Eagle if kind == "eagle" else Block
+    drafter_class: type[HeadDrafter] = {"eagle": Eagle, "medusa": Medusa}.get(kind, Block)
     toy = toy_with(write(tmp_path / kind, config, tensors), drafter_class, model)
     settings = Settings(k=4, temperature=temperature, seed=2, max_new_tokens=61)
     runner = toy.target_runner(128)

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from specdemo.drafters.heads.formats import format_of
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
+from specdemo.drafters.heads.networks import EagleHead
 from specdemo.drafters.heads.published import load_published
+from specdemo.models.presets import Folder, Preset
+from specdemo.models.published_heads import fetch_heads
 from specdemo.types import BadInput
 from tests.unit import published
-from tests.unit.published import Config, Tensors, write
-from tests.unit.test_published_heads import TARGET as SIZES
+from tests.unit.published import HIDDEN, LAYERS, Config, Tensors, write
+from tests.unit.test_published_heads import TARGET
 from tests.unit.toys import MODEL_VOCAB
 
 NAME = "The head it"
-TARGET = replace(SIZES, final_norm=(torch.ones(32), 1e-5))
+
+
+def fetched(folder: Path, kind: str, family: str = "llama") -> None:
+    """What a load does with a head that a person asked for, before it fetches the target's weights."""
+    sizes = {"vocab_size": MODEL_VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS}
+    config = SimpleNamespace(**sizes, model_type=family, rms_norm_eps=1e-5)
+    config.get_text_config = lambda: config
+    preset = Preset("toy", "Toy", "Toy.", Folder(folder), heads={kind: Folder(folder)}, asked_heads=(kind,))
+    target: Any = SimpleNamespace(config=config)
+    fetch_heads(preset, target, lambda *stage: None)
 
 
 @dataclass
@@ -31,7 +43,7 @@ class Wrong:
     config: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, torch.Tensor | None] = field(default_factory=dict)
     make: Callable[[int], tuple[Config, Tensors]] = published.eagle3
-    kind: type[Head] = EagleHead
+    kind: str = "eagle"
 
 
 def floats(*sizes: int) -> torch.Tensor:
@@ -99,49 +111,67 @@ WRONG = {
     "no sizes": Wrong(
         f"{NAME} has no whole number intermediate_size in its configuration: 0.", {"intermediate_size": 0}
     ),
-    "one of another kind": Wrong(f"{NAME} is EAGLE-3, which drafts as eagle and not as block.", kind=BlockHead),
+    "one of another kind": Wrong(f"{NAME} is EAGLE-3, which drafts as eagle and not as block.", kind="block"),
+    "heads that do not divide": Wrong(
+        f"{NAME} has 4 heads for queries, 3 for keys and a head_dim of 8: the second must divide the first, and the "
+        "third must be even.",
+        {"num_key_value_heads": 3},
+    ),
+    "half a rotation": Wrong(
+        f'{NAME} rotates its keys in a way that is not read here: {{"rope_type": "llama3"}}.',
+        {"rope_scaling": {"rope_type": "llama3"}},
+    ),
+    "a vocabulary that is no number": Wrong(
+        f"{NAME} has no whole number draft_vocab_size in its configuration: 'all'.", {"draft_vocab_size": "all"}
+    ),
+    "Medusa without an output": Wrong(
+        f"{NAME} lacks the tensor 2.2.weight of shape [61, 32].",
+        tensors={"medusa_head.2.2.weight": None},
+        make=published.medusa,
+        kind="medusa",
+    ),
     "a target of other depth": Wrong(
         f"{NAME} was trained for a target of 36 layers, but this one has 6.",
         {"num_target_layers": 36},
         make=published.dflash,
-        kind=BlockHead,
+        kind="block",
     ),
     "no mask": Wrong(
         f"{NAME} needs a block_size of 2 or more and a mask_token_id below 61, but its configuration has 5 and 61.",
         {"dflash_config": {"mask_token_id": MODEL_VOCAB, "target_layer_ids": [1, 2, 4]}},
         make=published.dflash,
-        kind=BlockHead,
+        kind="block",
     ),
     "windows of another number of layers": Wrong(
         f"{NAME} has 2 decoder layers, but its layer_types are ['full_attention'] and its sliding_window is 4.",
         {"layer_types": ["full_attention"]},
         make=published.dflash,
-        kind=BlockHead,
+        kind="block",
     ),
     "another Markov head": Wrong(
         f"{NAME} has a Markov head of the type 'gated'; only 'vanilla' is read here.",
         {"markov_head_type": "gated"},
         make=published.dspark,
-        kind=BlockHead,
+        kind="block",
     ),
     "causal blocks": Wrong(
         f"{NAME} has layers in which a block is causal; those are not read here.",
         {"causal": True},
         make=published.library_dflash,
-        kind=BlockHead,
+        kind="block",
     ),
     "Medusa of another width": Wrong(
         f"{NAME} has the tensor 0.0.linear.weight of shape [64, 64], but its configuration and this target ask for "
         "[32, 32].",
         tensors={"medusa_head.0.0.linear.weight": floats(64, 64)},
         make=published.medusa,
-        kind=BlockHead,
+        kind="medusa",
     ),
     "Medusa without places": Wrong(
         f"{NAME} needs whole numbers medusa_num_heads and medusa_num_layers, but it has (None, 2).",
         {"medusa_num_heads": None},
         make=published.medusa,
-        kind=BlockHead,
+        kind="medusa",
     ),
     "P-EAGLE": Wrong(
         f"{NAME} is of the speculators kind 'peagle', which is not read here: eagle3, dflash, dspark are.",
@@ -152,7 +182,7 @@ WRONG = {
         f"{NAME} is of the kind 'domino', which is not read here: DFlash and DSpark are.",
         {"dflash_config": {"projector_type": "domino"}},
         make=published.dflash,
-        kind=BlockHead,
+        kind="block",
     ),
 }
 
@@ -162,9 +192,16 @@ def test_a_wrong_head_is_refused_in_a_sentence(name: str, tmp_path: Path) -> Non
     wrong = WRONG[name]
     config, tensors = wrong.make(MODEL_VOCAB)
     changed = {name: tensor for name, tensor in {**tensors, **wrong.tensors}.items() if tensor is not None}
+    fetched(write(tmp_path / "good", config, tensors), format_of(config, NAME).kind)
     with pytest.raises(BadInput) as refused:
-        load_published(write(tmp_path / "it", {**config, **wrong.config}, changed), wrong.kind, TARGET)
+        fetched(write(tmp_path / "it", {**config, **wrong.config}, changed), wrong.kind)
     assert str(refused.value) == wrong.sentence
+
+
+def test_a_medusa_head_needs_a_target_whose_final_norm_is_known(tmp_path: Path) -> None:
+    folder = write(tmp_path / "it", *published.medusa(MODEL_VOCAB))
+    with pytest.raises(BadInput, match="reads the target's last state behind its final norm, and this target's is not"):
+        fetched(folder, "medusa", family="gemma3")
 
 
 def test_a_head_of_the_hubs_cache_is_called_by_its_name_on_the_hub(tmp_path: Path) -> None:

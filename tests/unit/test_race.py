@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +13,13 @@ import torch
 
 from specdemo.decoding import costs as costs_module
 from specdemo.decoding import loop
-from specdemo.decoding.adaptive_k import DraftLengthController
 from specdemo.decoding.costs import CostModel
-from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens, engine_seconds
+from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens
 from specdemo.engines.runner import ANY_ROWS
-from specdemo.models.loaded import Loaded
 from specdemo.racing import race as racing
 from specdemo.racing.compare import compare, is_exact
 from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter, drafters_of, race, start
-from specdemo.racing.rerun import again, differences, other_environment
-from specdemo.racing.summary import report, summary, trace_header
+from specdemo.racing.summary import report, summary
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.system import hardware
 from specdemo.system.progress import Stopped, attended
@@ -32,14 +27,12 @@ from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, RULES, BadInput, Finis
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
-    VOCAB,
     TableRunner,
     TableToy,
+    alike_toy,
     counting_table,
     ids_of,
     letters_tokenizer,
-    ngram_file,
-    random_table,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -49,15 +42,7 @@ SETTINGS = Settings(temperature=1, k=3, max_new_tokens=24, seed=3)
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Any:
-    table = random_table(1, support=3)
-    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
-    return TableToy(
-        target=table,
-        draft_model=mixed,
-        early=mixed,
-        ngram_table=ngram_file(tmp_path, VOCAB),
-        tokenizer=letters_tokenizer(),
-    )
+    return alike_toy(tmp_path)
 
 
 def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(
@@ -75,7 +60,7 @@ def test_auto_tries_a_drafter_out_before_its_first_run_and_frees_what_that_took(
     assert (len(toy.runners), len(toy.draft_runners)) == (seen[0] + 1, seen[1] + 1)
     start(toy, "none", PROMPT, settings)
     start(toy, "layer-skip", PROMPT, replace(settings, k=3))
-    assert costs.tried == {"draft-model"}
+    assert costs.tried == {("draft-model", False)}
 
 
 def test_auto_keeps_the_seed_and_writes_the_text_of_the_target_alone(toy: Any) -> None:
@@ -145,123 +130,7 @@ def test_a_calibration_that_is_stopped_is_made_by_the_next_run(
     assert all(runner.length == 0 for runner in (*toy.runners, *toy.draft_runners))
     assert len(ids_of(list(start(toy, "draft-model", PROMPT, settings)))) == settings.max_new_tokens
     (costs,) = toy.costs.values()
-    assert costs.tried == {"draft-model"}
-
-
-# Again -----------------------------------------------------------------------------------------------------
-
-
-ASKED = [Settings(k=k, temperature=t, max_new_tokens=24, seed=5) for k in (AUTO, 3) for t in (0.8, 0.0)]
-WORDS = "the cat sat on the mat and the dog sat"
-
-
-@pytest.fixture
-def fickle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """K = auto chooses anything from 0 to 4, and never the same twice."""
-    choices = random.Random(3)
-    monkeypatch.setattr(
-        DraftLengthController,
-        "_choose",
-        lambda self, costs, source, most: min(choices.randrange(5), most),
-    )
-
-
-def traced(loaded: Loaded, drafter: str, settings: Settings, events: int | None = None) -> tuple[Any, list[Entry]]:
-    """The header and the entries of a race, stopped after so many events, as they are read back from its trace."""
-    header = trace_header(loaded, drafter, WORDS, True, settings)
-    entries = list(islice(race(loaded, drafter, loaded.encode(WORDS, True), settings), events))
-    return read_trace(write_trace(header, entries))
-
-
-def changed(event: Any, **fields: Any) -> Any:
-    return replace(event, **fields)
-
-
-def without(entries: list[Entry], name: str) -> list[Entry]:
-    """The entries as of a trace that does not tell this of its events."""
-    return [
-        replace(entry, event=changed(entry.event, **{name: None})) if hasattr(entry.event, name) else entry
-        for entry in entries
-    ]
-
-
-def same_again(loaded: Loaded, header: Any, recorded: list[Entry]) -> bool:
-    entries = list(again(loaded, header, recorded))
-    assert [(e.lane, getattr(e.event, "k", None)) for e in entries if e.lane == PLAIN] == [
-        (e.lane, 0 if isinstance(e.event, Round) else None) for e in recorded if e.lane == PLAIN
-    ]
-    places = {
-        (e.lane, i): e.probabilities for lane in (PLAIN, SPECULATIVE) for i, e in enumerate(of_lane(entries, lane))
-    }
-    theirs = {
-        (e.lane, i): e.probabilities for lane in (PLAIN, SPECULATIVE) for i, e in enumerate(of_lane(recorded, lane))
-    }
-    assert places == theirs
-    return differences(recorded, entries) == {PLAIN: None, SPECULATIVE: None}
-
-
-def of_lane(entries: list[Entry], lane: str) -> list[Entry]:
-    return [entry for entry in entries if entry.lane == lane]
-
-
-@pytest.mark.usefixtures("fickle")
-@pytest.mark.parametrize("settings", ASKED, ids=lambda s: f"{s.k}, T {s.temperature}")
-@pytest.mark.parametrize("drafter", DRAFTER_NAMES)
-def test_the_race_of_a_trace_is_run_again_token_for_token(loaded: Loaded, drafter: str, settings: Settings) -> None:
-    header, recorded = traced(loaded, drafter, settings)
-    traced(loaded, drafter, replace(settings, seed=6))  # which teaches auto something else
-    assert same_again(loaded, header, recorded)
-
-
-@pytest.mark.usefixtures("fickle")
-def test_a_race_run_again_with_another_seed_or_other_k_would_differ(loaded: Loaded) -> None:
-    settings = replace(ASKED[2], rule=REJECTION)  # whose text depends on K
-    header, recorded = traced(loaded, "draft-model", settings)
-    assert same_again(loaded, header, recorded)
-    for change in ({"seed": 1}, {"k": 0}):
-        others = [
-            replace(e, event=changed(e.event, **change)) if all(hasattr(e.event, name) for name in change) else e
-            for e in recorded
-        ]
-        assert differences(recorded, list(again(loaded, header, others)))[SPECULATIVE] is not None
-
-
-@pytest.mark.usefixtures("fickle")
-def test_a_race_that_was_stopped_is_run_again_as_far_as_it_went(loaded: Loaded) -> None:
-    for events in (1, 9):
-        header, recorded = traced(loaded, "draft-model", ASKED[0], events)
-        assert len(recorded) == events
-        again_ = list(again(loaded, header, recorded))
-        assert len(again_) == events
-        assert not any(differences(recorded, again_).values())
-
-
-@pytest.mark.usefixtures("fickle")
-def test_an_old_trace_is_run_again_where_it_tells_enough(loaded: Loaded) -> None:
-    for settings in ASKED:
-        header, recorded = traced(loaded, "draft-model", settings)
-        assert same_again(loaded, header, without(recorded, "seed"))
-        if settings.k == AUTO:
-            with pytest.raises(BadInput, match="does not say which K was chosen"):
-                list(again(loaded, header, without(recorded, "k")))
-        else:
-            assert same_again(loaded, header, without(recorded, "k"))
-        older = {**header, "lanes": [{"name": lane["name"]} for lane in header["lanes"]]}  # of other random numbers
-        if settings.temperature:
-            with pytest.raises(BadInput, match="sampled with other random numbers"):
-                list(again(loaded, older, recorded))
-        else:
-            assert same_again(loaded, older, recorded)
-
-
-def test_a_trace_of_other_weights_is_refused_and_another_environment_is_told(loaded: Loaded) -> None:
-    header, recorded = traced(loaded, "ngram", ASKED[3])
-    with pytest.raises(BadInput, match="other weights than the preset"):
-        list(again(loaded, {**header, "weights": {"target": {"source": "elsewhere"}}}, recorded))
-    assert other_environment(loaded, header) == []
-    header["environment"]["dtype"] = "posit8"
-    assert other_environment(loaded, header) == ["dtype posit8"]
-    assert other_environment(loaded, {"environment": 3}) == []
+    assert costs.tried == {("draft-model", False)}
 
 
 # Whose turn it is ------------------------------------------------------------------------------------------
@@ -284,26 +153,6 @@ def clocked(toy: Any, monkeypatch: pytest.MonkeyPatch, target_pass: Callable[[in
     for module in (loop, hardware):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(TableToy, "target_runner", lambda self, capacity: Timed(self.target, capacity, self.early))
-
-
-@pytest.mark.parametrize("pass_seconds", [lambda n: 1.0, float, lambda n: 0.3 if n == 1 else 7.0])
-def test_the_lane_behind_on_its_clock_goes_next(
-    toy: Any, monkeypatch: pytest.MonkeyPatch, pass_seconds: Callable[[int], float]
-) -> None:
-    clocked(toy, monkeypatch, pass_seconds)
-    clocks = {PLAIN: 0.0, SPECULATIVE: 0.0}
-    over: set[str] = set()
-    order = []
-    for entry in race(toy, "draft-model", PROMPT, SETTINGS):
-        others = [clocks[lane] for lane in clocks if lane != entry.lane and lane not in over]
-        assert clocks[entry.lane] <= min(others, default=clocks[entry.lane])
-        clocks[entry.lane] += engine_seconds(entry.event)
-        order.append(entry.lane)
-        if isinstance(entry.event, Finished):
-            over.add(entry.lane)
-    assert over == {PLAIN, SPECULATIVE}
-    changes = sum(one != other for one, other in pairwise(order))
-    assert changes > 4  # they did take turns
 
 
 def test_isolated_lanes_run_one_after_the_other(toy: Any) -> None:

@@ -1,8 +1,9 @@
-"""The transformers runner: its cache, its rollback, its early exit, and plain greedy against `generate`."""
+"""Every engine against transformers: passes, rollback, states; transformers' own runner: its cache, and `generate`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,21 +17,45 @@ from specdemo.drafters.none import NoDrafter
 from specdemo.engines import linear, ops
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import MOST_ROWS, FusedRunner
+from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import LONGEST, GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.linear import can_pack
 from specdemo.engines.runner import ANY_ROWS, Runner
 from specdemo.types import MAX_K, FinishReason, Settings
-from tests.unit.toys import ARCHITECTURES, MODEL_VOCAB, decode, ids_of, native_runner, tiny_model
+from tests.unit.toys import (
+    ARCHITECTURES,
+    MODEL_VOCAB,
+    decode,
+    ids_of,
+    model_with_biases,
+    native_runner,
+    recorded,
+    tiny_model,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 0, 7, 9, 32]
 
 
-@pytest.fixture(params=ARCHITECTURES)
+@pytest.fixture(params=[*ARCHITECTURES, "smollm3"])
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return tiny_model(request.param)
+
+
+@pytest.fixture(params=["eager", "fused", "native", "graph"])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[PreTrainedModel, int], Any]:
+    """Makes runners of one engine, from a model and a capacity."""
+    monkeypatch.setattr(graph, "ROOM", 64)
+    if request.param == "fused":  # as on a machine without gcc
+        monkeypatch.setattr(linear, "library_for", lambda dtype: None)
+    return {
+        "eager": EagerRunner,
+        "fused": lambda model, capacity: FusedRunner(FusedModel.of(model), capacity),
+        "native": native_runner,
+        "graph": lambda model, capacity: GraphRunner(Graphs(FusedModel.of(model), ops, recorded, 1), capacity),
+    }[request.param]
 
 
 def fresh(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
@@ -44,29 +69,31 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_prefill_in_one_go_equals_token_by_token(model: PreTrainedModel) -> None:
+def test_prefill_in_one_go_equals_token_by_token(make: Any, model: PreTrainedModel) -> None:
     truth = fresh(model, TEXT)
-    runner = EagerRunner(model, len(TEXT))
+    runner = make(model, len(TEXT))
     assert same(runner.prefill(TEXT), truth[-1:])
     assert runner.length == len(TEXT)
-    one_by_one = EagerRunner(model, len(TEXT))
+    one_by_one = make(model, len(TEXT))
     rows = [one_by_one.prefill(TEXT[:1]), *(one_by_one.forward([token]) for token in TEXT[1:])]
     assert same(torch.cat(rows), truth)
 
 
 @pytest.mark.parametrize("cuts", [(1, 2), (4, 5), (3, 11)])
-def test_a_pass_over_several_tokens_gives_the_logits_after_each(model: PreTrainedModel, cuts: tuple[int, int]) -> None:
+def test_a_pass_over_several_tokens_gives_the_logits_after_each(
+    make: Any, model: PreTrainedModel, cuts: tuple[int, int]
+) -> None:
     truth = fresh(model, TEXT)
-    runner = EagerRunner(model, len(TEXT))
+    runner = make(model, len(TEXT))
     first, second = cuts
     assert same(runner.prefill(TEXT[:first]), truth[first - 1 : first])
     assert same(runner.forward(TEXT[first:second]), truth[first:second])
     assert same(runner.forward(TEXT[second:]), truth[second:])
 
 
-def test_rollback_then_forward_equals_a_fresh_forward(model: PreTrainedModel) -> None:
+def test_rollback_then_forward_equals_a_fresh_forward(make: Any, model: PreTrainedModel) -> None:
     truth = fresh(model, TEXT)
-    runner = EagerRunner(model, len(TEXT) + 6)
+    runner = make(model, len(TEXT) + 6)
     runner.prefill(TEXT[:4])
     for keep in (4, 6, 5, 9):  # drafts of several lengths, partly taken back, now and then into read text
         done = min(runner.length, keep)
@@ -111,15 +138,16 @@ def test_the_buffers_are_allocated_once(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("extra", [1, 2])
-def test_reading_past_the_capacity_is_an_error_and_never_silent(model: PreTrainedModel, extra: int) -> None:
-    runner = EagerRunner(model, len(TEXT))
+def test_reading_past_the_capacity_is_an_error_and_never_silent(make: Any, model: PreTrainedModel, extra: int) -> None:
+    runner = make(model, len(TEXT))
     runner.prefill(TEXT)
     with pytest.raises(ValueError, match="room for 12 tokens"):
         runner.forward([1] * extra)
+    assert runner.length == len(TEXT)
 
 
-def test_release_frees_and_a_new_prompt_starts_afresh(model: PreTrainedModel) -> None:
-    runner = EagerRunner(model, len(TEXT))
+def test_release_frees_and_a_new_prompt_starts_afresh(make: Any, model: PreTrainedModel) -> None:
+    runner = make(model, len(TEXT))
     runner.prefill(TEXT)
     runner.release()
     runner.release()
@@ -131,13 +159,13 @@ def test_release_frees_and_a_new_prompt_starts_afresh(model: PreTrainedModel) ->
 
 @pytest.mark.parametrize("layers", [(0,), (2, 0, 1)])
 def test_the_states_of_the_last_pass_are_kept_in_the_order_asked_for(
-    model: PreTrainedModel, layers: tuple[int, ...]
+    make: Any, model: PreTrainedModel, layers: tuple[int, ...]
 ) -> None:
     base: Any = model.base_model
     norm = base.ln_f if model.config.model_type == "gpt2" else base.norm
     with torch.inference_mode():
         truth = model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states[1:]
-    runner = EagerRunner(model, len(TEXT) + 3)
+    runner = make(model, len(TEXT) + 3)
     runner.capture_hidden_states(layers)
     assert runner.hidden_states is None
 
@@ -158,6 +186,30 @@ def test_the_states_of_the_last_pass_are_kept_in_the_order_asked_for(
     assert matches(6, len(TEXT))
     runner.release()
     assert runner.hidden_states is None
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_biases_and_norms_are_kept(make: Any, architecture: str) -> None:
+    model = model_with_biases(architecture)
+    runner, truth = make(model, len(TEXT)), fresh(model, TEXT)
+    assert same(torch.cat([runner.prefill(TEXT[:9]), runner.forward(TEXT[9:])]), truth[8:])
+
+
+@pytest.mark.parametrize(("make", "least"), [("fused", 1.25), ("native", 1.0)], indirect=["make"])
+def test_bfloat16_strays_no_further_from_float32_than_transformers_does(
+    make: Any, least: float, model: PreTrainedModel
+) -> None:
+    rough = copy.deepcopy(model).bfloat16()
+    ids = torch.randint(MODEL_VOCAB, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    logits = []
+    for runner in (EagerRunner(model, 200), make(rough, 200), EagerRunner(rough, 200)):
+        runner.capture_hidden_states([1])
+        runner.prefill(ids[:1])
+        logits.append(torch.cat([runner.forward(ids[i : i + 5]) for i in range(1, 200, 5)]).float())
+        assert runner.hidden_states is not None
+        assert runner.hidden_states.dtype == runner.model.dtype
+    ours, theirs = ((rows - logits[0]).square().mean().sqrt() for rows in logits[1:])
+    assert ours < least * theirs
 
 
 # Plain greedy ----------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def either_way(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def law(row: list[float], **settings: Any) -> torch.Tensor:
+def warped(row: list[float], **settings: Any) -> torch.Tensor:
     return probabilities(torch.tensor(row), Settings(**settings))
 
 
@@ -59,18 +59,18 @@ def test_probabilities_are_a_distribution_under_any_settings(row: list[float], s
 @given(distinct_rows, st.floats(0, 1e-9), st.integers(0, 4), st.floats(0.01, 1))
 def test_a_vanishing_temperature_is_the_argmax(row: list[float], temperature: float, top_k: int, top_p: float) -> None:
     assume(sorted(row)[-1] - sorted(row)[-2] > 1e-6)
-    probs = law(row, temperature=temperature, top_k=top_k, top_p=top_p)
+    probs = warped(row, temperature=temperature, top_k=top_k, top_p=top_p)
     assert probs.tolist() == [float(x == max(row)) for x in row]
 
 
 def test_temperature_zero_takes_the_first_of_equal_logits() -> None:
-    assert law([1.0, 3.0, 3.0, 3.0], temperature=0).tolist() == [0, 1, 0, 0]
+    assert warped([1.0, 3.0, 3.0, 3.0], temperature=0).tolist() == [0, 1, 0, 0]
 
 
 @given(rows, temperatures)
 def test_temperature_divides_the_logits(row: list[float], temperature: float) -> None:
     exact = [math.exp((x - max(row)) / temperature) for x in row]
-    assert law(row, temperature=temperature).tolist() == pytest.approx([x / sum(exact) for x in exact], abs=1e-5)
+    assert warped(row, temperature=temperature).tolist() == pytest.approx([x / sum(exact) for x in exact], abs=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
@@ -139,7 +139,7 @@ def test_no_token_is_drawn_of_logits_that_are_not_finite(
 
 @given(rows, st.integers(1, 15), temperatures)
 def test_top_k_keeps_exactly_k_even_among_equals(row: list[float], k: int, temperature: float) -> None:
-    probs = law([x / 10 for x in row], temperature=1 + temperature / 2, top_k=k)
+    probs = warped([x / 10 for x in row], temperature=1 + temperature / 2, top_k=k)
     assert int((probs > 0).sum()) == min(k, len(row))
     kept = [x for x, p in zip(row, probs.tolist(), strict=True) if p > 0]
     assert sorted(kept) == sorted(row)[-len(kept) :]
@@ -158,12 +158,12 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(row: list[float], temperat
 
 
 def test_top_p_is_reached_where_it_is_met_exactly() -> None:
-    assert law([0.0, 0.0, 0.0, 0.0], temperature=1, top_p=0.5).tolist() == [0.5, 0.5, 0, 0]
+    assert warped([0.0, 0.0, 0.0, 0.0], temperature=1, top_p=0.5).tolist() == [0.5, 0.5, 0, 0]
 
 
 @pytest.mark.parametrize("top_p", [5e-324, 1e-60, 1e-9, 0.2])
 def test_top_p_always_keeps_the_most_likely_token(top_p: float) -> None:
-    assert law([0.0, 1.0, 2.0], temperature=1, top_p=top_p).tolist() == [0, 0, 1]
+    assert warped([0.0, 1.0, 2.0], temperature=1, top_p=top_p).tolist() == [0, 0, 1]
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 20), all_settings)
@@ -226,7 +226,7 @@ def test_the_width_of_the_floats(settings: Settings) -> None:
 
 @pytest.mark.parametrize("temperature", [0, 1e-300, 0.7, 2])
 def test_a_padding_entry_never_gets_probability(temperature: float) -> None:
-    probs = law([0.5, -math.inf, 0.7, -math.inf], temperature=temperature, top_k=3, top_p=0.99)
+    probs = warped([0.5, -math.inf, 0.7, -math.inf], temperature=temperature, top_k=3, top_p=0.99)
     assert probs[[1, 3]].tolist() == [0, 0]
     assert float(probs.sum()) == pytest.approx(1)
 

@@ -23,7 +23,7 @@ from specdemo.servers.race import Asked, outcome, race_servers
 from specdemo.types import BadInput, Settings
 from specdemo.ui.replay.playable import playable
 
-from .fake_server import FakeServer, llamacpp_answers, recorded, replayed, serving, stream_answer
+from .fake_server import FakeServer, llamacpp_answers, replayed, replayed_alone, serving
 
 KEY = "sk-very-secret-0123456789"
 RACE = ["race", "--prompt", "Hi", "--max-new-tokens", "40", "--server"]
@@ -37,13 +37,7 @@ def server() -> Iterator[tuple[FakeServer, str]]:
 
 @pytest.fixture
 def plain() -> Iterator[tuple[FakeServer, str]]:
-    """The same text without a draft: an event a round, in the same form."""
-    events = []
-    for chunk in recorded("llamacpp-ended")[1]:
-        count = chunk.data["timings"]["predicted_n"]
-        timings = {"prompt_ms": 175.0, "predicted_n": count, "predicted_ms": 0.001 + 8 * (count - 1)}
-        events.append({**chunk.data, "timings": timings})
-    with serving(llamacpp_answers(stream_answer(*events))) as found:
+    with serving(llamacpp_answers(replayed_alone("llamacpp-ended"))) as found:
         yield found
 
 

@@ -126,7 +126,7 @@ class Simulation:
 
     def __init__(self, seed: int, prompts: Sequence[Prompt]) -> None:
         self.noise = np.random.default_rng(seed)
-        self.weather = 0.0
+        self.drift = 0.0
         easy = self.noise.normal(0, 0.2, len(prompts))
         self.gains = {
             (place, k): np.log(speed_up) + easy[place] + self.noise.normal(0, 0.04)
@@ -147,8 +147,8 @@ class Simulation:
         drafted = () if drafter == "none" else (DraftedToken(1, DraftOutcome.ACCEPTED, 0.5, 0.5, 0.5),) * settings.k
         yield Prefilled(5, token, 0.3)
         for index in range(ROUNDS if settings.max_new_tokens > sweeping.WARM_UP else 1):
-            self.weather = 0.98 * self.weather + self.noise.normal(0, 0.1)
-            spent = float(seconds * np.exp(self.weather + self.noise.normal(0, 0.1)))
+            self.drift = 0.98 * self.drift + self.noise.normal(0, 0.1)
+            spent = float(seconds * np.exp(self.drift + self.noise.normal(0, 0.1)))
             yield Round(index, drafted, (token,) * TOKENS_A_ROUND, 0.0, spent, spent)
 
 
@@ -179,10 +179,10 @@ def test_the_order_of_the_cases_rotates_and_each_has_a_baseline_of_its_own(simul
 
 
 def test_intervals_hold_the_truth_and_the_best_k_is_right_or_tied(simulated: Any) -> None:
-    """In 93 to 97 of 100 sweeps over a drafter whose speed-ups are known."""
+    """In 92 to 98 of 100 sweeps over a drafter whose speed-ups are known."""
     held: Counter[int] = Counter()
     right = picked = 0
-    sweeps = 300
+    sweeps = 150
     for seed in range(sweeps):
         runs, _ = simulated(seed)
         for row in summarise(runs):
@@ -191,7 +191,7 @@ def test_intervals_hold_the_truth_and_the_best_k_is_right_or_tied(simulated: Any
         (best,) = best_k(runs)
         right += 4 in (best["k"], *best["tied"])
         picked += best["speedup"].low <= SPEED_UPS[best["k"]] <= best["speedup"].high
-    assert {k: count / sweeps for k, count in held.items()} == pytest.approx(dict.fromkeys(SPEED_UPS, 0.95), abs=0.02)
+    assert {k: count / sweeps for k, count in held.items()} == pytest.approx(dict.fromkeys(SPEED_UPS, 0.95), abs=0.03)
     assert right / sweeps >= 0.93
     assert picked / sweeps >= 0.93
 

@@ -52,7 +52,7 @@ def test_the_table_is_what_counting_by_hand_gives(tmp_path):
     np.testing.assert_allclose(table.next_token_probs([7]), unigram, atol=1e-6)
 
 
-def test_every_law_is_positive_everywhere_and_sums_to_one(tmp_path):
+def test_every_distribution_is_positive_everywhere_and_sums_to_one(tmp_path):
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, 10, (4, 200))
     starts = np.zeros((4, 200), dtype=bool)
@@ -61,24 +61,24 @@ def test_every_law_is_positive_everywhere_and_sums_to_one(tmp_path):
     build_table([tmp_path / "text"], tmp_path / "t.safetensors", {})
     table = load_table(tmp_path / "t.safetensors")
     for context in rng.integers(0, 10, (50, 3)).tolist():
-        law = table.next_token_probs(context)
-        assert law.min() > 0
-        assert law.sum() == pytest.approx(1, abs=1e-5)
+        probs = table.next_token_probs(context)
+        assert probs.min() > 0
+        assert probs.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_counts_do_not_cross_from_one_conversation_into_the_next(tmp_path):
     write_shard(tmp_path / "text", [[1, 2, 3, 4]], [[A, A, A, A]], [[True, False, True, False]])
     build_table([tmp_path / "text"], tmp_path / "t.safetensors", {})
-    law = load_table(tmp_path / "t.safetensors").next_token_probs([2])
-    assert law[3] == law[9]  # 2 3 is no pair, since 3 began another conversation: 3 is as unlikely as any other
+    probs = load_table(tmp_path / "t.safetensors").next_token_probs([2])
+    assert probs[3] == probs[9]  # 2 3 is no pair, since 3 began another conversation: 3 is as unlikely as any other
 
 
 def test_text_from_several_folders_is_counted_together(tmp_path):
     for name, tokens in (("one", [1, 2, 1, 2]), ("two", [1, 3, 1, 3])):
         write_shard(tmp_path / name, [tokens], [[A, A, A, A]], [[True, False, False, False]])
     build_table([tmp_path / "one", tmp_path / "two"], tmp_path / "t.safetensors", {})
-    law = load_table(tmp_path / "t.safetensors").next_token_probs([1])
-    assert law[2] == law[3] > law[1]
+    probs = load_table(tmp_path / "t.safetensors").next_token_probs([1])
+    assert probs[2] == probs[3] > probs[1]
     with pytest.raises(ValueError, match=r"none holds no training text"):
         build_table([tmp_path / "one", tmp_path / "none"], tmp_path / "t.safetensors", {})
 
@@ -218,15 +218,15 @@ def test_one_wave_in_twenty_is_held_out(tiny, tmp_path):
     assert len(data.shard_paths(tmp_path, "train")) == data.HELD_OUT_EVERY
 
 
-def test_a_row_is_drawn_from_the_models_law_at_its_own_temperature_and_greedy_rows_take_the_favourite():
+def test_a_row_is_drawn_from_the_models_distribution_at_its_own_temperature_and_greedy_rows_take_the_favourite():
     rows, size, temperature = 20_000, 2 * data.BLOCK + 88, 0.7  # three blocks of tokens, the last one not full
     logits = torch.randn(size, generator=torch.Generator().manual_seed(1))
     temperatures = torch.full((rows,), temperature)
     temperatures[::2] = 0
     drawn = data.sample_rows(logits.expand(rows, -1), temperatures, torch.Generator().manual_seed(2))
     assert (drawn[::2] == logits.argmax()).all()
-    law = (logits / temperature).double().softmax(-1).numpy()
+    probs = (logits / temperature).double().softmax(-1).numpy()
     seen = np.bincount(drawn[1::2].numpy(), minlength=size)
-    often = law * rows / 2 >= 5
-    expected = np.append(law[often], law[~often].sum()) * rows / 2
+    often = probs * rows / 2 >= 5
+    expected = np.append(probs[often], probs[~often].sum()) * rows / 2
     assert stats.chisquare(np.append(seen[often], seen[~often].sum()), expected).pvalue > 1e-3

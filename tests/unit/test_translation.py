@@ -34,7 +34,7 @@ from tests.unit.toys import (
     fallback_tokenizer,
     ids_of,
     random_table,
-    true_law,
+    true_texts,
 )
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
@@ -193,7 +193,7 @@ def test_a_target_under_other_numbers_drafts_what_it_writes_and_reads_nothing_tw
     renumbered: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = replace(renumbered)
-    assert loaded.translation is not None
+    assert loaded.parts.translator is not None
     prompt = loaded.encode("the cat sat on", raw=True)
     settings = Settings(k=3, max_new_tokens=33)
     expected = ids_of(list(start(loaded, "none", prompt, settings)))
@@ -211,7 +211,7 @@ def test_a_target_under_other_numbers_drafts_what_it_writes_and_reads_nothing_tw
         monkeypatch.setattr(runner, "forward", read)
         return runner
 
-    loaded.make_draft_runner = watched
+    loaded.parts = replace(loaded.parts, make_draft_runner=watched)
     events = list(start(loaded, "draft-model", prompt, settings))
     assert ids_of(events) == expected
     drafted = [token.outcome for event in rounds(events) for token in event.drafted]
@@ -246,7 +246,7 @@ def drafting(table: Tensor, capacity: int = 64) -> TextDraftModel:
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("k", [1, 2, 3])
-def test_under_rejection_the_law_is_the_targets(temperature: float, k: int) -> None:
+def test_under_rejection_the_distribution_is_the_targets(temperature: float, k: int) -> None:
     table = random_table(1, support=3)
     draft = 0.5 * table + 0.5 * random_table(2, support=2)
     settings = Settings(temperature=temperature, k=k, max_new_tokens=4, rule=REJECTION)
@@ -255,10 +255,10 @@ def test_under_rejection_the_law_is_the_targets(temperature: float, k: int) -> N
     def begin(rule: Rule) -> tuple[TableRunner, TextDraftModel]:
         return TableRunner(table), drafting(draft)
 
-    law = emitted_distribution(
+    emitted = emitted_distribution(
         begin, PROMPT, settings, seen=lambda events: kinds.update(t.kind for e in rounds(events) for t in e.emitted)
     )
-    assert distance(law, true_law(table, PROMPT, 4, settings)) < 1e-12
+    assert distance(emitted, true_texts(table, PROMPT, 4, settings)) < 1e-12
     assert len(kinds) > 1
 
 
@@ -292,7 +292,7 @@ def test_a_small_model_of_another_family_drafts_for_a_real_target() -> None:
     """Downloads 1.2 GB, once."""
     pair = replace(find_preset("qwen2.5-coder"), draft_model=find_preset("smollm2-135m").target)
     loaded = load(pair, None, "cpu")
-    assert loaded.translation is not None
+    assert loaded.parts.translator is not None
     ids = loaded.encode("Write a Python function that says whether a number is prime, with a docstring.")
     for temperature in (0.0, 0.8):
         settings = Settings(k=4, temperature=temperature, max_new_tokens=64)

@@ -61,7 +61,7 @@ from tests.unit.toys import (
     ngram_file,
     random_table,
     tiny_model,
-    true_law,
+    true_texts,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -103,7 +103,7 @@ TREES: dict[str, Callable[[list[int], int], Shape]] = {
 }
 
 
-# The law of the text, by enumeration -----------------------------------------------------------------------------
+# The distribution of the text, by enumeration --------------------------------------------------------------------
 
 
 def choose_path(runs: Walk, rows: Tensor, draft: Draft) -> dict[int, tuple[int, float]]:
@@ -157,9 +157,9 @@ class EnumeratedMatch(Match):
         return drawn, torch.zeros(len(probs), dtype=torch.float64)
 
 
-def law_of(make_drafter: Callable[[], Drafter], settings: Settings, table: Tensor, eos: int = -1) -> dict:
+def texts_with(make_drafter: Callable[[], Drafter], settings: Settings, table: Tensor, eos: int = -1) -> dict:
     """The probability of every text that a run can write."""
-    law: dict[tuple[int, ...], float] = defaultdict(float)
+    emitted: dict[tuple[int, ...], float] = defaultdict(float)
     runs = Walk()
     for _ in runs.runs():
         with pytest.MonkeyPatch.context() as patch:
@@ -169,11 +169,11 @@ def law_of(make_drafter: Callable[[], Drafter], settings: Settings, table: Tenso
                 rule = chosen = EnumeratedMatch(settings, runs)
                 patch.setattr(match.noise, "draw", chosen.draw)
             events = list(loop.decode(TableRunner(table), make_drafter(), PROMPT, rule, frozenset({eos})))
-        law[tuple(ids_of(events))] += runs.weight
-    return dict(law)
+        emitted[tuple(ids_of(events))] += runs.weight
+    return dict(emitted)
 
 
-LAWS = [
+ENUMERATED = [
     Settings(temperature=1, k=6, max_new_tokens=4, tree=True),
     Settings(temperature=0.7, k=6, max_new_tokens=3, tree=True),
     Settings(temperature=1.5, k=6, max_new_tokens=4, top_k=2, tree=True),
@@ -189,27 +189,27 @@ def table() -> Tensor:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("settings", LAWS, ids=lambda settings: f"T{settings.temperature:g}")
+@pytest.mark.parametrize("settings", ENUMERATED, ids=lambda settings: f"T{settings.temperature:g}")
 @pytest.mark.parametrize("name", TREES)
-def test_the_text_follows_the_targets_law(table: Tensor, name: str, settings: Settings, rule: str) -> None:
+def test_the_text_follows_the_targets_distribution(table: Tensor, name: str, settings: Settings, rule: str) -> None:
     settings = replace(settings, rule=rule)
-    law = law_of(lambda: Planting(TREES[name]), settings, table)
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+    emitted = texts_with(lambda: Planting(TREES[name]), settings, table)
+    assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_law_stays_where_a_drafted_child_ends_the_text(table: Tensor, rule: str) -> None:
-    settings = replace(LAWS[0], rule=rule)
-    law = law_of(lambda: Planting(TREES["any"]), settings, table, eos=1)
-    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings, 1)) < 1e-12
+def test_the_distribution_stays_where_a_drafted_child_ends_the_text(table: Tensor, rule: str) -> None:
+    settings = replace(ENUMERATED[0], rule=rule)
+    emitted = texts_with(lambda: Planting(TREES["any"]), settings, table, eos=1)
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings, 1)) < 1e-12
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_law_stays_with_the_tree_of_prompt_lookup(table: Tensor, rule: str) -> None:
-    settings = replace(LAWS[0], rule=rule)
-    law = law_of(PromptLookup, settings, table)
-    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+def test_the_distribution_stays_with_the_tree_of_prompt_lookup(table: Tensor, rule: str) -> None:
+    settings = replace(ENUMERATED[0], rule=rule)
+    emitted = texts_with(PromptLookup, settings, table)
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
 
 
 def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table: Tensor) -> None:
@@ -231,14 +231,14 @@ def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table:
                 token, kind = self.runs.choose([((x, TokenKind.RESAMPLED), a) for x, a in enumerate(p)])
             return Verdict(0, token, kind, 1.0, [0.0, 0.0], [1.0, 1.0], [0, 1], parents=draft.parents)
 
-    settings = replace(LAWS[0], rule=REJECTION)
-    law: dict[tuple[int, ...], float] = defaultdict(float)
+    settings = replace(ENUMERATED[0], rule=REJECTION)
+    emitted: dict[tuple[int, ...], float] = defaultdict(float)
     runs = Walk()
     for _ in runs.runs():
         drafter = Planting(lambda context, nodes: ([0, 1], [-1, -1]))
         events = list(loop.decode(TableRunner(table), drafter, PROMPT, ByRatio(settings, runs)))
-        law[tuple(ids_of(events))] += runs.weight
-    assert distance(law, true_law(table, PROMPT, settings.max_new_tokens, settings)) > 1e-3
+        emitted[tuple(ids_of(events))] += runs.weight
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) > 1e-3
 
 
 # The text itself, under the match rule ----------------------------------------------------------------------------
@@ -430,12 +430,16 @@ def test_a_race_drafts_trees_and_is_run_again(tmp_path: Any) -> None:
     assert [len(drafted) for drafted in trees[0]] == [len(drafted) for drafted in trees[1]]
 
 
+def shape(draft: Draft) -> tuple[Any, Any]:
+    return draft.token_ids, draft.parents
+
+
 # Who branches ----------------------------------------------------------------------------------------------------
 
 
 def test_trees_are_refused_in_words_where_there_are_none() -> None:
-    with pytest.raises(BadInput, match="chains only"):
-        Settings(k=AUTO, tree=True)
+    with pytest.raises(BadInput, match="K = auto needs the match rule"):
+        check_rule("eagle", Settings(k=AUTO, temperature=1, rule=REJECTION, tree=True))
     with pytest.raises(BadInput, match="from 0 to 63, not 64"):
         Settings(k=64, tree=True)
     with pytest.raises(BadInput, match=r"The drafter layer-skip drafts chains only.* prompt-lookup"):
@@ -448,6 +452,17 @@ def test_trees_are_refused_in_words_where_there_are_none() -> None:
     toy.target_runner = lambda capacity: Straight(toy.target, capacity)
     with pytest.raises(CannotBranch, match="it is straight"):
         decode_loaded(toy, "prompt-lookup", PROMPT, rule_for(Settings(k=4, tree=True)), None)
+
+
+def test_a_draft_model_that_cannot_branch_is_refused_in_words() -> None:
+    class Straight(TableRunner):
+        cannot_branch = "it keeps a running state"
+
+    toy: Any = TableToy(tokenizer=letters_tokenizer())
+    toy.draft_runner = lambda capacity: Straight(toy.draft_model, capacity)
+    with pytest.raises(BadInput, match=r"The draft model cannot draft a tree: it keeps .* Draft a chain\."):
+        decode_loaded(toy, "draft-model", PROMPT, rule_for(Settings(k=4, tree=True)), None)
+    decode_loaded(toy, "draft-model", PROMPT, rule_for(Settings(k=4)), None)
 
 
 def test_rows_depths_and_walks_of_a_tree() -> None:
@@ -466,17 +481,24 @@ def test_a_tree_grows_where_its_values_are_largest() -> None:
         return [(token, share, (*path, token)) for token, share in shares.get(path, [])]
 
     start: tuple[int, ...] = ()
-    assert grow(start, children, 4, 9) == Draft([1, 2, 5, 3], parents=[-1, -1, 1, 0])
+    draft = grow(start, children, 4, 9)
+    assert shape(draft) == ([1, 2, 5, 3], [-1, -1, 1, 0])
+    assert draft.q is not None
+    assert draft.q.tolist() == pytest.approx([0.6, 0.3, 0.9, 0.4])
     assert grow(start, children, 63, 9).token_ids == [1, 2, 5, 3, 6, 4]
-    assert grow(start, children, 63, 1) == Draft([1, 2], parents=[-1, -1])
-    assert grow(start, children, 1, 9) == Draft([1], parents=[-1])
+    assert shape(grow(start, children, 63, 1)) == ([1, 2], [-1, -1])
+    assert shape(grow(start, children, 1, 9)) == ([1], [-1])
     assert grow((), lambda path: [], 8, 8) == Draft()
 
 
 def test_two_trees_become_one_where_they_agree() -> None:
-    one, other = Draft([5, 6, 7], parents=[-1, 0, 0]), Draft([8, 5, 7, 9, 7], parents=[-1, -1, 1, 2, 0])
-    assert merged(one, other) == Draft([5, 6, 7, 8, 9, 7], parents=[-1, 0, 0, -1, 2, 3])
-    assert merged(Draft(), other) == other
+    one = Draft([5, 6, 7], q=torch.tensor([0.5, 0.25, 0.75]), parents=[-1, 0, 0])
+    other = Draft([8, 5, 7, 9, 7], parents=[-1, -1, 1, 2, 0])
+    both = merged(one, other)
+    assert shape(both) == ([5, 8, 6, 7, 9, 7], [-1, -1, 0, 0, 3, 1])
+    assert both.q is not None
+    assert both.q.tolist() == [0.5, 1, 0.25, 0.75, 1, 1]
+    assert shape(merged(Draft(), other)) == shape(other)
     assert merged(Draft(), Draft()) == Draft()
 
 
@@ -487,7 +509,7 @@ def test_prompt_lookup_merges_what_followed_the_same_words() -> None:
     assert (draft.token_ids, draft.parents) == ([3, 4, 8, 9], [-1, -1, 0, 0])  # 3 came twice, 8 lately
     assert set(lookup.propose_tree(text, 63, 2).token_ids) == {3, 4, 7, 8, 9}
     assert lookup.propose_tree([*text, 5, 6], 4, 3) == Draft()
-    assert lookup.propose_tree([*text, 5, 6, 5, 6], 3, 3) == Draft([5, 6, 5], parents=[-1, 0, 1])  # it goes on
+    assert shape(lookup.propose_tree([*text, 5, 6, 5, 6], 3, 3)) == ([5, 6, 5], [-1, 0, 1])  # it goes on
     lookup.reset(())
     assert lookup.propose_tree([1, 2], 4, 3) == Draft()
 

@@ -20,13 +20,13 @@ VOCAB = 5
 ALMOST_ONE = math.nextafter(1, 0)
 
 weights = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1)), min_size=VOCAB, max_size=VOCAB)
-laws = weights.filter(any).map(lambda row: torch.tensor(row, dtype=torch.float64) / sum(row))
+distributions = weights.filter(any).map(lambda row: torch.tensor(row, dtype=torch.float64) / sum(row))
 tokens = st.integers(0, VOCAB - 1)
 draws = st.one_of(st.sampled_from([0.0, ALMOST_ONE]), st.floats(0, 1, exclude_max=True))
 
 
-def rows(*laws: list[float] | Tensor) -> Tensor:
-    return torch.stack([torch.as_tensor(law, dtype=torch.float64) for law in laws])
+def rows(*probs: list[float] | Tensor) -> Tensor:
+    return torch.stack([torch.as_tensor(row, dtype=torch.float64) for row in probs])
 
 
 def uniform(*values: float) -> Tensor:
@@ -40,20 +40,20 @@ def one_hot(token: int) -> list[float]:
 # The parts -------------------------------------------------------------------------------------------------
 
 
-@given(laws, laws)
-def test_accepting_and_resampling_together_give_the_targets_law(p: Tensor, q: Tensor) -> None:
+@given(distributions, distributions)
+def test_accepting_and_resampling_together_give_the_targets_distribution(p: Tensor, q: Tensor) -> None:
     accepted = torch.where(q > 0, q * acceptance_probability(p, q), 0)
     left = residual(p, q)
     emitted = accepted + (1 - accepted.sum()) * left / left.sum()
     assert torch.allclose(emitted, p, atol=1e-12)
 
 
-@given(laws)
-def test_the_residual_of_equal_laws_is_the_law_itself_and_never_empty(p: Tensor) -> None:
+@given(distributions)
+def test_the_residual_of_equal_distributions_is_the_distribution_itself_and_never_empty(p: Tensor) -> None:
     assert torch.equal(residual(p, p), p)
 
 
-@given(laws, tokens)
+@given(distributions, tokens)
 def test_the_residual_of_a_one_hot_draft_is_the_target_without_that_token(p: Tensor, token: int) -> None:
     assume(p[token] < 1)
     expected = p.clone()
@@ -61,7 +61,7 @@ def test_the_residual_of_a_one_hot_draft_is_the_target_without_that_token(p: Ten
     assert torch.equal(residual(p, torch.tensor(one_hot(token), dtype=torch.float64)), expected)
 
 
-@given(laws)
+@given(distributions)
 def test_a_residual_left_by_rounding_alone_still_gives_a_possible_token(p: Tensor) -> None:
     single = p.float()
     nudged = torch.nextafter(single, torch.ones(VOCAB))
@@ -74,7 +74,7 @@ def test_a_residual_left_by_rounding_alone_still_gives_a_possible_token(p: Tenso
 # The tests, from left to right -----------------------------------------------------------------------------
 
 
-@given(laws, laws, st.data())
+@given(distributions, distributions, st.data())
 def test_a_token_passes_just_below_min_1_p_over_q_and_fails_at_it(p: Tensor, q: Tensor, data: st.DataObject) -> None:
     token = data.draw(st.sampled_from(q.nonzero().flatten().tolist()))
     border = min(1.0, float(p[token] / q[token]))
@@ -120,11 +120,11 @@ def test_an_ngram_rejection_strikes_the_token_out_and_keeps_that_sample() -> Non
         assert (verdict.accepted, verdict.token_id, verdict.kind) == (0, expected, TokenKind.RESAMPLED)
 
 
-@given(st.lists(st.tuples(laws, tokens, draws), max_size=4), laws, draws)
+@given(st.lists(st.tuples(distributions, tokens, draws), max_size=4), distributions, draws)
 def test_a_draft_without_probabilities_is_a_one_hot_draft(
     places: list[tuple[Tensor, int, float]], end: Tensor, last: float
 ) -> None:
-    p = rows(*(law for law, _, _ in places), end)
+    p = rows(*(row for row, _, _ in places), end)
     ids, noise = [token for _, token, _ in places], uniform(*(draw for _, _, draw in places), last)
     explicit = torch.tensor([one_hot(token) for token in ids], dtype=torch.float64).reshape(-1, VOCAB)
     assert verify(p, Draft(ids), noise) == verify(p, Draft(ids, explicit), noise)
@@ -143,16 +143,16 @@ def test_greedy_accepts_exactly_the_argmax_and_emits_the_argmax_whatever_the_dra
     assert verdict.token_p == 1
 
 
-@given(st.lists(st.tuples(laws, laws, st.integers(0, 4), draws), max_size=4), laws, draws)
+@given(st.lists(st.tuples(distributions, distributions, st.integers(0, 4), draws), max_size=4), distributions, draws)
 def test_the_verdict_agrees_with_its_own_figures(
     places: list[tuple[Tensor, Tensor, int, float]], end: Tensor, last: float
 ) -> None:
     ids = [q.nonzero().flatten().tolist()[pick % int((q > 0).sum())] for _, q, pick, _ in places]
     draft = Draft(ids, torch.stack([q for _, q, _, _ in places])) if places else Draft()
-    p = rows(*(law for law, _, _, _ in places), end)
+    p = rows(*(row for row, _, _, _ in places), end)
     verdict = verify(p, draft, uniform(*(draw for *_, draw in places), last))
 
-    assert list(verdict.p) == [float(law[token]) for (law, *_), token in zip(places, ids, strict=True)]
+    assert list(verdict.p) == [float(row[token]) for (row, *_), token in zip(places, ids, strict=True)]
     assert list(verdict.q) == [float(q[token]) for (_, q, *_), token in zip(places, ids, strict=True)]
     assert list(verdict.draws) == [draw for *_, draw in places]
     passed = [u < min(1, a / b) for a, b, u in zip(verdict.p, verdict.q, verdict.draws, strict=True)]

@@ -38,7 +38,9 @@ from specdemo.decoding.drafter import Drafter, DrafterParts
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.rule import Rule
+from specdemo.drafters.heads.medusa import MedusaHead, medusa_shape
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, HeadShape
+from specdemo.drafters.heads.published_shape import TargetSizes
 from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines.cpu.library import library_for
@@ -63,7 +65,7 @@ PROMPT = (0, 1, 2, 0, 1)  # repeats itself, so that prompt lookup has something 
 
 
 def random_table(seed: int, vocab: int = VOCAB, support: int = VOCAB) -> Tensor:
-    """The law of the next token after each pair of tokens, [V, V, V] float64; `support` tokens a row are possible."""
+    """The probabilities of the token after each pair of tokens, [V, V, V] float64; `support` of a row are above 0."""
     generator = torch.Generator().manual_seed(seed)
     weights = torch.rand(vocab, vocab, vocab, generator=generator, dtype=torch.float64) + 0.05
     order = torch.rand(vocab, vocab, vocab, generator=generator).argsort(-1)
@@ -75,9 +77,9 @@ class TableRunner:
     """A Runner whose logits are the logarithms of an explicit table, in float64.
 
     Its cache is the list of tokens it has read, and the logits are looked up in that cache, never in the
-    arguments alone: a missing, stale or doubled entry gives the law of another text. The state of a token in any
+    arguments alone: a missing, stale or doubled entry gives the logits of another text. The state of a token in any
     layer is its one-hot vector. `passes` keeps where every pass began and what it read, `first_passes` the same for
-    the layers that `early_exit_forward` ends after, whose law is the table `early`.
+    the layers that `early_exit_forward` ends after, whose logits are those of the table `early`.
     """
 
     exact_rows = exact_tree_rows = ANY_ROWS
@@ -194,16 +196,16 @@ def texts_read(passes: Sequence[tuple[int, tuple[int, ...]]]) -> list[tuple[int,
     return texts
 
 
-def true_law(table: Tensor, prompt: Sequence[int], length: int, settings: Settings, eos: int = -1) -> dict:
+def true_texts(table: Tensor, prompt: Sequence[int], length: int, settings: Settings, eos: int = -1) -> dict:
     """The probability of every text of `length` tokens (fewer after `eos`) under the target alone.
 
     Temperature, top-k and top-p are written out again here, in plain Python, as the reference.
     """
-    law: dict[tuple[int, ...], float] = {}
+    texts: dict[tuple[int, ...], float] = {}
 
     def walk(text: tuple[int, ...], weight: float) -> None:
         if len(text) == length or (text and text[-1] == eos):
-            law[text] = weight
+            texts[text] = weight
             return
         row = table[tuple((*prompt, *text)[-2:])].tolist()
         for token, p in enumerate(warped(row, settings)):
@@ -211,7 +213,7 @@ def true_law(table: Tensor, prompt: Sequence[int], length: int, settings: Settin
                 walk((*text, token), weight * p)
 
     walk((), 1.0)
-    return law
+    return texts
 
 
 def warped(row: Sequence[float], settings: Settings) -> list[float]:
@@ -288,12 +290,13 @@ def untrained_heads(
     state_layers = 0, layers // 2, layers - 1
     sizes = heads, 1, hidden // heads, 2 * hidden
     shape = HeadShape(vocab, hidden, state_layers, draft_vocab, 2, *sizes, 1e-5, window)
-    kinds: tuple[type[Head], ...] = EagleHead, BlockHead
+    medusa = medusa_shape(TargetSizes(vocab, hidden, layers), 1e-5, places=5, blocks=1, draft_vocab=draft_vocab, rank=8)
+    kinds: dict[type[Head], HeadShape] = {EagleHead: shape, BlockHead: shape, MedusaHead: medusa}
     made = {}
-    for seed, kind in enumerate(kinds):
+    for seed, (kind, sizes_of_it) in enumerate(kinds.items()):
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            head = kind(shape)
+            head = kind(sizes_of_it)
             for weight in head.parameters():
                 nn.init.normal_(weight, std=0.5)
             head.token_ids.copy_(torch.randperm(vocab)[:draft_vocab].sort().values)
@@ -374,6 +377,23 @@ class TableToy(Toy):
         return self.draft_runners[-1]
 
 
+def alike_toy(folder: Path) -> TableToy:
+    """A toy whose drafters say much of what its target says."""
+    table = random_table(1, support=3)
+    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
+    ngrams = ngram_file(folder, VOCAB)
+    return TableToy(target=table, draft_model=mixed, early=mixed, ngram_table=ngrams, tokenizer=letters_tokenizer())
+
+
+def certain_toy(folder: Path) -> TableToy:
+    """A toy whose first token is certain and goes on repeating the prompt, which keeps the tree of its runs small."""
+    table = random_table(1, support=3)
+    table[PROMPT[-2], PROMPT[-1]] = torch.tensor([0, 0, 1.0, 0])
+    mixed = 0.5 * table + 0.5 * random_table(2, support=2)
+    early, ngrams = random_table(3, support=2), ngram_file(folder, VOCAB)
+    return TableToy(target=table, draft_model=mixed, early=early, ngram_table=ngrams)
+
+
 @dataclass
 class ModelToy(Toy):
     """Tiny random transformers."""
@@ -405,7 +425,7 @@ ARCHITECTURES = ("llama", "qwen3", "gpt2")
 
 @cache
 def tiny_model(architecture: str, seed: int = 0, layers: int = 3) -> PreTrainedModel:
-    """A random transformer in float32 whose laws are peaked enough for its greedy text to be beyond rounding."""
+    """A random transformer in float32, so sure of each token that rounding does not change its greedy text."""
     shape = {"vocab_size": MODEL_VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
     wide = {"initializer_range": 0.25, "num_hidden_layers": layers, "max_position_embeddings": 256}

@@ -21,5 +21,5 @@ medusa    a head without decoder layers
 cache     keys and values for torch's operations
 backends  `HeadBackend`: the layers over one text, by torch's operations or by the C library for CPUs
 ready     `ReadyHead`: a head tied to its target; `HeadPasses`: what a drafter asks a backend for, captured on a GPU
-drafter   `HeadDrafter`: follows the target's hidden states; `eagle` and `block` are the two kinds
+drafter   `HeadDrafter`: follows the target's hidden states; `eagle`, `block` and `medusa` are its kinds
 """

@@ -13,6 +13,7 @@ from ..chain import NextLogits
 from ..tree import grow_by_logits
 from .backends import HeadBackend
 from .drafter import HeadDrafter
+from .medusa import MedusaHead
 from .networks import BlockHead
 from .ready import HeadPasses, ReadyHead
 
@@ -89,4 +90,12 @@ class Block(HeadDrafter):
         passes, states, tokens = self._unread_with(context)
         deepest = min(depth, nodes, DEEPEST, self.ready.head.shape.most_drafted)
         next_logits = passes.begin(states, tokens, deepest)
-        return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), self.ready.token_ids)
+        known = self.ready.token_ids
+        return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), known, self.stop_below)
+
+
+class Medusa(Block):
+    """Draws K tokens from the places of a Medusa head, each of which has guesses of its own."""
+
+    name = "medusa"
+    network = MedusaHead

@@ -54,7 +54,8 @@ class HeadDrafter(Drafter):
 
     @classmethod
     def unavailable_reason(cls, parts: DrafterParts) -> str | None:
-        return None if cls.network.kind in parts.head_files else f"this preset ships no {cls.network.kind} head"
+        kind = cls.network.kind
+        return None if kind in parts.head_files else parts.missing_heads.get(kind, f"this preset ships no {kind} head")
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> HeadDrafter:

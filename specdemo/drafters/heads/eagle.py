@@ -91,4 +91,5 @@ class Eagle(HeadDrafter):
             outputs.update(zip(following, passes.feedback(y).split(1), strict=True))
             return passes.backend.logits(y)
 
-        return grow_by_depth(logits, read, nodes, depth, self.rule, len(context), self.ready.token_ids)
+        known = self.ready.token_ids
+        return grow_by_depth(logits, read, nodes, depth, self.rule, len(context), known, self.stop_below)

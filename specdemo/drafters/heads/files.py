@@ -31,6 +31,19 @@ def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:
     path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
 
 
+def kind_of(path: Path) -> str | None:
+    """The kind of the head in a file; None if it says none.
+
+    Raises:
+        BadInput: the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("kind")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"The head {path.name} cannot be read: {error}.") from error
+
+
 def load_head(kind: type[H], path: Path) -> H:
     """Read a head that `save_head` wrote, in float32.
 

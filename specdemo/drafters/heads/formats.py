@@ -8,7 +8,7 @@ speculators eagle3                        eagle   `speculators_model_type`
 z-lab DFlash                              block   `dflash_config`
 DSpark                                    block   `projector_type` in it, or `markov_rank` beside it
 speculators dflash, dspark                block   `speculators_model_type`
-Medusa                                    block   `medusa_num_heads`, or a model type or architecture of that name
+Medusa                                    medusa  `medusa_num_heads`, or a model type or architecture of that name
 ========================================  ======  ===========================================================
 """
 
@@ -94,7 +94,7 @@ def format_of(config: Config, name: str) -> Format:
     if "draft_vocab_size" in config or "eagle3" in architectures.lower():
         return Format("EAGLE-3", "eagle", "eagle3", False, target)
     if "medusa_num_heads" in config or "medusa" in f"{architectures} {config.get('model_type')}".lower():
-        return Format("Medusa", "block", "medusa", False, target)
+        return Format("Medusa", "medusa", "medusa", False, target)
     said = architectures or config.get("model_type") or "nothing"
     raise BadInput(
         f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, DFlash, DSpark, Medusa or the "

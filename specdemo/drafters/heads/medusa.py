@@ -1,12 +1,16 @@
-"""Medusa (Cai et al., arXiv 2401.10774): a residual block and an output of its own for each place of a draft.
+"""Medusa (Cai et al., arXiv 2401.10774): residual blocks and an output of its own for each place of a draft.
 
 It reads the target's last hidden state, behind the target's final norm, and nothing else of the text: it has no decoder
-layer. All places are filled in one pass, so it is a kind of block head. It drafts chains.
+layer. All places are filled in one pass, as those of a block head are, so it drafts chains and trees as that one does.
+
+A head trained here shares the target's output rows among its places, and has the bigram term of a block head, by which
+a place knows what was drawn for the one before (in the manner of Hydra, arXiv 2402.05109).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,23 +25,50 @@ Take = Callable[[str, tuple[int, ...]], Tensor]  # a tensor by its name and shap
 
 
 class MedusaHead(BlockHead):
-    """For each place residual blocks x + silu(W x + b), `layers` of them."""
+    """For each place `shape.blocks` residual blocks x + silu(W x + b)."""
 
-    def __init__(self, shape: HeadShape, layers: int) -> None:
+    kind = "medusa"
+
+    def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape)
-        places, hidden = shape.most_drafted, shape.hidden
         self.blank = None
         self.fuse, self.norm = nn.Identity(), nn.Identity()  # type: ignore[assignment]
-        self.residual = nn.Parameter(torch.zeros(places, layers, hidden, hidden))
-        self.residual_bias = nn.Parameter(torch.zeros(places, layers, hidden))
+        self.places = nn.ModuleList(
+            nn.ModuleList(nn.Linear(shape.hidden, shape.hidden) for _ in range(shape.blocks))
+            for _ in range(shape.most_drafted)
+        )
+
+    def place(self, index: int, x: Tensor) -> Tensor:
+        """What one place makes of the target's normed state, [..., T, hidden] -> [..., T, hidden]."""
+        for block in cast(nn.ModuleList, self.places[index]):
+            x = x + F.silu(block(x))
+        return x
 
     def block(self, pending: Tensor, last: Tensor, k: int) -> Tensor:
         """See `BlockHead`. The row of the pending token gives nothing: what follows it is the first place's."""
-        x = last.expand(k, -1)  # [k, hidden]
-        for layer in range(self.residual.shape[1]):
-            product = torch.einsum("koi,ki->ko", self.residual[:k, layer], x)
-            x = x + F.silu(product + self.residual_bias[:k, layer])
-        return torch.cat([pending[None].to(x.dtype), x])
+        return torch.cat([pending[None].to(last.dtype), *(self.place(index, last[None]) for index in range(k))])
+
+
+def medusa_shape(target: TargetSizes, eps: float, places: int, blocks: int, draft_vocab: int, rank: int) -> HeadShape:
+    """The sizes of a head with so many places; it has no decoder layer, so theirs stand for nothing."""
+    return HeadShape(
+        vocab_size=target.vocab_size,
+        hidden=target.hidden,
+        target_hidden=target.hidden,
+        state_layers=(target.layers - 1,),
+        draft_vocab=draft_vocab,
+        depth=0,
+        heads=1,
+        kv_heads=1,
+        width=2,
+        mlp=1,
+        eps=eps,
+        window=1,
+        state_norms=ALL,
+        block_size=places + 1,
+        blocks=blocks,
+        rank=rank,
+    )
 
 
 def medusa_head(name: str, config: Config, target: TargetSizes, take: Take) -> MedusaHead:
@@ -54,33 +85,14 @@ def medusa_head(name: str, config: Config, target: TargetSizes, take: Take) -> M
             f"{name} reads the target's last state behind its final norm, and this target's is not known here."
         )
     (weight, eps), hidden = target.final_norm, target.hidden
-    places, layers = min(stated[0] or 0, MAX_K), stated[1]
-    shape = HeadShape(
-        vocab_size=target.vocab_size,
-        hidden=hidden,
-        target_hidden=hidden,
-        state_layers=(target.layers - 1,),
-        draft_vocab=target.vocab_size,
-        depth=0,
-        heads=1,
-        kv_heads=1,
-        width=2,
-        mlp=1,
-        eps=eps,
-        window=1,
-        state_norms=ALL,
-        block_size=places + 1,
-        rank=0,
-    )
+    places, blocks = min(stated[0] or 0, MAX_K), stated[1]
     with torch.device("meta"):
-        head = MedusaHead(shape, layers)
-
-    def stacked(part: str, *sizes: int) -> Tensor:
-        every = [[take(f"{i}.{j}.linear.{part}", sizes) for j in range(layers)] for i in range(places)]
-        return torch.stack([torch.stack(row) for row in every])
-
-    weights = {"token_ids": torch.arange(shape.draft_vocab), "state_norm": weight[None]}
-    weights |= {"residual": stacked("weight", hidden, hidden), "residual_bias": stacked("bias", hidden)}
+        head = MedusaHead(medusa_shape(target, eps, places, blocks, target.vocab_size, rank=0))
+    weights = {"token_ids": torch.arange(target.vocab_size), "state_norm": weight[None]}
+    for i in range(places):
+        for j in range(blocks):
+            weights[f"places.{i}.{j}.weight"] = take(f"{i}.{j}.linear.weight", (hidden, hidden))
+            weights[f"places.{i}.{j}.bias"] = take(f"{i}.{j}.linear.bias", (hidden,))
     head.load_state_dict(weights, assign=True)
-    head.place_outputs = [take(f"{i}.{layers}.weight", (target.vocab_size, hidden)) for i in range(places)]
+    head.place_outputs = [take(f"{i}.{blocks}.weight", (target.vocab_size, hidden)) for i in range(places)]
     return head.requires_grad_(False)

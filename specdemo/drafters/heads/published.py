@@ -18,15 +18,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ...types import BadInput
-from .formats import format_of, head_name, read_config
-from .medusa import medusa_head
-from .networks import EACH, NONE, Head, HeadShape
+from .formats import Format, format_of, head_name, read_config
+from .medusa import MedusaHead, medusa_head
+from .networks import EACH, NONE, BlockHead, EagleHead, Head, HeadShape
 from .published_shape import ShapeReader, TargetSizes
 
 H = TypeVar("H", bound=Head)
 Sizes = tuple[int, ...]
 Table = dict[str, dict[str, Sizes]]
 
+KINDS: dict[str, type[Head]] = {kind.kind: kind for kind in (EagleHead, BlockHead, MedusaHead)}
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 WHOLE = WEIGHTS, "medusa_lm_head.safetensors"  # names of files that hold all tensors
 PICKLES = "pytorch_model.bin", "medusa_lm_head.pt"  # the only file of many EAGLE-3 and Medusa heads
@@ -37,6 +38,26 @@ UNUSED = ("t2d", "verifier_norm.", "verifier_lm_head.", "confidence_head.", "rot
 DAMAGED = (OSError, SafetensorError, UnpicklingError, EOFError, ValueError, KeyError, RuntimeError, AttributeError)
 
 
+def check_config(folder: Path, kind: type[Head], target: TargetSizes) -> Format:
+    """The format of the head in a folder, of which only the configuration is read.
+
+    Raises:
+        BadInput: it cannot be read, is of another kind, or says that it was made for a target of other sizes.
+    """
+    name, config = head_name(folder), read_config(folder)
+    found = format_of(config, name)
+    if found.kind != kind.kind:
+        raise BadInput(f"{name} is {found.name}, which drafts as {found.kind} and not as {kind.kind}.")
+    if found.method != "medusa":  # its configuration states no sizes
+        ShapeReader(name, found, config, target).shape(())
+    return found
+
+
+def check_published(folder: Path, kind: type[Head], target: TargetSizes) -> None:
+    """Refuse what `load_published` would refuse, without reading the weights."""
+    _read(folder, kind, target, weights=False)
+
+
 def load_published(folder: Path, kind: type[H], target: TargetSizes) -> H:
     """Read the head in a folder, for a target. Its weights keep their number types.
 
@@ -44,11 +65,15 @@ def load_published(folder: Path, kind: type[H], target: TargetSizes) -> H:
         BadInput: it is none that can be read, is damaged or unusual, or was made for a target of other sizes: one
             sentence, with both shapes where a shape is wrong.
     """
-    name, config = head_name(folder), read_config(folder)
-    found = format_of(config, name)
-    if found.kind != kind.kind:
-        raise BadInput(f"{name} is {found.name}, which drafts as {found.kind} and not as {kind.kind}.")
+    return _read(folder, kind, target)
+
+
+def _read(folder: Path, kind: type[H], target: TargetSizes, weights: bool = True) -> H:
+    """The head in a folder; without `weights` its tensors have sizes and types and no numbers."""
+    found, name, config = check_config(folder, kind, target), head_name(folder), read_config(folder)
     tensors = {_plain(key): tensor for key, tensor in _read_tensors(folder, name).items()}
+    if not weights:
+        tensors = {key: tensor if key == OFFSETS else tensor.to("meta") for key, tensor in tensors.items()}
     taker = Taker(name, tensors)
     if found.method == "medusa":
         head = cast(H, medusa_head(name, config, target, taker.take))

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...engines.layout import ROPES
 from ...types import MAX_K, BadInput
 from .formats import Config, Format
-from .networks import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape
+from .networks import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape, rope_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -69,17 +69,23 @@ class ShapeReader:
         if (activation := layer.get("hidden_act") or "silu") != "silu":
             raise BadInput(f"{self.name} has the activation {activation!r}; only 'silu' is read here.")
         heads, depth = self._whole("num_attention_heads"), self._whole("num_hidden_layers", 1)
+        kv_heads, width = self._whole("num_key_value_heads", heads), self._whole("head_dim", hidden // heads)
+        if heads % kv_heads or width % 2:
+            raise BadInput(
+                f"{self.name} has {heads} heads for queries, {kv_heads} for keys and a head_dim of {width}: the second "
+                "must divide the first, and the third must be even."
+            )
         windows = self._windows(depth)
         shape = HeadShape(
             vocab_size=vocab_size,
             hidden=hidden,
             target_hidden=theirs,
             state_layers=self._state_layers(),
-            draft_vocab=self.config.get("draft_vocab_size") or vocab_size,
+            draft_vocab=self._whole("draft_vocab_size", vocab_size, self.config),
             depth=depth,
             heads=heads,
-            kv_heads=self._whole("num_key_value_heads", heads),
-            width=self._whole("head_dim", hidden // heads),
+            kv_heads=kv_heads,
+            width=width,
             mlp=self._whole("intermediate_size"),
             eps=layer.get("rms_norm_eps") or 1e-6,
             window=max(windows),
@@ -89,6 +95,10 @@ class ShapeReader:
             out_bias="layers.0.self_attn.o_proj.bias" in tensors,
             head_norms="layers.0.self_attn.q_norm.weight" in tensors,
         )
+        try:
+            rope_of(shape)
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._unread_rotation() from error
         return self._eagle(shape) if self.format.kind == "eagle" else self._blocks(shape)
 
     def _eagle(self, shape: HeadShape) -> HeadShape:
@@ -173,16 +183,23 @@ class ShapeReader:
 
     def _rope(self) -> dict[str, Any]:
         """The rotation, in transformers' newer words. Without a `rope_theta` it is 10000, EAGLE's own default."""
-        stated = self.layer.get("rope_parameters") or self.layer.get("rope_scaling") or {}
+        stated = self._stated_rotation()
         rope = {name: value for name, value in stated.items() if name != "type"}
         rope["rope_type"] = stated.get("rope_type") or stated.get("type") or "default"
         if rope["rope_type"] not in ROPES or rope.get("partial_rotary_factor") not in (None, 1.0):
-            raise BadInput(f"{self.name} rotates its keys in a way that is not read here: {json.dumps(stated)}.")
+            raise self._unread_rotation()
         rope.setdefault("rope_theta", float(self.layer.get("rope_theta") or ROPE_THETA))
         return rope
 
-    def _whole(self, name: str, usual: int = 0) -> int:
-        value = self.layer.get(name) or usual
+    def _stated_rotation(self) -> Config:
+        return self.layer.get("rope_parameters") or self.layer.get("rope_scaling") or {}
+
+    def _unread_rotation(self) -> BadInput:
+        stated = json.dumps(self._stated_rotation())
+        return BadInput(f"{self.name} rotates its keys in a way that is not read here: {stated}.")
+
+    def _whole(self, name: str, usual: int = 0, config: Config | None = None) -> int:
+        value = (config or self.layer).get(name) or usual
         if not isinstance(value, int) or value < 1:
             raise BadInput(f"{self.name} has no whole number {name} in its configuration: {value!r}.")
         return value

@@ -232,7 +232,7 @@ class GraphRunner(FusedRunner):
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         if parents is not None:
             check_branches(self)
-        if self._slot is None or self._ahead or len(ids) > LONGEST:
+        if self._slot is None or self._early or len(ids) > LONGEST:
             return super().forward(ids)
         check_fits(self, len(ids))
         self._start = self.length

@@ -1,8 +1,9 @@
 // What the tabs share: the kinds of tokens, the templates, numbers as text, the stream of a run, files.
 import { html } from "../templates.js"; // which the server makes of page.html and the others, see modules.py
 
-/** What is so on the page, for its parts, for Gradio's events and for tests: the race, the status, the preset. */
-export const page = (window.specdemo = {});
+/** What is so on the page, for its parts, for Gradio's events and for tests: the race, the status, the preset; and after
+ *  how many milliseconds without a connection the server counts as lost. */
+export const page = (window.specdemo = { LOST_MS: 15_000 });
 
 export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
 export const KINDS = [
@@ -29,9 +30,9 @@ export const put = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };
 export const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+/** How much is drafted in a round. A server does not say it. */
+export const draftSize = ({ k, tree }) => (k === null ? "" : tree && k !== "auto" ? `trees of ${k}` : `${tree ? "trees, " : ""}K ${k}`);
 export const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`);
-
-export const LOST_MS = 15_000;
 
 /** The address of something that the server has besides Gradio's own. */
 export const address = (path) => new URL(window.gradio_config.root || "/", window.location.href).pathname.replace(/\/$/, "") + path;
@@ -59,7 +60,7 @@ export const listen = (run, take, lost) => {
       if (source.readyState === EventSource.CLOSED) return; // by the page, which wants no more of it
       source.close();
       lost();
-    }, LOST_MS);
+    }, page.LOST_MS);
   };
   return source;
 };

@@ -56,7 +56,7 @@ const follow = (as = session) => {
   if (document.hidden) return;
   source = new EventSource(sd.address(`/status?session=${encodeURIComponent(session)}`));
   source.onerror = ({ target }) => {
-    if (target.readyState === EventSource.CLOSED) setTimeout(() => target === source && follow(), sd.LOST_MS); // refused
+    if (target.readyState === EventSource.CLOSED) setTimeout(() => target === source && follow(), page.LOST_MS); // refused
   };
   source.onmessage = ({ data }) => {
     const status = JSON.parse(data);

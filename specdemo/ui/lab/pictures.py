@@ -301,7 +301,16 @@ def of_exact(drafts: Sequence[lossless.DraftOnPaper], broken: str) -> Section:
     columns = [("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", "two")]
     rows = [{"rule": name, "accepted": mean} for name, mean in lossless.accepted_means(drafts).items()]
     told = table("What each rule accepts of these drafts", columns, rows)
-    return Section(verdict, words, [plot], [told], "2. On paper" + _broken(broken))
+    columns = [
+        ("rule", "rule for the children of a token", ""),
+        ("children", "children, the drafter's likeliest", "whole"),
+        ("accepted", "one is accepted", "percent"),
+        ("off", "total variation from p, mean", "three"),
+        ("worst", "at worst", "three"),
+    ]
+    means = lossless.children_means(drafts)
+    branched = table("If drafts branched here: two sound rules, and one that is wrong", columns, means)
+    return Section(verdict, words, [plot], [told, branched], "2. On paper" + _broken(broken))
 
 
 def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], str]) -> Section:

@@ -7,9 +7,9 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...drafters.names import DRAFTERS, drafter_class
+from ...drafters.names import DRAFTERS
 from ...models.presets import PRESETS
-from ...racing.race import PLAIN, SPECULATIVE, race
+from ...racing.race import race
 from ...racing.trace import Entry
 from ...servers.address import Address
 from ...servers.client import Client
@@ -17,7 +17,7 @@ from ...servers.dialects import find_dialect
 from ...studies import domains, greedy, lossless, profile, sweep, theory
 from ...studies.diagnosis import Diagnosis
 from ...studies.doctor import AT_ONCE, CONTEXTS, Doctor, Plan, settings_of
-from ...studies.explain import Explained, explain
+from ...studies.explain import Explained, explain_race
 from ...studies.prompts import Prompt, read_prompts, readable
 from ...studies.report import html_report
 from ...studies.writers import PresetWriter, ServerWriter, Writer
@@ -132,7 +132,7 @@ class Theory(Study):
                 yield "Racing"
         self.done += 1
         with suppress(BadInput):  # nothing was tested
-            self.explained = _explained(self.entries, drafter)
+            self.explained = explain_race(self.entries, drafter)
         if self.costs() is None:
             self.nothing = (
                 f"The drafter {drafter} drafted too little in this text to time it and to see what passes. Choose "
@@ -359,7 +359,7 @@ def race_numbers(run: Run | None) -> tuple[dict[str, float], Measured]:
     """
     if run is None or not run.entries or run.request.drafter not in DRAFTERS:  # a server's race tells no costs
         raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
-    found = _explained(run.entries, run.request.drafter)
+    found = explain_race(run.entries, run.request.drafter)
     target_ms = 1000 * found.one_pass
     numbers = _numbers(found.draft_cost, target_ms, found.alpha)
     return numbers, Measured(numbers, (), found.parallel, found)
@@ -377,11 +377,6 @@ def some_of_each(file: str, count: int) -> list[Prompt]:
     for prompt in read_prompts(PRESETS / "prompts" / f"{file}.jsonl"):
         groups.setdefault(prompt.category, []).append(prompt)
     return [group[place] for place in range(count) for group in groups.values() if place < len(group)]
-
-
-def _explained(entries: Sequence[Entry], drafter: str) -> Explained:
-    plain, speculative = ([entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, SPECULATIVE))
-    return explain(plain, speculative, drafter_class(drafter).parallel_drafting)
 
 
 def _timing(timings: list[profile.Timing]) -> str:

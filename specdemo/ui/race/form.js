@@ -41,7 +41,7 @@ export const mountExamples = (element, props, trigger) => {
 
 // --- links: they fill the form and never run anything
 
-const FIELDS = ["prompt", "preset", "drafter", "k", "auto", "temperature", "match", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order", "lane2", "k2", "lane3", "k3"];
+const FIELDS = ["prompt", "preset", "drafter", "k", "auto", "tree", "temperature", "match", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order", "lane2", "k2", "lane3", "k3"];
 const NUMBERS = new Set(["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]);
 
 const LONGEST_LINK = 8000; // what servers and those before them take
@@ -79,6 +79,7 @@ export const opened = ({ choices, starting, notes, recording }, values) => {
   const filled = FIELDS.map((name, place) => {
     const usual = begun.has(name) ? begun.get(name) : values[place];
     if (name === "auto") return k === "auto" || (usual && !(k && Number.isFinite(Number(k))));
+    if (name === "tree") return query.has("tree") ? query.get("tree") === "true" : usual;
     if (name === "match") return query.has("rule") ? query.get("rule") !== "rejection" : usual;
     if (!query.has(name) || (name === "k" && k === "auto")) return usual;
     const text = query.get(name);

@@ -10,23 +10,30 @@ import gradio as gr
 from ...drafters.names import DRAFTERS
 from ...models.presets import HARD, Defaults, Preset
 from ...models.results import describe_results
+from ...racing.asked import TREE
 from ...racing.trace import Request
-from ...types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Settings, brief
+from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, BadInput, Settings, brief
 from ..budgets import Budgets, starting
 from ..values import one_of
 from .request import read_request, whole_if_it_is
 
 FIELDS = (
-    *("prompt", "preset", "drafter", "k", "auto", "temperature", "match", "max_new_tokens"),
+    *("prompt", "preset", "drafter", "k", "auto", "tree", "temperature", "match", "max_new_tokens"),
     *("seed", "top_k", "top_p", "stop", "mode", "order", "lane2", "k2", "lane3", "k3"),
 )
 MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
 NO_LANE = ""
-STARTING = "drafter", "k", "auto", "temperature", "max_new_tokens", "mode"  # the fields that a preset has its own for
+# The fields that begin anew with a preset.
+STARTING = "drafter", "k", "auto", "tree", "temperature", "max_new_tokens", "mode"
 CHAT, RAW = "chat", "raw"
-K_CHOICES = (AUTO, *map(str, range(1, MAX_K + 1)))
+NODES = AUTO, 4, 8, 16, 32, MAX_NODES  # of the trees of one more lane
+K_CHOICES = [*((k, k) for k in (AUTO, *map(str, range(1, MAX_K + 1)))), *((f"tree, {k}", f"{TREE}{k}") for k in NODES)]
 HIDE_MATCH = (
     "(t) => { document.getElementById('match').classList.toggle('sd-off', t === 0) }"  # it changes nothing then
+)
+SIZE_K = (  # of a tree K counts the tokens on all branches
+    f"(tree, k) => ({{ maximum: tree ? {MAX_NODES} : {MAX_K}, value: tree ? k : Math.min(k, {MAX_K}), "
+    'info: tree ? "Tokens of each tree." : "Tokens per round.", __type__: "update" })'
 )
 INTERLEAVED, ISOLATED = "interleaved", "isolated"
 
@@ -70,16 +77,16 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
             elem_id="k",
         )
         form["auto"] = gr.Checkbox(auto, label="auto", scale=0, min_width=80, elem_id="auto")
+        form["tree"] = gr.Checkbox(False, label="tree", scale=0, min_width=80, elem_id="tree")
     form["k"].input(None, None, form["auto"], js="() => false")
+    form["tree"].change(None, [form["tree"], form["k"]], form["k"], js=SIZE_K)
     with gr.Accordion("More drafters in the same race", open=False, elem_id="lanes"):
         for (lane, lane_k), label in zip(MORE_LANES, ("Second drafter", "Third drafter"), strict=True):
             with gr.Row():
                 form[lane] = gr.Dropdown(
                     lane_choices(), value=NO_LANE, label=label, min_width=140, scale=3, elem_id=lane
                 )
-                form[lane_k] = gr.Dropdown(
-                    list(K_CHOICES), value=AUTO, label="K", min_width=96, scale=2, elem_id=lane_k
-                )
+                form[lane_k] = gr.Dropdown(K_CHOICES, value=AUTO, label="K", min_width=96, scale=2, elem_id=lane_k)
     with gr.Row(elem_id="temperature-row"):
         form["temperature"] = gr.Slider(
             0, 2, chosen.temperature, step=0.05, label="Temperature", buttons=[], min_width=100, elem_id="temperature"
@@ -144,7 +151,7 @@ def _k(defaults: Defaults) -> tuple[int | str, bool]:
 
 def starting_values(defaults: Defaults) -> dict[str, Any]:
     """What a preset begins with, by the names of `STARTING`."""
-    values = *_k(defaults), defaults.temperature, defaults.max_new_tokens, _mode(defaults)
+    values = *_k(defaults), False, defaults.temperature, defaults.max_new_tokens, _mode(defaults)
     return dict(zip(STARTING, (defaults.drafter, *values), strict=True))
 
 
@@ -183,6 +190,7 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset], most_new_tok
         raise BadInput(f"match must be true or false, not {brief(match)}.")
     named |= {"raw": mode == RAW, "isolated": order == ISOLATED, "rule": MATCH if match else REJECTION}
     if more:
-        lanes = [(named["drafter"], whole_if_it_is(named["k"])), *more]
+        first = f"{TREE if named.pop('tree') is True else ''}{whole_if_it_is(named['k'])}"
+        lanes = [(named["drafter"], first), *more]
         named["lanes"] = [f"{drafter}:{k}" for drafter, k in lanes]
     return read_request(presets=list(presets), most_new_tokens=most_new_tokens, **named)

@@ -1,11 +1,12 @@
 // One lane of an arena: its pane and the head above it. Text only ever becomes text nodes.
 import * as sd from "../assets/page.js";
+import { depth, isEmitted, isTree, likeliest, walk } from "./tree.js";
 
 const ALONE = "The target writes one token in every pass.";
 const DRAFTED = "The drafter proposes a few tokens, the target checks them all in one pass and keeps the good ones.";
 const MAX_K = 16;
 const MAX_STRIP = 4096; // px; a longer text shares them
-const DRAFTS = ["The draft of each round", "Along the text: as high as the draft was long, and filled as far as its tokens passed."];
+const DRAFTS = ["The draft of each round", "Along the text: as high as the draft was long, a tree as its longest branch, and filled as far as its tokens passed."];
 const PASSES = ["Passes", "How often the target was run, the reading of the prompt included. A pass takes nearly the same time for one token as for several."];
 const READ = "Weights read";
 const gigabytes = (bytes) => {
@@ -28,6 +29,7 @@ export class Lane {
     Object.assign(this.parts, { passes: find(".sd-pass-count b"), passWord: find(".sd-pass-count span") });
     Object.assign(this.parts, { tokens: find(".sd-tokens b"), most: find(".sd-tokens span"), read: find(".sd-read b") });
     this.parts.clock = find(".sd-clock");
+    this.parts.drafted = find(".sd-drafts b");
     this.drafts = find(".sd-drafts canvas");
     this.drafts.tabIndex = 0;
     this.drafts.sdWhy = DRAFTS;
@@ -48,8 +50,8 @@ export class Lane {
 
   /** `settings` are those of the run that begins; `bytes`, how much a pass of the target reads, null if unknown. */
   clear({ max_new_tokens: max, rule }, bytes = null) {
-    Object.assign(this, { max, rule, bytes, events: [], figures: null, stuck: true });
-    Object.assign(this, { passes: 0, tokens: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
+    Object.assign(this, { max, rule, bytes, nodes: "drafted", events: [], figures: null, stuck: true });
+    Object.assign(this, { passes: 0, tokens: 0, drafted: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
     this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
     this.text.replaceChildren();
     this.clearDrafts();
@@ -59,6 +61,7 @@ export class Lane {
     this.parts.passWord.textContent = "passes";
     this.parts.most.textContent = max ? `of ${max} tokens` : "tokens";
     this.parts.clock.textContent = max ? "0.00 s" : "–";
+    this.parts.drafted.textContent = "";
     this.parts.bar.style.transform = "scaleX(0)";
     this.readWhy.sdWhy = bytes ? [READ, `Every pass reads the target's weights, ${gigabytes(bytes)} GB, whether it writes one token or several.`] : [READ, "It is not known how large the target's weights are."];
   }
@@ -73,7 +76,9 @@ export class Lane {
     const { row, at, seconds, merged, figures } = event;
     if (seconds || !this.passes) {
       this.passes += merged || 1;
-      this.tokens += row[2].filter(([, code]) => !"xu".includes(code) || !code).length;
+      this.tokens += row[2].filter(isEmitted).length;
+      this.drafted += row[2].some(([, code]) => !code) ? NaN : row[1]; // a server may not tell
+      if (isTree(row[2])) this.nodes = "nodes";
     }
     if (row) this.events.push([row, ends]);
     this.at = at;
@@ -117,9 +122,8 @@ export class Lane {
     this.guesses.remove();
     if (!row) return;
     const [, , tokens] = row;
-    const accepted = tokens.findLastIndex(([, code]) => code === "a");
-    const drafted = tokens.filter((token) => token.length > 3);
-    const spans = drafted.map(([text], place) => this.piece(text, "g", this.pending[1] && place === accepted && accepted === tokens.length - 1));
+    const drafted = isTree(tokens) ? likeliest(tokens) : tokens.filter((token) => token.length > 3);
+    const spans = drafted.map((token) => this.piece(token[0], "g", this.pending[1] && token[1] === "a" && token === tokens.at(-1)));
     this.guesses.replaceChildren(...spans);
     this.text.append(this.guesses);
   }
@@ -141,6 +145,7 @@ export class Lane {
     sd.put(parts.passes, String(this.passes));
     sd.put(parts.passWord, this.passes === 1 ? "pass" : "passes");
     sd.put(parts.tokens, String(this.tokens));
+    sd.put(parts.drafted, this.drafted ? `${this.drafted} ${this.nodes}` : "");
     sd.put(parts.read, this.bytes ? gigabytes(this.passes * this.bytes) : "–");
     sd.put(parts.clock, `${this.clock.toFixed(2)} s`);
     parts.bar.style.transform = `scaleX(${Math.min(1, this.tokens / this.max)})`;
@@ -156,11 +161,11 @@ export class Lane {
     this.written = 0;
   }
 
-  drawDrafts([, k, tokens]) {
+  drawDrafts([, , tokens]) {
     const wide = this.drafts.width / (this.max || 1);
     const accepted = tokens.filter(([, code]) => code === "a").length;
-    const emitted = tokens.filter(([, code]) => code && !"xu".includes(code)).length;
-    for (const [height, alpha] of [[k, 0.4], [accepted, 1]]) {
+    const emitted = tokens.filter((token) => token[1] && isEmitted(token)).length;
+    for (const [height, alpha] of [[depth(tokens), 0.4], [accepted, 1]]) {
       this.brush.globalAlpha = alpha;
       this.brush.fillRect(this.written * wide, MAX_K - height, emitted * wide, height);
     }
@@ -168,23 +173,28 @@ export class Lane {
   }
 
   /** The tokens of a round that had a draft are wrapped, so that pointing at one shows them all. Those that were
-   *  discarded take no room in the text: they stand above it for a moment, see race.css. */
+   *  discarded take no room in the text: they stand above it for a moment, in a tree above the token that was written
+   *  where they were drafted, see race.css. */
   round([index, k, tokens], ends) {
     const group = k ? sd.make("span", "sd-rd") : document.createDocumentFragment();
-    const newest = tokens.findLastIndex(([, code]) => !code || !"xu".includes(code));
-    let ghost = null;
-    tokens.forEach((token, place) => {
-      const [text, code] = token;
-      const span = this.piece(text, code, ends && place === newest);
-      span.sdToken = { token, index, k, rule: this.rule, own: tokens.at(-1), rejected: tokens.find(([, kind]) => kind === "x") };
-      if (code) this.counts[code] += 1;
-      if (!code || !"xu".includes(code)) {
-        ghost = null;
-        return group.append(span);
+    const newest = tokens.findLast(isEmitted);
+    const tree = isTree(tokens);
+    for (const [own, tried, discarded] of walk(tokens)) {
+      const fork = tree ? sd.make("span", "sd-fork") : group;
+      const told = (token) => {
+        const span = this.piece(token[0], token[1], ends && token === newest);
+        span.sdToken = { token, index, k, rule: this.rule, own, tried, tokens };
+        return span;
+      };
+      if (discarded.length) {
+        const ghost = sd.make("span", "sd-ghost");
+        ghost.append(...discarded.map(told));
+        fork.append(ghost);
       }
-      if (!ghost) group.append((ghost = sd.make("span", "sd-ghost")));
-      ghost.append(span);
-    });
+      if (own) fork.append(told(own));
+      if (tree) group.append(fork);
+    }
+    for (const [, code] of tokens) if (code) this.counts[code] += 1;
     return group;
   }
 

@@ -10,11 +10,13 @@ A message holds the run's id, a sequence number and, as far as there is news, on
 
 An event holds `at`, the time of its lane's clock after it. What the pane shows of it is the `row` [round, k, tokens];
 `seconds` are the [draft, verify, all] of a round, the first two null where they are unknown, and `merged` is how many
-rounds it stands for, if more than one. `tree` says that its draft is a tree. `figures` are those of the lane so far;
-only the last event of a lane in a message has them.
+rounds it stands for, if more than one. `figures` are those of the lane so far; only the last event of a lane in a
+message has them.
 
 A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]; p, q and draw are null where they are
-unknown. The text may hold anything at all: the page puts it into text nodes, and it never passes through a template.
+unknown. In a tree, which comes in the order of its draft, the place of the token that it follows stands behind its own,
+0 for the text. The text may hold anything at all: the page puts it into text nodes, and it never passes through a
+template.
 """
 
 from __future__ import annotations
@@ -40,6 +42,10 @@ CODES = {
 }
 PREFILL = -1  # the round number of the token that prefill emits
 REST = ""  # the code of text that belongs to no single token: bytes that never became a character
+LIVE = (  # figures that are told while a race runs
+    *("tokens", "tokens_per_second", "ttft_seconds", "prompt_seconds", "draft_seconds", "verify_seconds"),
+    *("other_seconds", "acceptance_rate", "draft_efficiency", "tokens_per_round"),
+)
 
 
 @dataclass(slots=True)
@@ -81,8 +87,6 @@ def event_of(entry: Entry, at: float) -> dict[str, Any]:
         told["seconds"] = [None if part is None else round(part, 6) for part in parts]
         if event.merged:
             told["merged"] = event.merged
-        if any(token.parent is not None for token in event.drafted):
-            told["tree"] = True
     return told
 
 
@@ -99,6 +103,8 @@ def row_of(entry: Entry) -> list[Any] | None:
         passed = token.outcome is DraftOutcome.ACCEPTED
         text = spans.emitted[accepted] if passed else spans.drafted[place]  # in a tree, others stand in between
         tokens.append([text, CODES[token.outcome], _short(token.p), _short(token.q), _short(token.draw), place + 1])
+        if token.parent is not None:
+            tokens[-1].append(token.parent + 1)
         accepted += passed
     for place in range(accepted, len(event.emitted)):
         emitted = event.emitted[place]
@@ -109,17 +115,8 @@ def row_of(entry: Entry) -> list[Any] | None:
 def live_figures(stats: Stats) -> dict[str, Any]:
     """The figures that are worth showing while a race runs, and cheap enough to send with every flush."""
     return {
-        "tokens": stats.tokens,
+        **{name: getattr(stats, name) for name in LIVE},
         "seconds": round(stats.seconds, 6),
-        "tokens_per_second": stats.tokens_per_second,
-        "ttft_seconds": stats.ttft_seconds,
-        "prompt_seconds": stats.prompt_seconds,
-        "draft_seconds": stats.draft_seconds,
-        "verify_seconds": stats.verify_seconds,
-        "other_seconds": stats.other_seconds,
-        "acceptance_rate": stats.acceptance_rate,
-        "draft_efficiency": stats.draft_efficiency,
-        "tokens_per_round": stats.tokens_per_round,
         "accepted_lengths": {**stats.accepted_lengths},
         "finish_reason": stats.finish_reason.value if stats.finish_reason else None,
     }

@@ -16,7 +16,7 @@ const CAPTIONS = [
   ["It replaces the first wrong guess: ", ["r", "resampled"], "."],
   ["If all are right, it adds one more: ", ["b", "bonus"], "."],
 ];
-const ENDS = ["So the drafted lane needs fewer passes for the same text."];
+const ENDS = ["Same text, fewer passes: a pass over several tokens costs little more."];
 const ABOUT = "A recorded race, slowed down. Press Esc to skip it, or Run to start your own.";
 
 const spans = (words) => words.map((part) => (typeof part === "string" ? part : sd.make("span", `tok ${part[0]}`, part[1])));

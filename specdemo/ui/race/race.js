@@ -12,6 +12,7 @@ import { tooltips } from "./tooltip.js";
 const FIGURES_MS = 500;
 const CHARTS_MS = 2000;
 const SHOWN_MS = 80; // figures and charts of a race that is measured already
+const USUAL_K = 4; // where it is not known how many tokens of a draft can be accepted
 const NARROW = 900; // px; there the arena lies below the form, see race.css
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
@@ -24,8 +25,9 @@ const speedUp = (plain, drafted) => {
 /** The names of the drafted lanes that are asked for, see asked.py, and their titles. A recording names its `lanes`. */
 const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
   if (lanes?.length > 2) return lanes.slice(1).map((name) => [name, name]);
-  if (!more.length || lanes) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}`]];
-  return [{ drafter, k: settings.k }, ...more].map((lane) => [`${lane.drafter}:${lane.k}`, `${lane.drafter}, K ${lane.k}`]);
+  const tree = settings.tree ? `, ${sd.draftSize(settings)}` : "";
+  if (!more.length || lanes) return [["speculative", drafter === "none" ? "With no drafter" : `With ${drafter}${tree}`]];
+  return [{ drafter, ...settings }, ...more].map((lane) => [`${lane.drafter}:${lane.tree ? "tree-" : ""}${lane.k}`, `${lane.drafter}, ${sd.draftSize(lane)}`]);
 };
 
 /** The whole arena inside one gr.HTML; a replay has one of its own. */
@@ -48,7 +50,7 @@ export class Race {
     this.lay(["speculative"]);
     this.legend(find(".sd-legend ul"));
     this.charts = new Charts(element);
-    this.charts.clear(this.lanes, 4);
+    this.charts.clear(this.lanes, USUAL_K);
     this.show = new Show(this, () => this.moved());
     this.pacing(find(".sd-pacing"));
     this.hide = find(".sd-hide input");
@@ -257,10 +259,12 @@ export class Race {
     for (const [name, title] of [["plain", "Target alone"], ...drafted]) this.lanes[name].title(title);
     for (const lane of Object.values(this.lanes)) lane.clear(request.settings, request.weight_bytes);
     this.due = { figures: 0, charts: 0 };
-    const { k, temperature } = request.settings;
+    const { k, tree, temperature } = request.settings;
     const [drafts, one] = [request.drafter !== "none", drafted.length === 1];
-    this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}at ${drafts && one ? `K ${k}, ` : ""}temperature ${temperature}`;
-    this.charts.clear(this.lanes, drafts ? (k === "auto" ? 4 : k) : 0);
+    const size = drafts && one && sd.draftSize(request.settings);
+    const how = size ? `${tree ? "by" : "at"} ${size}, temperature` : "at temperature";
+    this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}${how} ${temperature}`;
+    this.charts.clear(this.lanes, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
     this.parts.trace.disabled = this.parts.again.disabled = true;
     this.speed(null);
     this.parts.spoken.textContent = "";

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...drafters.names import DRAFTERS
 from ...racing.asked import DraftedLane, Request, read_lanes
+from ...racing.compare import OWN_DRAFTER
 from ...types import BadInput, Settings, brief
 from ..values import one_of
 
@@ -31,7 +32,7 @@ def read_request(
     Args:
         most_new_tokens: how many may be asked for here, None if the context is the only limit.
         stop: a list, or a text with one string a line (where \n stands for a line break).
-        lanes: texts like eagle:4, which then stand for `drafter` and K; None if those are given.
+        lanes: texts like eagle:4, which then stand for `drafter`, K and `tree`; None if those are given.
 
     Raises:
         BadInput: a sentence naming what was given and what is allowed.
@@ -46,7 +47,7 @@ def read_request(
     more: tuple[DraftedLane, ...] = ()
     if lanes is not None:
         first, *rest = read_lanes(lanes)
-        drafter, settings["k"], more = first.drafter, first.k, tuple(rest)
+        drafter, settings["k"], settings["tree"], more = first.drafter, first.k, first.tree, tuple(rest)
     one_of("drafter", drafter, list(DRAFTERS))
     for name, value in (("raw", raw), ("isolated", isolated)):
         if not isinstance(value, bool):
@@ -56,6 +57,12 @@ def read_request(
     if most_new_tokens is not None and read.max_new_tokens > most_new_tokens:
         raise BadInput(f"At most {most_new_tokens:,} new tokens are written here, not {read.max_new_tokens:,}.")
     return Request(prompt, preset, drafter, read, raw, isolated, more)
+
+
+def shown_request(request: Request) -> dict[str, Any]:
+    """What the page shows of a request. Of a server, which drafts as it likes, K is None."""
+    asked = request.as_dict()
+    return {**asked, "settings": {**asked["settings"], "k": None}} if request.drafter == OWN_DRAFTER else asked
 
 
 def whole_if_it_is(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from sys import getsizeof
@@ -17,6 +17,7 @@ from ..engine import Engine, Said, has_every_core
 from ..jobs import Job
 from .exactness import exactness, is_whole
 from .messages import Lanes
+from .request import shown_request
 
 # About what each takes in memory, measured.
 ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220
@@ -84,12 +85,7 @@ class Run(Job):
             closing(race) as entries,  # type: ignore[type-var]
             attended(self.stop.is_set),
         ):
-            for entry in entries:
-                self.entries.append(entry)
-                self._entry_bytes += size_of(entry)
-                yield entry
-                if self.stop.is_set():
-                    break
+            yield from self._kept(entries)
         if not self.entries:
             raise self._before_it_began()
         if has_every_core(loaded) and others():
@@ -97,6 +93,15 @@ class Run(Job):
         self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries, request.drafted)
         if self._cut_short:
             self.summary["sentence"] = f"It had run for {self.limit}. {self.summary['sentence']}"
+
+    def _kept(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        """The entries of the race, each of them kept, until it is told to stop."""
+        for entry in entries:
+            self.entries.append(entry)
+            self._entry_bytes += size_of(entry)
+            yield entry
+            if self.stop.is_set():
+                break
 
     @property
     def _cut_short(self) -> bool:
@@ -110,7 +115,7 @@ class Run(Job):
         """What the page shows of the request and the machine. `shared` says that the page, which is on this machine
         too, takes the time in which it draws from the engine."""
         return {
-            **self.request.as_dict(),
+            **shown_request(self.request),
             "weight_bytes": weight_bytes(self.header["environment"]),
             "shared": self._shared,
         }

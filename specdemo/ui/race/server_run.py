@@ -16,10 +16,10 @@ from ...servers.client import Client
 from ...servers.dialects import Dialect, find_dialect
 from ...servers.race import TURNS, Asked, ServerRace, outcome, trace_header
 from ...system.progress import Stopped, attended
-from ...types import AUTO, REJECTION
+from ...types import REJECTION
 from ..engine import Engine
 from .exactness import is_whole
-from .run import Run, size_of
+from .run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +55,16 @@ class ServerRun(Run):
         self._asked = len(self._places)
 
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
-        settings = replace(self.request.settings, k=0, rule=REJECTION)  # what the servers draft, and how, is theirs
+        # What the servers draft, and how, is theirs.
+        settings = replace(self.request.settings, k=0, tree=False, rule=REJECTION)
         race = ServerRace(Asked(self.request.prompt, self.request.raw, settings))
-        self.entries, self.header = race.entries, {"environment": {}}
+        self.header = {"environment": {}}
         places, self._places = self._places, []
         with suppress(Stopped), self._limited(), attended(self.stop.is_set), ExitStack() as opened:
             server, *others = [place.connected(opened) for place in places]
-            self.request = replace(self.request, preset=server.facts["model"], settings=replace(settings, k=AUTO))
+            self.request = replace(self.request, preset=server.facts["model"], settings=settings)
             entries = opened.enter_context(closing(race.run(server, others[0] if others else None)))  # type: ignore[type-var]
-            for entry in entries:
-                self._entry_bytes += size_of(entry)
-                yield entry
-                if self.stop.is_set():
-                    break
+            yield from self._kept(entries)
         if not self.entries:
             raise self._before_it_began()
         self.header = {**trace_header(race), "isolated": True, "environment": {}}

@@ -106,7 +106,7 @@ export class Show {
 
   /** Whether the draft of a round stands already, and the target reads it now. */
   isDrafted(event) {
-    if (!event?.seconds || event.tree || event.seconds[0] === null) return false;
+    if (!event?.seconds || event.seconds[0] === null) return false;
     const [draft, , all] = event.seconds;
     return event.row[1] > 0 && this.time < Infinity && this.time >= event.at - all + draft;
   }

@@ -173,8 +173,10 @@ def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Bu
                 yield
 
     def chose_drafter(preset: Any, drafter: Any) -> Any:
-        known = preset in engine.presets and drafter in DRAFTERS
-        return gr.update(info=describe(engine.presets[preset], drafter)) if known else gr.skip()
+        if preset not in engine.presets or drafter not in DRAFTERS:
+            return gr.skip(), gr.skip()
+        branches = {"interactive": True} if DRAFTERS[drafter].branches else {"interactive": False, "value": False}
+        return gr.update(info=describe(engine.presets[preset], drafter)), gr.update(**branches)
 
     chosen, drafter = form["preset"], form["drafter"]
     begins = [chosen, *(form[name] for name in STARTING)]
@@ -185,7 +187,8 @@ def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Bu
     begun.success(load, chosen, None, js="(preset) => specdemo.wanted(preset)", **MODEL, **each)
     top.retry(load, chosen, None, preprocess=False, **MODEL, **QUIET)
     top.able(None, None, [drafter, *(form[lane] for lane, _ in MORE_LANES)], js="() => specdemo.able()")
-    drafter.change(chose_drafter, [chosen, drafter], drafter, preprocess=False, queue=False, **QUIET)
+    told = [drafter, form["tree"]]
+    drafter.change(chose_drafter, [chosen, drafter], told, preprocess=False, queue=False, **QUIET)
 
 
 def fill_from_link(
@@ -203,7 +206,7 @@ def fill_from_link(
         "mode": [CHAT, RAW],
         "order": [INTERLEAVED, ISOLATED],
         **{lane: [value for _, value in lane_choices()] for lane, _ in MORE_LANES},
-        **{k: list(K_CHOICES) for _, k in MORE_LANES},
+        **{k: [value for _, value in K_CHOICES] for _, k in MORE_LANES},
     }
     begins = {name: starting_values(starting(preset.defaults, budgets)) for name, preset in engine.presets.items()}
     known = json.dumps({"choices": choices, "starting": begins, "notes": list(notes), "recording": recording})

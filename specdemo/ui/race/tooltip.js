@@ -1,12 +1,14 @@
 // One tooltip for everything: tokens, the legend and the figures; by pointer, touch and keyboard.
 import * as sd from "../assets/page.js";
+import { PLACE, isTree, likeliest } from "./tree.js";
 
 const ID = "sd-tooltip";
+const MOST_BRANCHES = 8;
 
 /** A probability; null where the trace does not tell it. */
 const places = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.001 ? value.toExponential(1) : value.toFixed(3));
 
-/** Under the match rule a drafted token passes if the target draws the same one; `own` is what it drew after the draft. */
+/** Under the match rule, and in a tree, a drafted token passes if it is `own`, which the target wrote at its place. */
 const matched = ([text, code], own) => {
   if (code === "u") return ["Target's own draw", "not used", ""];
   if (code === "a") return ["Target's own draw", JSON.stringify(text), "the same token: accepted"];
@@ -14,14 +16,14 @@ const matched = ([text, code], own) => {
 };
 
 /** Rows of [name, value, remark] for a token. */
-export const tokenFacts = ({ token, index, k, rule, own, rejected }) => {
+export const tokenFacts = ({ token, index, k, rule, own, tried, tokens }) => {
   const [, code, p, q, draw, place] = token;
   const rows = [];
-  if (code === "r" && rejected) rows.push(["In place of", JSON.stringify(rejected[0]), "which was drafted"]);
+  if (code === "r" && tried.length === 1) rows.push(["In place of", JSON.stringify(tried[0][0]), "which was drafted"]);
   if (index >= 0) rows.push(["Round", String(index + 1), place ? `drafted token ${place} of ${k}` : ""]);
   rows.push(["Target's probability", places(p), "p"]);
   if (q === undefined) return rows;
-  if (rule === "match") return [...rows, ["Drafter's probability", places(q), "q"], matched(token, own)];
+  if (rule === "match" || isTree(tokens)) return [...rows, ["Drafter's probability", places(q), "q"], matched(token, own)];
   const chance = p === null || q === null ? null : Math.min(1, p / q);
   rows.push(["Drafter's probability", places(q), "q"]);
   rows.push(["Chance to pass", places(chance), "min(1, p/q)"]);
@@ -46,7 +48,22 @@ const fillToken = (tip, about) => {
     if (remark) cell.append(sd.make("small", "", remark));
     table.append(sd.make("dt", "", label), cell);
   }
-  tip.replaceChildren(head, sd.make("p", "", first), table);
+  tip.replaceChildren(head, sd.make("p", "", first), table, ...branches(about));
+};
+
+/** The branches of a tree that were tried where a token stands, each with what was drafted behind it. */
+const branches = ({ tried, tokens }) => {
+  if (!isTree(tokens) || tried.length < 2) return [];
+  const list = sd.make("ul", "sd-tree");
+  for (const token of tried.slice(0, MOST_BRANCHES)) {
+    const item = sd.make("li");
+    const branch = token[1] === "a" ? [token] : [token, ...likeliest(tokens, token[PLACE])];
+    item.append(...branch.map(([text, code]) => sd.make("span", `tok ${code}`, text)));
+    list.append(item);
+  }
+  const more = tried.length - MOST_BRANCHES;
+  if (more > 0) list.append(sd.make("li", "", `and ${more} more`));
+  return [sd.make("p", "sd-tip-tried", "The draft branches here:"), list];
 };
 
 const fillWhy = (tip, [title, words]) => tip.replaceChildren(sd.make("p", "sd-tip-head", title), sd.make("p", "", words));

@@ -21,7 +21,7 @@ from typing import Any
 
 from ...decoding.events import Event, Round
 from ...racing.asked import DraftedLane
-from ...racing.compare import compare, exact_rows, is_comparable, tokens_of
+from ...racing.compare import compare, is_comparable, tokens_of
 from ...racing.figures import weight_bytes
 from ...racing.stats import Stats
 from ...racing.trace import (
@@ -34,11 +34,11 @@ from ...racing.trace import (
     read_trace,
     request_of,
 )
-from ...racing.verdict import judge, lanes_verdict
-from ...types import AUTO, MAX_K, BadInput, DraftOutcome
+from ...racing.verdict import judge_lane, lanes_verdict
+from ...types import BadInput, DraftOutcome
 from ..race.exactness import exactness, is_whole, worst
 from ..race.messages import event_of, live_figures
-from ..race.request import MAX_PROMPT
+from ..race.request import MAX_PROMPT, shown_request
 from ..values import to_json
 
 SIDES = PLAIN, SPECULATIVE, "drafted-2", "drafted-3"  # what the page calls lanes, whatever their names in the trace are
@@ -86,7 +86,7 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     drafted = [held[name] for name in drafting] if alone else []
     disturbed = header.get("disturbed") is True
     return {
-        "request": request.as_dict(),
+        "request": shown_request(request),
         "facts": facts,
         "weight_bytes": weight_bytes(environment_of(header)),
         "note": note,
@@ -173,14 +173,14 @@ def _ending(
     drafting = dict(zip([*entries][1:], drafted, strict=True))
     badges, verdicts = {}, {}
     for side, lane in drafting.items():
-        comparison = asdict(compare(tokens[PLAIN], tokens[side])) if is_comparable(request.settings) else None
-        lanes = {PLAIN: tokens[PLAIN], SPECULATIVE: tokens[side]}
-        summary = {name: {"token_ids": [token.id for token in found]} for name, found in lanes.items()}
+        found = compare(tokens[PLAIN], tokens[side]) if is_comparable(request.settings) else None
+        texts = {PLAIN: tokens[PLAIN], SPECULATIVE: tokens[side]}
+        summary: dict[str, Any] = {name: {"token_ids": [token.id for token in text]} for name, text in texts.items()}
+        summary["comparison"] = asdict(found) if found else None
         asked = _asked(request, lane)
-        badges[lane["name"]] = exactness({**summary, "comparison": comparison}, asked, environment, stopped)
-        same = comparison["identical"] if comparison else None
-        known, rows = _drafted(lane, asked), exact_rows(environment, asked.drafter)
-        verdicts[lane["name"]] = judge(stats[PLAIN], stats[side], known, same, rows, weight_bytes(environment))
+        badges[lane["name"]] = exactness(summary, asked, environment, stopped)
+        known = _drafted(lane, asked)
+        verdicts[lane["name"]] = judge_lane(stats[PLAIN], stats[side], known, found, environment)
     ratios = {side: verdict.speed_up for side, verdict in zip(drafting, verdicts.values(), strict=True)}
     return {
         **told,
@@ -194,14 +194,14 @@ def _ending(
 
 def _drafted(lane: Mapping[str, Any], asked: Request) -> DraftedLane | None:
     """The drafter and the K of a lane, as far as its trace tells them."""
-    k = lane.get("k", asked.settings.k)
-    known = k == AUTO or (type(k) is int and 1 <= k <= MAX_K)
-    return DraftedLane(asked.drafter, k) if known else None
+    k = asked.settings.k
+    return DraftedLane(asked.drafter, k, asked.settings.tree) if k and lane.get("k", k) == k else None
 
 
 def _asked(request: Request, lane: Mapping[str, Any]) -> Request:
     """What was asked of one lane, as far as its trace tells it."""
     drafter = lane.get("drafter")
     with suppress(BadInput):
-        request = replace(request, settings=replace(request.settings, k=lane.get("k", request.settings.k)))
+        told = {name: lane.get(name, getattr(request.settings, name)) for name in ("k", "tree")}
+        request = replace(request, settings=replace(request.settings, **told))
     return replace(request, drafter=drafter) if isinstance(drafter, str) else request

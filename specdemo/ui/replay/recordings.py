@@ -29,7 +29,8 @@ def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
         packed = gzip.compress(playable_json("recording", lambda lines=lines: lines).encode(), mtime=0)  # type: ignore[misc]
         file = f"{name}-{sha256(packed).hexdigest()[:12]}.json"  # so that browsers can keep it for good
         model = "" if header["preset"] == DEFAULT_PRESET else f"{header['preset']}, "
-        settings = f"{model}{asked.drafter}, temperature {asked.settings.temperature:g}"
+        tree = f"trees of {asked.settings.k}, " if asked.settings.tree else ""
+        settings = f"{model}{asked.drafter}, {tree}temperature {asked.settings.temperature:g}"
         told = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
         found[file] = {**told, "file": file}, packed
     return found

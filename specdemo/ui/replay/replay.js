@@ -173,12 +173,12 @@ class Replay {
 
   tell() {
     const { request, facts, kind, note } = this.data;
-    const { temperature, k } = request.settings;
+    const { temperature } = request.settings;
     this.find(".sd-asked").textContent = request.prompt.trim();
     const { dtype, weights_dtype: weights, device_name: device, cores } = facts;
     const stored = weights && weights !== dtype && `${weights} weights`;
     const where = [request.preset, dtype, stored, device, cores && `${cores} cores`];
-    const how = [request.drafter, `K ${k}`, `temperature ${temperature}`];
+    const how = [request.drafter, sd.draftSize(request.settings), `temperature ${temperature}`];
     this.find(".sd-facts-of").textContent = [WHOSE[kind], note, [...where, ...how].filter(Boolean).join(" · ")].filter(Boolean).join(" ");
   }
 

@@ -1,15 +1,11 @@
 // Step through: one round of a recording, slowed down to its single decisions.
 import * as sd from "../assets/page.js";
+import { PLACE, isEmitted, isTree } from "../race/tree.js";
+import { treeSteps } from "./tree_steps.js";
+import { line, many, millis, said, share } from "./words.js";
 
 const SHOWN = 7; // tokens of a distribution; the rest is one bar
 const TAIL = 60; // characters of the text before the round
-
-/** A probability; null where the recording does not tell it. */
-const share = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.0005 ? "<0.001" : value.toFixed(3));
-const said = (text) => JSON.stringify(text);
-const line = (text) => text.replaceAll("\n", "↵"); // what breaks no line here
-const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
-const millis = (seconds) => `${(seconds * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
 
 export class Step {
   constructor(player) {
@@ -90,7 +86,7 @@ export class Step {
   }
 
   /** What is known of a round, and the steps that show it. */
-  read({ row, places, seconds, tree }) {
+  read({ row, places, seconds }) {
     const { player } = this;
     const tokens = row[2];
     const { temperature, rule } = player.data.request.settings;
@@ -100,24 +96,31 @@ export class Step {
     this.seconds = seconds;
     this.places = places;
     this.draft = tokens.filter((token) => token.length > 3);
-    this.tested = this.draft.filter(([, code]) => code !== "u").length;
+    this.branches = isTree(tokens);
+    this.path = this.branches ? this.draft.filter(([, code]) => code === "a") : this.draft; // what is tested, from left to right
+    this.tested = this.path.filter(([, code]) => code !== "u").length;
     this.last = tokens.find((token) => token.length === 3); // drawn after the draft; none if the text ended in it
     const before = player.rounds.slice(0, this.at).flatMap((round) => round.row[2]);
-    const emitted = (list) => list.filter(([, code]) => "arbt".includes(code));
+    const emitted = (list) => list.filter(isEmitted);
     const first = player.data.lanes[player.lane].events[0].row[2];
     const text = [...first, ...emitted(before)].map(([piece]) => piece).join("");
     const letters = [...text]; // a slice of the string could cut an emoji in two
     this.text = (letters.length > TAIL ? "…" : "") + letters.slice(-TAIL).join("");
     this.written = 1 + emitted(before).length;
     this.emitted = emitted(tokens).length;
-    this.steps = [{ name: "draft", draw: () => this.drawDraft(tree) }];
-    if (tree) return; // what follows takes the draft for a chain
+    this.steps = this.branches ? treeSteps(this, tokens) : this.chainSteps();
+    this.steps.push({ name: "cache", place: this.draft.length, draw: () => this.drawCache() });
+  }
+
+  /** All steps but the last, that of the cache. */
+  chainSteps() {
+    const steps = [{ name: "draft", draw: () => this.drawDraft() }];
     for (let place = 0; place < this.tested; place++) {
-      this.steps.push({ name: `test ${place + 1}`, place, draw: () => this.drawTest(place) });
+      steps.push({ name: `test ${place + 1}`, place, draw: () => this.drawTest(place) });
     }
     const kind = { r: this.greedy || this.matches ? "resampled" : "residual", b: "bonus", t: "target" }[this.last?.[1]];
-    if (kind) this.steps.push({ name: kind, place: this.draft.length, draw: () => this.drawLast() });
-    this.steps.push({ name: "cache", place: this.draft.length, draw: () => this.drawCache() });
+    if (kind) steps.push({ name: kind, place: this.draft.length, draw: () => this.drawLast() });
+    return steps;
   }
 
   /** Outline the round in the lane's text. */
@@ -146,7 +149,7 @@ export class Step {
 
   /** The text so far and the draft; what became of a drafted token shows from its own test on. */
   drawRow(place) {
-    const chips = this.draft.map(([text, code], at) => {
+    const chips = (this.branches ? this.path.slice(0, place + 1) : this.draft).map(([text, code], at) => {
       const failed = at > this.tested - 1 && place >= this.tested - 1;
       const chip = sd.make("span", `sd-chip-of tok ${at <= place || failed ? code : ""}`, line(text));
       if (at === place) chip.classList.add("on");
@@ -156,8 +159,7 @@ export class Step {
     this.parts.row.replaceChildren(sd.make("span", "sd-before", line(this.text)), ...chips);
   }
 
-  drawDraft(tree) {
-    if (tree) return [`The drafter proposes a tree of ${many(this.draft.length, "token")}. The page does not show its tests one by one yet.`];
+  drawDraft() {
     if (!this.draft.length) return ["Nothing is drafted in this round: the target reads the newest token and writes one more by itself."];
     const [draft, verify] = this.seconds;
     return [
@@ -258,7 +260,7 @@ export class Step {
   }
 
   drawCache() {
-    const newest = this.last ? this.last[0] : this.draft[this.tested - 1][0];
+    const newest = this.last ? this.last[0] : this.path[this.tested - 1][0];
     const prompt = this.player.data.lanes[this.player.lane].prompt;
     const before = prompt + this.written - 1;
     const read = 1 + this.draft.length;
@@ -273,8 +275,9 @@ export class Step {
     cells.append(sd.make("span", "sd-cell sd-held", `prompt, ${prompt}`));
     if (this.written > 1) cells.append(sd.make("span", "sd-cell sd-held", `text, ${this.written - 1}`));
     const tokens = [this.pending(), ...this.draft.map(([text]) => text)];
+    const stays = [0, ...this.path.map((token) => token[PLACE])].slice(0, this.emitted);
     tokens.forEach((text, at) => {
-      const kept = at < this.emitted;
+      const kept = stays.includes(at);
       const cell = sd.make("span", `sd-cell ${kept ? "sd-kept" : "sd-trimmed"}`, line(text));
       cell.title = kept ? "stays" : "trimmed";
       cells.append(cell);

@@ -1,4 +1,7 @@
-"""Puts elements into the head of the page. The `head` of `launch` would come after Gradio has begun, one by one."""
+"""Puts elements into the head of the page, and has browsers keep Gradio's own scripts.
+
+The `head` of `launch` would come after Gradio has begun, one by one.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..runs import Runs
 
+KEEP = (b"cache-control", b"public, max-age=31536000, immutable")  # what has its content's hash in its name
+
 
 class Head:
     """Middleware that puts elements at the beginning and at the end of the page's head.
 
-    Serving the page counts as work besides the engine.
+    Serving the page counts as work besides the engine. Browsers would ask for Gradio's hundred files at every visit
+    whether they have changed, as long as these are young.
     """
 
     def __init__(self, app: ASGIApp, first: str, last: str, runs: Runs) -> None:
@@ -26,7 +32,14 @@ class Head:
                 message["body"] = body.replace(b"</head>", self.last, 1)
             await send(message)
 
-        if scope["type"] == "http" and scope["path"] == "/":
+        async def send_to_keep(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                message["headers"] = [*message["headers"], KEEP]
+            await send(message)
+
+        if scope["type"] == "http" and scope["path"].startswith("/assets/"):
+            await self.app(scope, receive, send_to_keep)
+        elif scope["type"] == "http" and scope["path"] == "/":
             with self.runs.engine.beside.work():
                 await self.app(scope, receive, send_on)
         else:

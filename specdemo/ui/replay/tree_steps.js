@@ -1,0 +1,90 @@
+// The steps of a round whose draft is a tree: the draft, a test at each place of the path, the bonus token.
+import * as sd from "../assets/page.js";
+import { ABOVE, PLACE, behind, walk } from "../race/tree.js";
+import { line, many, millis, said, share } from "./words.js";
+
+/** A tree as nested lists. What has one token behind it stands on one line, and branches hang under the token that they
+ *  follow. `node` draws a token. */
+const lists = (tokens, node, place = 0) => {
+  const list = sd.make("ul", "sd-tree");
+  for (const first of behind(tokens, place)) {
+    const item = sd.make("li");
+    for (let token = first, following; token; token = following.length === 1 && following[0]) {
+      following = behind(tokens, token[PLACE]);
+      const drawn = node(token);
+      if (following.length < 2) item.append(drawn);
+      else {
+        const fork = sd.make("div");
+        fork.append(drawn, lists(tokens, node, token[PLACE]));
+        item.append(fork);
+      }
+    }
+    list.append(item);
+  }
+  return list;
+};
+
+/** All steps but the last, that of the cache. */
+export const treeSteps = (step, tokens) => {
+  const { draft, path, last, places, greedy, matches } = step;
+  const tests = walk(tokens).filter(([, tried]) => tried.length);
+  const decided = [0]; // in which test it shows what becomes of a node, by its place; the branches follow their first
+  for (const token of draft) {
+    const above = token[ABOVE];
+    decided.push(decided[above] + (above && draft[above - 1][1] === "a" ? 1 : 0));
+  }
+  const estimates = draft.some(([, , , q]) => q !== null && q !== 1);
+  const resampled = last?.[1] === "r";
+  // The target's own token follows the path.
+  const grown = last && [...draft, [...last, null, null, -1, path.at(-1)?.[PLACE] ?? 0]];
+
+  const tree = (test) => {
+    const node = (token) => {
+      const [text, code, p, q, , place] = token;
+      const shown = place < 0 || test >= Math.min(decided[place], tests.length - 1);
+      const drawn = sd.make("span", "sd-node");
+      const chip = sd.make("span", `sd-chip-of tok ${shown ? code : ""}`, line(text));
+      if (tests[test]?.[1].includes(token)) chip.classList.add("on");
+      const numbers = [test >= 0 && !greedy && `p ${share(p)}`, place > 0 && estimates && `q ${share(q)}`];
+      drawn.append(chip, sd.make("small", "", numbers.filter(Boolean).join("\n")));
+      return drawn;
+    };
+    return lists(test >= tests.length - (resampled ? 1 : 0) ? grown : draft, node);
+  };
+  const probabilities = (at) => (!places[at] ? [] : [matches ? step.arrivals(places[at], false) : step.bars(step.rows(places[at]), [["p", "target", 1]])]);
+  const drew = ([text, , p]) =>
+    greedy
+      ? `the target finds ${said(text)} likeliest`
+      : `the target draws ${said(text)} ${matches ? "with the noise of this position" : "from its own probabilities"}, p = ${share(p)}`;
+
+  const drawDraft = () => {
+    const [drafting, pass] = step.seconds;
+    const sure = estimates ? " q is how sure the drafter is of a token." : "";
+    const words =
+      `The drafter proposes a tree of ${many(draft.length, "token")} in ${millis(drafting)}: where it is not sure, several for the same place.${sure} ` +
+      `The target reads all branches in one pass of ${millis(pass)}. Then it goes from token to token, as long as its own next one was drafted there.`;
+    return [words, tree(-1)];
+  };
+  const drawTest = (test) => {
+    const [own, tried] = tests[test];
+    const one = tried.length === 1;
+    const lost = draft.filter(([, code, , , , place]) => code === "u" && decided[place] === test).length;
+    const verdict =
+      own[1] === "a"
+        ? `It is ${one ? "the token" : `one of the ${tried.length} tokens`} drafted there: accepted.`
+        : `${one ? `Drafted was ${said(tried[0][0])}, which is rejected` : `It is none of the ${tried.length} tokens drafted there, which are rejected`}. The target's own token takes the place.`;
+    const discarded = lost ? ` On branches that are left here, ${many(lost, "token")} ${lost === 1 ? "is" : "are"} discarded untested.` : "";
+    const words = `After ${test ? said(path[test - 1][0]) : "the text"}, ${drew(own)}. ${verdict}${discarded}`;
+    return [words, tree(test), ...probabilities(test)];
+  };
+  const drawBonus = () => [
+    `Nothing was drafted after ${said(path.at(-1)[0])}, so one more token comes for free: ${drew(last)}.`,
+    tree(tests.length),
+    ...probabilities(tests.length),
+  ];
+
+  const steps = [{ name: "draft", draw: drawDraft }];
+  tests.forEach(([own], test) => steps.push({ name: `test ${test + 1}`, place: own[1] === "a" ? test : draft.length, draw: () => drawTest(test) }));
+  if (last?.[1] === "b") steps.push({ name: "bonus", place: draft.length, draw: drawBonus });
+  return steps;
+};

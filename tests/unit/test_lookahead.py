@@ -1,0 +1,120 @@
+"""Lookahead: the window is a tree, what the target draws behind it becomes n-grams, and the text stays the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdemo.decoding.events import Round
+from specdemo.drafters.lookahead import KEPT, WIDEST, Lookahead
+from specdemo.drafters.none import NoDrafter
+from specdemo.racing.stats import Stats
+from specdemo.types import RULES, Draft, Settings, TokenKind, Verdict
+from tests.unit.enumerate_decode import distance
+from tests.unit.test_trees import texts_with
+from tests.unit.toys import (
+    PROMPT,
+    TableRunner,
+    counting_table,
+    decode,
+    ids_of,
+    native_runner,
+    random_table,
+    tiny_model,
+    true_texts,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def verdict(draft: Draft, accepted: int, target_ids: list[int]) -> Verdict:
+    return Verdict(accepted, 0, TokenKind.RESAMPLED, 1.0, target_ids=target_ids, parents=draft.parents)
+
+
+def test_the_window_moves_with_the_text() -> None:
+    drafter = Lookahead()
+    drafter.reset(range(100))
+    first = drafter.propose_tree([99], nodes=6, depth=20)
+    # Level 0 is the trunk 0, 1, 2; level 1 begins with 31, 32, 33.
+    assert first == Draft([0, 31, 1, 32, 2, 33], parents=[-1, 0, 0, 2, 2, 4])
+    drafter.observe(verdict(first, 0, [200, 201, 202, 203, 204, 205, 206]))  # behind 99, 0, 31, 1, 32, 2 and 33
+    # 31 and 202 followed 0, which the window says as well: its levels have become the ones below.
+    second = drafter.propose_tree([0], nodes=8, depth=20)
+    assert second == Draft([31, 202, 32, 204, 33, 206], parents=[-1, 0, 0, 2, 2, 4])
+    drafter.observe(verdict(second, 2, [300, 301, 302, 303, 304, 305, 306]))  # two accepted tokens and another
+    assert drafter.propose_tree([7], nodes=2, depth=20) == Draft([206, 306], parents=[-1, 0])
+    assert drafter.propose_tree([31], nodes=4, depth=20).token_ids[:2] == [202, 302]
+
+
+def test_a_window_is_no_deeper_and_no_larger_than_asked() -> None:
+    for nodes in (1, 2, 3, 8, 63):
+        for depth in (1, 2, 3, 40):
+            drafter = Lookahead()
+            drafter.reset(range(100))
+            draft = drafter.propose_tree([5], nodes, depth)
+            assert 1 <= len(draft.token_ids) <= nodes
+            depths: list[int] = []
+            for parent in draft.parents or ():
+                depths.append(1 + (depths[parent] if parent >= 0 else 0))
+            assert max(depths) <= depth
+    assert len(Lookahead().propose_tree([5], 63, 63).token_ids) <= 63
+    assert len(Lookahead().propose([5], 63).token_ids) == WIDEST
+
+
+def test_the_oldest_phrases_are_forgotten() -> None:
+    drafter = Lookahead()
+    for token in range(KEPT + 3):
+        drafter._collect([1, token, token])
+    drafter._collect([1, 5, 5])  # again
+    assert [gram[0] for gram in drafter._grams[1]] == [3, 4, *range(6, KEPT + 3), 5]
+
+
+def test_a_text_that_repeats_itself_is_looked_ahead() -> None:
+    """Jacobi's iteration finds the count at once, and its phrases are accepted."""
+    settings = Settings(k=12, max_new_tokens=60, tree=True)
+    table = counting_table(4)
+    events = list(decode(TableRunner(table, capacity=200), Lookahead(), PROMPT, settings))
+    assert ids_of(events) == ids_of(list(decode(TableRunner(table), NoDrafter(), PROMPT, replace(settings, k=0))))
+    assert (Stats.of(events).tokens_per_round or 0) > 2.5
+
+
+def test_a_chain_is_jacobi_decoding() -> None:
+    """Guesses that were right make one more of them right: a text that they begin with is found again."""
+    drafter = Lookahead()
+    drafter.reset([1, 2, 3])
+    assert drafter.propose([9], 4) == Draft([1, 2, 3, 1])
+    drafter.observe(Verdict(1, 8, TokenKind.RESAMPLED, 1.0, target_ids=[1, 8, 4, 5, 6]))
+    assert [*drafter.propose([8], 3).token_ids] == [4, 5, 6]
+    drafter.observe(Verdict(0, 7, TokenKind.RESAMPLED, 1.0))  # a rule that draws nothing behind drafted tokens
+    assert [*drafter.propose([7], 2).token_ids] == [5, 6]
+
+
+@pytest.fixture(scope="module")
+def table() -> Tensor:
+    table = random_table(1, support=3)
+    table[PROMPT[-2], PROMPT[-1]] = torch.tensor([0, 0, 1.0, 0])  # which keeps the number of runs small
+    return table
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_follows_the_targets_law(table: Tensor, temperature: float, rule: str) -> None:
+    settings = Settings(k=7, temperature=temperature, max_new_tokens=4, rule=rule, tree=True)
+    texts = texts_with(Lookahead, settings, table)
+    assert distance(texts, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_c_library_writes_the_same_bits_with_it_and_alone(temperature: float) -> None:
+    model = tiny_model("llama")
+    settings = Settings(temperature=temperature, max_new_tokens=60)
+    alone = ids_of(list(decode(native_runner(model, 256), NoDrafter(), PROMPT, replace(settings, k=0))))
+    for nodes in (1, 13, 63):
+        chosen = replace(settings, k=nodes, tree=True)
+        events = list(decode(native_runner(model, 256), Lookahead(), PROMPT, chosen))
+        assert ids_of(events) == alone
+        drafted = [len(event.drafted) for event in events if isinstance(event, Round)]
+        assert max(drafted) <= nodes

@@ -1,0 +1,85 @@
+"""Medusa's tree: the paths through the guesses of its places of which the shares have the largest products."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+import torch
+
+from specdemo.decoding.loop import rule_for
+from specdemo.drafters.heads.block import Medusa
+from specdemo.drafters.tree import WIDTH
+from specdemo.engines.cpu.library import library_for
+from specdemo.types import MAX_NODES, Draft, Settings
+from tests.unit import published
+from tests.unit.published import LAYERS, write
+from tests.unit.test_published_heads import toy_with
+from tests.unit.toys import MODEL_VOCAB, ModelToy, recorded, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
+PLACES = 3  # of the published head
+
+
+@pytest.fixture(scope="module", params=["torch", "C", "captured"])
+def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelToy:
+    """A target with a random head in Medusa's format."""
+    if request.param == "C" and library_for(torch.float32) is None:
+        pytest.skip("no gcc, or a CPU that the library is not for")
+    folder = write(tmp_path_factory.mktemp("medusa"), *published.medusa(MODEL_VOCAB))
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "C":
+            patch.setattr("specdemo.engines.linear.library_for", lambda dtype: None)
+        toy = toy_with(folder, Medusa)
+    if request.param == "captured":
+        Medusa.capture(toy.heads["medusa"], recorded)
+        assert toy.heads["medusa"].slots is not None
+    return toy
+
+
+def tree_of(toy: ModelToy, settings: Settings, nodes: int, depth: int) -> Draft:
+    runner = toy.target_runner(128)
+    drafter = Medusa.build(toy.parts, runner, rule_for(settings))
+    runner.prefill(TEXT[:-1])
+    drafter.reset(TEXT[:-1])
+    try:
+        return drafter.propose_tree(TEXT, nodes, depth)
+    finally:
+        drafter.release()
+
+
+def paths_by_hand(settings: Settings, depth: int) -> list[tuple[int, ...]]:
+    """All paths through the best guesses of the first places, those of the largest products first."""
+    model, (config, tensors) = tiny_model("qwen3", layers=LAYERS), published.medusa(MODEL_VOCAB)
+    _, logits = published.medusa_drafts(model, config, tensors, [LAYERS], TEXT, depth)
+    rule, guesses = rule_for(settings), []
+    for place in range(depth):
+        tokens, shares = rule.likeliest(logits[place : place + 1], len(TEXT) + place, WIDTH)
+        guesses.append(list(zip(tokens[0].tolist(), shares[0].tolist(), strict=True)))
+    values: dict[tuple[int, ...], float] = {}
+    paths: list[tuple[tuple[int, float], ...]] = [()]
+    for some in guesses:
+        paths = [(*path, guess) for path in paths for guess in some]
+        values |= {tuple(token for token, _ in path): prod(share for _, share in path) for path in paths}
+    return sorted(values, key=lambda path: -values[path])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize(("nodes", "depth"), [(1, 3), (8, 1), (20, 2), (20, 3), (MAX_NODES, 3)])
+def test_a_tree_holds_the_paths_of_the_largest_products(
+    toy: ModelToy, temperature: float, nodes: int, depth: int
+) -> None:
+    settings = Settings(k=4, temperature=temperature, seed=3, tree=True)
+    draft = tree_of(toy, settings, nodes, depth)
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.token_ids, draft.parents or (), strict=True):
+        paths.append((*(() if parent < 0 else paths[parent]), int(token)))
+    assert len(paths) == nodes
+    assert set(paths) == set(paths_by_hand(settings, depth)[:nodes])
+
+
+def test_a_tree_is_no_deeper_than_there_are_places(toy: ModelToy) -> None:
+    settings = Settings(k=4, tree=True)
+    assert {*tree_of(toy, settings, 40, 9).token_ids} == {*tree_of(toy, settings, 40, PLACES).token_ids}

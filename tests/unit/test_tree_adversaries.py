@@ -1,0 +1,84 @@
+"""Trees that a walk may stumble over, on every engine that branches: the text is that of the target alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.racing.stats import Stats
+from specdemo.types import MAX_NODES, Settings
+from tests.unit.test_trees import Planting, Shape, full, plain_text
+from tests.unit.toys import MODEL_VOCAB, PROMPT, decode, ids_of, native_runner, tiny_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ENGINES: dict[str, Callable[[Any], Any]] = {
+    "native": lambda model: native_runner(model, 256),
+    "eager": lambda model: EagerRunner(model, 256),
+    "fused": lambda model: FusedRunner(FusedModel.of(model), 256),
+}
+
+
+def twice(right: list[int], eos: int, second: int) -> Shape:
+    """Every right token twice or three times, with what follows behind the `second`-th of them."""
+    ids, parents, last = [], [], -1
+    for token in right[:6]:
+        ids += [token] * 3
+        parents += [last] * 3
+        last = len(ids) - 3 + second
+    return ids, parents
+
+
+def with_eos(right: list[int], eos: int) -> Shape:
+    """The end of the text as a sibling of every right token, and behind it, with more behind that."""
+    ids, parents, last = [], [], -1
+    for token in right[:5]:
+        ids += [eos, token, eos, token]
+        parents += [last, last, len(ids) - 4, len(ids) - 2]
+        last = len(ids) - 3
+    return ids, parents
+
+
+def to_the_end(right: list[int], eos: int) -> Shape:
+    """A path that goes on behind the end of the text, with stumps."""
+    path = [*right, *[1] * 30][:30]
+    ids = [token for right in path for token in (right, (right + 1) % MODEL_VOCAB)]
+    return ids, [-1, -1, *(2 * (place // 2) for place in range(len(ids) - 2))]
+
+
+ADVERSARIES: dict[str, Callable[[list[int], int], Shape]] = {
+    "the first of three is a dead end": lambda right, eos: twice(right, eos, 1),
+    "the first of three goes on": lambda right, eos: twice(right, eos, 0),
+    "a child that ends the text": with_eos,
+    "deeper than the text": to_the_end,
+    "one node": lambda right, eos: (right[:1] or [eos], [-1]),
+    "63 nodes": lambda right, eos: full(MODEL_VOCAB, MAX_NODES),
+    "63 siblings, all the same": lambda right, eos: ((right[:1] or [eos]) * MAX_NODES, [-1] * MAX_NODES),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_adversarial_trees_leave_the_text_alone_on_every_engine_that_branches(engine: str, temperature: float) -> None:
+    model = tiny_model("llama")
+    make = ENGINES[engine]
+    for limit in (1, 2, 40):
+        settings = Settings(k=MAX_NODES, temperature=temperature, max_new_tokens=limit, seed=1, tree=True)
+        alone = plain_text(lambda: make(model), settings)
+        for eos in (alone[-1], -1):
+            known = plain_text(lambda: make(model), settings, eos)
+            for name, shape in ADVERSARIES.items():
+
+                def script(context: list[int], nodes: int) -> Shape:
+                    return shape(alone[len(context) - len(PROMPT) :], max(eos, 0))  # noqa: B023
+
+                events = list(decode(make(model), Planting(script), PROMPT, settings, frozenset({eos})))
+                assert ids_of(events) == known, name
+                longest = (Stats.of(events).tokens_per_round or 0) if limit > 2 else 0
+                if name in ("the first of three goes on", "deeper than the text") and limit > 2:
+                    assert longest > 4

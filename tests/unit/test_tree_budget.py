@@ -1,0 +1,295 @@
+"""K = auto with trees: a budget of nodes, a chain or no draft, whichever pays most; and never another text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specdemo.decoding import loop
+from specdemo.decoding.adaptive_k import DraftLengthController, Kind, best_length
+from specdemo.decoding.costs import AcceptanceStats, CostModel
+from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.events import Round, branches
+from specdemo.decoding.loop import rule_for
+from specdemo.decoding.tree import walk
+from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.drafters.ngram import Ngram
+from specdemo.drafters.none import NoDrafter
+from specdemo.drafters.tree import Named, grow
+from specdemo.racing.race import race, start
+from specdemo.racing.rerun import again, differences
+from specdemo.racing.trace import read_trace, write_trace
+from specdemo.system import hardware
+from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings
+from tests.unit.test_control import FLAT, RISING, Clock
+from tests.unit.toys import PROMPT, VOCAB, TableToy, decode, ids_of, letters_tokenizer, ngram_file, random_table
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
+
+
+# The choice ------------------------------------------------------------------------------------------------------
+
+
+class Guesser(Drafter):
+    """Its guesses are right with the chance of their rank: at each place the best one, the second and so on."""
+
+    name = "guesser"
+    branches = True
+
+    def __init__(self, chances: Iterable[float]) -> None:
+        self.chances = list(chances)
+
+    def propose_tree(self, context: Any, nodes: int, depth: int) -> Draft:
+        return grow(
+            0, lambda _: [(i, chance, 0) for i, chance in enumerate(self.chances)], nodes, depth, self.stop_below
+        )
+
+
+def best_first(guesser: Guesser, nodes: int) -> tuple[list[int], list[int]]:
+    """The guesses of a tree, by their ranks, and their parents."""
+    draft = guesser.propose_tree((), nodes, nodes)
+    return [int(rank) for rank in draft.token_ids], list(draft.parents or ())
+
+
+def speed(
+    k: int | str,
+    tree: bool,
+    passes: dict[int, float],
+    drafting: dict[bool, float],
+    chances: list[float],
+    seed: int = 0,
+    tokens: int = 700,
+) -> tuple[float, list[tuple[int, bool]]]:
+    """Tokens per second of a run, and the drafts of its second half: how many tokens, and whether it was a tree.
+
+    Args:
+        drafting: the seconds of a drafted token, in a chain (False) and in a tree (True).
+        chances: see `Guesser`.
+    """
+    guesser, costs = Guesser(chances), CostModel(passes)
+    for kind in Kind(guesser), Kind(guesser, tree=True):
+        for count in (1, 4) * 2:
+            costs.drafts[kind.name].add(count, drafting[kind.tree] * count)
+    true_passes = np.interp(range(64), list(passes), list(passes.values()))
+    luck, control = random.Random(seed), DraftLengthController(k, costs, 1, tree)
+    written, seconds, last = 0, 0.0, None
+    drafts: list[tuple[int, bool]] = []
+    while written < tokens:
+        asked = control.choose(tokens - written - 1, last, guesser)
+        branching = bool(asked) and control.kind.tree
+        ids, parents = best_first(guesser, asked) if branching else ([0] * asked, list(range(-1, asked - 1)))
+        drawn = luck.choices(range(len(chances) + 1), [*chances, 1 - sum(chances)], k=len(ids) + 1)
+        path = walk(ids, parents, drawn)
+        followed = {-1, *path}
+        outcomes = [
+            ACCEPTED if node in path else REJECTED if parent in followed else UNTESTED
+            for node, parent in enumerate(parents)
+        ]
+        drafted = tuple(
+            DraftedToken(0, outcome, 0.5, 0.5, parent=parent if branching else None)
+            for outcome, parent in zip(outcomes, parents, strict=True)
+        )
+        took = drafting[branching] * len(ids), true_passes[len(ids) + 1] * luck.gauss(1, 0.02)
+        last = Round(0, drafted, (), took[0], took[1], sum(took), asked)
+        written, seconds = written + len(path) + 1, seconds + sum(took)
+        if written > tokens / 2:
+            drafts.append((len(ids), branching))
+    return written / seconds, drafts
+
+
+SURE, TORN, HOPELESS = [0.85, 0.08], [0.42, 0.16, 0.1, 0.07, 0.05], [0.03, 0.02, 0.02]
+FREE = {False: 0.0, True: 0.0}
+CHEAP, DEAR_TREES = {False: 0.02, True: 0.02}, {False: 0.02, True: 0.3}
+WORLDS = {
+    "rows cost nothing and guesses are torn": (FLAT, FREE, TORN),
+    "as on this CPU, torn": (RISING, CHEAP, TORN),
+    "as on this CPU, sure": (RISING, CHEAP, SURE),
+    "as on this CPU, trees are dear to draft": (RISING, DEAR_TREES, TORN),
+    "as on this CPU, guesses never pass": (RISING, DEAR_TREES, HOPELESS),
+    "every row costs a pass": ({1: 1.0, MAX_K + 1: MAX_K + 1.0}, CHEAP, TORN),
+}
+
+
+def mean_speed(k: int | str, tree: bool, world: Any) -> float:
+    return fmean(speed(k, tree, world[0], world[1], world[2], seed)[0] for seed in range(2))
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_auto_is_near_the_best_chain_and_the_best_tree_and_never_slow(name: str) -> None:
+    world = WORLDS[name]
+    auto, alone = mean_speed(AUTO, True, world), mean_speed(0, False, world)
+    fixed = [mean_speed(k, tree, world) for k in (1, 3, 5, 8, 12) for tree in (False, True)]
+    assert auto >= 0.97 * alone
+    assert auto >= 0.95 * max(fixed)
+
+
+def share_of(name: str, wanted: Any) -> float:
+    drafts = speed(AUTO, True, *WORLDS[name])[1]
+    return fmean(wanted(k, tree) for k, tree in drafts)
+
+
+def test_the_form_and_the_size_follow_from_the_costs() -> None:
+    assert share_of("rows cost nothing and guesses are torn", lambda k, tree: tree and k > 12) > 0.9
+    assert share_of("as on this CPU, torn", lambda k, tree: 1 <= k <= 9) > 0.9
+    assert share_of("as on this CPU, torn", lambda k, tree: tree) > 0.3  # a chain of one is nearly as good
+    assert share_of("as on this CPU, trees are dear to draft", lambda k, tree: k and not tree) > 0.8
+    assert share_of("as on this CPU, guesses never pass", lambda k, tree: not k) > 0.6
+    assert share_of("every row costs a pass", lambda k, tree: not k) > 0.6
+
+
+def test_the_best_tree_is_that_of_the_highest_rate() -> None:
+    costs, kind = CostModel({1: 1.0, 5: 1.2, 9: 1.4, 17: 3.0}), Kind(Guesser([]), tree=True)
+    for count in (1, 8, 1, 8):
+        costs.drafts[kind.name].add(count, 0.1 + 0.01 * count)
+    stats, shares = costs.acceptance[kind.name], [0.5, 0.4, 0.3, 0.2, 0.2, 0.15, 0.1, 0.1, 0.01, *[0.0] * 7]
+    stats.tested, stats.passed = np.full(MAX_K, 1e6), 1e6 * np.array(shares)
+    rates = [
+        (1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + float(costs.drafts[kind.name].of(k) or 0))
+        for k in range(1, MAX_K + 1)
+    ]
+    best = best_length(costs, kind, MAX_K)
+    assert best is not None
+    assert best.rate == pytest.approx(max(rates))
+    assert best.k == 1 + rates.index(max(rates)) > 3
+    shorter = best_length(costs, kind, 3)
+    assert shorter is not None
+    assert shorter.k == 3
+
+
+def test_the_positions_of_a_tree_are_ranks_and_all_of_them_count() -> None:
+    stats = AcceptanceStats()
+    for _ in range(200):
+        stats.add([REJECTED, ACCEPTED, UNTESTED, ACCEPTED], 6, tree=True)
+    assert stats.chances()[:4] == pytest.approx([0, 1, 0, 1], abs=0.2)
+    assert stats.chances()[5] < 0.05  # asked for and not made: what is not there does not pass
+    assert stats.shares_made()[3] == 1.0 > 0.2 > stats.shares_made()[4]
+    stats.add([ACCEPTED] * 63, 63, tree=True)  # a tree of a fixed size, larger than auto takes
+
+
+def test_a_tree_leaves_out_what_is_not_worth_its_row() -> None:
+    guesser = Guesser([0.5, 0.3])
+    assert best_first(guesser, 5) == ([0, 1, 0, 1, 0], [-1, -1, 0, 0, 1])
+    guesser.stop_below = 0.2
+    assert best_first(guesser, 5) == ([0, 1, 0], [-1, -1, 0])
+    guesser.stop_below = 0.6
+    assert best_first(guesser, 5) == ([0], [-1])  # there is always one
+    named = Named(8, stop_below=0.2)
+    named.add(-1, [4, 5], [0.6, 0.3])
+    named.add(0, [6, 7], [0.4, 0.2])
+    assert (named.draft().token_ids, named.draft().parents) == ([4, 5, 6], [-1, -1, 0])
+
+
+def test_the_table_ends_a_chain_where_it_is_unsure_and_not_before(tmp_path: Path) -> None:
+    """Its estimates at temperature 0 are its probabilities."""
+    for temperature in (0.0, 1.0):
+        toy = TableToy(ngram_table=ngram_file(tmp_path, VOCAB))
+        table = toy.drafter("ngram", toy.target_runner(64), Settings(temperature=temperature))
+        assert isinstance(table, Ngram)
+        likeliest = [float(table.table.next_token_probs([*PROMPT]).max())]
+        table.stop_below = 0.9 * likeliest[0]
+        first = table.propose(PROMPT, 4)
+        if temperature == 0:
+            assert len(first.token_ids) > 1
+        table.stop_below = 1.1 * likeliest[0]
+        assert len(table.propose(PROMPT, 4).token_ids) == 1
+
+
+# The text --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Any:
+    table = random_table(1, support=3)
+    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
+    ngrams = ngram_file(tmp_path, VOCAB)
+    return TableToy(target=table, draft_model=mixed, ngram_table=ngrams, tokenizer=letters_tokenizer())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(toy: Any, temperature: float) -> None:
+    for name in DRAFTERS:
+        if not drafter_class(name).branches:
+            continue
+        forms: set[bool] = set()
+        for seed in range(2):
+            settings = Settings(k=AUTO, temperature=temperature, max_new_tokens=60, seed=seed, tree=True)
+            plain = ids_of(list(decode(toy.target_runner(65), NoDrafter(), PROMPT, replace(settings, k=0, tree=False))))
+            runner, costs = toy.target_runner(128), CostModel(FLAT)
+            drafter = toy.drafter(name, runner, settings)
+            with pytest.MonkeyPatch.context() as patch:
+                for module in (loop, hardware):
+                    patch.setattr(module, "time", Clock(8 + seed))
+                events = list(decode(runner, drafter, PROMPT, settings, costs=costs))
+            assert ids_of(events) == plain
+            forms |= {branches(event.drafted) for event in events if isinstance(event, Round) and event.drafted}
+        assert True in forms, name
+
+
+@pytest.mark.parametrize("name", ["lookup-ngram", "draft-model", "prompt-lookup"])
+def test_a_race_with_auto_trees_is_tried_out_and_run_again(
+    toy: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(k=AUTO, temperature=0.8, max_new_tokens=40, tree=True)
+    choices = random.Random(5)
+
+    def choose(self: Any, costs: CostModel, source: Drafter, most: int) -> int:
+        self.kind = Kind(source, tree=choices.random() < 0.5)
+        return min(choices.randrange(6), most)
+
+    monkeypatch.setattr(DraftLengthController, "_choose", choose)
+    entries = list(race(toy, name, PROMPT, settings))
+    (costs,) = toy.costs.values()
+    assert costs.tried == {(name, True)}
+    assert {kind for kind in costs.drafts if kind.endswith(" tree")}
+    plain, drafted = ([e.event for e in entries if e.lane == lane] for lane in ("plain", "speculative"))
+    assert ids_of(plain) == ids_of(drafted)
+    rounds = [event for event in drafted if isinstance(event, Round) and event.drafted]
+    assert {branches(event.drafted) for event in rounds} == {True, False}
+
+    lanes = [{"name": "plain", "drafter": "none", "k": 0, "noise": 1}]
+    lanes += [{"name": "speculative", "drafter": name, "k": AUTO, "noise": 1}]
+    chosen = {"k": AUTO, "temperature": 0.8, "max_new_tokens": 40, "rule": MATCH, "tree": True}
+    header = {"lanes": lanes, "prompt": "p", "preset": "toy", "drafter": name, "settings": chosen}
+    header, recorded = read_trace("".join(write_trace(header, entries)).split("\n"))
+    monkeypatch.setattr(TableToy, "weights", None, raising=False)
+    monkeypatch.setattr(TableToy, "encode", lambda self, prompt, raw: list(PROMPT), raising=False)
+    repeated = list(again(toy, header, recorded))
+    assert differences(recorded, repeated) == {"plain": None, "speculative": None}
+    forms = [
+        [branches(e.event.drafted) for e in entries if isinstance(e.event, Round) and e.event.drafted]
+        for entries in (recorded, repeated)
+    ]
+    assert forms[0] == forms[1]
+
+
+def test_auto_with_rejection_sampling_is_refused_for_trees_too(toy: Any) -> None:
+    settings = Settings(k=AUTO, temperature=0.7, rule=REJECTION, tree=True)
+    with pytest.raises(BadInput, match="K = auto needs the match rule"):
+        start(toy, "ngram", PROMPT, settings)
+    assert toy.runners == []
+    assert ids_of(list(start(toy, "ngram", PROMPT, replace(settings, temperature=0.0))))
+    assert rule_for(replace(settings, temperature=0.0)).name == MATCH
+
+
+def test_what_cannot_branch_is_refused_with_auto_as_with_a_size(toy: Any) -> None:
+    with pytest.raises(BadInput, match="The drafter layer-skip drafts chains only"):
+        start(toy, "layer-skip", PROMPT, Settings(k=AUTO, tree=True))
+
+
+def test_a_fixed_tree_teaches_auto_what_it_cost(toy: Any) -> None:
+    start(toy, "ngram", PROMPT, Settings(k=AUTO, tree=True))
+    (costs,) = toy.costs.values()
+    before = costs.acceptance["ngram tree"].asked[0]
+    list(start(toy, "ngram", PROMPT, Settings(k=63, max_new_tokens=60, tree=True)))
+    assert costs.acceptance["ngram tree"].asked[0] > before
+    assert torch.isfinite(torch.tensor(costs.passes)).all()
