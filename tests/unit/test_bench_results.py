@@ -102,7 +102,10 @@ def test_kept_rows_that_are_not_those_of_the_runs_are_refused(kept: Path) -> Non
         read_record(kept)
 
 
-SHOWN = {"auto-sweep": drafters_markdown, "auto-layer-skip": drafters_markdown}
+SHOWN = {
+    **{"auto-sweep": drafters_markdown, "auto-layer-skip": drafters_markdown},
+    "trees": lambda runs: trees_markdown(tree_rows(runs)),
+}
 
 
 MEASURED = re.compile(
@@ -124,7 +127,7 @@ def test_the_results_that_ship_are_small_whole_and_those_of_the_docs() -> None:
         if "runs" not in whole:
             continue
         _, runs = read_record(path)
-        lines = drafters_markdown(runs) if path.stem in SHOWN else markdown(results.rows_of(runs))
+        lines = SHOWN[path.stem](runs) if path.stem in SHOWN else markdown(results.rows_of(runs))
         assert [line for line in lines if line not in docs] == [], path
         given |= set(lines)
     told = [line for line in docs.splitlines() if MEASURED.match(line)]
