@@ -18,12 +18,16 @@ def memory_rate(device: torch.device | str, pass_bytes: int) -> float | None:
     The memory of a virtual machine may stream twice as much in one minute as in the next, so ask when it matters.
 
     Args:
-        pass_bytes: how many bytes of weights a pass reads; if they may stay in the caches, the answer is None.
+        pass_bytes: how many bytes of weights a pass reads. The answer is None if they may stay in the caches, or if
+            there is no room to measure: that must not cost a race its result.
     """
     if pass_bytes < LEAST_BYTES:
         return None
     device = torch.device(device)
-    buffer = torch.ones(BUFFER // 4, device=device)
-    if device.type == "cpu":
-        buffer = HugePages().copy(buffer)  # like the weights
+    try:
+        buffer = torch.ones(BUFFER // 4, device=device)
+        if device.type == "cpu":
+            buffer = HugePages().copy(buffer)  # like the weights
+    except (MemoryError, RuntimeError):  # torch's own is a RuntimeError
+        return None
     return BUFFER / min(seconds_of(device, read) for _ in range(READS) for read in (buffer.sum, buffer.amax))

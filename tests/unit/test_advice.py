@@ -308,3 +308,14 @@ def test_the_memory_is_measured_for_weights_that_do_not_fit_in_caches() -> None:
     cpu = torch.device("cpu")
     assert memory_rate(cpu, 10**7) is None
     assert 1e8 < (memory_rate(cpu, 10**9) or 0) < 1e13
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+def test_a_race_keeps_its_result_where_there_is_no_room_to_measure_the_memory(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def full(*shape: int, **options: Any) -> torch.Tensor:
+        raise error
+
+    monkeypatch.setattr(torch, "ones", full)
+    assert memory_rate("cpu", 10**9) is None
