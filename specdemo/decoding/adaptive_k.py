@@ -163,9 +163,8 @@ class DraftLengthController:
         plans = []
         for place, (best, kind) in enumerate(found, 1):
             leads = place == len(found)
-            loss = (
-                best.cost * ((1 / alone if leads else highest) - best.rate) + beginning / alone
-            )  # of a try, in tokens
+            otherwise = 1 / alone if leads else highest  # the rate without a try
+            loss = best.cost * (otherwise - best.rate) + beginning / alone  # of a try, in tokens
             rest = 0.0 if leads and pays else max(loss / PROBING, LEAST_REST) if leads or pays else inf
             plans.append(Plan(kind, best.k, least_chance(costs, kind, best), rest))
         self._plans[name] = plans

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from specdemo.bench.llamacpp import started
@@ -25,6 +27,7 @@ from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
 
 from .checkpoints import full_preset, make_tokenizer
+from .toys import PROMPT, random_table
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +81,11 @@ def real() -> Iterator[dict[str, Dialect]]:
             where, _ = running.enter_context(started({**asked, "ngram": ngram}))
             found[lane] = find_dialect(running.enter_context(Client(Address.read(where))))
         yield found
+
+
+@pytest.fixture(scope="module")
+def table() -> Tensor:
+    """A target that can be enumerated."""
+    table = random_table(1, support=3)
+    table[PROMPT[-2], PROMPT[-1]] = torch.tensor([0, 0, 1.0, 0])  # which keeps the number of runs small
+    return table

@@ -181,13 +181,6 @@ ENUMERATED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def table() -> Tensor:
-    table = random_table(1, support=3)
-    table[PROMPT[-2], PROMPT[-1]] = torch.tensor([0, 0, 1.0, 0])  # which keeps the number of runs small
-    return table
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("settings", ENUMERATED, ids=lambda settings: f"T{settings.temperature:g}")
 @pytest.mark.parametrize("name", TREES)
