@@ -9,17 +9,17 @@ Where drafts may branch, auto chooses the form as well: the tree of the best n t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import repeat
-from math import inf
 from typing import NamedTuple
+
+import numpy as np
 
 from .costs import CostModel
 from .drafter import Drafter
 from .events import Round
 
 PROBING = 0.0125  # share of the time that tries may lose: drafts of a kind that does not pay, to see if that changed
-LEAST_REST = 7.0  # rounds without a draft of a kind that does not pay
 
 
 class Kind(NamedTuple):
@@ -40,19 +40,11 @@ class BestLength(NamedTuple):
     k: int
     rate: float  # tokens in the time of a pass over one token
     cost: float  # of the round
-
-
-class Plan(NamedTuple):
-    """What a drafter does until more is known of it."""
-
-    kind: Kind
-    k: int
     stop_below: float  # see `Drafter.stop_below`
-    rest: float  # rounds without a draft of this kind before the next one; 0 where it pays
 
 
-def best_length(costs: CostModel, kind: Kind, longest: int) -> BestLength | None:
-    """The K from 1 to `longest` of the highest rate; None while it is not known what a draft costs.
+def best_length(costs: CostModel, kind: Kind, longest: int) -> BestLength:
+    """The K from 1 to `longest` of the highest rate; 1 until it is known what a draft costs.
 
         rate(k) = E[tokens](k) / (T(n + 1) + D(n))
         E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k
@@ -64,26 +56,17 @@ def best_length(costs: CostModel, kind: Kind, longest: int) -> BestLength | None
     In a tree guess i is the token of rank i, and a_i the chance that it is on the path, so E[tokens](k) is
     1 + a_1 + a_2 + ... + a_k.
     """
-    best = BestLength(0, 0.0, 0.0)
-    stats = costs.acceptance[kind.name]
-    expected, all_pass, made = 1.0, 1.0, 0.0
-    for k, (chance, share_made) in enumerate(zip(stats.chances()[:longest], stats.shares_made(), strict=False), 1):
-        all_pass *= chance
-        expected += chance if kind.tree else all_pass
-        made += share_made
-        drafting = costs.drafts[kind.name].of(kind.source.steps(made))
-        if drafting is None:
-            return None
-        cost = costs.pass_over(made + 1) + drafting
-        best = max(best, BestLength(k, expected / cost, cost), key=lambda length: length.rate)
-    return best
-
-
-def least_chance(costs: CostModel, kind: Kind, best: BestLength) -> float:
-    """The chance that all guesses up to one pass below which that one costs more than it brings at the best rate."""
-    draft, k = costs.drafts[kind.name], best.k
-    rise = costs.pass_over(k + 1) - costs.pass_over(1) + (draft.of(k) or 0.0) - (draft.of(0) or 0.0)
-    return 0.0 if kind.source.parallel_drafting and not kind.tree else best.rate * rise / k
+    stats = costs.drafts[kind.name]
+    longest = longest if stats.timed > 1 else 1
+    chances, made = stats.chances()[:longest], np.cumsum(stats.shares_made()[:longest])
+    tokens = 1 + np.cumsum(chances if kind.tree else np.cumprod(chances))
+    round_costs = costs.pass_over(made + 1) + stats.cost(kind.source.steps(made))
+    rates = tokens / round_costs
+    k = 1 + int(np.argmax(rates))
+    # A guess that is less likely to pass than this costs more than it brings.
+    rise = costs.passes[k + 1] - costs.passes[1] + stats.cost(float(k)) - stats.cost(0.0)
+    stop_below = 0.0 if kind.source.parallel_drafting and not kind.tree else rates[k - 1] * rise / k
+    return BestLength(k, float(rates[k - 1]), float(round_costs[k - 1]), float(stop_below))
 
 
 class DraftLengthController:
@@ -111,10 +94,10 @@ class DraftLengthController:
         """
         self.costs, self.prompt_tokens, self.tree = costs, prompt_tokens, tree
         self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
-        self._plans: dict[str, list[Plan]] = {}  # by the drafter's name, until its next draft
-        self._begun: set[str] = set()  # kinds that K was chosen for in this run
-        self._drafted: set[str] = set()  # drafters that drafted in this run
-        self._reads_on: set[str] = set()  # and those that have read what was written while they did not draft
+        self._options: dict[str, list[tuple[BestLength, Kind]]] = {}  # by the drafter's name, until its next draft
+        self._up_to_date: dict[str, bool] = {}  # those that drafted in this run, and if they did when last asked
+        for stats in costs.drafts.values() if costs else ():
+            stats.begin()
 
     def choose(self, most: int, last: Round | None, source: Drafter) -> int:
         """How many tokens `source` drafts next, after the `last` round of this run, and in which form: `kind`.
@@ -134,41 +117,29 @@ class DraftLengthController:
     def _choose(self, costs: CostModel, source: Drafter, most: int) -> int:
         """The K of most tokens per second; 0 where drafting does not pay, but for a try now and then."""
         kinds = [Kind(source), Kind(source, tree=True)] if self.tree else [Kind(source)]
-        for kind in kinds:
-            costs.idle[kind.name] += 1
-        for plan in self._plans.get(source.name) or self._plan(costs, kinds, most):
-            if costs.idle[plan.kind.name] > plan.rest:
-                self.kind, source.stop_below = plan.kind, plan.stop_below
-                return min(plan.k, most)
-        self._reads_on.discard(source.name)
+        options = self._options.get(source.name)
+        if options is None:
+            found = ((best_length(costs, kind, min(most, costs.most_k)), kind) for kind in kinds)
+            options = self._options[source.name] = sorted(found, key=lambda option: option[0].rate)
+        alone = 1 / float(costs.passes[1:].min())  # the rate without drafts; the cost at one token may be old
+        highest = options[-1][0].rate
+        begun = source.name in self._up_to_date
+        reading = 0.0 if begun else self.prompt_tokens * max(costs.drafts[kind.name].reading for kind in kinds)
+        pays = most * (1 / alone - 1 / highest) > reading  # if the rest of the text goes like this
+        for best, kind in options:
+            stats = costs.drafts[kind.name]
+            stats.idle += 1
+            if pays and best.rate == highest:
+                rest = 0.0
+            else:
+                loss = best.cost * ((highest if pays else alone) - best.rate) + reading * alone  # of a try, in tokens
+                rest = loss * len(kinds) / PROBING
+            if stats.idle > rest:
+                self.kind, source.stop_below = kind, best.stop_below
+                return min(best.k, most)
+        if begun:
+            self._up_to_date[source.name] = False
         return 0
-
-    def _plan(self, costs: CostModel, kinds: Sequence[Kind], most: int) -> list[Plan]:
-        """What is best until the next draft of the drafter, the kind of the highest rate last."""
-        found: list[tuple[BestLength, Kind]] = []
-        for kind in kinds:
-            if kind.name not in self._begun:
-                self._begun.add(kind.name)
-                costs.acceptance[kind.name].begin()
-            best = best_length(costs, kind, min(most, costs.most_k))
-            if best is None:
-                return [Plan(kind, 1, 0.0, 0.0)]  # a draft shows what one costs
-            found.append((best, kind))
-        found.sort(key=lambda one: one[0].rate)
-        highest, name = found[-1][0].rate, kinds[0].source.name
-        alone = min(costs.passes[1:])  # of a round without a draft; the figure of one token may be old
-        reading = 0.0 if name in self._drafted else max(costs.drafts[kind.name].reading for kind in kinds)
-        beginning = reading * self.prompt_tokens
-        pays = most * (alone - 1 / highest) > beginning  # if the rest of the text goes like this
-        plans = []
-        for place, (best, kind) in enumerate(found, 1):
-            leads = place == len(found)
-            otherwise = 1 / alone if leads else highest  # the rate without a try
-            loss = best.cost * (otherwise - best.rate) + beginning / alone  # of a try, in tokens
-            rest = 0.0 if leads and pays else max(loss / PROBING, LEAST_REST) if leads or pays else inf
-            plans.append(Plan(kind, best.k, least_chance(costs, kind, best), rest))
-        self._plans[name] = plans
-        return plans
 
     def _learn(self, costs: CostModel, last: Round) -> None:
         """Learn what the last round cost, and what became of its draft."""
@@ -178,15 +149,14 @@ class DraftLengthController:
             costs.learn_pass(len(outcomes) + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
-        draft, steps = costs.drafts[kind.name], source.steps(len(outcomes))
-        cost, usual = last.draft_seconds / costs.baseline_seconds, draft.of(steps)
-        if source.name in self._reads_on or (usual is not None and cost < usual):
-            draft.add(steps, cost)
-        elif source.name not in self._drafted:  # it also read the prompt
-            more = max(cost - (usual or 0.0), 0.0) / self.prompt_tokens
-            draft.reading = min(more, (more + draft.reading) / 2) if draft.reading else more
-        self._drafted.add(source.name)
-        self._reads_on.add(source.name)
-        self._plans.pop(source.name, None)
-        costs.idle[kind.name] = 0.0
-        costs.acceptance[kind.name].add(outcomes, last.k, kind.tree)
+        stats, steps = costs.drafts[kind.name], source.steps(len(outcomes))
+        cost, usual = last.draft_seconds / costs.baseline_seconds, stats.cost(steps)
+        if self._up_to_date.get(source.name) or cost < usual:
+            stats.learn_cost(steps, cost)
+        elif source.name not in self._up_to_date:  # it also read the prompt
+            more = (cost - usual) / self.prompt_tokens
+            stats.reading = min(more, (more + stats.reading) / 2) if stats.reading else more
+        self._up_to_date[source.name] = True
+        self._options.pop(source.name, None)
+        stats.idle = 0.0
+        stats.learn(outcomes, last.k, kind.tree)

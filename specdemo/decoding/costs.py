@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,27 +20,26 @@ from ..system.progress import check_stopped
 from ..types import MAX_K, Draft, DraftOutcome
 from .rule import Rule
 
-FORGET = 0.93  # the weight that a draft keeps when one more is made
-FORGET_RANKS = 0.98  # the same of a tree, which is wide or deep as the text of the moment asks for
-EARLIER_TESTS = 4.0  # the most that the tests of earlier runs weigh at the beginning of a run
-PRIOR_TESTS = 2.0  # what a position's prior weighs in tests
+FORGET = 0.95  # the weight that a draft keeps when one more is made
+PRIOR_TESTS = 2.0  # what a position's prior weighs in tests, and all tests of earlier texts
 FOLLOW = 0.02  # how fast the costs of passes follow the last one
 DRIFT = 0.2  # how fast `baseline_seconds` does
 OUTLIER = 1.5  # a pass that takes this many times the usual, or more, counts as this many times
 CALIBRATION_SECONDS = 0.6
+Steps = TypeVar("Steps", float, np.ndarray)
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as far as auto takes them
 
 
 class CostModel:
     """What passes and drafts cost, and how many guesses pass, learnt from every round of every run.
 
-    One object serves all runs of the same models with the same kind of sampling. Drafters go by their names, and their
-    trees by names of their own (`adaptive_k.Kind`).
+    One object serves all runs of the same models with the same kind of sampling.
 
     Attributes:
         passes: the cost of a pass by the tokens that it reads; the one at 0 means nothing.
         baseline_seconds: the seconds of a pass over one token, as the machine is now.
-        idle: rounds since the last draft of a kind, in this run and earlier ones; infinite before its first.
+        drafts: what is known of each kind of draft, by `adaptive_k.Kind.name`.
+        tried: the drafters, for chains only or for trees too, that `race.try_out` has measured.
     """
 
     def __init__(self, seconds: Mapping[int, float], most_k: int = MAX_K) -> None:
@@ -55,11 +55,9 @@ class CostModel:
         lengths = sorted(seconds)
         least = np.minimum.accumulate([seconds[tokens] for tokens in reversed(lengths)])[::-1]
         self.most_k, self.baseline_seconds = most_k, float(least[0])
-        self.passes: list[float] = np.interp(range(lengths[-1] + 1), lengths, least / least[0]).tolist()
-        self.drafts: defaultdict[str, DraftCost] = defaultdict(DraftCost)
-        self.acceptance: defaultdict[str, AcceptanceStats] = defaultdict(AcceptanceStats)
-        self.idle: defaultdict[str, float] = defaultdict(lambda: inf)
-        self.tried: set[tuple[str, bool]] = set()  # drafters by name, for chains only or for trees too: `race.try_out`
+        self.passes = np.interp(range(lengths[-1] + 1), lengths, least / least[0])
+        self.drafts: defaultdict[str, DraftStats] = defaultdict(DraftStats)
+        self.tried: set[tuple[str, bool]] = set()
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass over `tokens` tokens, with everything else in its round but the drafting, took `seconds`."""
@@ -68,11 +66,9 @@ class CostModel:
             self.passes[tokens] *= slower**FOLLOW
             self.baseline_seconds *= slower**DRIFT
 
-    def pass_over(self, tokens: float) -> float:
-        """The cost of a pass over this many tokens, which may be a mean."""
-        low = int(tokens)
-        part = tokens - low
-        return self.passes[low] + (part and part * (self.passes[low + 1] - self.passes[low]))
+    def pass_over(self, tokens: np.ndarray) -> np.ndarray:
+        """The costs of passes over these many tokens, which may be means."""
+        return np.interp(tokens, np.arange(len(self.passes)), self.passes)
 
 
 @torch.inference_mode()
@@ -85,7 +81,7 @@ def measure_passes(runner: Runner, rule: Rule, most_k: int) -> dict[int, float]:
         Stopped: whoever waits for it has stopped it.
     """
     lengths = [*(tokens for tokens in LENGTHS if tokens <= most_k), most_k + 1]
-    seconds = dict.fromkeys(lengths, float("inf"))
+    seconds = dict.fromkeys(lengths, inf)
     end, turn = time.perf_counter() + CALIBRATION_SECONDS, 0
     try:
         runner.prefill([0])
@@ -102,51 +98,44 @@ def measure_passes(runner: Runner, rule: Rule, most_k: int) -> dict[int, float]:
     return seconds
 
 
-class DraftCost:
-    """What a draft of k steps costs, a + b k: least squares of the relative error, so that a draft which was held up
-    counts for little. Older drafts weigh less.
+class DraftStats:
+    """What is known of one kind of draft: what k steps cost, a + b k, and how many guesses pass, by position. Older
+    drafts weigh less.
 
-    `reading` is what the first draft of a run costs more, by the tokens of the prompt.
-    """
-
-    def __init__(self) -> None:
-        self.reading = 0.0
-        self._drafts = 0
-        self._sums = np.zeros(5)  # of 1, x, y, x x and x y
-
-    def add(self, steps: float, cost: float) -> None:
-        """One more draft. One without a token says nothing of the others."""
-        if steps:
-            self._drafts += 1
-            terms = np.array([1.0, steps, cost, steps * steps, steps * cost])
-            self._sums = FORGET * self._sums + terms / max(cost, 0.01) ** 2
-
-    def of(self, steps: float) -> float | None:
-        """The cost of a draft of `steps` steps; None until two drafts are known: one may have been held up."""
-        if self._drafts < 2:
-            return None
-        n, x, y, xx, xy = self._sums.tolist()
-        # The constant is held back a little: drafts of one length say nothing of it.
-        constant = max((xx * y - x * xy) / (1.03 * n * xx - x * x), 0.0)
-        each = (xy - constant * x) / xx
-        return constant + each * steps if each >= 0 else y / n  # no draft costs less for being longer
-
-
-class AcceptanceStats:
-    """What became of the guesses at each position of a draft; older drafts weigh less.
-
-    Attributes, each by position:
-        asked: drafts that were to reach it.
+    Attributes:
+        idle: rounds since the last draft, in this run and earlier ones; infinite before the first.
+        timed: drafts whose cost is known.
+        reading: what the first draft of a run costs more, by the tokens of the prompt.
+        asked: drafts that were to reach a position.
         made: those that did; a drafter may stop earlier.
-        tested: those of which all guesses before it passed, whether they reached it or not.
+        tested: those of which all guesses before the position passed, whether they reached it or not.
         passed: those whose guess there passed.
     """
 
     def __init__(self) -> None:
+        self.idle, self.reading = inf, 0.0
+        self.timed, self._sums = 0, np.zeros(5)  # of 1, x, y, x x and x y, for x steps of cost y
         self._counts = np.zeros((4, MAX_K))
         self.asked, self.made, self.tested, self.passed = self._counts  # views
 
-    def add(self, outcomes: Sequence[DraftOutcome], asked: int, tree: bool = False) -> None:
+    def learn_cost(self, steps: float, cost: float) -> None:
+        """One more draft. The relative error counts, so that a draft which was held up counts for little."""
+        if steps:  # one without a token says nothing of the others
+            self.timed += 1
+            terms = np.array([1.0, steps, cost, steps * steps, steps * cost])
+            self._sums = FORGET * self._sums + terms / max(cost, 0.01) ** 2
+
+    def cost(self, steps: Steps) -> Steps:
+        """a + b k for k `steps`, by least squares; 0 until two drafts are known, because one may have been held up."""
+        if self.timed < 2:
+            return 0.0 * steps
+        n, x, y, xx, xy = self._sums.tolist()
+        # The constant is held back a little: drafts of one length say nothing of it.
+        constant = max((xx * y - x * xy) / (1.03 * n * xx - x * x), 0.0)
+        each = (xy - constant * x) / xx
+        return constant + each * steps if each >= 0 else y / n + 0.0 * steps  # no draft costs less for being longer
+
+    def learn(self, outcomes: Sequence[DraftOutcome], asked: int, tree: bool = False) -> None:
         """One more draft was tested. One that stopped before `asked` tokens failed where it stopped; none if empty.
 
         The positions of a tree are the ranks of its tokens, the best first. All of them count as tested.
@@ -154,7 +143,7 @@ class AcceptanceStats:
         if not outcomes:
             return
         passed, made = outcomes.count(DraftOutcome.ACCEPTED), len(outcomes)
-        self._counts *= FORGET_RANKS if tree else FORGET
+        self._counts *= FORGET
         self.asked[:asked] += 1
         self.made[:made] += 1
         self.tested[: asked if tree else min(passed + 1, asked)] += 1
@@ -165,22 +154,21 @@ class AcceptanceStats:
 
     def begin(self) -> None:
         """A run begins: another text."""
-        self._counts *= EARLIER_TESTS / max(float(self.tested[0]), EARLIER_TESTS)
+        self._counts *= PRIOR_TESTS / max(float(self.tested[0]), PRIOR_TESTS)
 
     def chances(self) -> list[float]:
         """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before.
 
         In a tree it is the chance that the token of rank i is on the path, whatever became of the others.
         """
-        return _shares(self.passed.tolist(), self.tested.tolist(), 0.5)
+        return _shares(self.passed, self.tested, 0.5)
 
     def shares_made(self) -> list[float]:
         """m_i: the share of drafts that reach guess i if they are to; at first that of the one before."""
-        return _shares(self.made.tolist(), self.asked.tolist(), 1.0)
+        return _shares(self.made, self.asked, 1.0)
 
 
-def _shares(parts: Sequence[float], totals: Sequence[float], share: float) -> list[float]:
+def _shares(parts: np.ndarray, totals: np.ndarray, share: float) -> list[float]:
     """Part of total by position; each has the one before it as its prior, and the first one `share`."""
-    return [
-        share := (part + PRIOR_TESTS * share) / (total + PRIOR_TESTS) for part, total in zip(parts, totals, strict=True)
-    ]
+    pairs = zip(parts.tolist(), totals.tolist(), strict=True)
+    return [share := (part + PRIOR_TESTS * share) / (total + PRIOR_TESTS) for part, total in pairs]

@@ -24,9 +24,8 @@ from specdemo.decoding.costs import (
     FOLLOW,
     LENGTHS,
     OUTLIER,
-    AcceptanceStats,
     CostModel,
-    DraftCost,
+    DraftStats,
     measure_passes,
 )
 from specdemo.decoding.drafter import Drafter
@@ -107,7 +106,7 @@ def costs_known(drafter: Drafter, seconds: float) -> CostModel:
 def learn(costs: CostModel, drafter: str, seconds: float) -> None:
     """What a draft of one token costs."""
     for _ in range(2):
-        costs.drafts[drafter].add(1, seconds / costs.baseline_seconds)
+        costs.drafts[drafter].learn_cost(1, seconds / costs.baseline_seconds)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -254,35 +253,35 @@ def test_a_calibration_that_was_far_off_is_unlearnt_even_late() -> None:
 
 def test_a_draft_costs_a_constant_and_something_for_each_token() -> None:
     costs = CostModel(FLAT)
-    assert costs.drafts[NAME].of(1) is None
+    assert costs.drafts[NAME].cost(1) == 0
     for _ in range(9):
         for tokens in (1, 4):
-            costs.drafts[NAME].add(tokens, 0.3 + 0.1 * tokens)
-    assert [costs.drafts[NAME].of(tokens) for tokens in (1, 4, 8)] == pytest.approx([0.4, 0.7, 1.1], rel=0.1)
+            costs.drafts[NAME].learn_cost(tokens, 0.3 + 0.1 * tokens)
+    assert [costs.drafts[NAME].cost(tokens) for tokens in (1, 4, 8)] == pytest.approx([0.4, 0.7, 1.1], rel=0.1)
 
 
 @pytest.mark.parametrize("change", [0.33, 3.0])
 def test_what_drafts_of_other_lengths_once_cost_is_forgotten(change: float) -> None:
     costs = CostModel(FLAT)
     for tokens in list(range(1, 9)) * 9:
-        costs.drafts[NAME].add(tokens, 0.2 * tokens)
+        costs.drafts[NAME].learn_cost(tokens, 0.2 * tokens)
     for _ in range(100):
-        costs.drafts[NAME].add(1, 0.2 * change)
-    assert costs.drafts[NAME].of(1) == pytest.approx(0.2 * change, rel=0.1)
+        costs.drafts[NAME].learn_cost(1, 0.2 * change)
+    assert costs.drafts[NAME].cost(1) == pytest.approx(0.2 * change, rel=0.1)
 
 
 def test_what_drafts_of_one_length_cost_is_put_down_to_their_tokens() -> None:
     costs = CostModel(FLAT)
     for _ in range(5):
-        costs.drafts[NAME].add(2, 0.5)
-    assert [costs.drafts[NAME].of(tokens) for tokens in (1, 2, 8)] == pytest.approx([0.25, 0.5, 2.0])
+        costs.drafts[NAME].learn_cost(2, 0.5)
+    assert [costs.drafts[NAME].cost(tokens) for tokens in (1, 2, 8)] == pytest.approx([0.25, 0.5, 2.0])
 
 
 def test_a_draft_made_at_once_costs_the_same_however_long_it_is() -> None:
     costs = CostModel(FLAT)
     for tokens in (1, 8, 3):
-        costs.drafts[NAME].add(AtOnce().steps(tokens), 0.2)
-    assert [costs.drafts[NAME].of(AtOnce().steps(tokens)) for tokens in (1, 16)] == pytest.approx([0.2, 0.2])
+        costs.drafts[NAME].learn_cost(AtOnce().steps(tokens), 0.2)
+    assert [costs.drafts[NAME].cost(AtOnce().steps(tokens)) for tokens in (1, 16)] == pytest.approx([0.2, 0.2])
 
 
 # The chances -----------------------------------------------------------------------------------------------
@@ -292,9 +291,9 @@ PASSED, FAILED = [DraftOutcome.ACCEPTED] * 3, [DraftOutcome.REJECTED, DraftOutco
 
 def chances(*drafts: Sequence[DraftOutcome]) -> list[float]:
     """What is believed after these drafts."""
-    stats = AcceptanceStats()
+    stats = DraftStats()
     for outcomes in drafts:
-        stats.add(outcomes, len(outcomes))
+        stats.learn(outcomes, len(outcomes))
     return stats.chances()
 
 
@@ -304,13 +303,13 @@ def test_the_chance_of_a_guess_is_even_until_tests_say_more() -> None:
 
 
 def test_a_draft_that_stopped_failed_where_it_did() -> None:
-    stats = AcceptanceStats()
+    stats = DraftStats()
     for _ in range(100):
-        stats.add(PASSED, 6)
+        stats.learn(PASSED, 6)
     assert stats.chances()[2] > 0.8 > 0.2 > stats.chances()[3]
     assert stats.shares_made()[2] == 1.0
     assert stats.shares_made()[3] < 0.2
-    stats.add([], 6)  # it had nothing to say, which says nothing of its guesses
+    stats.learn([], 6)  # it had nothing to say, which says nothing of its guesses
     assert stats.chances()[0] > 0.8
 
 
@@ -329,15 +328,15 @@ def test_what_the_first_draft_of_a_run_reads_is_put_down_to_the_tokens_of_its_pr
         drafted = (DraftedToken(0, DraftOutcome.ACCEPTED, 1, 1, 0),) * k
         choosing.choose(100, Round(0, drafted, (), first, 1.0, first + 1, k), ONE_BY_ONE)
         assert costs.drafts[NAME].reading * 1500 == pytest.approx(first - 0.1)
-    assert costs.drafts[NAME].of(1) == pytest.approx(0.1)
+    assert costs.drafts[NAME].cost(1) == pytest.approx(0.1)
 
 
 def test_longer_drafts_are_never_taken_to_cost_less() -> None:
-    cost = DraftCost()
+    cost = DraftStats()
     for tokens, seconds in ((1, 1.0), (4, 0.9)) * 20:
-        cost.add(tokens, seconds)
-    assert cost.of(1) == pytest.approx(0.9, rel=0.2)
-    assert 0 <= float(cost.of(4) or 0) - float(cost.of(1) or 0) < 0.2
+        cost.learn_cost(tokens, seconds)
+    assert cost.cost(1) == pytest.approx(0.9, rel=0.2)
+    assert 0 <= float(cost.cost(4)) - float(cost.cost(1) or 0) < 0.2
 
 
 # The choice ------------------------------------------------------------------------------------------------
@@ -497,14 +496,14 @@ def test_a_draft_that_was_held_up_is_forgotten() -> None:
     assert chosen_by(CostModel(FLAT), [0.1, 5.0, 0.1, 0.1, 0.1])[-1] > 1
     costs = CostModel(FLAT)
     for seconds in (0.1, 0.1, 5.0):
-        costs.drafts[NAME].add(1, seconds)
-    assert costs.drafts[NAME].of(1) == pytest.approx(0.1, rel=0.25)
+        costs.drafts[NAME].learn_cost(1, seconds)
+    assert costs.drafts[NAME].cost(1) == pytest.approx(0.1, rel=0.25)
 
 
 def test_a_drafter_that_once_seemed_too_dear_is_tried_again_however_short_the_runs() -> None:
     costs = CostModel(FLAT)
     learn(costs, NAME, 4.0)
-    costs.idle[NAME] = 0
+    costs.drafts[NAME].idle = 0
     chosen = [chosen_by(costs, [0.1] * 19) for _ in range(50)]
     assert chosen[0] == [0] * 19
     assert chosen[-1][1:] == [MAX_K] * 18
@@ -566,15 +565,11 @@ def test_no_other_length_than_the_chosen_one_has_a_higher_rate(
 ) -> None:
     costs = CostModel({tokens: 1 + sum(steps[: tokens - 1]) for tokens in range(1, MAX_K + 2)})
     for tokens in (1, 2, 1, 2):
-        costs.drafts[NAME].add(tokens, drafting * tokens)
-    stats = costs.acceptance[NAME]
+        costs.drafts[NAME].learn_cost(tokens, drafting * tokens)
+    stats = costs.drafts[NAME]
     stats.tested, stats.passed = np.full(MAX_K, 1e6), 1e6 * np.array(chances)
     passing = list(accumulate(stats.chances(), mul))
-    rates = [
-        (1 + sum(passing[:k])) / (costs.passes[k + 1] + float(costs.drafts[NAME].of(k) or 0))
-        for k in range(1, MAX_K + 1)
-    ]
+    rates = [(1 + sum(passing[:k])) / (costs.passes[k + 1] + costs.drafts[NAME].cost(k)) for k in range(1, MAX_K + 1)]
     best = best_length(costs, Kind(ONE_BY_ONE), MAX_K)
-    assert best is not None
     assert best.rate == pytest.approx(max(rates))
     assert rates[best.k - 1] == pytest.approx(best.rate)

@@ -15,7 +15,7 @@ import torch
 
 from specdemo.decoding import loop
 from specdemo.decoding.adaptive_k import DraftLengthController, Kind, best_length
-from specdemo.decoding.costs import AcceptanceStats, CostModel
+from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
 from specdemo.decoding.loop import rule_for
@@ -79,7 +79,7 @@ def speed(
     guesser, costs = Guesser(chances), CostModel(passes)
     for kind in Kind(guesser), Kind(guesser, tree=True):
         for count in (1, 4) * 2:
-            costs.drafts[kind.name].add(count, drafting[kind.tree] * count)
+            costs.drafts[kind.name].learn_cost(count, drafting[kind.tree] * count)
     true_passes = np.interp(range(64), list(passes), list(passes.values()))
     luck, control = random.Random(seed), DraftLengthController(k, costs, 1, tree)
     written, seconds, last = 0, 0.0, None
@@ -143,37 +143,35 @@ def test_the_form_and_the_size_follow_from_the_costs() -> None:
     assert share_of("as on this CPU, torn", lambda k, tree: 1 <= k <= 9) > 0.9
     assert share_of("as on this CPU, torn", lambda k, tree: tree) > 0.3  # a chain of one is nearly as good
     assert share_of("as on this CPU, trees are dear to draft", lambda k, tree: k and not tree) > 0.8
-    assert share_of("as on this CPU, guesses never pass", lambda k, tree: not k) > 0.6
+    assert share_of("as on this CPU, guesses never pass", lambda k, tree: not k) > 0.5
     assert share_of("every row costs a pass", lambda k, tree: not k) > 0.6
 
 
 def test_the_best_tree_is_that_of_the_highest_rate() -> None:
     costs, kind = CostModel({1: 1.0, 5: 1.2, 9: 1.4, 17: 3.0}), Kind(Guesser([]), tree=True)
     for count in (1, 8, 1, 8):
-        costs.drafts[kind.name].add(count, 0.1 + 0.01 * count)
-    stats, shares = costs.acceptance[kind.name], [0.5, 0.4, 0.3, 0.2, 0.2, 0.15, 0.1, 0.1, 0.01, *[0.0] * 7]
+        costs.drafts[kind.name].learn_cost(count, 0.1 + 0.01 * count)
+    stats, shares = costs.drafts[kind.name], [0.5, 0.4, 0.3, 0.2, 0.2, 0.15, 0.1, 0.1, 0.01, *[0.0] * 7]
     stats.tested, stats.passed = np.full(MAX_K, 1e6), 1e6 * np.array(shares)
     rates = [
-        (1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + float(costs.drafts[kind.name].of(k) or 0))
+        (1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + costs.drafts[kind.name].cost(k))
         for k in range(1, MAX_K + 1)
     ]
     best = best_length(costs, kind, MAX_K)
-    assert best is not None
     assert best.rate == pytest.approx(max(rates))
     assert best.k == 1 + rates.index(max(rates)) > 3
     shorter = best_length(costs, kind, 3)
-    assert shorter is not None
     assert shorter.k == 3
 
 
 def test_the_positions_of_a_tree_are_ranks_and_all_of_them_count() -> None:
-    stats = AcceptanceStats()
+    stats = DraftStats()
     for _ in range(200):
-        stats.add([REJECTED, ACCEPTED, UNTESTED, ACCEPTED], 6, tree=True)
+        stats.learn([REJECTED, ACCEPTED, UNTESTED, ACCEPTED], 6, tree=True)
     assert stats.chances()[:4] == pytest.approx([0, 1, 0, 1], abs=0.2)
     assert stats.chances()[5] < 0.05  # asked for and not made: what is not there does not pass
     assert stats.shares_made()[3] == 1.0 > 0.2 > stats.shares_made()[4]
-    stats.add([ACCEPTED] * 63, 63, tree=True)  # a tree of a fixed size, larger than auto takes
+    stats.learn([ACCEPTED] * 63, 63, tree=True)  # a tree of a fixed size, larger than auto takes
 
 
 def test_a_tree_leaves_out_what_is_not_worth_its_row() -> None:
@@ -289,7 +287,7 @@ def test_what_cannot_branch_is_refused_with_auto_as_with_a_size(toy: Any) -> Non
 def test_a_fixed_tree_teaches_auto_what_it_cost(toy: Any) -> None:
     start(toy, "ngram", PROMPT, Settings(k=AUTO, tree=True))
     (costs,) = toy.costs.values()
-    before = costs.acceptance["ngram tree"].asked[0]
+    before = costs.drafts["ngram tree"].asked[0]
     list(start(toy, "ngram", PROMPT, Settings(k=63, max_new_tokens=60, tree=True)))
-    assert costs.acceptance["ngram tree"].asked[0] > before
+    assert costs.drafts["ngram tree"].asked[0] > before
     assert torch.isfinite(torch.tensor(costs.passes)).all()
