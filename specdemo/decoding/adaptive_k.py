@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .costs import CostModel
+from .costs import CostModel, DraftStats
 from .drafter import Drafter
 from .events import Round
 
@@ -43,7 +43,7 @@ class BestLength(NamedTuple):
     stop_below: float  # see `Drafter.stop_below`
 
 
-def best_length(costs: CostModel, kind: Kind, longest: int) -> BestLength:
+def best_length(costs: CostModel, stats: DraftStats, kind: Kind, longest: int) -> BestLength:
     """The K from 1 to `longest` of the highest rate; 1 until it is known what a draft costs.
 
         rate(k) = E[tokens](k) / (T(n + 1) + D(n))
@@ -56,7 +56,6 @@ def best_length(costs: CostModel, kind: Kind, longest: int) -> BestLength:
     In a tree guess i is the token of rank i, and a_i the chance that it is on the path, so E[tokens](k) is
     1 + a_1 + a_2 + ... + a_k.
     """
-    stats = costs.drafts[kind.name]
     longest = longest if stats.timed > 1 else 1
     chances, made = stats.chances()[:longest], np.cumsum(stats.shares_made()[:longest])
     tokens = 1 + np.cumsum(chances if kind.tree else np.cumprod(chances))
@@ -96,8 +95,7 @@ class DraftLengthController:
         self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
         self._options: dict[str, list[tuple[BestLength, Kind]]] = {}  # by the drafter's name, until its next draft
         self._up_to_date: dict[str, bool] = {}  # those that drafted in this run, and if they did when last asked
-        for stats in costs.drafts.values() if costs else ():
-            stats.begin()
+        self._drafts: dict[str, DraftStats] = {}  # of this run: one beside it writes at another place of the text
 
     def choose(self, most: int, last: Round | None, source: Drafter) -> int:
         """How many tokens `source` drafts next, after the `last` round of this run, and in which form: `kind`.
@@ -119,15 +117,16 @@ class DraftLengthController:
         kinds = [Kind(source), Kind(source, tree=True)] if self.tree else [Kind(source)]
         options = self._options.get(source.name)
         if options is None:
-            found = ((best_length(costs, kind, min(most, costs.most_k)), kind) for kind in kinds)
+            longest = min(most, costs.most_k)
+            found = ((best_length(costs, self._known(costs, kind), kind, longest), kind) for kind in kinds)
             options = self._options[source.name] = sorted(found, key=lambda option: option[0].rate)
         alone = 1 / float(costs.passes[1:].min())  # the rate without drafts; the cost at one token may be old
         highest = options[-1][0].rate
         begun = source.name in self._up_to_date
-        reading = 0.0 if begun else self.prompt_tokens * max(costs.drafts[kind.name].reading for kind in kinds)
+        reading = 0.0 if begun else self.prompt_tokens * max(self._known(costs, kind).reading for kind in kinds)
         pays = most * (1 / alone - 1 / highest) > reading  # if the rest of the text goes like this
         for best, kind in options:
-            stats = costs.drafts[kind.name]
+            stats = self._known(costs, kind)
             stats.idle += 1
             if pays and best.rate == highest:
                 rest = 0.0
@@ -141,6 +140,12 @@ class DraftLengthController:
             self._up_to_date[source.name] = False
         return 0
 
+    def _known(self, costs: CostModel, kind: Kind) -> DraftStats:
+        """What this run knows of a kind of draft; it begins with what the run before it knew."""
+        if kind.name not in self._drafts:
+            self._drafts[kind.name] = costs.drafts[kind.name] = costs.drafts[kind.name].for_another_text()
+        return self._drafts[kind.name]
+
     def _learn(self, costs: CostModel, last: Round) -> None:
         """Learn what the last round cost, and what became of its draft."""
         outcomes, kind = [token.outcome for token in last.drafted], self.kind
@@ -149,7 +154,7 @@ class DraftLengthController:
             costs.learn_pass(len(outcomes) + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
-        stats, steps = costs.drafts[kind.name], source.steps(len(outcomes))
+        stats, steps = self._known(costs, kind), source.steps(len(outcomes))
         cost, usual = last.draft_seconds / costs.baseline_seconds, stats.cost(steps)
         if self._up_to_date.get(source.name) or cost < usual:
             stats.learn_cost(steps, cost)

@@ -38,7 +38,7 @@ class CostModel:
     Attributes:
         passes: the cost of a pass by the tokens that it reads; the one at 0 means nothing.
         baseline_seconds: the seconds of a pass over one token, as the machine is now.
-        drafts: what is known of each kind of draft, by `adaptive_k.Kind.name`.
+        drafts: what the latest run knows of each kind of draft, by `adaptive_k.Kind.name`.
         tried: the drafters, for chains only or for trees too, that `race.try_out` has measured.
     """
 
@@ -152,9 +152,12 @@ class DraftStats:
         else:
             self.passed[:passed] += 1
 
-    def begin(self) -> None:
-        """A run begins: another text."""
-        self._counts *= PRIOR_TESTS / max(float(self.tested[0]), PRIOR_TESTS)
+    def for_another_text(self) -> DraftStats:
+        """A copy in which what passed so far weighs little."""
+        stats = DraftStats()
+        stats.idle, stats.reading, stats.timed, stats._sums = self.idle, self.reading, self.timed, self._sums
+        stats._counts += self._counts * (PRIOR_TESTS / max(float(self.tested[0]), PRIOR_TESTS))
+        return stats
 
     def chances(self) -> list[float]:
         """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before.

@@ -570,6 +570,6 @@ def test_no_other_length_than_the_chosen_one_has_a_higher_rate(
     stats.tested, stats.passed = np.full(MAX_K, 1e6), 1e6 * np.array(chances)
     passing = list(accumulate(stats.chances(), mul))
     rates = [(1 + sum(passing[:k])) / (costs.passes[k + 1] + costs.drafts[NAME].cost(k)) for k in range(1, MAX_K + 1)]
-    best = best_length(costs, Kind(ONE_BY_ONE), MAX_K)
+    best = best_length(costs, stats, Kind(ONE_BY_ONE), MAX_K)
     assert best.rate == pytest.approx(max(rates))
     assert rates[best.k - 1] == pytest.approx(best.rate)

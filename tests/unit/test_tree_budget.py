@@ -157,10 +157,10 @@ def test_the_best_tree_is_that_of_the_highest_rate() -> None:
         (1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + costs.drafts[kind.name].cost(k))
         for k in range(1, MAX_K + 1)
     ]
-    best = best_length(costs, kind, MAX_K)
+    best = best_length(costs, stats, kind, MAX_K)
     assert best.rate == pytest.approx(max(rates))
     assert best.k == 1 + rates.index(max(rates)) > 3
-    shorter = best_length(costs, kind, 3)
+    shorter = best_length(costs, stats, kind, 3)
     assert shorter.k == 3
 
 
