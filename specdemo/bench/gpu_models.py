@@ -68,7 +68,6 @@ class Pair:
     draft_graphs: Graphs
 
     def drafter(self, capacity: int, rule: Rule) -> DraftModel:
-        """The draft model as a drafter for one run."""
         runner = GraphRunner(self.draft_graphs, capacity)
         return DraftModel(runner, self.target.config.get_text_config().vocab_size, rule)
 

@@ -58,8 +58,6 @@ Threads = dict[str, tuple[int, int]]  # by thread: nanoseconds it has run, and w
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The race that is run each time."""
-
     prompt: str
     preset: str
     drafter: str

@@ -270,7 +270,7 @@ def roofline(
         if context_ + k + 1 > loaded.context:
             sizes = f"{loaded.context} tokens: {context_} and a pass over {k + 1} are too many"
             raise BadInput(f"{models.preset} holds {sizes}.")
-        stream, lengths = lab.Stream(loaded.device), [1, k + 1]
+        stream, lengths = lab.Stream(loaded.device, lab.BUFFER, lab.REPEATS), [1, k + 1]
         makers, stored = lab.engines(loaded), loaded.weights_dtype
         rows = list(lab.passes(models.preset, loaded.model, makers, lengths, context_, stream, stored=stored))
         for shape in asked:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .statistics import Spread
+
+Row = TypeVar("Row")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """The rows by their key, in the order in which they come."""
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def json_text(result: Any) -> str:
@@ -52,7 +63,6 @@ def write_json(path: Path, result: Any) -> None:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """`csv_text` as a file."""
     path.write_bytes(csv_text(rows).encode())
 
 
