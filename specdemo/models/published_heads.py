@@ -110,7 +110,6 @@ class HeadReport:
     on_hub: bool
 
     def sentence(self) -> str:
-        """Everything on one line."""
         size = "an unknown size" if self.size is None else f"{self.size / 1e6:.1f} MB"
         made_for = f", made for {self.format.target}" if self.format.target else ""
         where = f"downloads up to {size}" if self.on_hub else f"nothing to download, {size}"

@@ -16,8 +16,6 @@ else:
 
 
 class Table:
-    """A TOML table read field by field; every complaint names the file and the field."""
-
     def __init__(self, file: str, place: str, fields: dict[str, Any]) -> None:
         self._file, self._place, self._left = file, place, dict(fields)
 

@@ -6,17 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
 from ..engines.layout import head_width, knows, stored_as
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 Shapes = dict[str, tuple[int, ...]]
 INDEX = ".index.json"  # ends the name of the list of files, if a checkpoint has several
