@@ -21,8 +21,6 @@ from .sampling import certainty, largest, probabilities
 
 
 class Match(Rule):
-    """The match rule for one run."""
-
     name = MATCH
 
     def __init__(self, settings: Settings) -> None:
@@ -30,7 +28,6 @@ class Match(Rule):
         self._noise: dict[tuple[int, int], Tensor] = {}  # see `_log_e`
 
     def key(self, position: int) -> int:
-        """The key of the noise at a position."""
         return noise.key_of(self.settings.seed, position)
 
     def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:

@@ -37,11 +37,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def verify(
-    target_probs: Tensor,
-    draft: Draft,
-    draws: Tensor,
-    passes: Part = acceptance_probability,
-    left: Part = residual,
+    target_probs: Tensor, draft: Draft, draws: Tensor, passes: Part = acceptance_probability, left: Part = residual
 ) -> Verdict:
     """Test a draft of k tokens against the target, left to right, and draw the token that follows.
 

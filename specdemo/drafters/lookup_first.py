@@ -21,6 +21,7 @@ from .tree import merged
 class LookupFirst(Drafter):
     """Each chain is wholly a copy or wholly the other drafter's, so its probabilities stay exact."""
 
+    branches = True
     elsewhere: ClassVar[type[Drafter]]
 
     def __init__(self, lookup: PromptLookup, other: Drafter) -> None:
@@ -64,7 +65,6 @@ class LookupFirst(Drafter):
 
 class LookupNgram(LookupFirst):
     name = "lookup-ngram"
-    branches = True
     elsewhere = Ngram
 
 
@@ -72,10 +72,8 @@ class LookupBlock(LookupFirst):
     name = "lookup-block"
     elsewhere = Block
     parallel_drafting = True  # and a copy is nearly free
-    branches = True
 
 
 class LookupEagle(LookupFirst):
     name = "lookup-eagle"
-    branches = True
     elsewhere = Eagle

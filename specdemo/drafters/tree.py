@@ -27,11 +27,7 @@ Child = tuple[int, float, State]
 
 
 def grow(
-    root: State,
-    children: Callable[[State], Iterable[Child[State]]],
-    nodes: int,
-    depth: int,
-    stop_below: float = 0.0,
+    root: State, children: Callable[[State], Iterable[Child[State]]], nodes: int, depth: int, stop_below: float = 0.0
 ) -> Draft:
     """At most `nodes` tokens, `depth` of them one behind the other, where each is cheap to ask for: token by token.
 

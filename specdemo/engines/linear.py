@@ -108,7 +108,6 @@ class Linear:
 
     @classmethod
     def unpacked(cls, weight: Tensor, bias: Tensor | None) -> Linear:
-        """A linear map that keeps the weight as it is."""
         return cls(weight, bias, lambda x: F.linear(x, weight, bias))
 
 

@@ -82,7 +82,6 @@ class Block(HeadDrafter):
     network = BlockHead
     passes = BlockPasses
     parallel_drafting = True
-    branches = True
 
     @torch.inference_mode()
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:

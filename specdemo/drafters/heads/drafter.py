@@ -34,6 +34,7 @@ class HeadDrafter(Drafter):
     yet is *unread*. Positions count from the first token that the head's window could still reach.
     """
 
+    branches = True
     network: ClassVar[type[Head]]
     passes: ClassVar[type[HeadPasses[Any]]]
 
@@ -72,10 +73,8 @@ class HeadDrafter(Drafter):
         if kind not in parts.ready_heads:
             assert parts.embeddings is not None, "the models were released"
             embedding, output = parts.embeddings
-            path, sizes = (
-                parts.head_files[kind],
-                TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm),
-            )
+            path = parts.head_files[kind]
+            sizes = TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm)
             published = path.is_dir()
             head = load_published(path, cls.network, sizes) if published else load_head_for(output, cls.network, path)
             ready = ReadyHead(head, embedding, output)

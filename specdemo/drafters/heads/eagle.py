@@ -67,7 +67,6 @@ class Eagle(HeadDrafter):
     """
 
     name = "eagle"
-    branches = True
     network = EagleHead
     passes = EaglePasses
 

@@ -66,7 +66,6 @@ class HeadShape:
 
     @property
     def most_drafted(self) -> int:
-        """The most tokens of a draft."""
         return self.block_size - (not self.from_anchor) if self.block_size else MAX_K
 
     @property
@@ -81,7 +80,6 @@ def frequencies(width: int, device: torch.device | None = None, theta: float = R
 
 
 def rope_of(shape: HeadShape) -> Rope:
-    """The rotary embedding of a head."""
     if shape.rope.get("rope_type", "default") == "default":
         return Rope(frequencies(shape.width, theta=shape.rope["rope_theta"]))
     from transformers import PreTrainedConfig  # late, since few heads rescale their frequencies
@@ -136,11 +134,9 @@ class HeadLayer(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of T tokens: queries of the last `outputs`, [..., heads, outputs, width], and keys and values of all,
         [..., kv_heads, T, width] each. `x` and `second_input` are [..., T, hidden]."""
-        ...
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rest of the layer: [..., T, hidden] and [..., heads, T, width] -> [..., T, hidden]."""
-        ...
 
     def weights(self) -> LayerWeights: ...
 
@@ -174,7 +170,6 @@ class Head(nn.Module):
 
     @cached_property
     def rope(self) -> Rope:
-        """How queries and keys are rotated."""
         return rope_of(self.shape)
 
     def fused(self, states: Tensor) -> Tensor:
@@ -350,7 +345,6 @@ class BlockHead(Head):
 
 
 def _head_norms(shape: HeadShape) -> tuple[nn.RMSNorm, nn.RMSNorm] | tuple[None, None]:
-    """The norms of queries and of keys, if there are any."""
     if not shape.head_norms:
         return None, None
     return nn.RMSNorm(shape.width, shape.eps), nn.RMSNorm(shape.width, shape.eps)

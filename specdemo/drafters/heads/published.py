@@ -190,7 +190,6 @@ class Taker:
 
 
 def _assembled(taker: Taker, kind: type[H], shape: HeadShape) -> H:
-    """A head of these tensors."""
     name, left, take = taker.name, taker.left, taker.take
     with torch.device("meta"):
         head = kind(shape)

@@ -32,11 +32,9 @@ class _Chunk:
         self._free = -self._bytes.data_ptr() % PAGE
 
     def has(self, size: int) -> bool:
-        """Whether `size` bytes are free."""
         return self._free + size <= len(self._bytes)
 
     def take(self, size: int) -> Tensor:
-        """Take `size` free bytes."""
         begin = self._free
         self._free += size + -size % LINE
         return self._bytes[begin : begin + size]

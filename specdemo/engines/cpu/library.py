@@ -68,7 +68,6 @@ class Library:
 
     @classmethod
     def of(cls, functions: CDLL) -> Library:
-        """Declare the types of the functions' arguments."""
         functions.run_layers.argtypes = [
             *(POINTER(Model), c_int, c_int, c_void_p, c_void_p, c_long),
             *(POINTER(Cache), c_long, POINTER(Tree), c_int, c_int),
@@ -111,7 +110,6 @@ class PackedLinear:
 
 
 def as_floats(tensor: Tensor) -> Tensor:
-    """A contiguous float32 tensor."""
     return tensor.detach().float().contiguous()
 
 
