@@ -52,11 +52,9 @@ class Request:
 
     @property
     def drafted(self) -> dict[str, DraftedLane]:
-        """The drafted lanes by their names."""
         return lanes_by_name([DraftedLane(self.drafter, self.settings.k, self.settings.tree), *self.more])
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything that was asked for, ready for JSON."""
         return asdict(self)
 
 

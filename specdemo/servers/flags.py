@@ -68,5 +68,4 @@ FLAGS = {
 
 
 def k_flag(engine: str, k: int) -> str:
-    """The flag for drafting `k` tokens in a round."""
     return FLAGS[engine].k.replace("{k_and_one}", str(k + 1)).replace("{k}", str(k))
