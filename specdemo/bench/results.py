@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def drafters_markdown(runs: Sequence[Run]) -> list[str]:
     alone = by_text(run for run in runs if run["method"] == PLAIN)
     chains = [run for run in runs if run["method"] == SPECULATIVE]
     for (drafter, rule, temperature), group in grouped(chains, drafting).items():
-        by_k = grouped(group, lambda run: run["k"])
+        by_k = grouped(group, itemgetter("k"))
         logs = {k: log_means(ratios(mine, alone)) for k, mine in by_k.items() if k != AUTO}
         best, tied = best_of(logs)
         auto = by_k.get(AUTO, [])

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import zip_longest
+from operator import itemgetter
 from statistics import fmean, median
 from typing import Any
 
@@ -19,8 +20,7 @@ from ..decoding.loop import check_room
 from ..models.loaded import Loaded
 from ..racing.lanes import take_turns
 from ..racing.race import PLAIN, SPECULATIVE, start
-from ..racing.stats import counts_by_place
-from ..racing.summary import report
+from ..racing.stats import Stats, counts_by_place
 from ..studies.prompts import ALL, Prompt
 from ..studies.statistics import Spread, geometric_mean, log_means
 from ..studies.tables import text_table
@@ -108,15 +108,11 @@ def _groups(cases: Sequence[Case], together: bool) -> list[list[Case]]:
 
 
 def _measured(
-    loaded: Loaded,
-    prompt_ids: Sequence[int],
-    cases: Sequence[Case],
-    settings: Settings,
-    servers: Mapping[Case, Server],
+    loaded: Loaded, prompt_ids: Sequence[int], cases: Sequence[Case], settings: Settings, servers: Mapping[Case, Server]
 ) -> dict[Case, Run]:
     if cases[0].method in OURS:
         texts = _write(loaded, cases, prompt_ids, settings)
-        found = {case: _outcome(loaded, prompt_ids, events) for case, events in texts.items()}
+        found = {case: _outcome(events) for case, events in texts.items()}
     elif cases[0] in servers:
         found = {case: servers[case].generate(prompt_ids, settings) for case in cases}
     else:
@@ -145,15 +141,14 @@ def _write(
     return texts
 
 
-def _outcome(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -> Run:
-    outcome = report(loaded, prompt_ids, events)
-    stats = outcome["stats"]
+def _outcome(events: Sequence[Event]) -> Run:
+    stats = Stats.of(events)
     copied = ("seconds", "prompt_seconds", "tokens_per_second", "accepted", "tested", "drafted", "rounds", "draft_cost")
     return {
-        "new_tokens": stats["tokens"],
-        **{name: stats[name] for name in copied},
+        "new_tokens": stats.tokens,
+        **{name: getattr(stats, name) for name in copied},
         "by_position": counts_by_place(events),
-        "token_ids": outcome["token_ids"],
+        "token_ids": [token.id for event in events for token in emitted_tokens(event)],
     }
 
 
@@ -195,18 +190,14 @@ def summarise(runs: Sequence[Run]) -> Iterator[Run]:
         }
 
 
-def text_key(run: Run) -> tuple[Any, ...]:
-    """The prompt, temperature and repeat: runs with the same key are compared."""
-    return run["prompt_id"], run["temperature"], run["repeat"]
+text_key = itemgetter("prompt_id", "temperature", "repeat")  # of a run; those with the same key are compared
+drafting = itemgetter("drafter", "rule", "temperature")  # of a run
+_speed = itemgetter("tokens_per_second")
 
 
 def by_text(runs: Iterable[Run]) -> dict[Any, Run]:
     """The runs of one case by `text_key`, to compare others with."""
     return {text_key(run): run for run in runs}
-
-
-def drafting(run: Run) -> tuple[str, str, float]:
-    return run["drafter"], run["rule"], run["temperature"]
 
 
 def _by_prompt(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> dict[str, list[float]]:
@@ -220,11 +211,6 @@ def _by_prompt(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> di
 
 def mean(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> Spread | None:
     return geometric_mean(_by_prompt(runs, figure))
-
-
-def _speed(run: Run) -> float | None:
-    speed: float | None = run["tokens_per_second"]
-    return speed
 
 
 def ratios(

@@ -175,9 +175,8 @@ class Doctor:
 
     def _longer(self) -> Iterator[str]:
         for tokens in self.plan.contexts:
-            for number, prompt in enumerate(self.prompts[:: max(1, len(self.prompts) // CONTEXT_PROMPTS)]):
-                if number == CONTEXT_PROMPTS:
-                    break
+            some_prompts = self.prompts[:: max(1, len(self.prompts) // CONTEXT_PROMPTS)][:CONTEXT_PROMPTS]
+            for number, prompt in enumerate(some_prompts):
                 try:
                     self.samples.append(self._sample(prompt, _lengthened(prompt.prompt, tokens, number), tokens))
                 except BadInput as error:

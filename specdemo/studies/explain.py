@@ -54,7 +54,6 @@ class Explained:
     parts: tuple[Part, ...]
 
     def in_words(self) -> list[str]:
-        """The gap in sentences."""
         what = "a draft" if self.parallel else "a drafted token"
         lines = [
             f"{self.alpha:.0%} of the tested guesses passed, {what} cost {self.draft_cost:.0%} of a target "

@@ -23,14 +23,6 @@ class NoiseUsedTwice(Match):
         return super().key(position - position % 2)
 
 
-def _p_above_q(p: Tensor, q: Tensor) -> Tensor:
-    return (p > q).to(p.dtype)
-
-
-def _from_p(p: Tensor, q: Tensor) -> Tensor:
-    return p
-
-
 class LikeliestByRatio(Rejection):
     """Rejection sampling of tokens that were chosen: the drafter's likeliest is tested as if it was drawn from q."""
 
@@ -39,8 +31,8 @@ class LikeliestByRatio(Rejection):
 
 
 _PARTS: dict[str, tuple[Part, Part]] = {  # of rejection sampling, by the name of the broken rule
-    "accept-if-p-exceeds-q": (_p_above_q, residual),
-    "resample-from-p": (acceptance_probability, _from_p),
+    "accept-if-p-exceeds-q": (lambda p, q: (p > q).to(p.dtype), residual),
+    "resample-from-p": (acceptance_probability, lambda p, q: p),
 }
 BROKEN: dict[str, Callable[[Settings], Rule]] = {
     **{name: partial(Rejection, passes=passes, left=left) for name, (passes, left) in _PARTS.items()},

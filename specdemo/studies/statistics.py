@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
-from scipy.special import chdtrc, chdtri, chndtrinc, stdtr, stdtrit
+from scipy.special import chdtrc, chdtri, chndtrinc, rel_entr, stdtr, stdtrit
 
 Name = TypeVar("Name", bound=Hashable)
 Array = np.ndarray
@@ -207,14 +207,9 @@ class Distances:
         """Of counts [cells] and the probabilities of the cells; KL is None where the sample holds the impossible."""
         found = counts / counts.sum()
         middle = (found + probs) / 2
-        js = (_kl(found, middle) + _kl(probs, middle)) / 2
-        kl = None if found[probs == 0].any() else _kl(found, probs)
+        js = float(rel_entr(found, middle).sum() + rel_entr(probs, middle).sum()) / 2
+        kl = None if found[probs == 0].any() else float(rel_entr(found, probs).sum())
         return cls(float(np.abs(found - probs).sum() / 2), kl, js)
-
-
-def _kl(found: Array, probs: Array) -> float:
-    there = found > 0
-    return float((found[there] * np.log(found[there] / probs[there])).sum())
 
 
 def chi_square(counts: Array, probs: Array) -> float | None:

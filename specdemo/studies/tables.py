@@ -76,9 +76,7 @@ def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
 
 def text_table(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> str:
     """Columns for a terminal: `shapes` gives the columns and their formats; what is None or missing is a dash."""
-    lines = [list(shapes)]
-    for row in rows:
-        lines.append([_cell(row.get(name), shape) for name, shape in shapes.items()])
+    lines = [list(shapes), *([_cell(row.get(name), shape) for name, shape in shapes.items()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 

@@ -39,7 +39,6 @@ class Costs:
         return (min(k, 1) if self.parallel else k) * self.draft + self.verify(k)
 
     def verify(self, k: int) -> float:
-        """v(K + 1)."""
         return self.passes[k] if self.passes else 1.0
 
     @property
@@ -58,7 +57,6 @@ def speed_up(alpha: float, k: int, costs: Costs) -> float:
 
 def break_even(k: int, costs: Costs) -> float | None:
     """The alpha at which drafting K tokens is as fast as not drafting; None if not even alpha = 1 is enough."""
-
     return alpha_for(costs.round(k), k)
 
 
