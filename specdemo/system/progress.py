@@ -38,7 +38,6 @@ def attended(stopped: Callable[[], bool], told: Tell | None = None) -> Iterator[
 
 
 def tell(words: str) -> None:
-    """Report what is being done."""
     if told := _tell.get():
         told(words)
 

@@ -98,7 +98,6 @@ def _config(head: Head, target: tuple[str, str], dtype: str) -> dict[str, Any]:
 
 
 def _layer(shape: HeadShape, eagle: bool) -> dict[str, Any]:
-    """The decoder layers as a configuration of transformers."""
     depth = 1 if eagle else shape.depth
     windows = shape.windows[:depth]
     layer: dict[str, Any] = {

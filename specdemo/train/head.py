@@ -169,10 +169,7 @@ def train_head(
         "plan": {name: getattr(plan, name) for name in Plan.__dataclass_fields__},
         "optimizer_steps": last,
         "seconds": round(time.monotonic() - began),  # with the validations
-        "text": {
-            **provenance_of(train[0]),
-            "training_tokens": sum(shard.block["tokens"].numel() for shard in shards),
-        },
+        "text": {**provenance_of(train[0]), "training_tokens": sum(shard.block["tokens"].numel() for shard in shards)},
         "held_out_tokens": VALIDATED_ROWS * validation.block["tokens"].shape[1],
         "curve": curve,
         "began_with": history,
@@ -182,7 +179,6 @@ def train_head(
 
 
 def _shards(text: Path) -> tuple[list[Path], Path]:
-    """The shards to train on, and the held-out one."""
     train, held_out = shard_paths(text, "train"), shard_paths(text, "heldout")
     if not train or not held_out:
         raise BadInput(f"{text} must hold training text and held-out text; run `train data` first.")

@@ -42,7 +42,6 @@ def default_layers(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def states_path(folder: Path, shard: Path, layers: tuple[int, ...]) -> Path:
-    """The file with the hidden states of a shard."""
     return folder / f"{shard.stem}.{'-'.join(map(str, layers))}.states"
 
 
