@@ -212,7 +212,7 @@ def chargpt(
 @app.command()
 def bigram(out: Annotated[Path, Option(help="The file of the table.")]) -> None:
     """Count which character follows which in Shakespeare's plays, with Laplace's rule."""
-    from ..train.bigram import build_bigrams
+    from ..train.ngram import build_bigrams
     from ..train.shakespeare import ALPHABET, encode, read_plays, text_facts
 
     check_writable(out)

@@ -26,8 +26,7 @@ from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, start
 from ..types import MAX_K, MAX_NODES, MAX_SEED, BadInput, Settings, Token, TokenKind
-from .acceptance import Accepted, accepted_of
-from .children import BY_RATIO, Tested, each_rule
+from .acceptance import BY_RATIO, Accepted, Tested, accepted_of, each_rule
 from .remember import Remembering, from_one_context
 from .rules import emitted_distribution, harm, make_rule
 from .statistics import POWER, Distances, chi_square, smallest_caught

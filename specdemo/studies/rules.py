@@ -13,7 +13,7 @@ from ..decoding.match import Match
 from ..decoding.rejection import Part, Rejection, acceptance_probability, residual
 from ..decoding.rule import Rule
 from ..types import REJECTION, BadInput, Settings
-from .children import BY_RATIO, emitted_with
+from .acceptance import BY_RATIO, emitted_with
 
 
 class NoiseUsedTwice(Match):

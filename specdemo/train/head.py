@@ -29,13 +29,11 @@ from ..drafters.heads.networks import BlockHead, Head, HeadShape
 from ..drafters.heads.published import KINDS
 from ..drafters.heads.published_shape import TargetSizes
 from ..types import BadInput
-from .block import block_outputs
 from .data import ASSISTANT, provenance_of, shard_paths
-from .eagle import eagle_outputs
-from .medusa import medusa_outputs
+from .outputs import Outputs, block_outputs, eagle_outputs, medusa_outputs
 from .states import Shard, Text, default_layers
 
-OUTPUTS: dict[str, Callable[[Any, Text, int], Iterator[tuple[Tensor, Tensor, Tensor]]]] = {
+OUTPUTS: dict[str, Callable[[Any, Text, int], Outputs]] = {
     "eagle": eagle_outputs,
     "block": block_outputs,
     "medusa": medusa_outputs,
