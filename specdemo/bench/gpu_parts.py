@@ -1,7 +1,5 @@
 """The operations of a captured pass one by one, to find the slow ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType

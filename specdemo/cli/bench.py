@@ -1,7 +1,5 @@
 """`python -m specdemo bench ...`: measurements."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex
