@@ -318,7 +318,7 @@ def made_pair(on: On) -> Iterator[Row]:
 
 def by_transformers(loaded: Any, case: Case, name: str, prompt: list[int], settings: Settings) -> Iterator[Row]:
     runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
-    speed = median(run["tokens_per_second"] for run in runs)
+    speed = median(run["tokens_per_second"] for run in runs if run["tokens_per_second"])  # None where it was held up
     yield {"part": "made pair, transformers", "what": name, "tokens_per_second": speed}
 
 
