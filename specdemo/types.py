@@ -63,8 +63,6 @@ class DraftOutcome(str, Enum):
 
 
 class FinishReason(str, Enum):
-    """Why emission stopped."""
-
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"

@@ -1,7 +1,5 @@
 """The ways to write a text that are compared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..racing.race import PLAIN, SPECULATIVE

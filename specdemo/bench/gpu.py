@@ -8,8 +8,6 @@ that drafts really pass.
 `tests/gpu` checks that the engine is right.
 """
 
-from __future__ import annotations
-
 import logging
 import platform
 import time
@@ -23,7 +21,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 
 from ..decoding.costs import CostModel, measure_passes
@@ -58,8 +55,6 @@ DAMPED = 0.02  # the later layers of a made target write this share of their out
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of all models and texts."""
-
     target: PreTrainedConfig
     draft: PreTrainedConfig
     draft_layers: int  # of a made pair
@@ -95,57 +90,78 @@ TINY = Sizes(
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """The device and the versions."""
     named = {name: version(name) for name in ("torch", "transformers", "triton") if find_spec(name)}
     return {"device": device_name(device), "cuda": torch.version.cuda, "python": platform.python_version(), **named}
 
 
+@dataclass(frozen=True, slots=True)
+class On:
+    """Where everything is measured: the device, the number type, the sizes, and the bytes per second of its memory."""
+
+    device: torch.device
+    dtype: torch.dtype
+    sizes: Sizes
+    rate: float = 0.0
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """The median time of some work, from the call to its end on the device."""
+        times = [seconds_of(self.device, work) for _ in range(WARM_UPS + self.sizes.repeats)]
+        return median(times[WARM_UPS:])
+
+    def against(self, took: float, size: int | None) -> Row:
+        """A time and the least time in which the memory delivers `size` bytes, if they can be counted."""
+        floor = {} if size is None else {"floor_ms": 1000 * size / self.rate, "achieved": size / self.rate / took}
+        return {"ms": 1000 * took, **floor}
+
+
 def measurements(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Row]:
     """Rows of `part`, `what`, `ms` and more, as they come."""
-    rate = 2 * sizes.buffer / seconds(device, copying(device, sizes.buffer), sizes.repeats)
-    yield {"part": "memory", "what": "copying, read and written", "gb_per_second": rate / 1e9}
-    yield from tried("random pair", partial(random_pair, device, dtype, sizes, rate))
-    yield from tried("heads", partial(heads, device, dtype, sizes))
-    yield from tried("made pair", partial(made_pair, device, dtype, sizes))
+    on = On(device, dtype, sizes)
+    on = replace(on, rate=copying_rate(on))
+    yield {"part": "memory", "what": "copying, read and written", "gb_per_second": on.rate / 1e9}
+    yield from tried("random pair", random_pair, on)
+    yield from tried("heads", heads, on)
+    yield from tried("made pair", made_pair, on)
 
 
-def tried(what: str, measure: Callable[[], Iterable[Row]]) -> Iterator[Row]:
+def copying_rate(on: On) -> float:
+    source = torch.rand(on.sizes.buffer // 4, device=on.device)
+    target = torch.empty_like(source)
+    return 2 * on.sizes.buffer / on.seconds(lambda: target.copy_(source))
+
+
+def tried(what: str, measure: Callable[..., Iterable[Row]], *arguments: Any) -> Iterator[Row]:
     """The rows of a measurement, and a row of its error if it fails: the next one may succeed."""
     try:
-        yield from measure()
+        yield from measure(*arguments)
     except Exception as error:
         yield failed(what, error)
 
 
 def failed(what: str, error: Exception) -> Row:
-    """The row of a measurement that failed."""
+    """The row of a measurement that failed, with the beginning of what the error says."""
     log.error("%s could not be measured", what, exc_info=error)
-    return {"part": FAILED, "what": what, "error": one_line(error)}
+    return {"part": FAILED, "what": what, "error": " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_ERROR]}
 
 
-def one_line(error: Exception) -> str:
-    """The beginning of what an error says."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_ERROR]
-
-
-def random_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes, rate: float) -> Iterator[Row]:
+def random_pair(on: On) -> Iterator[Row]:
     """The time to capture, and passes and rounds of two unrelated models."""
-    target = random_model(sizes.target, dtype, device, ROOM)
+    target = random_model(on.sizes.target, on.dtype, on.device, ROOM)
     fused = FusedModel.of(target)
-    graphs = yield from slots(device, fused, "the target")
+    graphs = yield from slots(on, fused, "the target")
     if graphs:
-        yield from tried("another slot", partial(another_slot, device, graphs))
-        yield from tried("parts of a pass", partial(passes_apart, device, graphs, sizes, rate))
-    yield from passes(device, target, fused, graphs, sizes, rate)
+        yield from tried("another slot", another_slot, on, graphs)
+        yield from tried("parts of a pass", passes_apart, on, graphs)
+    yield from passes(on, target, fused, graphs)
     if graphs:
-        yield from tried("forced rounds", partial(random_rounds, device, dtype, target, graphs, sizes))
+        yield from tried("forced rounds", random_rounds, on, target, graphs)
 
 
-def slots(device: torch.device, model: FusedModel, whose: str) -> Generator[Row, None, Graphs | None]:
+def slots(on: On, model: FusedModel, whose: str) -> Generator[Row, None, Graphs | None]:
     """A model's captured passes, and the time to capture: of torch's operations if the fastest fail, else None."""
     for functions in (None, ops):
         try:
-            graphs, took = clocked(device, partial(captured, model, functions))
+            graphs, took = clocked(on.device, partial(captured, model, functions))
         except Exception as error:
             yield failed(f"a slot of {whose}, {'made of ops' if functions else 'as fast as can be'}", error)
         else:
@@ -155,8 +171,8 @@ def slots(device: torch.device, model: FusedModel, whose: str) -> Generator[Row,
     return None
 
 
-def another_slot(device: torch.device, graphs: Graphs) -> Iterator[Row]:
-    _, took = clocked(device, lambda: Graphs(graphs.model, graphs.ops, graphs.capture, 1))
+def another_slot(on: On, graphs: Graphs) -> Iterator[Row]:
+    _, took = clocked(on.device, lambda: Graphs(graphs.model, graphs.ops, graphs.capture, 1))
     yield {"part": "capture", "what": "another, nothing to compile", "ms": 1000 * took}
 
 
@@ -165,33 +181,25 @@ def name_of(functions: ModuleType) -> str:
     return functions.__name__.rpartition(".")[2]
 
 
-def random_rounds(
-    device: torch.device, dtype: torch.dtype, target: PreTrainedModel, graphs: Graphs, sizes: Sizes
-) -> Iterator[Row]:
-    draft = random_model(sizes.draft, dtype, device, ROOM)
-    draft_graphs = yield from slots(device, FusedModel.of(draft), "the draft model")
+def random_rounds(on: On, target: PreTrainedModel, graphs: Graphs) -> Iterator[Row]:
+    sizes = on.sizes
+    draft_graphs = yield from slots(
+        on, FusedModel.of(random_model(sizes.draft, on.dtype, on.device, ROOM)), "the draft model"
+    )
     if draft_graphs:
         pair = Pair(target, graphs, draft_graphs)
         for k in sizes.ks:
-            yield from tried(
-                f"forced rounds, K = {k}", partial(forced_rounds, pair, k, sizes.context, sizes.new_tokens)
-            )
+            yield from tried(f"forced rounds, K = {k}", forced_rounds, pair, k, sizes.context, sizes.new_tokens)
 
 
-def heads(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Row]:
+def heads(on: On) -> Iterator[Row]:
     """Rounds of a small target with heads, where launching an operation takes longer than running it."""
-    target = random_model(sizes.with_head, dtype, device, ROOM)
-    graphs = yield from slots(device, FusedModel.of(target), "a small target")
+    target = random_model(on.sizes.with_head, on.dtype, on.device, ROOM)
+    graphs = yield from slots(on, FusedModel.of(target), "a small target")
     if graphs:
-        prompt = random_prompt(target, sizes.context)
+        prompt = random_prompt(target, on.sizes.context)
         for what, make in head_drafters(target).items():
-            yield from tried(what, partial(head_rounds, what, make, graphs, prompt, sizes.new_tokens))
-
-
-def seconds(device: torch.device, work: Callable[[], object], repeats: int) -> float:
-    """The median time of some work, from the call to its end on the device."""
-    times = [seconds_of(device, work) for _ in range(WARM_UPS + repeats)]
-    return median(times[WARM_UPS:])
+            yield from tried(what, head_rounds, what, make, graphs, prompt, on.sizes.new_tokens)
 
 
 def clocked(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
@@ -203,38 +211,28 @@ def clocked(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
     return outcome, time.perf_counter() - began
 
 
-def copying(device: torch.device, size: int) -> Callable[[], Tensor]:
-    source = torch.rand(size // 4, device=device)
-    target = torch.empty_like(source)
-    return lambda: target.copy_(source)
-
-
-def passes_apart(device: torch.device, graphs: Graphs, sizes: Sizes, rate: float) -> Iterator[Row]:
+def passes_apart(on: On, graphs: Graphs) -> Iterator[Row]:
     """The operations of a pass, each by itself in all layers: where the time goes, and which fails."""
     for functions in dict.fromkeys((ops_for(graphs.model), ops)):
         for count in (1, 6, MAX_K + 1):
             what = f"parts of a pass, {name_of(functions)}, T = {count}"
-            yield from tried(what, partial(parts_of, device, graphs, functions, count, sizes, rate))
+            yield from tried(what, parts_of, on, graphs, functions, count)
 
 
-def parts_of(
-    device: torch.device, graphs: Graphs, functions: ModuleType, count: int, sizes: Sizes, rate: float
-) -> Iterator[Row]:
+def parts_of(on: On, graphs: Graphs, functions: ModuleType, count: int) -> Iterator[Row]:
     name = name_of(functions)
-    for what, work, size in parts(graphs, functions, count, sizes.context):
+    for what, work, size in parts(graphs, functions, count, on.sizes.context):
         try:
-            took = seconds(device, work, sizes.repeats)
+            took = on.seconds(work)
         except Exception as error:
             yield failed(f"{what}, {name}, T = {count}", error)
         else:
-            yield {"part": f"part of a pass, {name}", "what": f"{what}, T = {count}"} | against(took, size, rate)
+            yield {"part": f"part of a pass, {name}", "what": f"{what}, T = {count}"} | on.against(took, size)
 
 
-def passes(
-    device: torch.device, model: PreTrainedModel, fused: FusedModel, graphs: Graphs | None, sizes: Sizes, rate: float
-) -> Iterator[Row]:
+def passes(on: On, model: PreTrainedModel, fused: FusedModel, graphs: Graphs | None) -> Iterator[Row]:
     """Passes of every length against the floor, and plain decoding, by one engine after the other."""
-    capacity = sizes.context + sizes.new_tokens + MAX_K + 1
+    capacity = on.sizes.context + on.sizes.new_tokens + MAX_K + 1
     engines: list[tuple[str, Callable[[], Runner], Sequence[int]]] = [
         ("eager: transformers", lambda: EagerRunner(model, capacity), (1, 6)),
         ("fused, not captured", lambda: FusedRunner(fused, capacity), (1, 6)),
@@ -243,68 +241,53 @@ def passes(
     if graphs:
         engines.insert(0, ("graph", lambda: GraphRunner(graphs, capacity), range(1, MAX_K + 2)))
     for name, make, lengths in engines:
-        yield from tried(f"pass, {name}", partial(passes_by, device, name, make, lengths, model, sizes, rate))
+        yield from tried(f"pass, {name}", passes_by, on, name, make, lengths, model)
 
 
 def passes_by(
-    device: torch.device,
-    name: str,
-    make: Callable[[], Runner],
-    lengths: Sequence[int],
-    model: PreTrainedModel,
-    sizes: Sizes,
-    rate: float,
+    on: On, name: str, make: Callable[[], Runner], lengths: Sequence[int], model: PreTrainedModel
 ) -> Iterator[Row]:
-    runner, prompt = make(), random_prompt(model, sizes.context)
+    runner, context = make(), on.sizes.context
+    prompt = random_prompt(model, context)
     runner.prefill(prompt)
     for count in lengths:
 
         def read(times: int, ids: Sequence[int] = prompt[:count]) -> None:
             for _ in range(times):
                 runner.forward(ids)
-                runner.rollback(sizes.context)
+                runner.rollback(context)
 
-        size = bytes_read(model, sizes.context, count)
-        alone = seconds(device, partial(read, 1), sizes.repeats)
-        yield {"part": f"pass, {name}", "what": f"T = {count}"} | against(alone, size, rate)
+        size = bytes_read(model, context, count)
+        yield {"part": f"pass, {name}", "what": f"T = {count}"} | on.against(on.seconds(partial(read, 1)), size)
         if count in (1, 6):  # the host prepares each pass during the one before
-            each = seconds(device, partial(read, IN_A_ROW), sizes.repeats) / IN_A_ROW
-            what = f"T = {count}, one of {IN_A_ROW} in a row"
-            yield {"part": f"pass, {name}", "what": what} | against(each, size, rate)
+            each = on.seconds(partial(read, IN_A_ROW)) / IN_A_ROW
+            yield {"part": f"pass, {name}", "what": f"T = {count}, one of {IN_A_ROW} in a row"} | on.against(each, size)
     runner.release()
-    took = median(round.seconds for round in rounds(runner, NoDrafter(), prompt, 0, sizes.new_tokens))
-    size = bytes_read(model, sizes.context, 1)
-    yield {"part": "plain decoding", "what": name, "tokens_per_second": 1 / took} | against(took, size, rate)
+    took = median(round.seconds for round in rounds(runner, NoDrafter(), prompt, 0, on.sizes.new_tokens))
+    row = {"part": "plain decoding", "what": name, "tokens_per_second": 1 / took}
+    yield row | on.against(took, bytes_read(model, context, 1))
 
 
-def against(took: float, size: int | None, rate: float) -> Row:
-    """A time and the least time in which the memory delivers `size` bytes, if they can be counted."""
-    floor = {} if size is None else {"floor_ms": 1000 * size / rate, "achieved": size / rate / took}
-    return {"ms": 1000 * took, **floor}
-
-
-def made_target(
-    config: PreTrainedConfig, draft_layers: int, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
-    """A random model whose layers behind the first `draft_layers` do little.
+def made_target(on: On) -> PreTrainedModel:
+    """A random model whose layers behind those that draft do little.
 
     It does not share its embedding with its output: a random model that does repeats its last token for ever.
     """
-    config = type(config)(**{**config.to_dict(), "tie_word_embeddings": False})
-    model = random_model(config, dtype, device, ROOM)
+    config = type(on.sizes.target)(**{**on.sizes.target.to_dict(), "tie_word_embeddings": False})
+    model = random_model(config, on.dtype, on.device, ROOM)
     layers: Any = model.base_model.layers
     with torch.no_grad():
         for weight in model.parameters():
             weight.fill_(1) if weight.dim() == 1 else weight.uniform_(-0.02, 0.02)  # norms, and all else
-        for layer in layers[draft_layers:]:
+        for layer in layers[on.sizes.draft_layers :]:
             layer.self_attn.o_proj.weight.mul_(DAMPED)
             layer.mlp.down_proj.weight.mul_(DAMPED)
     return model
 
 
-def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Row]:
+def made_pair(on: On) -> Iterator[Row]:
     """Whole texts of a made pair, by transformers and by ours, alone and assisted; all greedy, of the same weights."""
-    target = made_target(sizes.target, sizes.draft_layers, dtype, device)
+    target, sizes = made_target(on), on.sizes
     draft = first_layers(target, sizes.draft_layers)
     prompt = random_prompt(target, sizes.context)
     settings = Settings(k=0, max_new_tokens=sizes.new_tokens)
@@ -313,12 +296,11 @@ def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
     best = 0.0
     for case in theirs:
         name = case.method + (f", K = {case.k}" if case.k else "")
-        text = partial(by_transformers, loaded, case, name, prompt, settings)
-        for row in tried(f"transformers, {name}", text):
+        for row in tried(f"transformers, {name}", by_transformers, loaded, case, name, prompt, settings):
             best = max(best, row.get("tokens_per_second", 0.0)) if case.method != HF else best
             yield row
-    graphs = yield from slots(device, FusedModel.of(target), "the made target")
-    draft_graphs = yield from slots(device, FusedModel.of(draft), "its draft model")
+    graphs = yield from slots(on, FusedModel.of(target), "the made target")
+    draft_graphs = yield from slots(on, FusedModel.of(draft), "its draft model")
     if not graphs or not draft_graphs:
         return
     pair, costs = Pair(target, graphs, draft_graphs), None
@@ -328,16 +310,15 @@ def made_pair(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterato
         yield failed("the costs for K = auto", error)
     ks: list[int | str] = [0, *sizes.ks, *([AUTO] if costs else [])]
     for k in ks:
-        chosen = replace(settings, k=k)
-        yield from tried(f"ours, K = {k}", partial(by_ours, pair, prompt, chosen, costs, best))
+        yield from tried(f"ours, K = {k}", by_ours, pair, prompt, replace(settings, k=k), costs, best)
     for nodes, tree in [*((k, False) for k in sizes.ks), *((nodes, True) for nodes in sizes.trees)]:
         what = f"a {'tree' if tree else 'chain'} of {nodes}"
-        yield from tried(what, partial(tree_rounds, what, pair, prompt, replace(settings, k=nodes, tree=tree)))
+        yield from tried(what, tree_rounds, what, pair, prompt, replace(settings, k=nodes, tree=tree))
 
 
 def by_transformers(loaded: Any, case: Case, name: str, prompt: list[int], settings: Settings) -> Iterator[Row]:
     runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
-    speed = median(run["tokens_per_second"] for run in runs)
+    speed = median(run["tokens_per_second"] for run in runs if run["tokens_per_second"])  # None where it was held up
     yield {"part": "made pair, transformers", "what": name, "tokens_per_second": speed}
 
 
@@ -372,7 +353,6 @@ def line(row: Row) -> str:
 
 
 def table(rows: Sequence[Row], sizes: Sizes) -> str:
-    """The rows for people, with explanations."""
     return "\n".join(
         [
             text_table(rows, SHAPES_OF_ROWS),

@@ -1,7 +1,5 @@
 """Random models, pairs and heads with captured passes: what `bench gpu` measures and `tests/gpu` checks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -68,7 +66,6 @@ class Pair:
     draft_graphs: Graphs
 
     def drafter(self, capacity: int, rule: Rule) -> DraftModel:
-        """The draft model as a drafter for one run."""
         runner = GraphRunner(self.draft_graphs, capacity)
         return DraftModel(runner, self.target.config.get_text_config().vocab_size, rule)
 

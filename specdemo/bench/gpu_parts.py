@@ -1,7 +1,5 @@
 """The operations of a captured pass one by one, to find the slow ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
@@ -59,29 +57,22 @@ def parts(
     def weights(inputs: Tensor, outputs: int) -> int:
         return inputs.shape[-1] * outputs * model.embedding.element_size()
 
-    every: list[tuple[str, Callable[[], Tensor], int | None]] = [
-        (
-            "qkv",
-            in_all(lambda layer, *_: functions.product(layer.qkv, x, norm=layer.attention_norm)),
-            weights(x, qkv.shape[1]),
-        ),
-        ("write_kv", in_all(write_kv), None),
-        (
-            "attend",
-            in_all(lambda _, keys, values: functions.attend(q, keys, values, start)),
+    every: dict[str, tuple[Part, int | None]] = {
+        "qkv": (lambda layer, *_: functions.product(layer.qkv, x, norm=layer.attention_norm), weights(x, qkv.shape[1])),
+        "write_kv": (write_kv, None),
+        "attend": (
+            lambda _, keys, values: functions.attend(q, keys, values, start),
             2 * keys[0, :, : live + count].nbytes,
         ),
-        (
-            "out",
-            in_all(lambda layer, *_: functions.product(layer.out, attended, plus=x)),
-            weights(attended, x.shape[1]),
-        ),
-        ("up", in_all(lambda layer, *_: functions.product(layer.up, x, norm=layer.mlp_norm)), weights(x, up.shape[1])),
-        ("activate", in_all(activate), None),
-        ("down", in_all(lambda layer, *_: functions.product(layer.down, inner, plus=x)), weights(inner, x.shape[1])),
-        ("head", lambda: functions.product(model.head, x, norm=model.norm), weights(x, model.vocab_size)),
-    ]
-    for name, run, size in every:
+        "out": (lambda layer, *_: functions.product(layer.out, attended, plus=x), weights(attended, x.shape[1])),
+        "up": (lambda layer, *_: functions.product(layer.up, x, norm=layer.mlp_norm), weights(x, up.shape[1])),
+        "activate": (activate, None),
+        "down": (lambda layer, *_: functions.product(layer.down, inner, plus=x), weights(inner, x.shape[1])),
+    }
+    layers = len(model.layers)
+    works = [(name, in_all(part), None if size is None else layers * size) for name, (part, size) in every.items()]
+    works.append(("head", lambda: functions.product(model.head, x, norm=model.norm), weights(x, model.vocab_size)))
+    for name, run, size in works:
 
         @torch.inference_mode()
         def work(run: Callable[[], Tensor] = run) -> Outcome:
@@ -91,5 +82,4 @@ def parts(
         def captured(work: Callable[[], Outcome] = work) -> Callable[[], Outcome]:
             return graphs.capture(work)
 
-        layers = 1 if name == "head" else len(model.layers)
-        yield name, lambda captured=captured: captured()(), None if size is None else layers * size  # type: ignore[misc]
+        yield name, lambda captured=captured: captured()(), size  # type: ignore[misc]

@@ -1,22 +1,18 @@
 """The usual alternative: transformers' own `generate`, on the same weights, with and without assistance."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from ..models.loaded import Loaded
 from ..racing.stats import Pace
 from ..system.hardware import wait
 from ..types import Settings
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
-    from .cases import Case
+from .cases import Case
 
 HF, ASSISTED, TUNED, PROMPT_LOOKUP = "hf", "hf-assisted", "hf-assisted-tuned", "hf-prompt-lookup"
 METHODS = {
@@ -51,17 +47,15 @@ def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Se
     """
     model = loaded.model
     ids = torch.tensor([prompt_ids], device=model.device)
-    sampling: dict[str, Any] = {"do_sample": False}
-    if settings.temperature > 0:
-        sampling = {"do_sample": True, "temperature": settings.temperature}
-        sampling |= {"top_k": settings.top_k, "top_p": settings.top_p}
     kwargs: dict[str, Any] = {
         "attention_mask": torch.ones_like(ids),
         "eos_token_id": sorted(loaded.eos_ids) or None,
         "pad_token_id": min(loaded.eos_ids, default=0),
         "repetition_penalty": 1.0,  # ours has none; unset, transformers takes the checkpoint's
-        **sampling,
+        "do_sample": settings.temperature > 0,
     }
+    if settings.temperature > 0:
+        kwargs |= {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
     if case.method == PROMPT_LOOKUP:
         kwargs["prompt_lookup_num_tokens"] = case.k
 

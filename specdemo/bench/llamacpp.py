@@ -3,8 +3,6 @@
 It gets the same token ids as our methods. Its own timings are used, which contain neither HTTP nor the detokenizer.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -15,12 +13,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..models.checkpoint import resolved
 from ..models.converted import Converted, gguf_of, is_made
+from ..models.loaded import Loaded
 from ..models.sources import Gguf, Parts, Source, Wheel
 from ..models.store import Progress
 from ..racing.stats import Pace
@@ -30,9 +29,6 @@ from ..servers.llamacpp import LlamaCpp, asked_of
 from ..studies.greedy import check_tokens
 from ..types import BadInput, Settings
 from .cases import Case
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
 
 LLAMA, NGRAM, DRAFTING = "llama.cpp", "llama.cpp-ngram", "llama.cpp-draft"
 METHODS = {

@@ -1,19 +1,14 @@
 """What a bench runs: our drafters, and the methods of others that `--against` names."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ..drafters.names import drafter_class
+from ..models.loaded import Loaded
 from ..racing.race import SPECULATIVE, drafters_of
 from ..types import AUTO, BadInput
 from . import hf, llamacpp
 from .cases import TREE, Case
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
 
 # K of transformers: some to find the best among where no number is given, and what its documentation uses.
 TUNED_K, LOOKUP_K = (3, 5, 8), 10

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -58,8 +58,6 @@ Threads = dict[str, tuple[int, int]]  # by thread: nanoseconds it has run, and w
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The race that is run each time."""
-
     prompt: str
     preset: str
     drafter: str
@@ -204,17 +202,15 @@ def _alone(asked: Asked) -> Rates:
 
 def unseen(url: str, asked: Asked) -> Rates:
     """One call, and one answer at the end."""
-    client = _client(url)
-    outcome = client.predict(**asdict(asked), api_name="/compare")
-    client.close()
+    with closing(_client(url)) as client:
+        outcome = client.predict(**asdict(asked), api_name="/compare")
     return {lane: outcome[lane]["stats"]["tokens_per_second"] for lane in LANES}
 
 
 def in_a_program(url: str, asked: Asked) -> Rates:
     """A program that reads the messages of the race as they come."""
-    client = _client(url)
-    *_, last = client.submit(**asdict(asked), api_name="/race")
-    client.close()
+    with closing(_client(url)) as client:
+        *_, last = client.submit(**asdict(asked), api_name="/race")
     return {lane: json.loads(last)["end"]["stats"][lane]["tokens_per_second"] for lane in LANES}
 
 

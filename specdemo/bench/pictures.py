@@ -52,7 +52,6 @@ ENDED = """() => {  // the recording of the other tab, in the arena of a race
 
 
 def main() -> None:
-    """Make all pictures."""
     check_browser()
     from playwright.sync_api import sync_playwright
 
@@ -78,7 +77,6 @@ def main() -> None:
 
 
 def replay(page: Page, name: str) -> None:
-    """Open a recording on the tab Replay."""
     page.get_by_role("tab", name="Replay").click()
     page.locator("#replay .sd-play:enabled").wait_for()
     page.select_option("#replay .sd-which", name)

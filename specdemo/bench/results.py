@@ -3,11 +3,10 @@
 A text is saved as a digest of its token ids. Every row can be made again from the runs.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,18 @@ from ..racing.race import PLAIN, SPECULATIVE
 from ..racing.stats import Pace
 from ..studies.prompts import ALL
 from ..studies.statistics import best_of, geometric_mean, log_means
+from ..studies.tables import grouped
 from ..types import AUTO, REJECTION, BadInput
 from .cases import TREE
 from .hf import HF
 from .llamacpp import LLAMA
-from .throughput import Run, cell, ratios, summarise, text_key
+from .throughput import Run, by_text, cell, drafting, ratios, summarise
 from .trees import tree_rows
 
-COLUMNS: tuple[str, ...] = (
-    "method",
-    "drafter",
-    "k",
-    "rule",
-    "temperature",
-    "prompt_id",
-    "category",
-    "repeat",
-    "new_tokens",
-    "seconds",
+COLUMNS = (
+    *("method", "drafter", "k", "rule", "temperature", "prompt_id", "category", "repeat", "new_tokens", "seconds"),
+    *("prompt_seconds", "accepted", "tested", "drafted", "rounds", "draft_cost", "digest"),
 )
-COLUMNS += ("prompt_seconds", "accepted", "tested", "drafted", "rounds", "draft_cost", "digest")
 FACTS = ("command", "environment", "weights", "prompts_sha256", "in_turn", "interrupted")
 
 
@@ -130,21 +121,17 @@ def drafters_markdown(runs: Sequence[Run]) -> list[str]:
     The interval of the fastest K is corrected for its being picked. The ratio of auto to it flatters that K.
     """
     lines = ["| | T | fastest K | tied with it | its speed-up | K = auto | auto to that K |", "|---" * 7 + "|"]
-    alone = {text_key(run): run for run in runs if run["method"] == PLAIN}
-    groups: dict[tuple[str, str, float], dict[int | str, list[Run]]] = {}
-    for run in runs:
-        if run["method"] == SPECULATIVE:
-            group = groups.setdefault((run["drafter"], run["rule"], run["temperature"]), {})
-            group.setdefault(run["k"], []).append(run)
-    for (drafter, rule, temperature), by_k in groups.items():
+    alone = by_text(run for run in runs if run["method"] == PLAIN)
+    chains = [run for run in runs if run["method"] == SPECULATIVE]
+    for (drafter, rule, temperature), group in grouped(chains, drafting).items():
+        by_k = grouped(group, itemgetter("k"))
         logs = {k: log_means(ratios(mine, alone)) for k, mine in by_k.items() if k != AUTO}
         best, tied = best_of(logs)
-        fastest = {text_key(run): run for run in by_k[best]}
         auto = by_k.get(AUTO, [])
         found = [
             geometric_mean(ratios(by_k[best], alone), of_many=len(logs)),
             geometric_mean(ratios(auto, alone)),
-            geometric_mean(ratios(auto, fastest)),
+            geometric_mean(ratios(auto, by_text(by_k[best]))),
         ]
         name = f"`{drafter}`" + (f", {rule}" if rule == REJECTION and temperature else "")
         cells = [name, f"{temperature:g}", f"{best}", ", ".join(map(str, tied)) or "-", *map(cell, found)]

@@ -5,32 +5,27 @@ the bytes that it has to read, divided by the bandwidth of this machine. The lea
 what the runner achieves.
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.initialization import no_init_weights
 
 from ..engines.choose import MakeRunner, runner_maker
-from ..engines.cpu.huge_pages import HugePages
 from ..engines.eager import EagerRunner
 from ..engines.fused import FusedRunner
 from ..engines.layout import head_width
+from ..engines.memory_rate import Stream
+from ..models.loaded import Loaded
 from ..studies.tables import text_table
-from ..system.hardware import compute_dtype, free_memory, seconds_of
+from ..system.hardware import compute_dtype, free_memory
 
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
-
-BUFFER = 2**30  # bytes, much larger than any cache
+BUFFER = 2**30  # bytes that are streamed
 REPEATS = 25
 COLUMNS = {"weights": "", "engine": "", "layers": "", "tokens": "d", "bytes": ",d"}  # of the table, and their formats
 COLUMNS |= {"floor_ms": ".2f", "ms": ".2f", "achieved": ".0%"}
@@ -72,48 +67,6 @@ class Pass:
     bytes: int
     ms: float
     floor_ms: float
-
-    @property
-    def achieved(self) -> float:
-        return self.floor_ms / self.ms
-
-
-class Stream:
-    """The bandwidth of the memory: a buffer much larger than any cache, read in the fastest of three ways.
-
-    The memory of a virtual machine may stream twice as much in one minute as in the next.
-    """
-
-    def __init__(self, device: torch.device, size: int = BUFFER) -> None:
-        """`size` in bytes."""
-        buffer = torch.ones(size // 4, device=device)
-        if device.type == "cpu":
-            buffer = HugePages().copy(buffer)  # like the weights: a CPU streams a fifth more from huge pages
-        other = torch.empty_like(buffer)
-        ways: list[tuple[Callable[[], Tensor], int]] = [
-            (buffer.sum, size),
-            (buffer.amax, size),
-            (lambda: other.copy_(buffer), 2 * size),
-        ]
-        self._device = device
-        rates = [[self._rate(*way) for way in ways] for _ in range(REPEATS)]  # in turn
-        medians = [median(rates_of_way) for rates_of_way in zip(*rates, strict=True)]
-        self._way, self._moved = ways[medians.index(max(medians))]
-        self.rates: list[float] = []
-
-    def rate(self) -> float:
-        """Bytes per second that the device streams now."""
-        self.rates.append(self._rate(self._way, self._moved))
-        return self.rates[-1]
-
-    def _rate(self, way: Callable[[], Tensor], moved: int) -> float:
-        # By the device's own clock: launching and waiting would add a tenth on a GPU.
-        return moved / seconds_of(self._device, way)
-
-    @property
-    def bandwidth(self) -> dict[str, float]:
-        """Bytes per second over all measurements: `least`, `median` and `best`."""
-        return {"least": min(self.rates), "median": median(self.rates), "best": max(self.rates)}
 
 
 def bytes_read(model: PreTrainedModel, context: int, tokens: int, stored: torch.dtype | None = None) -> int:
@@ -172,7 +125,9 @@ def passes(
                 rates.setdefault(length, []).append(stream.rate())
                 for engine, runner in runners.items():
                     for _ in range(2):  # the first only warms up
-                        took = _seconds(partial(runner.forward, [1] * length))
+                        began = time.perf_counter()
+                        float(runner.forward([1] * length)[-1, -1])  # a GPU is done when a number can be read
+                        took = time.perf_counter() - began
                         runner.rollback(context)
                     seconds.setdefault((length, engine), []).append(took)
     finally:
@@ -190,7 +145,8 @@ def random_passes(
     """`passes` of random weights of a shape, with as many layers as the memory allows."""
     config = SHAPES[shape]
     every = config.num_hidden_layers
-    model = random_model(config, dtype, device, SHARE * _free_memory(device))
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    model = random_model(config, dtype, device, SHARE * free)
     yield from passes(f"{shape}, random", model, dict([runner_maker(model)]), lengths, context, stream, every)
 
 
@@ -216,21 +172,7 @@ def _cut(config: PreTrainedConfig, layers: int) -> PreTrainedConfig:
     return type(config)(**fields)
 
 
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return free_memory()
-
-
-def _seconds(work: Callable[[], Tensor]) -> float:
-    """Seconds until a number of the result can be read."""
-    began = time.perf_counter()
-    float(work().view(-1)[-1])
-    return time.perf_counter() - began
-
-
 def table(bandwidth: dict[str, float], rows: Sequence[Pass]) -> str:
-    """The rows for people."""
     least, middle, best = (bandwidth[name] / 1e9 for name in ("least", "median", "best"))
     lines = [
         f"This machine streamed {middle:.1f} GB/s ({least:.1f} to {best:.1f} while this ran; least times follow it).",
@@ -243,5 +185,4 @@ def table(bandwidth: dict[str, float], rows: Sequence[Pass]) -> str:
 
 
 def as_dict(row: Pass) -> dict[str, Any]:
-    """Ready for JSON."""
-    return {**asdict(row), "achieved": row.achieved}
+    return {**asdict(row), "achieved": row.floor_ms / row.ms}

@@ -5,37 +5,32 @@ run is compared with the target alone on the same prompt, temperature and repeat
 turns (`in_turn`), a round each, so that a slow second of the machine slows all of them equally.
 """
 
-from __future__ import annotations
-
 import hashlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import zip_longest
+from operator import itemgetter
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..decoding.events import Event, emitted_tokens
 from ..decoding.loop import check_room
+from ..models.loaded import Loaded
 from ..racing.lanes import take_turns
 from ..racing.race import PLAIN, SPECULATIVE, start
-from ..racing.stats import counts_by_place
-from ..racing.summary import report
+from ..racing.stats import Stats, counts_by_place
 from ..studies.prompts import ALL, Prompt
 from ..studies.statistics import Spread, geometric_mean, log_means
 from ..studies.tables import text_table
 from ..types import AUTO, MATCH, BadInput, Settings
 from .cases import OURS, TREE, Case
 from .hf import HF, generate, models
-from .llamacpp import LLAMA
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
-    from .llamacpp import Server
+from .llamacpp import LLAMA, Server
 
 BASES = (PLAIN, HF, LLAMA)  # what everything is compared with
 Run = dict[str, Any]
-Rows = dict[tuple[Any, ...], list[Run]]  # runs by method, drafter, K, rule, temperature and category
-Bases = dict[tuple[str, tuple[Any, ...]], Run]  # what runs are compared with, by method and `text_key`
+KEY = "method", "drafter", "k", "rule", "temperature", "category"  # of a row of the summary
+Rows = dict[tuple[Any, ...], list[Run]]  # runs by `KEY`
 
 
 def bench(
@@ -66,13 +61,13 @@ def bench(
     turns = 0
 
     def write(prompt: Prompt, settings: Settings, repeat: int) -> list[Run]:
-        """One text by every case."""
         nonlocal turns
         turn, done = turns % len(cases), dict[Case, Run]()
         turns += 1
         for group in _groups([*cases[turn:], *cases[:turn]], in_turn):
             measured = _measured(loaded, prompt_ids[prompt.id], group, settings, servers or {})
-            done |= {case: _run(case, settings, prompt, repeat) | outcome for case, outcome in measured.items()}
+            of = {"temperature": settings.temperature, "prompt_id": prompt.id, "category": prompt.category}
+            done |= {case: {**asdict(case), **of, "repeat": repeat, **run} for case, run in measured.items()}
             progress(len(measured))
         return [done[case] for case in cases]
 
@@ -111,15 +106,11 @@ def _groups(cases: Sequence[Case], together: bool) -> list[list[Case]]:
 
 
 def _measured(
-    loaded: Loaded,
-    prompt_ids: Sequence[int],
-    cases: Sequence[Case],
-    settings: Settings,
-    servers: Mapping[Case, Server],
+    loaded: Loaded, prompt_ids: Sequence[int], cases: Sequence[Case], settings: Settings, servers: Mapping[Case, Server]
 ) -> dict[Case, Run]:
     if cases[0].method in OURS:
         texts = _write(loaded, cases, prompt_ids, settings)
-        found = {case: _outcome(loaded, prompt_ids, events) for case, events in texts.items()}
+        found = {case: _outcome(events) for case, events in texts.items()}
     elif cases[0] in servers:
         found = {case: servers[case].generate(prompt_ids, settings) for case in cases}
     else:
@@ -132,19 +123,6 @@ def _measured(
 def digest(token_ids: Sequence[int]) -> str:
     """The first 64 bits of the SHA-256 of a text's token ids, to compare texts for equality."""
     return hashlib.sha256(" ".join(map(str, token_ids)).encode()).hexdigest()[:16]
-
-
-def _run(case: Case, settings: Settings, prompt: Prompt, repeat: int) -> Run:
-    return {
-        "method": case.method,
-        "drafter": case.drafter,
-        "k": case.k,
-        "rule": case.rule,
-        "temperature": settings.temperature,
-        "prompt_id": prompt.id,
-        "category": prompt.category,
-        "repeat": repeat,
-    }
 
 
 def _write(
@@ -161,15 +139,14 @@ def _write(
     return texts
 
 
-def _outcome(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -> Run:
-    outcome = report(loaded, prompt_ids, events)
-    stats = outcome["stats"]
+def _outcome(events: Sequence[Event]) -> Run:
+    stats = Stats.of(events)
     copied = ("seconds", "prompt_seconds", "tokens_per_second", "accepted", "tested", "drafted", "rounds", "draft_cost")
     return {
-        "new_tokens": stats["tokens"],
-        **{name: stats[name] for name in copied},
+        "new_tokens": stats.tokens,
+        **{name: getattr(stats, name) for name in copied},
         "by_position": counts_by_place(events),
-        "token_ids": outcome["token_ids"],
+        "token_ids": [token.id for event in events for token in emitted_tokens(event)],
     }
 
 
@@ -182,25 +159,20 @@ def summarise(runs: Sequence[Run]) -> Iterator[Run]:
     all runs of a row together; `rows` are those of a pass. `identical` counts the texts that equal the target's, where
     they should.
     """
-    bases: Bases = {(run["method"], text_key(run)): run for run in runs if run["method"] in BASES}
+    bases = {base: by_text(run for run in runs if run["method"] == base) for base in BASES}
     rows: Rows = {}
     for run in runs:
         for category in (ALL, run["category"]):
-            key = run["method"], run["drafter"], run["k"], run["rule"], run["temperature"], category
-            rows.setdefault(key, []).append(run)
-    for (method, drafter, k, rule, temperature, category), group in rows.items():
-        plain = [bases[PLAIN, text_key(run)] for run in group]
+            rows.setdefault((*(run[name] for name in KEY[:-1]), category), []).append(run)
+    for key, group in rows.items():
+        method, _, k, rule, temperature, _ = key
+        plain = [bases[PLAIN][text_key(run)] for run in group]
         guessed = sum(run["drafted"] or 0 for run in group)
         yield {
-            "method": method,
-            "drafter": drafter,
-            "k": k,
-            "rule": rule,
-            "temperature": temperature,
-            "category": category,
+            **dict(zip(KEY, key, strict=True)),
             "tokens_per_second": mean(group, _speed),
-            "ratio_to": {base: _ratio_to(group, base, bases) for base in BASES},
-            "ratio_to_best_k": _to_best_k(rows, bases, group, drafter, rule, temperature, category)
+            "ratio_to": {base: geometric_mean(ratios(group, of_base)) for base, of_base in bases.items()},
+            "ratio_to_best_k": _to_best_k(rows, key, bases[PLAIN])
             if method in (SPECULATIVE, TREE) and k == AUTO
             else None,
             "tokens_per_round": rate(group, lambda run: run["new_tokens"] - 1, "rounds"),
@@ -216,9 +188,14 @@ def summarise(runs: Sequence[Run]) -> Iterator[Run]:
         }
 
 
-def text_key(run: Run) -> tuple[Any, ...]:
-    """The prompt, temperature and repeat: runs with the same key are compared."""
-    return run["prompt_id"], run["temperature"], run["repeat"]
+text_key = itemgetter("prompt_id", "temperature", "repeat")  # of a run; those with the same key are compared
+drafting = itemgetter("drafter", "rule", "temperature")  # of a run
+_speed = itemgetter("tokens_per_second")
+
+
+def by_text(runs: Iterable[Run]) -> dict[Any, Run]:
+    """The runs of one case by `text_key`, to compare others with."""
+    return {text_key(run): run for run in runs}
 
 
 def _by_prompt(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> dict[str, list[float]]:
@@ -231,13 +208,7 @@ def _by_prompt(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> di
 
 
 def mean(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> Spread | None:
-    """The geometric mean of a figure over prompts."""
     return geometric_mean(_by_prompt(runs, figure))
-
-
-def _speed(run: Run) -> float | None:
-    speed: float | None = run["tokens_per_second"]
-    return speed
 
 
 def ratios(
@@ -253,22 +224,15 @@ def ratios(
     return _by_prompt(runs, ratio)
 
 
-def _ratio_to(runs: Sequence[Run], method: str, bases: Bases) -> Spread | None:
-    return geometric_mean(ratios(runs, {text: run for (name, text), run in bases.items() if name == method}))
-
-
-def _to_best_k(
-    rows: Rows, bases: Bases, auto: list[Run], drafter: str | None, rule: str | None, temperature: float, category: str
-) -> Run | None:
+def _to_best_k(rows: Rows, key: tuple[Any, ...], alone: Mapping[Any, Run]) -> Run | None:
     """The speed of K = `auto` over that of the fastest chains of a fixed `k`, run by run; None without a fixed K."""
-    same = (SPECULATIVE, drafter), (rule, temperature, category)
-    by_k = {key[2]: runs for key, runs in rows.items() if (key[:2], key[3:]) == same and key[2] != AUTO}
-    alone = {text: run for (name, text), run in bases.items() if name == PLAIN}
+    same = (SPECULATIVE, key[1]), key[3:]
+    by_k = {other[2]: runs for other, runs in rows.items() if (other[:2], other[3:]) == same and other[2] != AUTO}
     logs = {k: found for k, runs in by_k.items() if (found := log_means(ratios(runs, alone)))}
     if not logs:
         return None
     best = max(logs, key=lambda k: fmean(logs[k].values()))
-    ratio = geometric_mean(ratios(auto, {text_key(run): run for run in by_k[best]}))
+    ratio = geometric_mean(ratios(rows[key], by_text(by_k[best])))
     return {"k": best, **asdict(ratio)} if ratio else None
 
 
@@ -280,12 +244,9 @@ def rate(runs: Sequence[Run], part: Callable[[Run], int], whole: str) -> float |
 
 def _by_position(runs: Sequence[Run]) -> list[float]:
     """Accepted / tested at each position of a draft where any was tested."""
-    tested, accepted = Counter[int](), Counter[int]()
-    for run in runs:
-        for position, (tests, passes) in enumerate(run.get("by_position", ())):
-            tested[position] += tests
-            accepted[position] += passes
-    return [round(accepted[position] / tested[position], 4) for position in sorted(tested) if tested[position]]
+    of_each = zip_longest(*(run.get("by_position", ()) for run in runs), fillvalue=(0, 0))
+    counts = (map(sum, zip(*position, strict=True)) for position in of_each)
+    return [round(accepted / tested, 4) for tested, accepted in counts if tested]
 
 
 def drafter_rows(summary: Sequence[Run]) -> list[Run]:
@@ -304,15 +265,8 @@ def drafter_rows(summary: Sequence[Run]) -> list[Run]:
 
 SHAPES = {
     **{"category": "", "temperature": "g", "method": "", "drafter": "", "k": "", "rule": "", "tokens/s": ".1f"},
-    **{"to alone": ".2f", "to hf": ".2f", "to llama.cpp": ".2f", "to best K": ".2f"},
-    **{
-        "tokens_per_round": ".2f",
-        "rows": ".1f",
-        "acceptance_rate": ".0%",
-        "draft_efficiency": ".0%",
-        "draft_cost": ".0%",
-        "same": "",
-    },
+    **{"to alone": ".2f", "to hf": ".2f", "to llama.cpp": ".2f", "to best K": ".2f", "tokens_per_round": ".2f"},
+    **{"rows": ".1f", "acceptance_rate": ".0%", "draft_efficiency": ".0%", "draft_cost": ".0%", "same": ""},
 }
 
 

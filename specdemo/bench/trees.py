@@ -1,18 +1,15 @@
 """Trees beside chains, from the runs of a bench: is a row better spent on a branch or on the end of a chain?"""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
 
 from ..racing.race import PLAIN, SPECULATIVE
-from ..studies.statistics import Spread, geometric_mean, log_means
+from ..studies.statistics import geometric_mean, log_means
+from ..studies.tables import grouped
 from ..types import AUTO, REJECTION
 from .cases import TREE
-from .throughput import Run, cell, mean, rate, ratios, text_key
+from .throughput import Run, by_text, cell, drafting, mean, rate, ratios, text_key
 
-Size = tuple[str, int | str]  # the method, SPECULATIVE or TREE, and K
 CHAIN_COLUMNS = "tokens a round, to that chain", "tokens/s, to that chain"
 HEADINGS = "drafter", "T", "draft", "tokens a round", "rows a pass", "tokens/s", "to the target alone", *CHAIN_COLUMNS
 
@@ -23,20 +20,17 @@ def tree_rows(runs: Sequence[Run]) -> list[Run]:
     `to_chain` compares with that chain on the same texts: geometric means over prompts, with intervals. Its K was
     picked for its speed, so that the comparison favours it. Rates are over all runs together.
     """
-    alone = {text_key(run): run for run in runs if run["method"] == PLAIN}
-    groups: dict[tuple[str, str, float], dict[Size, list[Run]]] = {}
-    for run in runs:
-        if run["method"] in (SPECULATIVE, TREE):
-            group = groups.setdefault((run["drafter"], run["rule"], run["temperature"]), {})
-            group.setdefault((run["method"], run["k"]), []).append(run)
+    alone = by_text(run for run in runs if run["method"] == PLAIN)
+    drafted = [run for run in runs if run["method"] in (SPECULATIVE, TREE)]
     rows = []
-    for (drafter, rule, temperature), by_size in groups.items():
+    for (drafter, rule, temperature), group in grouped(drafted, drafting).items():
+        by_size = grouped(group, lambda run: (run["method"], run["k"]))
         if not any(method == TREE for method, _ in by_size):
             continue
         logs = {size: log_means(ratios(mine, alone)) for size, mine in by_size.items()}
         fixed = [size for size in by_size if size[0] == SPECULATIVE and size[1] != AUTO and logs[size]]
         best = max(fixed, key=lambda size: fmean(logs[size].values()), default=None)
-        chain = {text_key(run): run for run in by_size[best]} if best else {}
+        chain = by_text(by_size[best]) if best else {}
         for size, mine in by_size.items():
             method, k = size
             if method == SPECULATIVE and k != AUTO and size != best:
@@ -45,11 +39,16 @@ def tree_rows(runs: Sequence[Run]) -> list[Run]:
                 {
                     **{"drafter": drafter, "rule": rule, "temperature": temperature, "method": method, "k": k},
                     "best_chain": size == best,
-                    "tokens_per_round": rate(mine, _behind_prompt, "rounds"),
+                    "tokens_per_round": rate(mine, lambda run: run["new_tokens"] - 1, "rounds"),
                     "rows": rate(mine, lambda run: run["rounds"] + (run["drafted"] or 0), "rounds"),
                     "tokens_per_second": mean(mine, lambda run: run["tokens_per_second"]),
                     "to_alone": geometric_mean(ratios(mine, alone)),
-                    "to_chain": _to_chain(mine, chain) if size != best else None,
+                    "to_chain": {
+                        "tokens_per_round": geometric_mean(ratios(mine, chain, _tokens_per_round)),
+                        "tokens_per_second": geometric_mean(ratios(mine, chain)),
+                    }
+                    if size != best
+                    else None,
                     "identical": sum(run["digest"] == alone[text_key(run)]["digest"] for run in mine),
                     "runs": len(mine),
                 }
@@ -57,23 +56,11 @@ def tree_rows(runs: Sequence[Run]) -> list[Run]:
     return rows
 
 
-def _behind_prompt(run: Run) -> int:
-    return int(run["new_tokens"]) - 1
-
-
-def _round(run: Run) -> float | None:
-    return _behind_prompt(run) / run["rounds"] if run.get("rounds") else None
-
-
-def _to_chain(runs: Sequence[Run], chain: Mapping[Any, Run]) -> dict[str, Spread | None]:
-    return {
-        "tokens_per_round": geometric_mean(ratios(runs, chain, _round)),
-        "tokens_per_second": geometric_mean(ratios(runs, chain)),
-    }
+def _tokens_per_round(run: Run) -> float | None:
+    return (run["new_tokens"] - 1) / run["rounds"] if run.get("rounds") else None
 
 
 def trees_markdown(rows: Sequence[Run]) -> list[str]:
-    """The rows as the lines of a table in Markdown."""
     lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     for row in rows:
         name = f"`{row['drafter']}`" + (f", {REJECTION}" if row["rule"] == REJECTION and row["temperature"] else "")

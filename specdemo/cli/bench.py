@@ -1,7 +1,5 @@
 """`python -m specdemo bench ...`: measurements."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex
@@ -13,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from tqdm import tqdm
+from typer import Argument, Option
 
 from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..models.results import joined, read_results, results_path
@@ -54,10 +53,10 @@ INTERRUPTED = 130  # what shells answer for a program that was interrupted
 
 Against = Annotated[
     str,
-    typer.Option(
+    Option(
         help="Other programs to compare with on the same weights, separated by commas: hf (transformers), hf-assisted "
         "(with its own settings, and with K), hf-assisted-tuned (with K), hf-prompt-lookup, llama.cpp, or "
-        "llama.cpp=http://... for a server that runs already.",
+        "llama.cpp=http://... for a server that runs already."
     ),
 ]
 
@@ -67,20 +66,17 @@ class Texts:
     """Which texts are written, and how often."""
 
     prompts: PromptFile = HELD_OUT
-    each: Annotated[int, typer.Option(min=0, help="The most prompts of a category; 0 takes all.")] = 0
+    each: Annotated[int, Option(min=0, help="The most prompts of a category; 0 takes all.")] = 0
     names: Drafters = ""
     trees: Annotated[
-        str,
-        typer.Option(
-            "--tree", help="Also trees of so many tokens, or auto, by drafters that can, separated by commas."
-        ),
+        str, Option("--tree", help="Also trees of so many tokens, or auto, by drafters that can, separated by commas.")
     ] = ""
     max_new_tokens: MaxNewTokens = 128
     repeats: Repeats = 1
-    rules: Annotated[str, typer.Option("--rule", help="match, rejection, or both, separated by a comma.")] = MATCH
+    rules: Annotated[str, Option("--rule", help="match, rejection, or both, separated by a comma.")] = MATCH
     in_turn: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--in-turn",
             help="The methods of specdemo write a text together, a round each in turn, so that a busy machine "
             "slows all of them alike.",
@@ -118,7 +114,7 @@ def drafters(
     texts: Texts,
     ks: Ks = "2,4,6,8",
     temperatures: Temperatures = "0,0.7,1",
-    save: Annotated[bool, typer.Option("--save", help="Keep these rows for the preset's drafter menu.")] = False,
+    save: Annotated[bool, Option("--save", help="Keep these rows for the preset's drafter menu.")] = False,
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and the speed-up."""
     outcome = measure(models, texts, "", ks, temperatures)
@@ -200,11 +196,9 @@ def command() -> str:
 
 @app.command("table")
 def table_(
-    path: Annotated[Path, typer.Argument(help="A file that `bench --json` wrote.")],
-    drafters: Annotated[
-        bool, typer.Option("--drafters", help="One row for each drafter: its fastest K, and auto.")
-    ] = False,
-    trees: Annotated[bool, typer.Option("--tree", help="Trees beside the chains of the same drafter.")] = False,
+    path: Annotated[Path, Argument(help="A file that `bench --json` wrote.")],
+    drafters: Annotated[bool, Option("--drafters", help="One row for each drafter: its fastest K, and auto.")] = False,
+    trees: Annotated[bool, Option("--tree", help="Trees beside the chains of the same drafter.")] = False,
 ) -> None:
     """The rows of a bench as a table in Markdown; the tables of the docs are made so."""
     from ..bench import results
@@ -219,7 +213,7 @@ def table_(
 @app.command()
 def page(
     preset: PresetName = DEFAULT_PRESET,
-    prompt: Annotated[str, typer.Option(help="The prompt of both lanes.")] = PAGE_PROMPT,
+    prompt: Annotated[str, Option(help="The prompt of both lanes.")] = PAGE_PROMPT,
     drafter: Drafter = None,
     k: AnyK = None,
     max_new_tokens: MaxNewTokens = 128,
@@ -245,11 +239,11 @@ def page(
 @with_options
 def roofline(
     models: Models,
-    k: Annotated[int, typer.Option("-k", "--k", help="Passes over 1 and K + 1 tokens are timed.")] = 5,
+    k: Annotated[int, Option("-k", "--k", help="Passes over 1 and K + 1 tokens are timed.")] = 5,
     shapes: Annotated[
-        str | None, typer.Option(help="Shapes of models to time with random weights, separated by commas.")
+        str | None, Option(help="Shapes of models to time with random weights, separated by commas.")
     ] = None,
-    context_: Annotated[int, typer.Option("--context", min=1, help="Tokens in the cache.")] = 128,
+    context_: Annotated[int, Option("--context", min=1, help="Tokens in the cache.")] = 128,
     json_: JsonFile = None,
 ) -> None:
     """How near a pass comes to the speed of the memory, for a preset and for random weights of well-known shapes.
@@ -270,7 +264,7 @@ def roofline(
         if context_ + k + 1 > loaded.context:
             sizes = f"{loaded.context} tokens: {context_} and a pass over {k + 1} are too many"
             raise BadInput(f"{models.preset} holds {sizes}.")
-        stream, lengths = lab.Stream(loaded.device), [1, k + 1]
+        stream, lengths = lab.Stream(loaded.device, lab.BUFFER, lab.REPEATS), [1, k + 1]
         makers, stored = lab.engines(loaded), loaded.weights_dtype
         rows = list(lab.passes(models.preset, loaded.model, makers, lengths, context_, stream, stored=stored))
         for shape in asked:
@@ -287,7 +281,7 @@ def gpu(
     dtype: DType = "auto",
     device: Device = "auto",
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Use tiny sizes, which run on a CPU too, to see that it works.")
+        bool, Option("--tiny", help="Use tiny sizes, which run on a CPU too, to see that it works.")
     ] = False,
     json_: JsonFile = None,
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from ..types import BadInput
 from .options import (
@@ -31,24 +32,24 @@ if TYPE_CHECKING:
 @with_options
 def doctor(
     *,
-    server: Annotated[str | None, typer.Option(help="A running vLLM, llama.cpp server or SGLang.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="The same server without speculation.")] = None,
+    server: Annotated[str | None, Option(help="A running vLLM, llama.cpp server or SGLang.")] = None,
+    baseline: Annotated[str | None, Option(help="The same server without speculation.")] = None,
     models: ModelsOrEager,
     drafter: Drafter = None,
     k: AnyK = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy; up to 2. Texts are compared at 0 only.")] = 0.0,
+    temperature: Annotated[float, Option(help="0 is greedy; up to 2. Texts are compared at 0 only.")] = 0.0,
     max_new_tokens: MaxNewTokens = 96,
-    prompts: Annotated[int, typer.Option(min=1, max=3, help="Of each of the eight kinds.")] = 2,
-    at_once: Annotated[str, typer.Option(help="Requests at once, separated by commas; empty leaves them out.")] = (
+    prompts: Annotated[int, Option(min=1, max=3, help="Of each of the eight kinds.")] = 2,
+    at_once: Annotated[str, Option(help="Requests at once, separated by commas; empty leaves them out.")] = (
         "1,2,4,8,16"
     ),
-    contexts: Annotated[str, typer.Option(help="Lengths of prompts, separated by commas; empty leaves them out.")] = (
+    contexts: Annotated[str, Option(help="Lengths of prompts, separated by commas; empty leaves them out.")] = (
         "256,1024,4096"
     ),
-    seconds: Annotated[float, typer.Option(help="The most time that it takes.")] = 600.0,
+    seconds: Annotated[float, Option(help="The most time that it takes.")] = 600.0,
     json_: AsJson = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write the tables to this file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a report to this file, one page of HTML.")] = None,
+    csv: Annotated[Path | None, Option(help="Also write the tables to this file.")] = None,
+    html: Annotated[Path | None, Option(help="Also write a report to this file, one page of HTML.")] = None,
 ) -> None:
     """Does speculation pay on a server, or on a preset with a drafter, and what to change if it does not?
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 from ..racing.compare import is_comparable
 from ..racing.provenance import provenance
@@ -46,8 +47,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Why it is fast or slow, which K, and whether it is really lossless.", no_args_is_help=True)
 
-K = Annotated[int, typer.Option("-k", help="Tokens drafted in one round.")]
-Temperature = Annotated[float, typer.Option(help="The temperature, 0 (greedy) to 2.")]
+K = Annotated[int, Option("-k", help="Tokens drafted in one round.")]
+Temperature = Annotated[float, Option(help="The temperature, 0 (greedy) to 2.")]
 
 
 @app.command()
@@ -57,7 +58,7 @@ def profile(
     *,
     names: Drafters = "",
     k: K = 4,
-    prompt: Annotated[str, typer.Option(help="What to say to the model.")] = "Tell me about the sea.",
+    prompt: Annotated[str, Option(help="What to say to the model.")] = "Tell me about the sea.",
     max_new_tokens: MaxNewTokens = 32,
     repeats: Repeats = 3,
     files: Files,
@@ -87,21 +88,16 @@ def profile(
 @app.command()
 @with_options
 def theory(
-    draft_ms: Annotated[float | None, typer.Option(help="Milliseconds to draft one token.")] = None,
-    target_ms: Annotated[float | None, typer.Option(help="Milliseconds of a target pass over one token.")] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="Instead of both: a file that `lab profile --json` wrote.")
-    ] = None,
-    drafter: Annotated[str | None, typer.Option(help="With --profile: the drafter whose costs are taken.")] = None,
+    draft_ms: Annotated[float | None, Option(help="Milliseconds to draft one token.")] = None,
+    target_ms: Annotated[float | None, Option(help="Milliseconds of a target pass over one token.")] = None,
+    profile: Annotated[Path | None, Option(help="Instead of both: a file that `lab profile --json` wrote.")] = None,
+    drafter: Annotated[str | None, Option(help="With --profile: the drafter whose costs are taken.")] = None,
     at_once: Annotated[
-        bool,
-        typer.Option("--at-once", help="The drafter drafts all tokens at once: --draft-ms is the time of a draft."),
+        bool, Option("--at-once", help="The drafter drafts all tokens at once: --draft-ms is the time of a draft.")
     ] = False,
-    alpha: Annotated[
-        float | None, typer.Option(help="The acceptance rate: the chance that a drafted token passes.")
-    ] = None,
+    alpha: Annotated[float | None, Option(help="The acceptance rate: the chance that a drafted token passes.")] = None,
     json_: AsJson = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write the table to this file.")] = None,
+    csv: Annotated[Path | None, Option(help="Also write the table to this file.")] = None,
 ) -> None:
     """What speculation could gain with these costs: the ideal, the break-even acceptance, the best K."""
     from ..studies import theory as lab
@@ -128,7 +124,7 @@ def theory(
 
 @app.command()
 @with_options
-def explain(trace: Annotated[Path, typer.Option(help="A trace, as `record` writes it.")], files: Files) -> None:
+def explain(trace: Annotated[Path, Option(help="A trace, as `record` writes it.")], files: Files) -> None:
     """Set a recorded race beside the theory, and split the gap between the two into its parts."""
     from ..studies.explain import explain_race
 
@@ -144,9 +140,9 @@ def sweep(
     models: Models,
     *,
     names: Drafters = "",
-    ks: Annotated[str, typer.Option("-k", help="Values of K, separated by commas; 0 is always run.")] = "0,1,2,4,8,16",
+    ks: Annotated[str, Option("-k", help="Values of K, separated by commas; 0 is always run.")] = "0,1,2,4,8,16",
     temperatures: Temperatures = "0",
-    seeds: Annotated[int, typer.Option(min=1, help="Texts of each prompt.")] = 1,
+    seeds: Annotated[int, Option(min=1, help="Texts of each prompt.")] = 1,
     prompts: PromptFile = PROMPTS / "easy-hard.jsonl",
     max_new_tokens: MaxNewTokens = 64,
     rule: RuleName = MATCH,
@@ -184,8 +180,7 @@ def domains(
     prompts: PromptFile = PROMPTS / "domains.jsonl",
     max_new_tokens: MaxNewTokens = 64,
     traces: Annotated[
-        list[Path] | None,
-        typer.Option("--trace", help="Count in this trace, with no model; may be given several times."),
+        list[Path] | None, Option("--trace", help="Count in this trace, with no model; may be given several times.")
     ] = None,
     files: Files,
 ) -> None:
@@ -227,15 +222,13 @@ def lossless(
     seed: Seed = 0,
     rule: RuleName = MATCH,
     tree: Tree = False,
-    rounds: Annotated[int, typer.Option(min=0, help="Rounds to sample from one context; 0 skips this check.")] = 3000,
-    broken: Annotated[str, typer.Option(help="Sample by a broken rule, to see the test catch it.")] = "",
-    prompt: Annotated[str, typer.Option(help="The prompt whose answer is the context.")] = "Tell me about the sea.",
+    rounds: Annotated[int, Option(min=0, help="Rounds to sample from one context; 0 skips this check.")] = 3000,
+    broken: Annotated[str, Option(help="Sample by a broken rule, to see the test catch it.")] = "",
+    prompt: Annotated[str, Option(help="The prompt whose answer is the context.")] = "Tell me about the sea.",
     prompts: PromptFile = PROMPTS / "domains.jsonl",
-    limit: Annotated[int, typer.Option(min=0, help="Prompts whose texts are compared; 0 skips this check.")] = 8,
-    transformers: Annotated[bool, typer.Option(help="Also check the target alone against transformers.")] = True,
-    server: Annotated[
-        str | None, typer.Option(help="Also check it against llama.cpp's server of the same file.")
-    ] = None,
+    limit: Annotated[int, Option(min=0, help="Prompts whose texts are compared; 0 skips this check.")] = 8,
+    transformers: Annotated[bool, Option(help="Also check the target alone against transformers.")] = True,
+    server: Annotated[str | None, Option(help="Also check it against llama.cpp's server of the same file.")] = None,
     max_new_tokens: MaxNewTokens = 64,
     files: Files,
 ) -> None:

@@ -4,14 +4,13 @@ What a command is asked for goes to stdout, everything else to stderr. Bad input
 and one line on stderr.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from ..decoding.events import emitted_tokens
 from ..models.presets import load_presets
@@ -42,7 +41,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")
 app.command()(doctor)
 
-Prompt = Annotated[str, typer.Option(help="What to say to the model; - reads stdin.")]
+Prompt = Annotated[str, Option(help="What to say to the model; - reads stdin.")]
 
 STYLES: dict[TokenKind, dict[str, Any]] = {
     TokenKind.ACCEPTED: {"fg": "green", "underline": True},
@@ -69,7 +68,7 @@ def presets(json_: AsJson = False) -> None:
 
 @app.command()
 def cache(
-    delete: Annotated[list[str] | None, typer.Option(help="Delete this model; may be given several times.")] = None,
+    delete: Annotated[list[str] | None, Option(help="Delete this model; may be given several times.")] = None,
 ) -> None:
     """List the models that were fetched, or delete some."""
     from ..models.cached import delete_cached, list_cached
@@ -85,21 +84,15 @@ def cache(
 
 @app.command()
 def serve(
-    preset: Annotated[
-        str | None, typer.Option("--preset", help="The preset to load first; `presets` lists them.")
-    ] = None,
+    preset: Annotated[str | None, Option("--preset", help="The preset to load first; `presets` lists them.")] = None,
     port: Annotated[
-        int | None,
-        typer.Option("--port", min=1, max=65535, help="The port; by default the first free one from 7860 on."),
+        int | None, Option("--port", min=1, max=65535, help="The port; by default the first free one from 7860 on.")
     ] = None,
     host: Annotated[
-        str | None,
-        typer.Option("--host", help="The address: 127.0.0.1 for this machine only, 0.0.0.0 for its network."),
+        str | None, Option("--host", help="The address: 127.0.0.1 for this machine only, 0.0.0.0 for its network.")
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
-    auth: Annotated[
-        Path | None, typer.Option("--auth", help="Ask for a login: a file with lines of user:password.")
-    ] = None,
+    open_: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
+    auth: Annotated[Path | None, Option("--auth", help="Ask for a login: a file with lines of user:password.")] = None,
 ) -> None:
     """Serve the page, as `python app.py` does."""
     import_quickly("specdemo.ui.serve").serve(preset, port, host, open_, auth)
@@ -140,22 +133,20 @@ def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: A
 def race_(
     context: typer.Context,
     *,
-    prompt: Annotated[str | None, typer.Option(help="What to say to the model; - reads stdin.")] = None,
+    prompt: Annotated[str | None, Option(help="What to say to the model; - reads stdin.")] = None,
     models: ModelsOrEager,
     decoding: Decoding,
     lane: LaneNames = None,
-    isolated: Annotated[bool, typer.Option("--isolated", help="One lane after the other.")] = False,
+    isolated: Annotated[bool, Option("--isolated", help="One lane after the other.")] = False,
     again: Annotated[
-        Path | None, typer.Option(help="Run the race of this trace again, as `record` or the page wrote it.")
+        Path | None, Option(help="Run the race of this trace again, as `record` or the page wrote it.")
     ] = None,
     server: Annotated[
-        str | None, typer.Option(help="Race a running vLLM, llama.cpp server or SGLang at this address.")
+        str | None, Option(help="Race a running vLLM, llama.cpp server or SGLang at this address.")
     ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="With --server: one without speculation, or a trace of one.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="With --server: write the trace to this file.")] = None,
-    why: Annotated[bool, typer.Option("--why", help="Also print the figures behind the verdicts.")] = False,
+    baseline: Annotated[str | None, Option(help="With --server: one without speculation, or a trace of one.")] = None,
+    out: Annotated[Path | None, Option(help="With --server: write the trace to this file.")] = None,
+    why: Annotated[bool, Option("--why", help="Also print the figures behind the verdicts.")] = False,
     json_: AsJson = False,
 ) -> None:
     """Race the target with a drafter, or with several, against the target alone, and say who won and why.
@@ -163,21 +154,8 @@ def race_(
     With --server, the two are servers. Their API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
     """
     if server is not None:
-        ours = (
-            "preset",
-            "head",
-            "drafter",
-            "k",
-            "tree",
-            "lane",
-            "why",
-            "dtype",
-            "device",
-            "eager",
-            "isolated",
-            "again",
-        )
-        if given := [_option(name) for name in ours if _is_given(context, name)]:
+        ours = "preset head drafter k tree lane why dtype device eager isolated again"
+        if given := [_option(name) for name in ours.split() if _is_given(context, name)]:
             raise BadInput(f"With --server the server says what runs: leave out {', '.join(given)}.")
         if prompt is None:
             raise BadInput("Say what to race on, with --prompt.")
@@ -254,7 +232,7 @@ def compared(differing: dict[str, int | None], others: list[str]) -> list[str]:
 @with_options
 def record(
     prompt: Prompt,
-    out: Annotated[Path, typer.Option(help="The trace to write, JSON lines; packed if it ends in .gz.")],
+    out: Annotated[Path, Option(help="The trace to write, JSON lines; packed if it ends in .gz.")],
     models: ModelsOrEager,
     decoding: Decoding,
     lane: LaneNames = None,

@@ -103,8 +103,7 @@ class Models:
     ] = None
     draft: Annotated[str | None, Option(help="The draft model of --target, named in the same way.")] = None
     head: Annotated[
-        str | None,
-        Option(help="A head of others (EAGLE-3, DFlash, DSpark, Medusa): a hub id or a folder."),
+        str | None, Option(help="A head of others (EAGLE-3, DFlash, DSpark, Medusa): a hub id or a folder.")
     ] = None
     save_preset: Annotated[str | None, Option(help="Keep --target, --draft and --head as a preset of this name.")] = (
         None
@@ -243,7 +242,6 @@ class Files:
         check_writable(self.json_, self.csv)
 
     def write(self, found: Any, rows: Sequence[Any]) -> None:
-        """Write everything found as JSON and the rows of its table as CSV, as far as files were named."""
         from ..studies.tables import write_csv, write_json
 
         if self.json_:

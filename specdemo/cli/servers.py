@@ -1,7 +1,5 @@
 """Commands that ask servers which run already."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,13 +1,12 @@
 """`python -m specdemo train ...`: how the shipped drafters are made."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from tqdm import tqdm
+from typer import Option
 
 from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..types import BadInput
@@ -15,22 +14,22 @@ from .options import Device, Models, PresetName, check_writable, numbers, with_o
 
 app = typer.Typer(help="Make drafters: have the target write text, and count or train on it.")
 
-Kind = Annotated[str, typer.Option(help="The kind of head: eagle, block or medusa.")]
-Folder = Annotated[Path, typer.Option("--text", help="The folder of text shards.")]
+Kind = Annotated[str, Option(help="The kind of head: eagle, block or medusa.")]
+Folder = Annotated[Path, Option("--text", help="The folder of text shards.")]
 States = Annotated[
-    Path | None, typer.Option("--keep-states", help="A folder for the target's states: 3.5 kB a token of SmolLM2-135M.")
+    Path | None, Option("--keep-states", help="A folder for the target's states: 3.5 kB a token of SmolLM2-135M.")
 ]
-Seed = Annotated[int, typer.Option(help="The same seed and machine give the same result.")]
+Seed = Annotated[int, Option(help="The same seed and machine give the same result.")]
 
 
 @app.command()
 @with_options
 def data(
     models: Models,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of text that the folder should hold in the end.")],
+    tokens: Annotated[int, Option(min=1, help="Tokens of text that the folder should hold in the end.")],
     text: Folder = Path("text"),
-    rows: Annotated[int, typer.Option(min=1, help="Conversations written side by side.")] = 192,
-    columns: Annotated[int, typer.Option(min=1, help="Tokens a row holds.")] = 512,
+    rows: Annotated[int, Option(min=1, help="Conversations written side by side.")] = 192,
+    columns: Annotated[int, Option(min=1, help="Tokens a row holds.")] = 512,
     seed: Seed = 0,
     states: States = None,
 ) -> None:
@@ -50,9 +49,9 @@ def data(
 def ngram(
     preset: PresetName = DEFAULT_PRESET,
     text: Annotated[
-        list[Path] | None, typer.Option(help="A folder of text shards, `text` by default; more may be given.")
+        list[Path] | None, Option(help="A folder of text shards, `text` by default; more may be given.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file of the table; by default in presets/weights.")] = None,
+    out: Annotated[Path | None, Option(help="The file of the table; by default in presets/weights.")] = None,
 ) -> None:
     """Count the n-gram table of a preset from its text."""
     from ..train.ngram import build_table
@@ -69,22 +68,20 @@ def ngram(
 @app.command()
 def head(
     kind: Kind,
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to read in all, repeats included.")],
+    tokens: Annotated[int, Option(min=1, help="How many tokens to read in all, repeats included.")],
     preset: PresetName = DEFAULT_PRESET,
     text: Folder = Path("text"),
-    out: Annotated[Path | None, typer.Option(help="The file of the head; by default in presets/weights.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of text in a step.")] = 8,
-    places: Annotated[int, typer.Option(min=1, help="Positions of a draft that are trained.")] = 4,
-    rate: Annotated[float, typer.Option(help="The highest learning rate of the matrices.")] = 2e-3,
-    draft_vocab: Annotated[int, typer.Option(min=1, help="How many tokens it can draft.")] = 8192,
-    mlp: Annotated[int, typer.Option(min=1, help="Width of its feed-forward part.")] = 1280,
-    depth: Annotated[
-        int, typer.Option(min=1, help="Layers of a block head; blocks of each place of a medusa head.")
-    ] = 1,
-    layers: Annotated[str, typer.Option(help="Layers of the target that the head reads, such as 8,20,29.")] = "",
+    out: Annotated[Path | None, Option(help="The file of the head; by default in presets/weights.")] = None,
+    rows: Annotated[int, Option(min=1, help="Rows of text in a step.")] = 8,
+    places: Annotated[int, Option(min=1, help="Positions of a draft that are trained.")] = 4,
+    rate: Annotated[float, Option(help="The highest learning rate of the matrices.")] = 2e-3,
+    draft_vocab: Annotated[int, Option(min=1, help="How many tokens it can draft.")] = 8192,
+    mlp: Annotated[int, Option(min=1, help="Width of its feed-forward part.")] = 1280,
+    depth: Annotated[int, Option(min=1, help="Layers of a block head; blocks of each place of a medusa head.")] = 1,
+    layers: Annotated[str, Option(help="Layers of the target that the head reads, such as 8,20,29.")] = "",
     seed: Seed = 0,
     states: States = None,
-    begin_with: Annotated[Path | None, typer.Option(help="A trained head to go on from; it keeps its sizes.")] = None,
+    begin_with: Annotated[Path | None, Option(help="A trained head to go on from; it keeps its sizes.")] = None,
     device: Device = "auto",
 ) -> None:
     """Train a head on the text. Stop it when you like; run it again to go on."""
@@ -113,11 +110,11 @@ def head(
 def validate(
     kind: Kind,
     preset: PresetName = DEFAULT_PRESET,
-    head: Annotated[Path | None, typer.Option(help="A trained head; the preset's by default.")] = None,
+    head: Annotated[Path | None, Option(help="A trained head; the preset's by default.")] = None,
     text: Folder = Path("text"),
     states: States = None,
     draft_vocab: Annotated[
-        int, typer.Option(min=0, help="Judge an eagle head with a draft vocabulary of this size; 0 keeps its own.")
+        int, Option(min=0, help="Judge an eagle head with a draft vocabulary of this size; 0 keeps its own.")
     ] = 0,
     device: Device = "auto",
 ) -> None:
@@ -135,14 +132,13 @@ def validate(
 @app.command()
 def export(
     kind: Kind,
-    out: Annotated[Path, typer.Option(help="The folder that the head is written to.")],
+    out: Annotated[Path, Option(help="The folder that the head is written to.")],
     preset: PresetName = DEFAULT_PRESET,
-    head: Annotated[Path | None, typer.Option(help="A trained head; the preset's by default.")] = None,
+    head: Annotated[Path | None, Option(help="A trained head; the preset's by default.")] = None,
     target_name: Annotated[
-        str | None,
-        typer.Option(help="The target's name on the hub, for whoever loads the head; the preset's by default."),
+        str | None, Option(help="The target's name on the hub, for whoever loads the head; the preset's by default.")
     ] = None,
-    format_: Annotated[str, typer.Option("--format", help="The format: speculators.")] = "speculators",
+    format_: Annotated[str, Option("--format", help="The format: speculators.")] = "speculators",
 ) -> None:
     """Write a head as others publish theirs: in the format of the library speculators, which vLLM serves."""
     if format_ != "speculators":
@@ -169,14 +165,14 @@ def export(
 
 @app.command()
 def chargpt(
-    out: Annotated[Path, typer.Option(help="The folder that model, tokenizer and card are written to.")],
-    layers: Annotated[int, typer.Option(help="Layers of the model.")] = 4,
-    width: Annotated[int, typer.Option(help="Its hidden size, a multiple of the heads.")] = 64,
-    heads: Annotated[int, typer.Option(help="Attention heads of a layer.")] = 4,
-    context: Annotated[int, typer.Option(help="Characters it can read at once.")] = 256,
-    batch: Annotated[int, typer.Option(help="Windows of text in a step.")] = 2,
-    steps: Annotated[int, typer.Option(help="Steps of the training.")] = 4000,
-    rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 4e-3,
+    out: Annotated[Path, Option(help="The folder that model, tokenizer and card are written to.")],
+    layers: Annotated[int, Option(help="Layers of the model.")] = 4,
+    width: Annotated[int, Option(help="Its hidden size, a multiple of the heads.")] = 64,
+    heads: Annotated[int, Option(help="Attention heads of a layer.")] = 4,
+    context: Annotated[int, Option(help="Characters it can read at once.")] = 256,
+    batch: Annotated[int, Option(help="Windows of text in a step.")] = 2,
+    steps: Annotated[int, Option(help="Steps of the training.")] = 4000,
+    rate: Annotated[float, Option(help="The highest learning rate.")] = 4e-3,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
@@ -212,11 +208,9 @@ def chargpt(
 
 
 @app.command()
-def bigram(
-    out: Annotated[Path, typer.Option(help="The file of the table.")],
-) -> None:
+def bigram(out: Annotated[Path, Option(help="The file of the table.")]) -> None:
     """Count which character follows which in Shakespeare's plays, with Laplace's rule."""
-    from ..train.bigram import build_bigrams
+    from ..train.ngram import build_bigrams
     from ..train.shakespeare import ALPHABET, encode, read_plays, text_facts
 
     check_writable(out)
@@ -227,7 +221,6 @@ def bigram(
 
 
 def kind_of(name: str) -> Any:
-    """The class of a kind of head."""
     from ..train.head import KINDS
 
     if name not in KINDS:
@@ -236,5 +229,4 @@ def kind_of(name: str) -> Any:
 
 
 def made_by(loaded: Any) -> dict[str, Any]:
-    """Where text came from: preset, weights, machine and versions."""
     return {"preset": loaded.preset.name, "weights": loaded.weights, **loaded.environment()}

@@ -6,8 +6,6 @@ text that the target alone writes with that seed. A drafter draws with the same 
 2408.07978), so it often draws the target's token. At temperature 0 both are argmax.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 
 import torch
@@ -21,8 +19,6 @@ from .sampling import certainty, largest, probabilities
 
 
 class Match(Rule):
-    """The match rule for one run."""
-
     name = MATCH
 
     def __init__(self, settings: Settings) -> None:
@@ -30,7 +26,6 @@ class Match(Rule):
         self._noise: dict[tuple[int, int], Tensor] = {}  # see `_log_e`
 
     def key(self, position: int) -> int:
-        """The key of the noise at a position."""
         return noise.key_of(self.settings.seed, position)
 
     def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:

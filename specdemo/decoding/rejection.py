@@ -4,8 +4,6 @@ Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, 
 `verify` and its parts are pure functions on tensors; `Rejection` gives them fresh random numbers each round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -37,11 +35,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def verify(
-    target_probs: Tensor,
-    draft: Draft,
-    draws: Tensor,
-    passes: Part = acceptance_probability,
-    left: Part = residual,
+    target_probs: Tensor, draft: Draft, draws: Tensor, passes: Part = acceptance_probability, left: Part = residual
 ) -> Verdict:
     """Test a draft of k tokens against the target, left to right, and draw the token that follows.
 

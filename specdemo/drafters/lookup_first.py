@@ -1,7 +1,5 @@
 """Prompt lookup where the text repeats itself, another drafter where it does not."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -21,6 +19,7 @@ from .tree import merged
 class LookupFirst(Drafter):
     """Each chain is wholly a copy or wholly the other drafter's, so its probabilities stay exact."""
 
+    branches = True
     elsewhere: ClassVar[type[Drafter]]
 
     def __init__(self, lookup: PromptLookup, other: Drafter) -> None:
@@ -31,7 +30,7 @@ class LookupFirst(Drafter):
         return cls.elsewhere.unavailable_reason(parts)
 
     @classmethod
-    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> LookupFirst:
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> "LookupFirst":
         return cls(PromptLookup(), cls.elsewhere.build(parts, runner, rule))
 
     @property
@@ -64,7 +63,6 @@ class LookupFirst(Drafter):
 
 class LookupNgram(LookupFirst):
     name = "lookup-ngram"
-    branches = True
     elsewhere = Ngram
 
 
@@ -72,10 +70,8 @@ class LookupBlock(LookupFirst):
     name = "lookup-block"
     elsewhere = Block
     parallel_drafting = True  # and a copy is nearly free
-    branches = True
 
 
 class LookupEagle(LookupFirst):
     name = "lookup-eagle"
-    branches = True
     elsewhere = Eagle

@@ -64,8 +64,7 @@ DRAFTERS = {
         "lookup_first:LookupEagle", "Prompt lookup where the text repeats itself, the eagle head elsewhere."
     ),
     "draft-model": Entry(
-        "draft_model:DraftModel",
-        "A smaller model drafts. Good guesses, but each costs a small pass.",
+        "draft_model:DraftModel", "A smaller model drafts. Good guesses, but each costs a small pass."
     ),
     "lookahead": Entry(
         "lookahead:Lookahead",

@@ -1,7 +1,5 @@
 """No drafter: the target alone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..decoding.drafter import Drafter

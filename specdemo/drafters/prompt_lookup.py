@@ -1,7 +1,5 @@
 """Prompt lookup: what followed the last time these words appeared (Saxena 2023, prompt-lookup-decoding)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
@@ -33,11 +31,9 @@ class PromptLookup(Drafter):
         self.reset(())
 
     def reset(self, prompt_ids: Sequence[int]) -> None:
-        # For each n-gram, the position of the token that followed its latest occurrence.
-        self._next_position: dict[tuple[int, ...], int] = {}
+        # For each n-gram, the positions of the tokens that followed it.
+        self._followers: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         self._indexed = 0
-        self._occurrences: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)  # the same, of all of them
-        self._listed = 0
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         position = self.match(context)
@@ -50,16 +46,19 @@ class PromptLookup(Drafter):
 
     def match(self, context: Sequence[int]) -> int | None:
         """The position of what followed the last time; None if these words are new."""
+        return next((positions[-1] for _, positions in self._matching(context)), None)
+
+    def _matching(self, context: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+        """For each number of words that end the context, the most first: where what followed them before begins."""
         # The n-grams that end the context have no continuation yet and stay out of the index.
         for position in range(max(self._indexed, 1), len(context)):
             for n in range(SHORTEST, min(LONGEST, position) + 1):
-                self._next_position[tuple(context[position - n : position])] = position
+                self._followers[tuple(context[position - n : position])].append(position)
         self._indexed = len(context)
 
         for n in range(min(LONGEST, len(context)), SHORTEST - 1, -1):
-            if (found := self._next_position.get(tuple(context[-n:]))) is not None:
-                return found
-        return None
+            if positions := self._followers.get(tuple(context[-n:])):
+                yield n, positions
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
         """What followed each of the last times, merged where the copies agree.
@@ -89,14 +88,9 @@ class PromptLookup(Drafter):
 
         Those of which most match come first, of these the latest.
         """
-        for position in range(max(self._listed, 1), len(context)):
-            for n in range(SHORTEST, min(LONGEST, position) + 1):
-                self._occurrences[tuple(context[position - n : position])].append(position)
-        self._listed = len(context)
-
         matched: dict[int, int] = {}
-        for n in range(min(LONGEST, len(context)), SHORTEST - 1, -1):
-            for position in reversed(self._occurrences.get(tuple(context[-n:]), ())):
+        for n, positions in self._matching(context):
+            for position in reversed(positions):
                 if len(matched) < MOST_COPIES:
                     matched.setdefault(position, n)
         return list(matched.items())

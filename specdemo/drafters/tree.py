@@ -5,8 +5,6 @@ product of the shares on the path to it, as in EAGLE-2 (arXiv 2406.16858). It fa
 the largest values are a tree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -27,11 +25,7 @@ Child = tuple[int, float, State]
 
 
 def grow(
-    root: State,
-    children: Callable[[State], Iterable[Child[State]]],
-    nodes: int,
-    depth: int,
-    stop_below: float = 0.0,
+    root: State, children: Callable[[State], Iterable[Child[State]]], nodes: int, depth: int, stop_below: float = 0.0
 ) -> Draft:
     """At most `nodes` tokens, `depth` of them one behind the other, where each is cheap to ask for: token by token.
 

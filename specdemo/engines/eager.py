@@ -1,7 +1,5 @@
 """Transformers' own forward, on any device: the reference that every faster engine is checked against."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,17 +13,16 @@ from transformers import PreTrainedModel
 
 from ..system.hardware import to_device
 from ..system.progress import check_stopped
-from .early_exit import EarlyExitBuffer
 from .preallocated_cache import PreallocatedCache
 from .rows import mask_of, places
-from .runner import check_branches, check_fits, check_part, keep_rows
+from .runner import CachedRunner, EarlyExitBuffer, check_branches, check_fits, check_part
 
 # Families whose layers read only the layer before and the cache. Only there can a pass begin at a later layer.
 SIMPLE = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
 MASKED = {"eager", "sdpa"}  # attention that takes a mask of any shape
 
 
-class EagerRunner:
+class EagerRunner(CachedRunner):
     """Runs `model` through its own forward, with a cache of `capacity` tokens.
 
     The cache is allocated at the prefill and lives for one run.
@@ -34,18 +31,13 @@ class EagerRunner:
     exact_tree_rows = exact_rows = 0  # the order of sums in a product may depend on the number of rows
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
+        super().__init__(capacity)
         self.model = model
-        self.context = capacity
         self._reads_on = torch.device("cpu") if model.device.type == "meta" else model.device  # meta: it is on the disk
         self.device = torch.device("cpu") if model.device.type == "mps" else self._reads_on
         self.vocab_size = model.config.get_text_config().vocab_size
         self.length = 0
-        self.hidden_states: Tensor | None = None
-        self._captured_layers: tuple[int, ...] = ()
-        self._early = EarlyExitBuffer()
         self._split: Split | None = None
-        self._cache: Any = None
-        self._start = 0  # of the last pass
 
     @property
     def cannot_branch(self) -> str | None:
@@ -60,9 +52,6 @@ class EagerRunner:
             return f"its attention ({config._attn_implementation}) takes no mask of that kind"
         return None
 
-    def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        self._captured_layers = tuple(layers)
-
     def prefill(self, ids: Sequence[int]) -> Tensor:
         self.release()
         self._cache = self._new_cache()
@@ -76,10 +65,6 @@ class EagerRunner:
         if parents is not None:
             check_branches(self)
         return self._read(ids, parents, logits_to_keep=0)  # 0 means all of them
-
-    @torch.inference_mode()
-    def keep(self, path: Sequence[int]) -> None:
-        keep_rows(self, self._cache, self._start, path)
 
     @torch.inference_mode()
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
@@ -106,7 +91,8 @@ class EagerRunner:
         if self._split and self._early:
             if len(unread := ids[len(self._early) :]):
                 self._read_early(self._split.first.base_model, unread)
-            model = self._split.rest_from(self._early.hidden_states())
+            self._split.given.hidden_states = self._early.hidden_states()[None]
+            model = self._split.rest
             self._early.clear()
         layers = layers_at(self.model, self._captured_layers)
         with outputs_of(layers) as outputs:
@@ -168,18 +154,12 @@ class Split:
     rest: PreTrainedModel
 
     @classmethod
-    def of(cls, model: PreTrainedModel, layers: int) -> Split:
-        """Cut a model after its first `layers` layers."""
+    def of(cls, model: PreTrainedModel, layers: int) -> "Split":
         _, stack = decoder_layers(model)
         check_part(layers, len(stack))
         given = Given()
         first = with_layers(model, stack[:layers])
         return cls(first, stack[layers - 1], given, with_layers(model, [*[given] * layers, *stack[layers:]]))
-
-    def rest_from(self, states: Tensor) -> PreTrainedModel:
-        """The second part, for tokens with these hidden states [T, hidden] after layer `last`."""
-        self.given.hidden_states = states[None]
-        return self.rest
 
 
 def with_layers(model: PreTrainedModel, layers: Iterable[Module]) -> PreTrainedModel:
@@ -228,7 +208,6 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:
 
 
 def layers_at(model: PreTrainedModel, indices: Iterable[int]) -> list[Module]:
-    """The decoder layers with these indices."""
     _, stack = decoder_layers(model)
     return [stack[index] for index in indices]
 

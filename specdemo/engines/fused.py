@@ -13,10 +13,8 @@ So for K < `MOST_ROWS` greedy text is the same to the last bit with and without 
 differ, which changes a token only where two logits tie exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,40 +22,28 @@ from torch.nn import functional as F
 
 from ..system.hardware import attends_in_groups, to_device
 from ..system.progress import check_stopped
-from .early_exit import EarlyExitBuffer
 from .layout import FusedModel, Layer
 from .ops import rotate
 from .rows import mask_of, places
-from .runner import check_fits, check_part, keep_rows
+from .runner import CachedRunner, EarlyExitBuffer, check_fits, check_part
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
 KEYS_AT_ONCE, LONGEST_SUM, KEY_STEP = 512, 192, 32  # see `padded`
 
 
-class KVCache(Protocol):
-    """The cache of a runner: keys and values of the first `length` tokens."""
-
-    length: int
-
-    def move(self, start: int, path: Sequence[int]) -> None:
-        """Copy the rows of a path, counted from `start`, to the places from `start` on."""
-        ...
-
-
-class FusedRunner:
+class FusedRunner(CachedRunner):
     """A `Runner` of a `FusedModel`. Its cache of `capacity` tokens is allocated at the prefill."""
 
+    # A mask leaves gaps between the keys of a branch, and the order of sums depends on where they lie.
+    exact_tree_rows = 0
+    cannot_branch: str | None = None
+
     def __init__(self, model: FusedModel, capacity: int) -> None:
+        super().__init__(capacity)
         self.model = model
-        self.context = capacity
         self.device = model.embedding.device
         self.vocab_size = model.vocab_size
-        self.hidden_states: Tensor | None = None
-        self._captured_layers: tuple[int, ...] = ()
-        self._early = EarlyExitBuffer()
-        self._cache: KVCache | None = None
-        self._start = 0  # of the last pass
 
     @property
     def length(self) -> int:
@@ -66,18 +52,6 @@ class FusedRunner:
     @property
     def exact_rows(self) -> int:
         return MOST_ROWS if self.model.exact_products else 0
-
-    @property
-    def exact_tree_rows(self) -> int:
-        """A mask leaves gaps between the keys of a branch, and the order of sums depends on where they lie."""
-        return 0
-
-    @property
-    def cannot_branch(self) -> str | None:
-        return None
-
-    def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        self._captured_layers = tuple(layers)
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> Tensor:
@@ -88,10 +62,6 @@ class FusedRunner:
     @torch.inference_mode()
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         return self._logits(self._read(ids, parents))
-
-    @torch.inference_mode()
-    def keep(self, path: Sequence[int]) -> None:
-        keep_rows(self, self._cache, self._start, path)
 
     @torch.inference_mode()
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
@@ -110,7 +80,7 @@ class FusedRunner:
         self._early.clear()
         self._cache = self.hidden_states = None
 
-    def _new_cache(self) -> KVCache:
+    def _new_cache(self) -> Any:
         return Cache(self.model, self.context)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -152,12 +122,7 @@ class FusedRunner:
         return x if self.model.positions is None else x + self.model.positions[places(start, len(ids), parents)]
 
     def _through(
-        self,
-        x: Tensor,
-        start: int,
-        layers: range,
-        kept: Sequence[int] = (),
-        parents: Sequence[int] | None = None,
+        self, x: Tensor, start: int, layers: range, kept: Sequence[int] = (), parents: Sequence[int] | None = None
     ) -> Tensor:
         """Run some layers over T tokens [T, hidden] at position `start`, and write their keys and values.
 
@@ -255,6 +220,7 @@ class Cache:
         self.length = 0
 
     def move(self, start: int, path: Sequence[int]) -> None:
+        """Copy the rows of a path, counted from `start`, to the places from `start` on."""
         rows, end = torch.tensor(path, device=self.keys.device) + start, start + len(path)
         for part in (self.keys, self.values):
             part[:, :, start:end] = part[:, :, rows]

@@ -4,8 +4,6 @@ Such a state is written over by every pass. transformers' own rollback (`Cache.a
 brings back the states of convolutions but no recurrent ones (5.23: `LinearAttentionCacheLayerMixin.is_croppable`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,17 +76,14 @@ class HybridRunner(EagerRunner):
     forgotten since then, the next pass begins at the copy: it reads again what was kept behind it.
     """
 
+    cannot_branch = "some layers of this model keep a running state, which only a chain can write"
+
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         super().__init__(model, capacity)
         self._text = torch.empty(capacity, dtype=torch.int64, device=self._reads_on)
         self._reached = 0  # tokens that the states have read, those that were forgotten since included
         self._kept_at = 0  # tokens that the copied states have read
         self._settled = False
-
-    @property
-    def cannot_branch(self) -> str | None:
-        """Why not: a state is that of one chain."""
-        return "some layers of this model keep a running state, which only a chain can write"
 
     def _new_cache(self) -> Any:
         return HybridCache(self.model.config.get_text_config(), self.context)

@@ -5,7 +5,8 @@ One product computes queries, keys and values, and another gate and up. `linear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -302,23 +303,15 @@ def _joint(weights: Weights, *names: str, parts: int = 1) -> Linear:
     return Linear.of(weight, torch.cat(biases) if biases else None, parts)
 
 
-class StoredAs(Mapping[str, Tensor]):
+class StoredAs(UserDict[str, Tensor]):
     """Weights that are converted to another number type when they are read, so that memory holds one type at a time."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
-        self.weights, self.dtype = weights, dtype
+        super().__init__(weights)
+        self.dtype = dtype
 
     def __getitem__(self, name: str) -> Tensor:
-        return stored_as(self.weights[name], self.dtype)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.weights)
-
-    def __len__(self) -> int:
-        return len(self.weights)
+        return stored_as(self.data[name], self.dtype)
 
 
 def stored_as(weight: Tensor, dtype: torch.dtype) -> Tensor:

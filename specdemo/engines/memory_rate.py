@@ -1,8 +1,10 @@
 """How fast the memory streams: the limit of a pass over few tokens, which reads all weights for little arithmetic."""
 
-from __future__ import annotations
+from collections.abc import Callable
+from statistics import median
 
 import torch
+from torch import Tensor
 
 from ..system.hardware import seconds_of
 from .cpu.huge_pages import HugePages
@@ -12,10 +14,46 @@ READS = 5
 LEAST_BYTES = 10**8  # of weights; fewer may stay in the caches from pass to pass
 
 
-def memory_rate(device: torch.device | str, pass_bytes: int) -> float | None:
-    """Bytes per second that the memory of `device` streams now; it takes about a tenth of a second.
+class Stream:
+    """The bandwidth of the memory: a buffer larger than any cache, read in the fastest of three ways.
 
     The memory of a virtual machine may stream twice as much in one minute as in the next, so ask when it matters.
+    """
+
+    def __init__(self, device: torch.device, size: int = BUFFER, tries: int = READS) -> None:
+        """`size` in bytes; each way is tried so often."""
+        buffer = torch.ones(size // 4, device=device)
+        if device.type == "cpu":
+            buffer = HugePages().copy(buffer)  # like the weights: a CPU streams a fifth more from huge pages
+        other = torch.empty_like(buffer)
+        ways: list[tuple[Callable[[], Tensor], int]] = [
+            (buffer.sum, size),
+            (buffer.amax, size),
+            (lambda: other.copy_(buffer), 2 * size),
+        ]
+        self._device = device
+        rates = [[self._rate(*way) for way in ways] for _ in range(tries)]  # in turn
+        medians = [median(rates_of_way) for rates_of_way in zip(*rates, strict=True)]
+        self._way, self._moved = ways[medians.index(max(medians))]
+        self.rates: list[float] = []
+
+    def rate(self) -> float:
+        """Bytes per second that the device streams now."""
+        self.rates.append(self._rate(self._way, self._moved))
+        return self.rates[-1]
+
+    def _rate(self, way: Callable[[], Tensor], moved: int) -> float:
+        # By the device's own clock: launching and waiting would add a tenth on a GPU.
+        return moved / seconds_of(self._device, way)
+
+    @property
+    def bandwidth(self) -> dict[str, float]:
+        """Bytes per second over all measurements: `least`, `median` and `best`."""
+        return {"least": min(self.rates), "median": median(self.rates), "best": max(self.rates)}
+
+
+def memory_rate(device: torch.device | str, pass_bytes: int) -> float | None:
+    """Bytes per second that the memory of `device` streams now; it takes about a tenth of a second.
 
     Args:
         pass_bytes: how many bytes of weights a pass reads. The answer is None if they may stay in the caches, or if
@@ -23,11 +61,8 @@ def memory_rate(device: torch.device | str, pass_bytes: int) -> float | None:
     """
     if pass_bytes < LEAST_BYTES:
         return None
-    device = torch.device(device)
     try:
-        buffer = torch.ones(BUFFER // 4, device=device)
-        if device.type == "cpu":
-            buffer = HugePages().copy(buffer)  # like the weights
+        stream = Stream(torch.device(device))
     except (MemoryError, RuntimeError):  # torch's own is a RuntimeError
         return None
-    return BUFFER / min(seconds_of(device, read) for _ in range(READS) for read in (buffer.sum, buffer.amax))
+    return max(stream.rate() for _ in range(READS))

@@ -6,8 +6,6 @@ The logits of a token are the same bits in every pass, whatever its length and f
 rows of the pass branch or not. So greedy text is the same to the last bit with and without a draft.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from ctypes import byref, c_uint64
 from itertools import chain, pairwise
@@ -84,7 +82,6 @@ class NativeLayers:
         return library.Layer(*map(self.norm, norms), *products, window, layer.rotated)
 
     def norm(self, norm: Norm | None) -> library.Norm:
-        """As a structure of the C library."""
         if norm is None:
             return library.Norm(None, None, 0.0)
         weight, bias = as_floats(norm.weight), None if norm.bias is None else as_floats(norm.bias)
@@ -92,7 +89,6 @@ class NativeLayers:
         return library.Norm(address(weight), address(bias), norm.eps)
 
     def product(self, product: Linear) -> library.Linear:
-        """As a structure of the C library."""
         packed = _packed(product)
         self._held.append(packed)
         return packed.described
@@ -100,7 +96,7 @@ class NativeLayers:
     def run(
         self,
         x: Tensor,
-        cache: NativeCache,
+        cache: "NativeCache",
         start: int,
         layers: tuple[int, int] | None = None,
         second_input: Tensor | None = None,
@@ -162,17 +158,9 @@ class NativeHead:
     def __call__(self, x: Tensor) -> Tensor:
         """Logits of T tokens: [T, hidden] -> [T, V], both float32."""
         logits = x.new_empty(len(x), self._outer)
-        done = self._library.functions.run_head(
-            *(
-                byref(self._norm),
-                byref(self._product),
-                address_of_rows(x, torch.float32, self._inner),
-                len(x),
-                logits.data_ptr(),
-            ),
-            torch.get_num_threads(),
-        )
-        _check(done)
+        rows = address_of_rows(x, torch.float32, self._inner), len(x), logits.data_ptr()
+        functions = self._library.functions
+        _check(functions.run_head(byref(self._norm), byref(self._product), *rows, torch.get_num_threads()))
         return logits
 
 
@@ -224,17 +212,11 @@ def native_model(model: FusedModel) -> NativeModel | None:
 class NativeRunner(FusedRunner):
     """A `FusedRunner` that calls the C library. The residual stream is float32."""
 
+    exact_rows, exact_tree_rows = ANY_ROWS, MOST_ROWS
+
     def __init__(self, model: NativeModel, capacity: int) -> None:
         super().__init__(model.fused, capacity)
         self._native = model
-
-    @property
-    def exact_rows(self) -> int:
-        return ANY_ROWS
-
-    @property
-    def exact_tree_rows(self) -> int:
-        return MOST_ROWS
 
     def _new_cache(self) -> NativeCache:
         return NativeCache(self._native.layers, self.context, self.model.dtype, self.model.rope)
@@ -246,12 +228,7 @@ class NativeRunner(FusedRunner):
         return self._native.head(x)
 
     def _through(
-        self,
-        x: Tensor,
-        start: int,
-        layers: range,
-        kept: Sequence[int] = (),
-        parents: Sequence[int] | None = None,
+        self, x: Tensor, start: int, layers: range, kept: Sequence[int] = (), parents: Sequence[int] | None = None
     ) -> Tensor:
         """See `FusedRunner`. Changes x in place, and stops after each of the `kept` layers to copy its output."""
         cache = self._cache

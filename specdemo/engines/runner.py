@@ -1,9 +1,8 @@
 """Runners: a model and its key-value cache. No other object touches a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import takewhile
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,7 +36,6 @@ class Runner(Protocol):
     @property
     def cannot_branch(self) -> str | None:
         """Why it cannot read rows that are no chain, in words; None if it can."""
-        ...
 
     @property
     def exact_tree_rows(self) -> int:
@@ -45,7 +43,6 @@ class Runner(Protocol):
 
         0 if there is none.
         """
-        ...
 
     @property
     def exact_rows(self) -> int:
@@ -54,7 +51,6 @@ class Runner(Protocol):
         0 if there is none. Badges, tolerances and limits of K all come from here. On a GPU it does not hold for
         `early_exit_forward`.
         """
-        ...
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         """From the next pass on, keep the outputs of these decoder layers in `hidden_states`, in this order.
@@ -62,11 +58,9 @@ class Runner(Protocol):
         Layers count from 0. An output is the residual stream behind the layer, before any final norm: what
         transformers calls `hidden_states[layer + 1]`, except for the last layer, where that is already normed.
         """
-        ...
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
         """Read a prompt into the empty cache. Returns the logits after its last token, [1, V]."""
-        ...
 
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         """Read T more tokens, a list or a tensor [T] int64 on any device. Returns the logits after each, [T, V].
@@ -78,7 +72,6 @@ class Runner(Protocol):
             ValueError: the cache has no room for them, or the parents are not those of a tree.
             CannotBranch: there are parents, and the runner reads chains only.
         """
-        ...
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep these rows of the last pass, each the parent of the next, behind what the cache held before it.
@@ -86,11 +79,9 @@ class Runner(Protocol):
         All others are forgotten. The kept rows move to the front of the pass; none is computed again. Behind a pass
         that branches, `hidden_states` are those of the kept rows.
         """
-        ...
 
     def rollback(self, length: int) -> None:
         """Forget all tokens from position `length` on. No memory is copied. Not into a pass that branches."""
-        ...
 
     def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
         """Read T more tokens with the first `layers` layers only. Returns the head's logits for their output, [T, V].
@@ -102,11 +93,9 @@ class Runner(Protocol):
         Raises:
             ValueError: there are not more than `layers` layers, or the cache has no room.
         """
-        ...
 
     def release(self) -> None:
         """Free the cache and the hidden states. May be called twice."""
-        ...
 
 
 class CannotBranch(BadInput):
@@ -123,20 +112,62 @@ def check_branches(runner: Runner) -> None:
         raise CannotBranch(f"A tree cannot be checked here: {reason}. Draft a chain.")
 
 
-class MovesRows(Protocol):
-    """A cache that can move rows of a pass."""
+class EarlyExitBuffer:
+    """Tokens after the end of a text that only the first `layers` layers have read.
 
-    def move(self, start: int, path: Sequence[int]) -> None: ...
+    Their keys and values are in the cache. The other layers can continue from the output of the last of these layers,
+    so that no layer reads a token twice.
+    """
+
+    def __init__(self, layers: int = 0) -> None:
+        self.layers = layers
+        self._read: list[tuple[int, Tensor]] = []  # tokens, and the output of layer `layers` for each, [hidden]
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def add(self, ids: Sequence[int] | Tensor, states: Tensor) -> None:
+        """Add T tokens that were read, with their hidden states [T, hidden]."""
+        self._read += zip(map(int, ids), states, strict=True)
+
+    def keep_beginning_of(self, ids: Sequence[int] | Tensor) -> None:
+        """Keep the tokens up to the first that differs from `ids`."""
+        same = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._read, ids, strict=False))
+        self._read = [read for read, _ in same]
+
+    def clear(self) -> None:
+        self._read.clear()
+
+    def hidden_states(self) -> Tensor:
+        """The hidden states of all these tokens, [T, hidden]."""
+        return torch.stack([state for _, state in self._read])
 
 
-def keep_rows(runner: Runner, cache: MovesRows | None, start: int, path: Sequence[int]) -> None:
-    """`Runner.keep` for a runner whose last pass began at `start` of its cache."""
-    if not is_beginning(path):
-        assert cache is not None, "a pass comes first"
-        cache.move(start, path)
-    if runner.hidden_states is not None:
-        runner.hidden_states = rows_of(runner.hidden_states, path)
-    runner.rollback(start + len(path))
+class CachedRunner:
+    """What the runners here share: a cache of `capacity` tokens that lives for one run, and what they kept of it."""
+
+    def __init__(self, capacity: int) -> None:
+        self.context = capacity
+        self.hidden_states: Tensor | None = None
+        self._captured_layers: tuple[int, ...] = ()
+        self._early = EarlyExitBuffer()
+        self._cache: Any = None
+        self._start = 0  # of the last pass
+
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        self._captured_layers = tuple(layers)
+
+    @torch.inference_mode()
+    def keep(self, path: Sequence[int]) -> None:
+        if not is_beginning(path):
+            assert self._cache is not None, "a pass comes first"
+            self._cache.move(self._start, path)
+        if self.hidden_states is not None:
+            self.hidden_states = rows_of(self.hidden_states, path)
+        self.rollback(self._start + len(path))
+
+    def rollback(self, length: int) -> None:
+        raise NotImplementedError
 
 
 def check_part(layers: int, total: int) -> None:

@@ -1,7 +1,5 @@
 """Encodes a prompt as token ids. Whatever a person typed stays text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jinja2 import TemplateError
@@ -29,17 +27,12 @@ def encode(
         raise BadInput("The prompt holds half of a character (a lone surrogate), which is not text.")
     as_it_is = raw or not tokenizer.chat_template
     ids = _as_text(tokenizer, prompt) if as_it_is else _in_template(tokenizer, prompt, template_kwargs or {})
-    if tokenizer.unk_token_id in ids:
-        _refuse_unknown(tokenizer, prompt)
+    if (lost := tokenizer.unk_token_id) in ids:  # all unknown characters would become this one token
+        unknown = [c for c in dict.fromkeys(prompt) if lost in _as_text(tokenizer, c)]
+        if unknown:
+            shown = ", ".join(map(repr, unknown[:8])) + (" and others" if len(unknown) > 8 else "")
+            raise BadInput(f"This model cannot read some of these characters: {shown}. Leave them out.")
     return ids
-
-
-def _refuse_unknown(tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
-    """Refuse characters that the tokenizer does not know. They would all become one token and be lost."""
-    unknown = [c for c in dict.fromkeys(prompt) if tokenizer.unk_token_id in _as_text(tokenizer, c)]
-    if unknown:
-        shown = ", ".join(map(repr, unknown[:8])) + (" and others" if len(unknown) > 8 else "")
-        raise BadInput(f"This model cannot read some of these characters: {shown}. Leave them out.")
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> int | None:

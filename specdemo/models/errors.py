@@ -1,7 +1,5 @@
 """Sentences for a person about what went wrong when a model was loaded or run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,13 +46,12 @@ def wrap_load_errors(source: Source) -> Iterator[None]:
     except (BadInput, LoadError):
         raise
     except Exception as error:
-        sentence = explain(error)
+        sentence = explain(error) or _hub_trouble(source, error)
+        if sentence is None and "trust_remote_code" in str(error):
+            sentence = f"{source} needs code from its own repository, which is never run here."
         if sentence is None:
-            sentence = (
-                _hub_trouble(source, error)
-                or _remote_code(source, error)
-                or f"{source} cannot be loaded: {_first_line(error)}"
-            )
+            first_line = str(error).strip().partition("\n")[0].rstrip(".")
+            sentence = f"{source} cannot be loaded: {first_line}."
         raise LoadError(sentence) from error
 
 
@@ -76,17 +73,8 @@ def _hub_trouble(source: Source, error: BaseException) -> str | None:
     return None
 
 
-def _remote_code(source: Source, error: BaseException) -> str | None:
-    asked = "trust_remote_code" in str(error)
-    return f"{source} needs code from its own repository, which is never run here." if asked else None
-
-
 def causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and the errors that caused it."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0].rstrip(".") + "."

@@ -96,12 +96,10 @@ class Loaded:
 
     @property
     def head_formats(self) -> dict[str, str]:
-        """The names of the formats of heads that others published, by kind."""
         return formats_of(self.parts.head_files)
 
     @property
     def missing_heads(self) -> Mapping[str, str]:
-        """Why heads that the preset names are not there, by kind."""
         return self.parts.missing_heads
 
     def target_runner(self, capacity: int) -> Runner:

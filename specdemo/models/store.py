@@ -1,7 +1,5 @@
 """What keeps the cache whole: checksums, room on the disk, one process at a time, and disk errors in words."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -84,20 +82,25 @@ def locked(entry: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-def kept(entry: Path, sha256: str, fetch: Callable[[Path], Path], progress: Progress) -> Path:
-    """A file of the cache, made by `fetch` in a folder of its own if it is missing or damaged."""
+def kept(entry: Path, is_whole: Callable[[], bool], make: Callable[[Path], Path], progress: Progress) -> Path:
+    """A file or a folder of the cache; `make` makes it in a folder of its own if it is missing or damaged."""
     with disk_errors_in_words(entry.parent):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with locked(entry, progress):
-            if not entry.is_file() or sha256_of(entry) != sha256:
-                partial = entry.with_name(f"{entry.name}.partial")
-                shutil.rmtree(partial, ignore_errors=True)
-                try:
-                    partial.mkdir()
-                    fetch(partial).replace(entry)
-                finally:
-                    shutil.rmtree(partial, ignore_errors=True)
+        if not is_whole():
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            with locked(entry, progress):
+                if not is_whole():  # or else another process has just made it
+                    partial = entry.with_name(f"{entry.name}.partial")
+                    shutil.rmtree(partial, ignore_errors=True)  # the lock is ours: it is of a process that died
+                    try:
+                        partial.mkdir()
+                        make(partial).replace(entry)
+                    finally:
+                        shutil.rmtree(partial, ignore_errors=True)
     return entry
+
+
+def has_sum(file: Path, sha256: str) -> bool:
+    return file.is_file() and sha256_of(file) == sha256
 
 
 @contextmanager

@@ -1,22 +1,17 @@
 """Reads the safetensors files of models that the fused runners know, without transformers' models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
 from ..engines.layout import head_width, knows, stored_as
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 Shapes = dict[str, tuple[int, ...]]
 INDEX = ".index.json"  # ends the name of the list of files, if a checkpoint has several
@@ -129,7 +124,7 @@ class StoredWeights(Mapping[str, Tensor]):
     @classmethod
     def of(
         cls, files: list[Path], config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
-    ) -> StoredWeights | None:
+    ) -> "StoredWeights | None":
         """Open the files; None if they do not hold exactly the weights of this configuration.
 
         Args:

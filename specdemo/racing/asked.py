@@ -1,7 +1,5 @@
 """What a race is asked for: a prompt, settings, and the lanes with a drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -52,11 +50,9 @@ class Request:
 
     @property
     def drafted(self) -> dict[str, DraftedLane]:
-        """The drafted lanes by their names."""
         return lanes_by_name([DraftedLane(self.drafter, self.settings.k, self.settings.tree), *self.more])
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything that was asked for, ready for JSON."""
         return asdict(self)
 
 

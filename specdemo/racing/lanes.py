@@ -1,19 +1,15 @@
 """Lanes: runs that race, each on its own clock."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..decoding.events import Event, engine_seconds
+from ..decoding.rule import Rule
 from .probabilities import probabilities_of
 from .text import TextReader
 from .trace import Entry
-
-if TYPE_CHECKING:
-    from ..decoding.rule import Rule
 
 Name = TypeVar("Name", bound=Hashable)
 

@@ -1,13 +1,10 @@
 """Starts runs of a loaded preset, and races the target with a drafter against the target alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import repeat
-from typing import TYPE_CHECKING
 
 from ..decoding.costs import CostModel, measure_passes
 from ..decoding.events import Event
@@ -15,6 +12,7 @@ from ..decoding.loop import check_room, decode, rule_for
 from ..decoding.rule import Rule
 from ..drafters.names import DRAFTERS, check_known, drafter_class
 from ..engines.runner import check_branches
+from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..system.progress import check_stopped, tell
 from ..types import AUTO, MAX_K, MAX_NODES, REJECTION, BadInput, Settings
@@ -22,9 +20,6 @@ from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name  # noqa: F401 
 from .lanes import Lane, race_lanes
 from .text import LaneText, StopStrings
 from .trace import Entry
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
 
 TRIED = (1, False), (4, False), (2, True), (8, True)  # see `try_out`: the K of its runs, and whether they draft trees
 TRIED_TOKENS = 32  # of the prompts and texts of these runs

@@ -1,27 +1,23 @@
 """Runs the race of a trace again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice, repeat
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..decoding import noise
 from ..decoding.events import Event, Prefilled, Round, branches, emitted_tokens
 from ..decoding.loop import check_room, rule_for
 from ..drafters.names import drafter_class
+from ..models.loaded import Loaded
 from ..types import AUTO, BadInput, Settings
 from .asked import PLAIN, DraftedLane
 from .compare import first_difference
 from .lanes import race_lanes
 from .race import check_drafter, decode_loaded, lanes_of
 from .trace import Entry, environment_of, request_of
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
 
 
 def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> Iterator[Entry]:
@@ -105,14 +101,12 @@ def _first(count: int, events: Iterator[Event]) -> Iterator[Event]:
 
 def differences(recorded: Sequence[Entry], entries: Sequence[Entry]) -> dict[str, int | None]:
     """Where each lane of a trace and of the race run `again` first have another token id; None where nowhere."""
-    found = {}
-    for lane in dict.fromkeys(entry.lane for entry in recorded):
-        ids = [
-            [token.id for entry in race if entry.lane == lane for token in emitted_tokens(entry.event)]
-            for race in (recorded, entries)
-        ]
-        found[lane] = first_difference(*ids)
-    return found
+
+    def ids(race: Sequence[Entry], lane: str) -> list[int]:
+        return [token.id for entry in race if entry.lane == lane for token in emitted_tokens(entry.event)]
+
+    lanes = dict.fromkeys(entry.lane for entry in recorded)
+    return {lane: first_difference(ids(recorded, lane), ids(entries, lane)) for lane in lanes}
 
 
 def other_environment(loaded: Loaded, header: dict[str, Any]) -> list[str]:

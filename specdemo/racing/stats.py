@@ -1,7 +1,5 @@
 """The figures of a lane, from its events alone. All times are engine time."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,16 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
 
-from ..decoding.events import (
-    Event,
-    Finished,
-    Prefilled,
-    Round,
-    branches,
-    emitted_tokens,
-    engine_seconds,
-    places_tested,
-)
+from ..decoding.events import Event, Finished, Prefilled, Round, branches, emitted_tokens, engine_seconds, places_tested
 from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, IntIfKnown, TokenKind
 
 FIGURES = (
@@ -69,7 +58,7 @@ class Stats:
     trees: bool = False
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> Stats:
+    def of(cls, events: Iterable[Event]) -> "Stats":
         stats = cls()
         for event in events:
             stats.add(event)
@@ -123,7 +112,7 @@ class Stats:
         return max(0.0, self.seconds - self.ttft_seconds - self.draft_seconds - self.verify_seconds)
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> "Pace":
         return Pace(self.tokens, self.seconds, self.prompt_seconds)
 
     @property
@@ -225,7 +214,7 @@ class Pace(NamedTuple):
         behind = self.seconds - self.prompt_seconds
         return (self.tokens - 1) / behind if self.tokens > 1 and behind > 0 else None
 
-    def to(self, other: Pace) -> float | None:
+    def to(self, other: "Pace") -> float | None:
         """The speed-up: this text's tokens per second over the other's, both after the prompt."""
         own, others = self.tokens_per_second, other.tokens_per_second
         return own / others if own and others else None
@@ -235,7 +224,7 @@ class Pace(NamedTuple):
         speed = self.tokens_per_second
         return self.prompt_seconds + (tokens - 1) / speed if speed else None
 
-    def with_prompt_to(self, other: Pace) -> float | None:
+    def with_prompt_to(self, other: "Pace") -> float | None:
         """The speed-up with the prompt included, for the length of the longer of the two texts."""
         tokens = max(self.tokens, other.tokens)
         own, others = self.seconds_for(tokens), other.seconds_for(tokens)

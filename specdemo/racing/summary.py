@@ -1,14 +1,13 @@
 """What a finished race showed, ready for JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..decoding import noise
 from ..decoding.events import Event, emitted_tokens
 from ..engines.memory_rate import memory_rate
+from ..models.loaded import Loaded
 from ..types import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name
 from .compare import compare, exact_rows, first_to_part, is_comparable
@@ -18,9 +17,6 @@ from .text import LaneText
 from .trace import Entry
 from .verdict import judge_lane, lanes_verdict
 from .wiring import head_doubt
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
 
 
 def summary(

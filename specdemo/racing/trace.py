@@ -6,12 +6,10 @@ tokens. Version 2 is written; version 1, which knew two lanes and no optional fi
 trace, so nothing in it is used before it is checked.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -162,7 +160,11 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
                     raise BadInput(
                         f"This is not a trace of specdemo: it has no header of version 1 to {TRACE_VERSION}."
                     )
-                header = {"lanes": _lanes_of_version_1(fields), **fields} if version == 1 else fields
+                header = fields
+                if version == 1:  # it knew the target alone and the target with a drafter
+                    drafters = {PLAIN: "none", SPECULATIVE: fields.get("drafter")}
+                    lanes = [{"name": name, "drafter": drafter} for name, drafter in drafters.items()]
+                    header = {"lanes": lanes, **fields}
                 due = dict.fromkeys(_lane_names(header), PREFILL)
             else:
                 if len(entries) == MAX_EVENTS:
@@ -206,11 +208,6 @@ def environment_of(header: dict[str, Any]) -> dict[str, Any]:
     """What the header says of where the race ran, which may be nothing."""
     environment = header.get("environment")
     return environment if isinstance(environment, dict) else {}
-
-
-def _lanes_of_version_1(header: dict[str, Any]) -> list[dict[str, Any]]:
-    """The lanes of a version 1 trace: the target alone, and with a drafter."""
-    return [{"name": PLAIN, "drafter": "none"}, {"name": SPECULATIVE, "drafter": header.get("drafter")}]
 
 
 def _lane_names(header: dict[str, Any]) -> list[str]:
@@ -257,18 +254,17 @@ def _entry(kind: Any, fields: dict[str, Any]) -> Entry:
 
 def _event(kind: Any, fields: dict[str, Any]) -> Event:
     if kind == "prefilled":
-        seed = None if fields.get("seed") is None else _whole(fields, "seed", MAX_SEED)
-        token = _token(fields["token"])
+        token, seed = _token(fields["token"]), _optional(fields, "seed", MAX_SEED, _whole)
         return Prefilled(_whole(fields, "prompt_tokens"), token, _number(fields, "seconds", MOST), seed)
     if kind == "round":
         drafted, emitted = tuple(map(_drafted, fields["drafted"])), tuple(map(_token, fields["emitted"]))
         if len(drafted) > MAX_DRAFTED:
             raise ValueError(f"a round drafts at most {MAX_DRAFTED} tokens")
-        merged = None if fields.get("merged") is None else _whole(fields, "merged")
+        merged = _optional(fields, "merged", MOST, _whole)
         _check_outcomes(drafted, emitted, merged)
         drafting, checking = (_optional(fields, f"{part}_seconds", MOST) for part in ("draft", "verify"))
         whole = _number(fields, "seconds", MOST)
-        k = None if fields.get("k") is None else _whole(fields, "k", MAX_NODES)
+        k = _optional(fields, "k", MAX_NODES, _whole)
         return Round(_whole(fields, "index"), drafted, emitted, drafting, checking, whole, k, merged)
     if kind == "finished":
         return Finished(_one_of(FinishReason, fields, "reason"))
@@ -340,20 +336,20 @@ def _drafted(fields: dict[str, Any]) -> DraftedToken:
     if q == 0:
         raise ValueError("a drafted token has a q above 0, or it could not have been drawn")
     parent = None if fields.get("parent") is None else _whole({"parent": fields["parent"] + 1}, "parent") - 1
-    return DraftedToken(_id(fields), _one_of(DraftOutcome, fields, "outcome"), p, q, draw, parent)
+    return DraftedToken(
+        _optional(fields, "id", MOST, _whole), _one_of(DraftOutcome, fields, "outcome"), p, q, draw, parent
+    )
 
 
 def _token(fields: dict[str, Any]) -> Token:
     margin = _optional(fields, "margin", MOST)
-    return Token(_id(fields), _one_of(TokenKind, fields, "kind"), _optional(fields, "p"), margin)
+    return Token(
+        _optional(fields, "id", MOST, _whole), _one_of(TokenKind, fields, "kind"), _optional(fields, "p"), margin
+    )
 
 
-def _id(fields: dict[str, Any]) -> int | None:
-    return None if fields.get("id") is None else _whole(fields, "id")
-
-
-def _optional(fields: dict[str, Any], name: str, most: float = 1.0) -> float | None:
-    return None if fields.get(name) is None else _number(fields, name, most)
+def _optional(fields: dict[str, Any], name: str, most: float = 1.0, read: Callable[..., float] | None = None) -> Any:
+    return None if fields.get(name) is None else (read or _number)(fields, name, most)
 
 
 def _one_of(words: type[W], fields: dict[str, Any], name: str) -> W:

@@ -1,7 +1,5 @@
 """What a race showed and why, in a sentence or two."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +11,7 @@ from .figures import EVEN, Figures, weight_bytes
 from .stats import Pace, Stats, speed_up
 
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
+NOWHERE: Mapping[str, Any] = {}  # the environment of a lane of which none is known
 CONSIDERABLE = 0.1  # share of a lane's time that is worth a sentence, and of a ratio that is
 
 
@@ -30,43 +29,30 @@ class LaneVerdict:
     figures: Figures | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return {name: getattr(self, name) for name in ("speed_up", "sentence", "notes", "numbers")}
-
-
-def judge(
-    plain: Stats,
-    lane: Stats,
-    asked: DraftedLane | None = None,
-    same: bool | None = None,
-    exact_rows: int | None = None,
-    pass_bytes: int | None = None,
-    memory_rate: float | None = None,
-) -> LaneVerdict:
-    """The verdict on a lane against the target alone. The arguments are those of `Figures.of`, `notes`, `numbers`."""
-    found, sentence = Figures.of(plain, lane, asked), race_verdict(plain, lane, asked)
-    if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
-        return LaneVerdict(speed_up(plain, lane), sentence)
-    table = numbers(found, pass_bytes, memory_rate)
-    return LaneVerdict(found.speed_up, sentence, notes(found, same, exact_rows), table, found)
 
 
 def judge_lane(
     plain: Stats,
     lane: Stats,
-    asked: DraftedLane | None,
-    comparison: Comparison | None,
-    environment: Mapping[str, Any],
+    asked: DraftedLane | None = None,
+    comparison: Comparison | None = None,
+    environment: Mapping[str, Any] = NOWHERE,
 ) -> LaneVerdict:
-    """`judge`, with what is known of the texts and of where they were written.
+    """The verdict on a lane against the target alone.
 
     Args:
+        asked: who drafted, and with which K; None if that is not known.
         comparison: of the two texts; None if they are not to be compared.
         environment: of the loaded preset, or as a trace tells it; `memory_rate` in it is that of `memory_rate`.
     """
-    same = comparison.identical if comparison else None
+    found, sentence = Figures.of(plain, lane, asked), race_verdict(plain, lane, asked)
+    if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
+        return LaneVerdict(speed_up(plain, lane), sentence)
     rows = exact_rows(environment, asked.drafter if asked else "")
-    return judge(plain, lane, asked, same, rows, weight_bytes(environment), environment.get("memory_rate"))
+    told = notes(found, comparison.identical if comparison else None, rows)
+    table = numbers(found, weight_bytes(environment), environment.get("memory_rate"))
+    return LaneVerdict(found.speed_up, sentence, told, table, found)
 
 
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:

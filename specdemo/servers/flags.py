@@ -9,8 +9,6 @@ SGLang: `docs/advanced_features/server_arguments.md` at commit 004813e1. --specu
 that are checked: for a chain one more than its steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -68,5 +66,4 @@ FLAGS = {
 
 
 def k_flag(engine: str, k: int) -> str:
-    """The flag for drafting `k` tokens in a round."""
     return FLAGS[engine].k.replace("{k_and_one}", str(k + 1)).replace("{k}", str(k))

@@ -1,7 +1,5 @@
 """A race between a server that speculates and one that does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -12,7 +10,7 @@ from ..racing.compare import OWN_DRAFTER, compare, tokens_of
 from ..racing.lanes import Lane, race_lanes
 from ..racing.stats import Stats, outcome_of
 from ..racing.trace import PLAIN, SPECULATIVE, Entry, request_of
-from ..racing.verdict import judge
+from ..racing.verdict import judge_lane
 from ..types import BadInput, Settings
 from .dialects import Dialect
 from .lane import recorded_lane, server_lane, told_of
@@ -116,7 +114,7 @@ def outcome(race: ServerRace) -> dict[str, Any]:
     plain, speculative = (Stats.of(race.events(name)) for name in names)
     if race.asked.settings.temperature == 0:
         found["comparison"] = asdict(compare(*(tokens_of(race.of(name)) for name in names)))
-    verdict = judge(plain, speculative)
+    verdict = judge_lane(plain, speculative)
     verdicts = {SPECULATIVE: {**verdict.as_dict(), "comparison": found["comparison"]}}
     return {**found, "verdicts": verdicts, "speed_up": verdict.speed_up, "sentence": verdict.sentence}
 

@@ -1,19 +1,20 @@
 """What an examination by the doctor means: its figures, a verdict in words, and the flag to change."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 from ..racing.compare import NEAR_TIE
 from ..racing.figures import EVEN, alpha_for, speeds_by_k
 from ..servers.flags import FLAGS, k_flag
-from .doctor import Crowd, Doctor, Sample
+from .doctor import Doctor, Sample
 from .statistics import Spread, geometric_mean, pooled_rate
+from .tables import grouped
 
 RARE = 0.25  # share of rounds with a draft below which the drafter is called rare
 NEAR = NEAR_TIE["bfloat16"]  # of two logits: a server does not tell in what it computes
+OF_A_CROWD = "at_once", "texts", "tokens_per_second", "alone_tokens_per_second", "speed_up"
 WORTH = 0.03  # how much faster another K must be by the model to be named
 
 
@@ -52,13 +53,14 @@ class Diagnosis:
     best_k: int | None
 
     @classmethod
-    def of(cls, doctor: Doctor) -> Diagnosis:
+    def of(cls, doctor: Doctor) -> "Diagnosis":
         """Whatever there is so far."""
         usual = [sample for sample in doctor.samples if sample.context is None]
         positions, often = _positions(usual), _often(usual)
         round_ = _round(usual)
         cost = round_["cost"].mean if round_["cost"] else None
         reached = [row["unconditional"].mean for row in positions]
+        kinds = grouped(usual, lambda sample: sample.prompt.category)
         notes = dict.fromkeys(note for sample in usual for note in sample.with_drafts.notes)
         return cls(
             engine=doctor.with_drafts.facts,
@@ -70,11 +72,12 @@ class Diagnosis:
             positions=positions,
             round=round_,
             break_even={"tokens_per_round": cost, "alpha": _alpha(cost, often, len(positions))},
-            kinds=[_group({"kind": kind}, found) for kind, found in _by(usual, "category").items()],
-            at_once=[_crowd(crowd) for crowd in doctor.crowds],
+            kinds=[_group({"kind": kind}, found) for kind, found in kinds.items()],
+            at_once=[{name: getattr(crowd, name) for name in OF_A_CROWD} for crowd in doctor.crowds],
             contexts=[
-                _group({"context": length}, [sample for sample in doctor.samples if sample.context == length])
-                for length in dict.fromkeys(sample.context for sample in doctor.samples if sample.context)
+                _group({"context": length}, found)
+                for length, found in grouped(doctor.samples, lambda sample: sample.context).items()
+                if length
             ],
             texts=_texts(doctor.samples),
             samples=[_sample(sample) for sample in doctor.samples],
@@ -199,13 +202,6 @@ class Diagnosis:
 # The figures -------------------------------------------------------------------------------------------------
 
 
-def _by(samples: Sequence[Sample], name: str) -> dict[str, list[Sample]]:
-    found: dict[str, list[Sample]] = {}
-    for sample in samples:
-        found.setdefault(getattr(sample.prompt, name), []).append(sample)
-    return found
-
-
 def _tokens_per_round(samples: Sequence[Sample]) -> Spread | None:
     return pooled_rate([(len(found.tokens) - 1, found.rounds) for found in (s.with_drafts for s in samples)])
 
@@ -225,22 +221,21 @@ def _positions(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     if any(s.with_drafts.places is None for s in samples):
         return []
     rows = []
-    longest = max((len(s.with_drafts.places or ()) for s in samples), default=0)
-    for place in range(longest):
-        there = [
-            (s.with_drafts.drafts or 0, *(s.with_drafts.places or [])[place])
-            if place < len(s.with_drafts.places or ())
-            else (s.with_drafts.drafts or 0, 0, 0)
-            for s in samples
-        ]
-        tested = None if any(count is None for _, count, _ in there) else sum(count or 0 for _, count, _ in there)
-        row: dict[str, Any] = {"position": place + 1, "drafts": sum(drafts for drafts, _, _ in there)}
-        row |= {"tested": tested, "accepted": sum(accepted for _, _, accepted in there)}
-        row["conditional"] = None
-        if tested is not None:
-            row["conditional"] = pooled_rate([(accepted, count or 0) for _, count, accepted in there], 1.0)
-        row["unconditional"] = pooled_rate([(accepted, drafts) for drafts, _, accepted in there], 1.0)
-        rows.append(row)
+    drafts = [s.with_drafts.drafts or 0 for s in samples]
+    of_each = zip_longest(*(s.with_drafts.places or () for s in samples), fillvalue=(0, 0))
+    for position, there in enumerate(of_each, start=1):
+        tested, accepted = zip(*there, strict=True)
+        known = None not in tested
+        rows.append(
+            {
+                "position": position,
+                "drafts": sum(drafts),
+                "tested": sum(tested) if known else None,
+                "accepted": sum(accepted),
+                "conditional": pooled_rate([*zip(accepted, tested, strict=True)], 1.0) if known else None,
+                "unconditional": pooled_rate([*zip(accepted, drafts, strict=True)], 1.0),
+            }
+        )
     return [row for row in rows if row["unconditional"] is not None]
 
 
@@ -300,27 +295,16 @@ def _group(of: dict[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
     }
 
 
-def _crowd(crowd: Crowd) -> dict[str, Any]:
-    figures = "tokens_per_second", "alone_tokens_per_second", "speed_up"
-    return {"at_once": crowd.at_once, "texts": crowd.texts, **{name: getattr(crowd, name) for name in figures}}
-
-
 def _texts(samples: Sequence[Sample]) -> dict[str, Any]:
-    compared = [s for s in samples if s.comparison is not None]
-    differing = [s for s in compared if s.comparison and not s.comparison.identical]
-    return {
-        "compared": len(compared),
-        "same": len(compared) - len(differing),
-        "differences": [
-            {"prompt": _name(s), "token": (s.comparison.first_difference or 0) + 1, "margin": s.comparison.margin}
-            for s in differing
-            if s.comparison
-        ],
-    }
-
-
-def _name(sample: Sample) -> str:
-    return sample.prompt.id if sample.context is None else f"{sample.prompt.id} behind {sample.context:,} tokens"
+    compared, differences = 0, []
+    for sample in samples:
+        if (found := sample.comparison) is not None:
+            compared += 1
+            if found.first_difference is not None:
+                behind = "" if sample.context is None else f" behind {sample.context:,} tokens"
+                name, token = f"{sample.prompt.id}{behind}", found.first_difference + 1
+                differences.append({"prompt": name, "token": token, "margin": found.margin})
+    return {"compared": compared, "same": compared - len(differences), "differences": differences}
 
 
 def _sample(sample: Sample) -> dict[str, Any]:

@@ -4,8 +4,6 @@ Three parts: prompts of eight kinds one after the other, several requests at onc
 sides take turns, and a part that the time does not allow is left out and said to be. `diagnosis` says what it means.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -175,9 +173,8 @@ class Doctor:
 
     def _longer(self) -> Iterator[str]:
         for tokens in self.plan.contexts:
-            for number, prompt in enumerate(self.prompts[:: max(1, len(self.prompts) // CONTEXT_PROMPTS)]):
-                if number == CONTEXT_PROMPTS:
-                    break
+            some_prompts = self.prompts[:: max(1, len(self.prompts) // CONTEXT_PROMPTS)][:CONTEXT_PROMPTS]
+            for number, prompt in enumerate(some_prompts):
                 try:
                     self.samples.append(self._sample(prompt, _lengthened(prompt.prompt, tokens, number), tokens))
                 except BadInput as error:

@@ -1,14 +1,14 @@
 """Where guesses pass: by category of prompt, by kind of token and by position in the draft. Counted from events."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..decoding.events import Round, branches
 from ..decoding.loop import check_room
+from ..models.loaded import Loaded
 from ..racing.race import SPECULATIVE, check_drafter, start
 from ..racing.text import LaneText
 from ..racing.trace import Entry
@@ -17,29 +17,17 @@ from .kinds import Kind, kind_of
 from .prompts import Prompt
 from .statistics import pooled_rate, rates_differ
 
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
-
 CATEGORY, KIND, POSITION = "category", "kind of token", "position in the draft"
 COUNTED = ("drafted", "tested", "accepted")
 ENOUGH = 30  # tested guesses that a group needs before a sentence is made of it
 
 
 @dataclass(slots=True)
-class Count:
-    """Drafted tokens of one group in one text."""
-
-    drafted: int = 0
-    tested: int = 0
-    accepted: int = 0
-
-
-@dataclass(slots=True)
 class Counts:
     """Drafted tokens by category, kind and position, over any number of texts."""
 
-    groups: dict[tuple[str, str], dict[str, Count]] = field(default_factory=dict)
-    """The count of each text, by question and group."""
+    groups: dict[tuple[str, str], dict[str, Counter[str]]] = field(default_factory=dict)
+    """How many are `COUNTED` in each text, by question and group."""
     texts: int = 0
 
     def add(self, category: str, entries: Iterable[Entry]) -> None:
@@ -58,10 +46,10 @@ class Counts:
                 for position, (token, span) in enumerate(zip(entry.event.drafted, entry.spans.drafted, strict=True), 1):
                     kind = kind_of(span, before)
                     for group in ((CATEGORY, category), (KIND, kind.value), (POSITION, str(position))):
-                        count = self.groups.setdefault(group, {}).setdefault(name, Count())
-                        count.drafted += 1
-                        count.tested += token.outcome is not DraftOutcome.UNTESTED
-                        count.accepted += token.outcome is DraftOutcome.ACCEPTED
+                        count = self.groups.setdefault(group, {}).setdefault(name, Counter())
+                        count["drafted"] += 1
+                        count["tested"] += token.outcome is not DraftOutcome.UNTESTED
+                        count["accepted"] += token.outcome is DraftOutcome.ACCEPTED
                     before += span
             text += "".join(entry.spans.emitted)
 
@@ -77,8 +65,8 @@ class Counts:
             names = [name for question, name in self.groups if question == by]
             for name in sorted(names, key=lambda name: order.get(name, int(name) if by == POSITION else 0)):
                 counts = self.groups[by, name].values()
-                drafted, tested, accepted = (sum(getattr(count, of) for count in counts) for of in COUNTED)
-                rate = pooled_rate([(count.accepted, count.tested) for count in counts], 1.0)
+                drafted, tested, accepted = (sum(count[of] for count in counts) for of in COUNTED)
+                rate = pooled_rate([(count["accepted"], count["tested"]) for count in counts], 1.0)
                 row = {"by": by, "name": name, "drafted": drafted, "tested": tested, "accepted": accepted}
                 row |= {"draft_efficiency": accepted / drafted, "acceptance_rate": rate and rate.mean}
                 rows.append(row | {"low": rate and rate.low, "high": rate and rate.high})
@@ -101,7 +89,7 @@ class Counts:
         return lines
 
     def _parts(self, by: str, name: str) -> dict[str, tuple[float, float]]:
-        return {text: (count.accepted, count.tested) for text, count in self.groups[by, name].items()}
+        return {text: (count["accepted"], count["tested"]) for text, count in self.groups[by, name].items()}
 
 
 def domains(

@@ -1,7 +1,5 @@
 """A measured race compared with the theory, and the gap between the two by its parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -54,7 +52,6 @@ class Explained:
     parts: tuple[Part, ...]
 
     def in_words(self) -> list[str]:
-        """The gap in sentences."""
         what = "a draft" if self.parallel else "a drafted token"
         lines = [
             f"{self.alpha:.0%} of the tested guesses passed, {what} cost {self.draft_cost:.0%} of a target "

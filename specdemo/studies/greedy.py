@@ -5,17 +5,15 @@ its own `generate` runs the same weights through its own forward, cache and loop
 server of the same file, which also multiplies the stored weights in its own way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..decoding.events import emitted_tokens
 from ..decoding.loop import check_room
 from ..drafters.names import DRAFTERS
+from ..models.loaded import Loaded
 from ..racing.compare import compare, is_exact, is_near_tie
 from ..racing.race import check_drafter, start
 from ..servers.lane import gap
@@ -23,9 +21,7 @@ from ..servers.llamacpp import LlamaCpp
 from ..types import BadInput, Settings, Token, TokenKind
 from .prompts import Prompt
 from .statistics import POWER
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
+from .tables import grouped
 
 TRANSFORMERS = "transformers"
 
@@ -58,11 +54,7 @@ def steps(prompts: Sequence[Prompt], drafters: Sequence[str], transformers: bool
 
 
 def greedy(
-    loaded: Loaded,
-    prompts: Sequence[Prompt],
-    drafters: Sequence[str],
-    settings: Settings,
-    transformers: bool = True,
+    loaded: Loaded, prompts: Sequence[Prompt], drafters: Sequence[str], settings: Settings, transformers: bool = True
 ) -> Iterator[GreedyCheck]:
     """Check every prompt with every drafter, and the target alone against transformers unless `transformers` is False.
 
@@ -142,24 +134,22 @@ def _gap(loaded: Loaded, ids: Sequence[int], pair: Sequence[Token]) -> float:
 
 def differences_in_words(checks: Sequence[GreedyCheck]) -> list[str]:
     """Where the texts of a server part from ours, a line each."""
+
+    def apart(margin: float | None) -> str:
+        return "an unknown distance apart" if margin is None else f"{margin:.2f} of a logit apart"
+
     return [
-        f"{check.prompt_id}: from token {check.first_difference + 1} on; the two tokens are {_apart(check.margin)} for "
-        f"the target here, {_apart(check.server_margin)} for the server."
+        f"{check.prompt_id}: from token {check.first_difference + 1} on; the two tokens are {apart(check.margin)} for "
+        f"the target here, {apart(check.server_margin)} for the server."
         for check in checks
         if check.first_difference is not None
     ]
 
 
-def _apart(margin: float | None) -> str:
-    return "an unknown distance apart" if margin is None else f"{margin:.2f} of a logit apart"
-
-
 def in_words(checks: Sequence[GreedyCheck]) -> list[str]:
     """What the checks showed, one sentence for each drafter, K and temperature, and for transformers."""
     lines = []
-    groups: dict[tuple[str, int | str, float], list[GreedyCheck]] = {}
-    for check in checks:
-        groups.setdefault((check.text, check.k, check.temperature), []).append(check)
+    groups = grouped(checks, lambda check: (check.text, check.k, check.temperature))
     for (text, k, temperature), mine in groups.items():
         same, ties = sum(check.identical for check in mine), sum(bool(check.near_tie) for check in mine)
         texts, are = "text" if len(mine) == 1 else "texts", "is" if 1 in (same, len(mine)) else "are"
@@ -167,19 +157,16 @@ def in_words(checks: Sequence[GreedyCheck]) -> list[str]:
         name = f"{text}, K = {k}, temperature {temperature:g}" if ours else text
         line = f"{name}: {same} of {len(mine)} {texts} {are} the target's own, token for token"
         if ties:
-            line += f"; {ties} {_part(ties)} at a near-tie, which rounding decides"
+            line += f"; {ties} {'parts' if ties == 1 else 'part'} at a near-tie, which rounding decides"
             line += " (float32 rounds less)" if ours or text == TRANSFORMERS else ""
         if unexplained := len(mine) - same - ties:
-            line += f"; {unexplained} {_part(unexplained)} where rounding is no explanation: something is wrong"
+            part = "parts" if unexplained == 1 else "part"
+            line += f"; {unexplained} {part} where rounding is no explanation: something is wrong"
         if same == len(mine):
             caught = 1 - (1 - POWER) ** (1 / same)
             line += f" (a fault that parts {caught:.0%} of all texts would show in {POWER:.0%} of such runs)"
         lines.append(line + ".")
     return lines
-
-
-def _part(count: int) -> str:
-    return "parts" if count == 1 else "part"
 
 
 def _text(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> list[Token]:
@@ -191,16 +178,11 @@ def _theirs(loaded: Loaded, prompt_ids: Sequence[int], max_new_tokens: int) -> l
     from transformers import GenerationConfig
 
     ids = torch.tensor([prompt_ids], device=loaded.device)
-    ends = sorted(loaded.eos_ids)
-    config = GenerationConfig(
-        do_sample=False,
-        repetition_penalty=1.0,  # some checkpoints ask for another
-        max_new_tokens=max_new_tokens,
-        eos_token_id=ends or None,
-        pad_token_id=ends[0] if ends else None,
-    )
+    ends = {"eos_token_id": sorted(loaded.eos_ids) or None, "pad_token_id": min(loaded.eos_ids, default=None)}
+    # Some checkpoints ask for another penalty.
+    config = GenerationConfig(do_sample=False, repetition_penalty=1.0, max_new_tokens=max_new_tokens, **ends)
     out = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    return [int(token) for token in out[0, len(prompt_ids) :]]
+    return out[0, len(prompt_ids) :].tolist()
 
 
 def _check(

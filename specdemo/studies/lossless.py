@@ -5,14 +5,12 @@ frequencies in thousands of real rounds from one context, tested against the tar
 fails both.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,17 +20,15 @@ from ..decoding.events import Event, Round, emitted_tokens, places_tested
 from ..decoding.loop import check_room, rule_for
 from ..decoding.rule import Rule
 from ..decoding.sampling import probabilities
+from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, start
 from ..types import MAX_K, MAX_NODES, MAX_SEED, BadInput, Settings, Token, TokenKind
-from .acceptance import Accepted, accepted_of
-from .children import BY_RATIO, Tested, each_rule
+from .acceptance import BY_RATIO, Accepted, Tested, accepted_of, each_rule
 from .remember import Remembering, from_one_context
 from .rules import emitted_distribution, harm, make_rule
 from .statistics import POWER, Distances, chi_square, smallest_caught
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
+from .tables import grouped
 
 CAUGHT = 1e-6  # a p-value below this is not chance
 LIKELY = 25  # times a first token must be expected for what follows it to be tested
@@ -115,7 +111,6 @@ def _figures(p: Tensor, q: Tensor, rule: str, broken: str) -> tuple[float, float
 
 
 def exact_in_words(drafts: Sequence[DraftOnPaper]) -> list[str]:
-    """The figures of all drafts in sentences."""
     positions = [position for draft in drafts for position in draft.positions]
     if not positions:
         return ["Nothing was drafted in this text, so there was nothing to compute."]
@@ -143,11 +138,8 @@ def _children_in_words(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def children_means(drafts: Sequence[DraftOnPaper]) -> list[dict[str, Any]]:
     """The rules for children by their number: means over all positions, and the worst total variation."""
-    groups: dict[tuple[str, int], list[Tested]] = {}
-    for draft in drafts:
-        for position in draft.positions:
-            for one in position.children:
-                groups.setdefault((one.rule, one.children), []).append(one)
+    tested = [one for draft in drafts for position in draft.positions for one in position.children]
+    groups = grouped(tested, lambda one: (one.rule, one.children))
     return [
         {
             "rule": rule,
@@ -234,7 +226,6 @@ class Sampled:
         return any(test.p_value is not None and test.p_value < CAUGHT for test in self.tests)
 
     def in_words(self) -> list[str]:
-        """What the rounds showed."""
         first = self.tests[0]
         floor = " and ".join(f"{distances.total_variation:.4f}" for distances in first.floor)
         lines = [
@@ -265,12 +256,7 @@ class Sampled:
 
 
 def sampling(
-    loaded: Loaded,
-    drafter: str,
-    context: Sequence[int],
-    settings: Settings,
-    rounds: int = 3000,
-    broken: str = "",
+    loaded: Loaded, drafter: str, context: Sequence[int], settings: Settings, rounds: int = 3000, broken: str = ""
 ) -> Iterator[Sampled]:
     """Run the real loop again and again from one context; yields the result so far after every `BATCH` rounds.
 

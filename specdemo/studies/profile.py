@@ -1,25 +1,22 @@
 """What the models of a preset cost on this machine: a token, a pass over several tokens, a drafted token."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import fmean, median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..decoding.events import Prefilled, Round
 from ..decoding.loop import check_room, decode, rule_for
 from ..drafters.names import drafter_class
 from ..drafters.none import NoDrafter
 from ..engines.runner import Runner
+from ..models.loaded import Loaded
 from ..racing.race import check_drafter, start
 from ..types import MAX_K, Settings
 from . import theory
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
+from .tables import grouped
 
 TARGET, DRAFT_MODEL = "target", "draft model"
 SWEEPS = 3  # over the lengths of a pass, in one step
@@ -109,7 +106,6 @@ def _timed_passes(name: str, runner: Runner, prompt_ids: Sequence[int], longest:
 
 
 def _timed_drafts(loaded: Loaded, name: str, prompt_ids: Sequence[int], settings: Settings) -> list[Timing]:
-    """The drafts of a run with this drafter."""
     with closing(start(loaded, name, prompt_ids, settings)) as events:  # type: ignore[type-var]
         rounds = [event for event in events if isinstance(event, Round)]
     return [Timing("draft", name, len(event.drafted), event.draft_seconds) for event in rounds]
@@ -121,26 +117,18 @@ def summarise(timings: Sequence[Timing]) -> dict[str, list[dict[str, Any]]]:
     `cost` is in passes of the same model over one token. A drafter's `draft_cost` is c, in target passes: drafting one
     token, or with `parallel` a whole draft (`theory.Costs`); None where it never drafted.
     """
-    seconds: dict[tuple[str, str, int], list[float]] = {}
-    for timing in timings:
-        seconds.setdefault((timing.part, timing.name, timing.tokens), []).append(timing.seconds)
+    groups = grouped(timings, lambda timing: (timing.part, timing.name, timing.tokens))
+    seconds = {key: [timing.seconds for timing in group] for key, group in groups.items()}
     one = {name: median(values) for (part, name, tokens), values in seconds.items() if (part, tokens) == ("pass", 1)}
     models, passes = [], []
     for (part, name, tokens), values in seconds.items():
         if part == "token":
             first = [timing.seconds for timing in timings if (timing.part, timing.name) == ("first token", name)]
-            models.append(
-                {
-                    "model": name,
-                    "tokens_per_second": 1 / fmean(values),
-                    **_milliseconds(values),
-                    "ttft_ms": 1000 * median(first),
-                }
-            )
+            row = {"model": name, "tokens_per_second": 1 / fmean(values), **_milliseconds(values)}
+            models.append({**row, "ttft_ms": 1000 * median(first)})
         elif part == "pass":
-            passes.append(
-                {"model": name, "tokens": tokens, **_milliseconds(values), "cost": median(values) / one[name]}
-            )
+            row = {"model": name, "tokens": tokens, **_milliseconds(values)}
+            passes.append({**row, "cost": median(values) / one[name]})
     return {"models": models, "passes": passes, "drafters": list(_drafters(timings, one.get(TARGET)))}
 
 

@@ -1,20 +1,15 @@
 """The same context thousands of times over, without paying for the network thousands of times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..engines.rows import rows_of
 from ..engines.runner import Runner
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
+from ..models.loaded import Loaded
 
 ROOM = 2**28  # bytes of logits that are remembered; what is read beyond them is read again when it is needed
 
@@ -30,6 +25,8 @@ class Remembering:
         """With `next_token`, reading the root says that this token follows, with certainty."""
         self.real, self.root, self.next_token = real, tuple(root), next_token
         self.device, self.context, self.vocab_size = real.device, real.context, real.vocab_size
+        self.exact_rows, self.exact_tree_rows = real.exact_rows, real.exact_tree_rows
+        self.cannot_branch, self.capture_hidden_states = real.cannot_branch, real.capture_hidden_states
         self.hidden_states: Tensor | None = None
         self.passes = 0  # made by the real runner
         self._text: tuple[int, ...] = ()
@@ -42,21 +39,6 @@ class Remembering:
     @property
     def length(self) -> int:
         return len(self._text)
-
-    @property
-    def exact_rows(self) -> int:
-        return self.real.exact_rows
-
-    @property
-    def exact_tree_rows(self) -> int:
-        return self.real.exact_tree_rows
-
-    @property
-    def cannot_branch(self) -> str | None:
-        return self.real.cannot_branch
-
-    def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        self.real.capture_hidden_states(layers)
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
         if not self.real.length:
@@ -149,16 +131,9 @@ def from_one_context(loaded: Loaded, context: Sequence[int], new_tokens: int) ->
         draft = Remembering(loaded.draft_runner(capacity), root)
         runners, parts = [target, draft], replace(parts, make_draft_runner=lambda _: draft)
     try:
-        yield (
-            replace(
-                loaded,
-                eos_ids=frozenset(),
-                make_target_runner=lambda _: target,
-                parts=parts,
-                costs={},  # what is remembered takes no time, which says nothing of real passes
-            ),
-            target,
-        )
+        # What is remembered takes no time, which says nothing of what real passes cost.
+        again = replace(loaded, eos_ids=frozenset(), make_target_runner=lambda _: target, parts=parts, costs={})
+        yield again, target
     finally:
         for runner in runners:
             runner.real.release()

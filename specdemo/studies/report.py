@@ -1,7 +1,5 @@
 """An examination as one HTML page for a colleague: it needs no script and no network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -25,67 +23,52 @@ Columns = Sequence[tuple[str, str, str]]
 """The key in a row, the heading and the format of each column; a format that ends in a bar draws one to 1."""
 
 SAMPLES = "samples"  # the long table
+HEADINGS = {
+    "speed_up": "speed-up",
+    "tokens_per_round": "tokens a round",
+    "acceptance_rate": "accepted of tested",
+    "at_once": "at once",
+    "tokens_per_second": "tokens/s",
+    "alone_tokens_per_second": "baseline, tokens/s",
+    "baseline_tokens_per_second": "baseline, tokens/s",
+    "prompt_tokens": "tokens of the prompt",
+    "context": "behind tokens",
+    "same_text": "same text",
+}
+
+
+def _columns(**forms: str) -> Columns:
+    return [(key, HEADINGS.get(key, key), form) for key, form in forms.items()]
+
+
+_PASSES = {"speed_up": ".2f", "tokens_per_round": ".2f", "acceptance_rate": ".0%|"}
 TABLES: dict[str, tuple[str, str, Columns]] = {
     "positions": (
         "By position of the draft",
         "Conditional: of the guesses that were tested there. Unconditional: of all drafts.",
-        (
-            ("position", "position", "d"),
-            ("drafts", "drafts", "d"),
-            ("tested", "tested", "d"),
-            ("accepted", "accepted", "d"),
-            ("conditional", "conditional", ".0%|"),
-            ("unconditional", "unconditional", ".0%|"),
-        ),
+        _columns(position="d", drafts="d", tested="d", accepted="d", conditional=".0%|", unconditional=".0%|"),
     ),
     "kinds": (
         "By kind of prompt",
         "The speed-up is behind the prompt: the speed of both sides after the first token.",
-        (
-            ("kind", "kind", ""),
-            ("texts", "texts", "d"),
-            ("speed_up", "speed-up", ".2f"),
-            ("tokens_per_round", "tokens a round", ".2f"),
-            ("acceptance_rate", "accepted of tested", ".0%|"),
-        ),
+        _columns(kind="", texts="d", **_PASSES),
     ),
     "at_once": (
         "Several requests at once",
         "Tokens a second of all requests together, their prompts and the waiting included.",
-        (
-            ("at_once", "at once", "d"),
-            ("texts", "texts", "d"),
-            ("tokens_per_second", "tokens/s", ".1f"),
-            ("alone_tokens_per_second", "baseline, tokens/s", ".1f"),
-            ("speed_up", "speed-up", ".2f"),
-        ),
+        _columns(at_once="d", texts="d", tokens_per_second=".1f", alone_tokens_per_second=".1f", speed_up=".2f"),
     ),
     "contexts": (
         "Longer prompts",
         "The same questions behind notes.",
-        (
-            ("prompt_tokens", "tokens of the prompt", ",.0f"),
-            ("texts", "texts", "d"),
-            ("speed_up", "speed-up", ".2f"),
-            ("tokens_per_round", "tokens a round", ".2f"),
-            ("acceptance_rate", "accepted of tested", ".0%|"),
-            ("baseline_tokens_per_second", "baseline, tokens/s", ".1f"),
-        ),
+        _columns(prompt_tokens=",.0f", texts="d", **_PASSES, baseline_tokens_per_second=".1f"),
     ),
     SAMPLES: (
         "Every text",
         "",
-        (
-            ("prompt", "prompt", ""),
-            ("context", "behind tokens", ",d"),
-            ("tokens", "tokens", "d"),
-            ("rounds", "rounds", "d"),
-            ("drafts", "drafts", "d"),
-            ("drafted", "drafted", "d"),
-            ("tokens_per_second", "tokens/s", ".1f"),
-            ("baseline_tokens_per_second", "baseline, tokens/s", ".1f"),
-            ("speed_up", "speed-up", ".2f"),
-            ("same_text", "same text", "yes"),
+        _columns(
+            **{"prompt": "", "context": ",d", "tokens": "d", "rounds": "d", "drafts": "d", "drafted": "d"},
+            **{"tokens_per_second": ".1f", "baseline_tokens_per_second": ".1f", "speed_up": ".2f", "same_text": "yes"},
         ),
     ),
 }

@@ -1,7 +1,5 @@
 """Rules made wrong on purpose, and the distribution that a rule emits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -13,7 +11,7 @@ from ..decoding.match import Match
 from ..decoding.rejection import Part, Rejection, acceptance_probability, residual
 from ..decoding.rule import Rule
 from ..types import REJECTION, BadInput, Settings
-from .children import BY_RATIO, emitted_with
+from .acceptance import BY_RATIO, emitted_with
 
 
 class NoiseUsedTwice(Match):
@@ -21,14 +19,6 @@ class NoiseUsedTwice(Match):
 
     def key(self, position: int) -> int:
         return super().key(position - position % 2)
-
-
-def _p_above_q(p: Tensor, q: Tensor) -> Tensor:
-    return (p > q).to(p.dtype)
-
-
-def _from_p(p: Tensor, q: Tensor) -> Tensor:
-    return p
 
 
 class LikeliestByRatio(Rejection):
@@ -39,8 +29,8 @@ class LikeliestByRatio(Rejection):
 
 
 _PARTS: dict[str, tuple[Part, Part]] = {  # of rejection sampling, by the name of the broken rule
-    "accept-if-p-exceeds-q": (_p_above_q, residual),
-    "resample-from-p": (acceptance_probability, _from_p),
+    "accept-if-p-exceeds-q": (lambda p, q: (p > q).to(p.dtype), residual),
+    "resample-from-p": (acceptance_probability, lambda p, q: p),
 }
 BROKEN: dict[str, Callable[[Settings], Rule]] = {
     **{name: partial(Rejection, passes=passes, left=left) for name, (passes, left) in _PARTS.items()},

@@ -5,8 +5,6 @@ how far a figure holds. Speeds and ratios of speeds are averaged as logarithms: 
 of two methods is called the first, and a mean of ratios is the ratio of the means.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -14,7 +12,7 @@ from statistics import fmean
 from typing import TypeVar
 
 import numpy as np
-from scipy.special import chdtrc, chdtri, chndtrinc, stdtr, stdtrit
+from scipy.special import chdtrc, chdtri, chndtrinc, rel_entr, stdtr, stdtrit
 
 Name = TypeVar("Name", bound=Hashable)
 Array = np.ndarray
@@ -39,7 +37,7 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float], most: float = inf) -> Spread | None:
+    def of(cls, values: Sequence[float], most: float = inf) -> "Spread | None":
         """The mean of values from 0 to `most`, with Student's interval; None without values."""
         if not values:
             return None
@@ -203,18 +201,13 @@ class Distances:
     jensen_shannon: float
 
     @classmethod
-    def between(cls, counts: Array, probs: Array) -> Distances:
+    def between(cls, counts: Array, probs: Array) -> "Distances":
         """Of counts [cells] and the probabilities of the cells; KL is None where the sample holds the impossible."""
         found = counts / counts.sum()
         middle = (found + probs) / 2
-        js = (_kl(found, middle) + _kl(probs, middle)) / 2
-        kl = None if found[probs == 0].any() else _kl(found, probs)
+        js = float(rel_entr(found, middle).sum() + rel_entr(probs, middle).sum()) / 2
+        kl = None if found[probs == 0].any() else float(rel_entr(found, probs).sum())
         return cls(float(np.abs(found - probs).sum() / 2), kl, js)
-
-
-def _kl(found: Array, probs: Array) -> float:
-    there = found > 0
-    return float((found[there] * np.log(found[there] / probs[there])).sum())
 
 
 def chi_square(counts: Array, probs: Array) -> float | None:

@@ -1,25 +1,22 @@
 """Which K, which drafter, and what temperature does to them, on easy and on hard prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..decoding.events import engine_seconds
 from ..decoding.loop import check_room
+from ..models.loaded import Loaded
 from ..racing.lanes import take_turns
 from ..racing.race import PLAIN, SPECULATIVE, check_drafter, start
 from ..racing.stats import Stats
 from ..types import MATCH, BadInput, Settings
 from .prompts import Prompt
 from .statistics import Spread, best_of, geometric_mean, log_means, pooled_rate
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
+from .tables import grouped
 
 KS = (0, 1, 2, 4, 8, 16)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
@@ -75,7 +72,6 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """How many runs there are."""
         return len(self.texts) * len(self.cases)
 
     def settings(self, k: int | str, temperature: float, seed: int) -> Settings:
@@ -151,7 +147,6 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _figures(runs: Sequence[Run], drafter: str, k: int | str) -> dict[str, Any]:
-    """The figures of a row."""
     units = _units(runs)
     if drafter == ALONE:
         speeds = {unit: [run.alone for run in mine if run.alone] for unit, mine in units.items()}
@@ -180,10 +175,7 @@ def _figures(runs: Sequence[Run], drafter: str, k: int | str) -> dict[str, Any]:
 def _units(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs by prompt, or by seed if there is only one."""
     several = len({run.prompt_id for run in runs}) > 1
-    units: dict[str, list[Run]] = {}
-    for run in runs:
-        units.setdefault(run.prompt_id if several else str(run.seed), []).append(run)
-    return units
+    return grouped(runs, lambda run: run.prompt_id if several else str(run.seed))
 
 
 def _speedups(runs: Sequence[Run]) -> dict[str, list[float]]:
@@ -198,13 +190,13 @@ def best_k(runs: Sequence[Run]) -> list[dict[str, Any]]:
     above 0, whose interval is corrected for its being picked; None where no text had a pace. `sure` says that the
     fastest K is above 0 and not tied with 0.
     """
-    groups: dict[tuple[str, float, str], dict[int | str, list[Run]]] = {}
-    for run in runs:
-        groups.setdefault((run.category, run.temperature, run.drafter), {}).setdefault(run.k, []).append(run)
     found = []
-    for (category, temperature, drafter), by_k in groups.items():
+    for (category, temperature, drafter), group in grouped(
+        runs, lambda run: (run.category, run.temperature, run.drafter)
+    ).items():
         row = {"category": category, "temperature": temperature, "drafter": drafter}
-        found.append(row | _best(f"{drafter} on {category} prompts at T = {temperature:g}", by_k))
+        where = f"{drafter} on {category} prompts at T = {temperature:g}"
+        found.append(row | _best(where, grouped(group, lambda run: run.k)))
     return found
 
 

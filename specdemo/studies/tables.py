@@ -1,17 +1,26 @@
 """Tables of what was measured, for files and for people."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .statistics import Spread
+
+Row = TypeVar("Row")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """The rows by their key, in the order in which they come."""
+    groups: dict[Key, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 def json_text(result: Any) -> str:
@@ -52,7 +61,6 @@ def write_json(path: Path, result: Any) -> None:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """`csv_text` as a file."""
     path.write_bytes(csv_text(rows).encode())
 
 
@@ -66,9 +74,7 @@ def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
 
 def text_table(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> str:
     """Columns for a terminal: `shapes` gives the columns and their formats; what is None or missing is a dash."""
-    lines = [list(shapes)]
-    for row in rows:
-        lines.append([_cell(row.get(name), shape) for name, shape in shapes.items()])
+    lines = [list(shapes), *([_cell(row.get(name), shape) for name, shape in shapes.items()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 

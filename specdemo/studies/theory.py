@@ -5,8 +5,6 @@ sections 3.1 to 3.4. Their gamma is K here. All costs are in target passes: the 
 Their model has every guess pass with the same probability alpha, whether the others pass or not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +37,6 @@ class Costs:
         return (min(k, 1) if self.parallel else k) * self.draft + self.verify(k)
 
     def verify(self, k: int) -> float:
-        """v(K + 1)."""
         return self.passes[k] if self.passes else 1.0
 
     @property
@@ -58,7 +55,6 @@ def speed_up(alpha: float, k: int, costs: Costs) -> float:
 
 def break_even(k: int, costs: Costs) -> float | None:
     """The alpha at which drafting K tokens is as fast as not drafting; None if not even alpha = 1 is enough."""
-
     return alpha_for(costs.round(k), k)
 
 

@@ -1,13 +1,12 @@
 """Who writes a text for the doctor: a server, or the target of a loaded preset with a drafter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..decoding.events import Event, emitted_tokens
+from ..models.loaded import Loaded
 from ..racing.compare import tokens_of
 from ..racing.lanes import race_lanes
 from ..racing.race import start
@@ -17,9 +16,6 @@ from ..servers.lane import gap, server_lane
 from ..servers.steps import Told
 from ..system.progress import check_stopped
 from ..types import Settings, Token
-
-if TYPE_CHECKING:
-    from ..models.loaded import Loaded
 
 Places = list[tuple[int | None, int]]
 """For each position of a draft how many tokens were tested there, None if that is unknown, and how many accepted."""

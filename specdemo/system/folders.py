@@ -1,7 +1,5 @@
 """Folders of this program."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The device and the number type to run on, and facts about this machine."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -182,14 +180,12 @@ def free_memory() -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """The product name of the GPU or the CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return "Apple GPU" if device.type == "mps" else cpu_name()
 
 
 def cpu_name() -> str:
-    """The product name of the CPU."""
     return _cpu_info(CPU_INFO).get("model name") or platform.processor() or platform.machine()
 
 

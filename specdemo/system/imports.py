@@ -1,7 +1,5 @@
 """Imports slow libraries with the garbage collector off. No other module turns it off or freezes anything."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import sys

@@ -5,8 +5,6 @@ that they need not be handed down from call to call, and every thread has its ow
 nothing is stopped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -38,7 +36,6 @@ def attended(stopped: Callable[[], bool], told: Tell | None = None) -> Iterator[
 
 
 def tell(words: str) -> None:
-    """Report what is being done."""
     if told := _tell.get():
         told(words)
 

@@ -3,8 +3,6 @@
 The tensors keep their numbers. What was read from that format and is written again is the same to the byte.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -98,7 +96,6 @@ def _config(head: Head, target: tuple[str, str], dtype: str) -> dict[str, Any]:
 
 
 def _layer(shape: HeadShape, eagle: bool) -> dict[str, Any]:
-    """The decoder layers as a configuration of transformers."""
     depth = 1 if eagle else shape.depth
     windows = shape.windows[:depth]
     layer: dict[str, Any] = {

@@ -5,8 +5,6 @@ against the text. Later positions count less, since few drafts get there. Muon u
 more from each token than AdamW where text is scarce; AdamW updates everything else.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -29,13 +27,11 @@ from ..drafters.heads.networks import BlockHead, Head, HeadShape
 from ..drafters.heads.published import KINDS
 from ..drafters.heads.published_shape import TargetSizes
 from ..types import BadInput
-from .block import block_outputs
 from .data import ASSISTANT, provenance_of, shard_paths
-from .eagle import eagle_outputs
-from .medusa import medusa_outputs
+from .outputs import Outputs, block_outputs, eagle_outputs, medusa_outputs
 from .states import Shard, Text, default_layers
 
-OUTPUTS: dict[str, Callable[[Any, Text, int], Iterator[tuple[Tensor, Tensor, Tensor]]]] = {
+OUTPUTS: dict[str, Callable[[Any, Text, int], Outputs]] = {
     "eagle": eagle_outputs,
     "block": block_outputs,
     "medusa": medusa_outputs,
@@ -169,10 +165,7 @@ def train_head(
         "plan": {name: getattr(plan, name) for name in Plan.__dataclass_fields__},
         "optimizer_steps": last,
         "seconds": round(time.monotonic() - began),  # with the validations
-        "text": {
-            **provenance_of(train[0]),
-            "training_tokens": sum(shard.block["tokens"].numel() for shard in shards),
-        },
+        "text": {**provenance_of(train[0]), "training_tokens": sum(shard.block["tokens"].numel() for shard in shards)},
         "held_out_tokens": VALIDATED_ROWS * validation.block["tokens"].shape[1],
         "curve": curve,
         "began_with": history,
@@ -182,7 +175,6 @@ def train_head(
 
 
 def _shards(text: Path) -> tuple[list[Path], Path]:
-    """The shards to train on, and the held-out one."""
     train, held_out = shard_paths(text, "train"), shard_paths(text, "heldout")
     if not train or not held_out:
         raise BadInput(f"{text} must hold training text and held-out text; run `train data` first.")

@@ -1,11 +1,9 @@
-"""Count an n-gram table in text the target wrote.
+"""Count an n-gram table in text the target wrote; and the bigram table of the classic demonstrations.
 
 Interpolated absolute discounting (Ney, Essen & Kneser 1994): an order gives each continuation it has
 seen (count - discount) / total and leaves the rest to the order below. Only what the assistant wrote is
 counted as a continuation, since only that is ever drafted; contexts may reach back into the prompt.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
@@ -103,7 +101,31 @@ def build_table(
         "kept": KEPT,
         "text": texts,
     }
+    _save(arrays, out, facts, indent=2)
+    log(f"{out.name}: {out.stat().st_size / 1e6:.1f} MB from {written:,} tokens")
+
+
+def build_bigrams(tokens: np.ndarray, vocab_size: int, out: Path, provenance: dict[str, Any]) -> None:
+    """Write P(b | a) = (count(a b) + 1) / (count(a) + V) as an n-gram table, with its provenance inside and beside it.
+
+    That is an interpolation, which is what such a table holds: count(a b) / (count(a) + V) for the pairs that were
+    seen, and the rest, V / (count(a) + V), shared out by a uniform unigram. `tokens` are ids, int64.
+    """
+    counts = np.bincount(tokens[:-1] * vocab_size + tokens[1:], minlength=vocab_size**2).reshape(vocab_size, -1)
+    probs = counts / (counts.sum(1, keepdims=True) + vocab_size)
+    before, after = np.nonzero(counts)
+    keys, lengths = np.unique(before, return_counts=True)
+    arrays = {
+        "unigram": np.ones(vocab_size, dtype=np.uint32),
+        "keys1": np.diff(keys, prepend=0),
+        "lengths1": lengths.astype(np.uint8),
+        "tokens1": after.astype(np.uint16),
+        "probs1": np.floor(probs[before, after] * PROB_SCALE).astype(np.uint16),
+    }
+    _save(arrays, out, {**provenance, "counted_tokens": len(tokens), "smoothing": "Laplace"}, indent=1)
+
+
+def _save(arrays: dict[str, np.ndarray], out: Path, facts: dict[str, Any], indent: int) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file(arrays, out, metadata={"provenance": json.dumps(facts)})
-    out.with_suffix(".json").write_text(json.dumps(facts, indent=2) + "\n")
-    log(f"{out.name}: {out.stat().st_size / 1e6:.1f} MB from {written:,} tokens")
+    out.with_suffix(".json").write_text(json.dumps(facts, indent=indent) + "\n", encoding="utf-8")

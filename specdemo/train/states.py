@@ -1,7 +1,5 @@
 """The target's hidden states of the text it wrote: what the heads are trained on."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +40,6 @@ def default_layers(model: PreTrainedModel) -> tuple[int, ...]:
 
 
 def states_path(folder: Path, shard: Path, layers: tuple[int, ...]) -> Path:
-    """The file with the hidden states of a shard."""
     return folder / f"{shard.stem}.{'-'.join(map(str, layers))}.states"
 
 

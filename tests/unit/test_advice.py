@@ -21,7 +21,8 @@ from specdemo.racing.figures import Figures, alpha_for, noise, weight_bytes
 from specdemo.racing.race import race
 from specdemo.racing.stats import Stats, speed_up
 from specdemo.racing.summary import summary
-from specdemo.racing.verdict import judge, lanes_verdict, race_verdict
+from specdemo.racing.verdict import judge_lane as judge
+from specdemo.racing.verdict import lanes_verdict, race_verdict
 from specdemo.types import AUTO, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 
 from .toys import PROMPT, alike_toy

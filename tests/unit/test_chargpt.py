@@ -28,8 +28,8 @@ from specdemo.racing.race import race, start
 from specdemo.racing.stats import Stats
 from specdemo.racing.summary import summary
 from specdemo.train import chargpt, shakespeare
-from specdemo.train.bigram import build_bigrams
 from specdemo.train.chargpt import Recipe, held_out_loss
+from specdemo.train.ngram import build_bigrams
 from specdemo.train.shakespeare import ALPHABET, HELD_OUT, character_tokenizer, encode, read_plays, speeches
 from specdemo.types import BadInput, Settings
 

@@ -341,8 +341,8 @@ def test_numbers_that_are_none_do_not_outlive_their_run() -> None:
         runner = GraphRunner(graphs, 100)
         runner.prefill(PROMPT)
         logits.append(runner.forward([1]))
-        runner._cache.keys.fill_(torch.nan)  # type: ignore[union-attr]
-        runner._cache.values.fill_(torch.inf)  # type: ignore[union-attr]
+        runner._cache.keys.fill_(torch.nan)
+        runner._cache.values.fill_(torch.inf)
         assert runner.forward([1]).isnan().all()
         runner.release()
     torch.testing.assert_close(*logits)

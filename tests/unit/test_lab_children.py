@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdemo.studies.children import BY_RATIO, IN_TURN, OWN_DRAW, SIZES, each_rule, emitted_with
+from specdemo.studies.acceptance import BY_RATIO, IN_TURN, OWN_DRAW, SIZES, each_rule, emitted_with
 from specdemo.studies.lossless import DraftOnPaper, DraftPosition, children_means, exact_in_words
 from specdemo.studies.rules import BROKEN, emitted_distribution
 

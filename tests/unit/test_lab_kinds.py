@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.decoding.events import Finished, Prefilled, Round
 from specdemo.racing.trace import Entry, Spans
-from specdemo.studies.domains import CATEGORY, KIND, POSITION, Count, Counts
+from specdemo.studies.domains import CATEGORY, KIND, POSITION, Counts
 from specdemo.studies.kinds import Kind, kind_of
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 
@@ -99,9 +101,9 @@ def test_the_positions_are_in_the_order_of_numbers() -> None:
     assert [row["name"] for row in counts.rows() if row["by"] == POSITION] == [str(n) for n in range(1, 13)]
 
 
-def counted(*accepted: int, first: int = 0, of: int = 40) -> dict[str, Count]:
+def counted(*accepted: int, first: int = 0, of: int = 40) -> dict[str, Counter[str]]:
     """A count for each text."""
-    return {str(place): Count(of, of, passed) for place, passed in enumerate(accepted, first)}
+    return {str(place): Counter(drafted=of, tested=of, accepted=passed) for place, passed in enumerate(accepted, first)}
 
 
 def test_texts_are_the_units_of_an_interval() -> None:

@@ -1,7 +1,5 @@
 """What runs the layers of a head over one text: torch's operations, or the C library for CPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -23,11 +21,9 @@ class HeadBackend(Protocol):
 
     def seek(self, live: int) -> None:
         """Make the first `live` entries the live ones; those behind are overwritten by the next `run`."""
-        ...
 
     def advance(self, count: int) -> None:
         """Make the next `count` entries, which a `run` has left, live too."""
-        ...
 
     def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int) -> Tensor:
         """Read T tokens [T, hidden] behind the live entries; the outputs of the last of them, [outputs, hidden].
@@ -35,7 +31,6 @@ class HeadBackend(Protocol):
         All T leave entries. A token without an output leaves in every layer those of its own `x`, so in a head of
         several layers either none has an output or all have. `second_input` is [T, hidden] where the layers read one.
         """
-        ...
 
     def branch(self, x: Tensor, second_input: Tensor, ancestors: Sequence[int]) -> Tensor:
         """Read T more tokens of a tree behind the live entries; their outputs, [T, hidden].
@@ -43,15 +38,11 @@ class HeadBackend(Protocol):
         All of its tokens leave entries, none of which becomes live. `ancestors` are those of all of them, in the order
         in which they were read, see `rows.ancestors_of`; the last T are read now.
         """
-        ...
 
     def logits(self, x: Tensor, /) -> Tensor:
         """Of the draft vocabulary, [T, hidden] -> [T, V']."""
-        ...
 
-    def clear(self) -> None:
-        """Forget the text."""
-        ...
+    def clear(self) -> None: ...
 
 
 class TorchBackend:

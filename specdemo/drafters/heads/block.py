@@ -1,7 +1,5 @@
 """A block head: all K tokens in one pass of a shallow network, in the manner of DFlash (arXiv 2602.06036)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -82,7 +80,6 @@ class Block(HeadDrafter):
     network = BlockHead
     passes = BlockPasses
     parallel_drafting = True
-    branches = True
 
     @torch.inference_mode()
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:

@@ -1,7 +1,5 @@
 """The keys and values that a head keeps of a text, for torch's operations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -28,11 +26,9 @@ class HeadCache:
         self._live = 0
 
     def seek(self, live: int) -> None:
-        """Make the first `live` entries the live ones."""
         self._live = live
 
     def advance(self, count: int) -> None:
-        """Make the next `count` entries live too."""
         self._live += count
 
     def rotation(self, count: int) -> Rotation:

@@ -1,7 +1,5 @@
 """What the drafters with a trained head share."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -34,6 +32,7 @@ class HeadDrafter(Drafter):
     yet is *unread*. Positions count from the first token that the head's window could still reach.
     """
 
+    branches = True
     network: ClassVar[type[Head]]
     passes: ClassVar[type[HeadPasses[Any]]]
 
@@ -58,7 +57,7 @@ class HeadDrafter(Drafter):
         return None if kind in parts.head_files else parts.missing_heads.get(kind, f"this preset ships no {kind} head")
 
     @classmethod
-    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> HeadDrafter:
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> "HeadDrafter":
         return cls(cls.make_ready(parts), runner, rule)
 
     @classmethod
@@ -72,10 +71,8 @@ class HeadDrafter(Drafter):
         if kind not in parts.ready_heads:
             assert parts.embeddings is not None, "the models were released"
             embedding, output = parts.embeddings
-            path, sizes = (
-                parts.head_files[kind],
-                TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm),
-            )
+            path = parts.head_files[kind]
+            sizes = TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm)
             published = path.is_dir()
             head = load_published(path, cls.network, sizes) if published else load_head_for(output, cls.network, path)
             ready = ReadyHead(head, embedding, output)

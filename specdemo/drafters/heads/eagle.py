@@ -1,7 +1,5 @@
 """EAGLE: a one-layer head that continues the target's own hidden states (Li et al., arXiv 2503.01840)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -67,7 +65,6 @@ class Eagle(HeadDrafter):
     """
 
     name = "eagle"
-    branches = True
     network = EagleHead
     passes = EaglePasses
 

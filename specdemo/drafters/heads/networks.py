@@ -1,11 +1,9 @@
 """The networks of the trained heads. Their parameters' names are those of the files (`files`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +64,6 @@ class HeadShape:
 
     @property
     def most_drafted(self) -> int:
-        """The most tokens of a draft."""
         return self.block_size - (not self.from_anchor) if self.block_size else MAX_K
 
     @property
@@ -81,7 +78,6 @@ def frequencies(width: int, device: torch.device | None = None, theta: float = R
 
 
 def rope_of(shape: HeadShape) -> Rope:
-    """The rotary embedding of a head."""
     if shape.rope.get("rope_type", "default") == "default":
         return Rope(frequencies(shape.width, theta=shape.rope["rope_theta"]))
     from transformers import PreTrainedConfig  # late, since few heads rescale their frequencies
@@ -128,21 +124,43 @@ class LayerWeights(NamedTuple):
     down: Tensor
 
 
-class HeadLayer(Protocol):
+class HeadLayer(nn.Module):
     """A decoder layer of a head, without its attention: that needs the cache, which a backend has."""
+
+    q_norm: nn.RMSNorm | None
+    k_norm: nn.RMSNorm | None
 
     def attention_inputs(
         self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of T tokens: queries of the last `outputs`, [..., heads, outputs, width], and keys and values of all,
         [..., kv_heads, T, width] each. `x` and `second_input` are [..., T, hidden]."""
-        ...
+        raise NotImplementedError
+
+    def add_rest(self, shape: HeadShape) -> None:
+        """Make the norms of queries and keys, if there are any, and what follows the attention."""
+        norms = [nn.RMSNorm(shape.width, shape.eps) if shape.head_norms else None for _ in "qk"]
+        self.q_norm, self.k_norm = norms
+        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=shape.out_bias)
+        self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
+        self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
+        self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer: [..., T, hidden] and [..., heads, T, width] -> [..., T, hidden]."""
-        ...
+        """The output projection and a gated MLP, both residual: [..., T, hidden] and [..., heads, T, width] ->
+        [..., T, hidden]."""
+        x = x + self.out(attended.transpose(-2, -3).flatten(-2))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
 
-    def weights(self) -> LayerWeights: ...
+    def weights(self) -> LayerWeights:
+        raise NotImplementedError
+
+    def weights_with(self, attention_norm: nn.RMSNorm, qkv: Tensor, qkv_bias: Tensor | None) -> LayerWeights:
+        """`weights`, with those of the part that the kinds of layers do not share."""
+        head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
+        rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
+        return LayerWeights(attention_norm, qkv, qkv_bias, head_norms, *rest)
 
 
 class Head(nn.Module):
@@ -174,7 +192,6 @@ class Head(nn.Module):
 
     @cached_property
     def rope(self) -> Rope:
-        """How queries and keys are rotated."""
         return rope_of(self.shape)
 
     def fused(self, states: Tensor) -> Tensor:
@@ -202,7 +219,7 @@ class Head(nn.Module):
         return None
 
 
-class EagleHead(Head):
+class EagleHead(Head, HeadLayer):
     """EAGLE: one decoder layer that continues the target's hidden states (Li et al., arXiv 2503.01840).
 
     It reads pairs of (the target's hidden state of a token, the embedding of the next token). Its output stands for
@@ -211,8 +228,6 @@ class EagleHead(Head):
     """
 
     kind = "eagle"
-    q_norm: nn.RMSNorm | None
-    k_norm: nn.RMSNorm | None
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape)
@@ -220,13 +235,9 @@ class EagleHead(Head):
         self.token_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.hidden_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.qkv = nn.Linear(2 * shape.hidden, inner, bias=shape.qkv_bias)
-        self.q_norm, self.k_norm = _head_norms(shape)
-        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=shape.out_bias)
-        self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
-        self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
-        self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
+        self.add_rest(shape)
 
-    def decoder_layers(self) -> Sequence[EagleHead]:
+    def decoder_layers(self) -> "Sequence[EagleHead]":
         return [self]
 
     def second_input_norm(self) -> nn.RMSNorm:
@@ -236,9 +247,7 @@ class EagleHead(Head):
         return self.hidden_norm(x.to(dtype)) if self.shape.normed_residual else x
 
     def weights(self) -> LayerWeights:
-        head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
-        rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
-        return LayerWeights(self.hidden_norm, self.qkv.weight, self.qkv.bias, head_norms, *rest)
+        return self.weights_with(self.hidden_norm, self.qkv.weight, self.qkv.bias)
 
     def attention_inputs(
         self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
@@ -256,15 +265,9 @@ class EagleHead(Head):
         q, k = rotate(qk, by).split([shape.heads, shape.kv_heads], -3)
         return q[..., q.shape[-2] - outputs :, :], k, v
 
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        return _finish(self, x, attended)
 
-
-class BlockLayer(nn.Module):
+class BlockLayer(HeadLayer):
     """A decoder layer whose tokens see each other, and the target's fused hidden states of the text before them."""
-
-    q_norm: nn.RMSNorm | None
-    k_norm: nn.RMSNorm | None
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -272,18 +275,12 @@ class BlockLayer(nn.Module):
         self.attention_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.q = nn.Linear(shape.hidden, shape.heads * shape.width, bias=shape.qkv_bias)
         self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=shape.qkv_bias)
-        self.q_norm, self.k_norm = _head_norms(shape)
-        self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=shape.out_bias)
-        self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
-        self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
-        self.down = nn.Linear(shape.mlp, shape.hidden, bias=False)
+        self.add_rest(shape)
 
     def weights(self) -> LayerWeights:
         qkv = torch.cat([self.q.weight, self.kv.weight])
         bias = torch.cat([self.q.bias, self.kv.bias]) if self.shape.qkv_bias else None
-        head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
-        rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
-        return LayerWeights(self.attention_norm, qkv, bias, head_norms, *rest)
+        return self.weights_with(self.attention_norm, qkv, bias)
 
     def query(self, x: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
@@ -301,9 +298,6 @@ class BlockLayer(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `HeadLayer`; all tokens have an output, or none of the context's, and there is no second input."""
         return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by, context=not outputs)
-
-    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        return _finish(self, x, attended)
 
 
 class BlockHead(Head):
@@ -347,17 +341,3 @@ class BlockHead(Head):
     def bigram_bias(self, previous: Tensor) -> Tensor | float:
         """See `Head`; `previous` [...] are the tokens themselves where there is a table of them."""
         return self.after(self.before(previous)) if self.shape.rank else 0.0
-
-
-def _head_norms(shape: HeadShape) -> tuple[nn.RMSNorm, nn.RMSNorm] | tuple[None, None]:
-    """The norms of queries and of keys, if there are any."""
-    if not shape.head_norms:
-        return None, None
-    return nn.RMSNorm(shape.width, shape.eps), nn.RMSNorm(shape.width, shape.eps)
-
-
-def _finish(layer: EagleHead | BlockLayer, x: Tensor, attended: Tensor) -> Tensor:
-    """What follows the attention in either kind of layer: the output projection and a gated MLP, both residual."""
-    x = x + layer.out(attended.transpose(-2, -3).flatten(-2))
-    gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, -1)
-    return x + layer.down(F.silu(gate) * up)

@@ -4,8 +4,6 @@ The tensors of a decoder layer have transformers' names. EAGLE-3 calls its only 
 `layers.N`. `tensors_of` is the one table of names and shapes, for reading and for writing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -190,7 +188,6 @@ class Taker:
 
 
 def _assembled(taker: Taker, kind: type[H], shape: HeadShape) -> H:
-    """A head of these tensors."""
     name, left, take = taker.name, taker.left, taker.take
     with torch.device("meta"):
         head = kind(shape)

@@ -4,8 +4,6 @@ Layers are named in two ways. EAGLE's and speculators' number n is the place in 
 the output of layer n - 1; z-lab's is the layer itself, as ours is.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -144,7 +142,6 @@ class ShapeReader:
         )
 
     def _state_layers(self) -> tuple[int, ...]:
-        """The layers of the target whose outputs the head reads."""
         config, count = self.config, self.target.layers
         ahead = 1  # of the layers are the numbers
         if self.format.kind == "eagle":
@@ -172,7 +169,6 @@ class ShapeReader:
         return [self.target.layers // 2] if own == 1 else [round(1 + i * (last - 1) / (own - 1)) for i in range(own)]
 
     def _windows(self, depth: int) -> tuple[int, ...]:
-        """How many tokens each layer sees."""
         types, window = self.layer.get("layer_types") or [FULL] * depth, self.layer.get("sliding_window") or 0
         if len(types) != depth or not set(types) <= {FULL, SLIDING} or (SLIDING in types and not window):
             raise BadInput(

@@ -1,7 +1,5 @@
 """A head made ready for its target, and the passes that a drafter asks it for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -53,7 +51,7 @@ class ReadyHead(Generic[H]):
     has its own uses those. Where passes are captured, `slots` holds those of the head.
     """
 
-    slots: HeadSlots | None = None
+    slots: "SlotPool[HeadPasses[Any]] | None" = None
 
     def __init__(self, head: H, embedding: Tensor, output: Tensor) -> None:
         own = None if head.own_embedding is None else head.own_embedding.to(embedding)
@@ -98,9 +96,20 @@ class ReadyHead(Generic[H]):
     def torch_backend(self, capacity: int, cache: type[HeadCache] = HeadCache) -> TorchBackend:
         return TorchBackend(self.head, self.logits, cache(self.head, capacity, self.zeros(0)))
 
-    def capture(self, passes: type[HeadPasses[H]], capture: Capture) -> None:
+    def capture(self, passes: "type[HeadPasses[H]]", capture: Capture) -> None:
         """Have the passes of a run captured now, and of others when they begin."""
-        self.slots = HeadSlots(self, passes, capture)
+
+        def new_slot(capacity: int) -> HeadPasses[H]:
+            slot = passes(self, self.torch_backend(capacity, DeviceCache))
+
+            def from_the_start(work: Work) -> Work:  # each call of what is captured takes entries of the cache
+                slot.backend.seek(0)
+                return capture(work)
+
+            slot.capture(from_the_start)
+            return slot
+
+        self.slots = SlotPool(1, new_slot)
 
 
 class HeadPasses(Slot, Generic[H]):
@@ -128,21 +137,3 @@ class HeadPasses(Slot, Generic[H]):
 
     def clear(self) -> None:
         self.backend.clear()
-
-
-class HeadSlots(SlotPool[HeadPasses[Any]]):
-    """A head with slots for its runs."""
-
-    def __init__(self, ready: ReadyHead[Any], passes: type[HeadPasses[Any]], capture: Capture) -> None:
-        self.ready, self.passes, self._capture = ready, passes, capture
-        super().__init__(1)
-
-    def new_slot(self, capacity: int) -> HeadPasses[Any]:
-        slot = self.passes(self.ready, self.ready.torch_backend(capacity, DeviceCache))
-
-        def from_the_start(work: Work) -> Work:  # each call of what is captured takes entries of the cache
-            slot.backend.seek(0)
-            return self._capture(work)
-
-        slot.capture(from_the_start)
-        return slot

@@ -3,8 +3,6 @@
 With pages of 4 KiB a pass over one token of SmolLM2-135M takes 7.3 ms, with huge pages 6.0 ms.
 """
 
-from __future__ import annotations
-
 import mmap
 from contextlib import suppress
 from threading import Lock
@@ -32,11 +30,9 @@ class _Chunk:
         self._free = -self._bytes.data_ptr() % PAGE
 
     def has(self, size: int) -> bool:
-        """Whether `size` bytes are free."""
         return self._free + size <= len(self._bytes)
 
     def take(self, size: int) -> Tensor:
-        """Take `size` free bytes."""
         begin = self._free
         self._free += size + -size % LINE
         return self._bytes[begin : begin + size]

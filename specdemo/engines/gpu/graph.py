@@ -5,8 +5,6 @@ token ids, the number of tokens in the cache, keys and values. It waits for noth
 do not depend on the length of the text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -118,14 +116,11 @@ class SlotPool(Generic[S]):
     slots of the same capacity, and so the same order of sums.
     """
 
-    def __init__(self, count: int) -> None:
-        """Capture `count` slots of `ROOM` tokens now."""
-        self._free = [self.new_slot(ROOM) for _ in range(count)]
+    def __init__(self, count: int, new_slot: Callable[[int], S]) -> None:
+        """Capture `count` slots of `ROOM` tokens now; `new_slot` captures one of a capacity, which takes seconds."""
+        self.new_slot = new_slot
+        self._free = [new_slot(ROOM) for _ in range(count)]
         self._reserved: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # capacities, by run
-
-    def new_slot(self, capacity: int) -> S:
-        """Capture another slot, which takes seconds."""
-        raise NotImplementedError
 
     def reserve(self, run: object, context: int) -> None:
         """Make sure that a run of up to `context` tokens will find a slot. To be called before a race is timed."""
@@ -191,14 +186,9 @@ class GraphSlot(Slot):
 
 
 class Graphs(SlotPool[GraphSlot]):
-    """A model with slots for its runs."""
-
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
         self.model, self.ops, self.capture = model, ops, capture
-        super().__init__(slots)
-
-    def new_slot(self, capacity: int) -> GraphSlot:
-        return GraphSlot(self.model, self.ops, self.capture, capacity)
+        super().__init__(slots, partial(GraphSlot, model, ops, capture))
 
 
 def capacity_for(context: int) -> int:
@@ -213,6 +203,8 @@ def capacity_for(context: int) -> int:
 class GraphRunner(FusedRunner):
     """A `FusedRunner` that acquires a slot at the prefill and replays the slot's passes."""
 
+    cannot_branch = "the passes on this GPU are captured for chains"
+
     def __init__(self, graphs: Graphs, capacity: int) -> None:
         super().__init__(graphs.model, capacity)
         graphs.reserve(self, capacity)
@@ -223,10 +215,6 @@ class GraphRunner(FusedRunner):
     def exact_rows(self) -> int:
         """`LONGEST` with Triton's kernels, 0 with torch's operations."""
         return 0 if self._graphs.ops is torch_ops else LONGEST
-
-    @property
-    def cannot_branch(self) -> str | None:
-        return "the passes on this GPU are captured for chains"
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
