@@ -1,5 +1,7 @@
 """What every drafter is, and what it may need of a loaded preset."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +74,7 @@ class Drafter:
         return None
 
     @classmethod
-    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> "Drafter":
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Drafter:
         """A drafter for one run. `runner` is the target's; `rule` draws the tokens."""
         return cls()
 
@@ -91,7 +93,7 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def draft_source(self, context: Sequence[int]) -> "Drafter":
+    def draft_source(self, context: Sequence[int]) -> Drafter:
         """The drafter that would propose what follows `context`: this one, unless it hands over to others.
 
         K = auto keeps what it learns of each apart, by its name.

@@ -1,5 +1,7 @@
 """Layer skip: the target drafts for itself with its first layers (Elhoushi et al., arXiv 2404.16710)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,7 +32,7 @@ class LayerSkip(Drafter):
         return None if parts.skip_layers else "this preset names no layer to stop at"
 
     @classmethod
-    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> "LayerSkip":
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> LayerSkip:
         assert parts.skip_layers is not None
         return cls(runner, parts.skip_layers, rule)
 

@@ -1,5 +1,7 @@
 """Prompt lookup where the text repeats itself, another drafter where it does not."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -30,7 +32,7 @@ class LookupFirst(Drafter):
         return cls.elsewhere.unavailable_reason(parts)
 
     @classmethod
-    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> "LookupFirst":
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> LookupFirst:
         return cls(PromptLookup(), cls.elsewhere.build(parts, runner, rule))
 
     @property

@@ -1,5 +1,7 @@
 """N-gram: a smoothed table of which token follows which few, with back-off (Jelinek & Mercer 1980)."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,7 +127,7 @@ class Ngram(Drafter):
         return None if parts.ngram_table is not None else "this preset ships no n-gram table"
 
     @classmethod
-    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> "Ngram":
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Ngram:
         assert parts.ngram_table is not None
         table = load_table(parts.ngram_table)
         if table.vocab_size != runner.vocab_size:

@@ -1,5 +1,7 @@
 """Transformers' own forward, on any device: the reference that every faster engine is checked against."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -154,7 +156,7 @@ class Split:
     rest: PreTrainedModel
 
     @classmethod
-    def of(cls, model: PreTrainedModel, layers: int) -> "Split":
+    def of(cls, model: PreTrainedModel, layers: int) -> Split:
         _, stack = decoder_layers(model)
         check_part(layers, len(stack))
         given = Given()

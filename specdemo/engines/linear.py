@@ -1,5 +1,7 @@
 """The parts of a layer: a linear map whose weight is stored for a few rows of input, and a norm."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ class Norm:
     mirrored: Tensor | None = None
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, eps: float) -> "Norm":
+    def of(cls, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """A norm, mirrored where that is faster."""
         mirrors = bias is None and weight.device.type == "cpu" and weight.dtype.itemsize == 2
         return cls(weight, bias, eps, torch.cat([weight, weight]) if mirrors else None)
@@ -61,7 +63,7 @@ class Linear:
         return self.multiply(x)
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, parts: int = 1) -> "Linear":
+    def of(cls, weight: Tensor, bias: Tensor | None, parts: int = 1) -> Linear:
         """Store a weight [out, in] such that products with a few rows are fast here.
 
         The first line that applies decides. A weight is large if it has at least `LEAST_PACKED` numbers.
@@ -105,7 +107,7 @@ class Linear:
         return cls.unpacked(weight, bias)
 
     @classmethod
-    def unpacked(cls, weight: Tensor, bias: Tensor | None) -> "Linear":
+    def unpacked(cls, weight: Tensor, bias: Tensor | None) -> Linear:
         return cls(weight, bias, lambda x: F.linear(x, weight, bias))
 
 

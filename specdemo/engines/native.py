@@ -6,6 +6,8 @@ The logits of a token are the same bits in every pass, whatever its length and f
 rows of the pass branch or not. So greedy text is the same to the last bit with and without a draft.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from ctypes import byref, c_uint64
 from itertools import chain, pairwise
@@ -96,7 +98,7 @@ class NativeLayers:
     def run(
         self,
         x: Tensor,
-        cache: "NativeCache",
+        cache: NativeCache,
         start: int,
         layers: tuple[int, int] | None = None,
         second_input: Tensor | None = None,

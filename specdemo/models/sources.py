@@ -1,5 +1,7 @@
 """Where models come from: the kinds of sources, and which of them a person's words name."""
 
+from __future__ import annotations
+
 import os
 import re
 from dataclasses import dataclass
@@ -53,7 +55,7 @@ class Parts:
     The hub is asked first. `gguf_sha256` is the SHA-256 of the joined file.
     """
 
-    hub: "Hub"
+    hub: Hub
     parts: tuple[PartWheel, ...]
     gguf_sha256: str
 

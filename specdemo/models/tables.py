@@ -1,5 +1,7 @@
 """TOML files read field by field, with complaints that name the file and the field."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -62,7 +64,7 @@ class Table:
             raise self.wrong(name, f"names a file that does not exist: {path}")
         return path
 
-    def table(self, name: str) -> "Table":
+    def table(self, name: str) -> Table:
         value = self.take(name)
         if not isinstance(value, dict):
             raise self.wrong(name, f"must be a table, not {value!r}")
@@ -71,7 +73,7 @@ class Table:
     def has_table(self, name: str) -> bool:
         return isinstance(self._left.get(name), dict)
 
-    def tables(self, name: str) -> "list[Table]":
+    def tables(self, name: str) -> list[Table]:
         value = self.take(name)
         if not isinstance(value, list) or not value or any(not isinstance(part, dict) for part in value):
             raise self.wrong(name, "must be a list of tables")

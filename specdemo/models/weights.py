@@ -1,5 +1,7 @@
 """Reads the safetensors files of models that the fused runners know, without transformers' models."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
@@ -124,7 +126,7 @@ class StoredWeights(Mapping[str, Tensor]):
     @classmethod
     def of(
         cls, files: list[Path], config: PreTrainedConfig, dtype: torch.dtype, device: torch.device
-    ) -> "StoredWeights | None":
+    ) -> StoredWeights | None:
         """Open the files; None if they do not hold exactly the weights of this configuration.
 
         Args:

@@ -1,5 +1,7 @@
 """The numbers behind a verdict: what a round of a drafted lane costs and brings, and what another K would."""
 
+from __future__ import annotations
+
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +50,7 @@ class Figures:
     by_k: Sequence[float]
 
     @classmethod
-    def of(cls, plain: Stats, lane: Stats, asked: DraftedLane | None = None) -> "Figures | None":
+    def of(cls, plain: Stats, lane: Stats, asked: DraftedLane | None = None) -> Figures | None:
         """None if there is nothing to compare, or nothing was drafted.
 
         Args:

@@ -1,5 +1,7 @@
 """The figures of a lane, from its events alone. All times are engine time."""
 
+from __future__ import annotations
+
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -58,7 +60,7 @@ class Stats:
     trees: bool = False
 
     @classmethod
-    def of(cls, events: Iterable[Event]) -> "Stats":
+    def of(cls, events: Iterable[Event]) -> Stats:
         stats = cls()
         for event in events:
             stats.add(event)
@@ -112,7 +114,7 @@ class Stats:
         return max(0.0, self.seconds - self.ttft_seconds - self.draft_seconds - self.verify_seconds)
 
     @property
-    def pace(self) -> "Pace":
+    def pace(self) -> Pace:
         return Pace(self.tokens, self.seconds, self.prompt_seconds)
 
     @property
@@ -214,7 +216,7 @@ class Pace(NamedTuple):
         behind = self.seconds - self.prompt_seconds
         return (self.tokens - 1) / behind if self.tokens > 1 and behind > 0 else None
 
-    def to(self, other: "Pace") -> float | None:
+    def to(self, other: Pace) -> float | None:
         """The speed-up: this text's tokens per second over the other's, both after the prompt."""
         own, others = self.tokens_per_second, other.tokens_per_second
         return own / others if own and others else None
@@ -224,7 +226,7 @@ class Pace(NamedTuple):
         speed = self.tokens_per_second
         return self.prompt_seconds + (tokens - 1) / speed if speed else None
 
-    def with_prompt_to(self, other: "Pace") -> float | None:
+    def with_prompt_to(self, other: Pace) -> float | None:
         """The speed-up with the prompt included, for the length of the longer of the two texts."""
         tokens = max(self.tokens, other.tokens)
         own, others = self.seconds_for(tokens), other.seconds_for(tokens)

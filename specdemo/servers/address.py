@@ -5,6 +5,8 @@ in: there only the addresses in `SPECDEMO_ALLOW` may be asked, see `system.allow
 what it led to is kept: a name that leads elsewhere later is of no use to anybody.
 """
 
+from __future__ import annotations
+
 import ipaddress
 import socket
 import threading
@@ -31,7 +33,7 @@ class Address:
     pinned: str | None = None
 
     @classmethod
-    def read(cls, text: str) -> "Address":
+    def read(cls, text: str) -> Address:
         """An address such as http://127.0.0.1:8080; a closing `/v1` may stand behind it.
 
         Raises:
@@ -55,7 +57,7 @@ class Address:
         names = allowed(servers=True)
         return address if names is None else address.pinned_if_in(names)
 
-    def pinned_if_in(self, names: Sequence[str]) -> "Address":
+    def pinned_if_in(self, names: Sequence[str]) -> Address:
         """This address with its name resolved for good.
 
         Raises:

@@ -3,6 +3,8 @@
 Keys are sent in a header and stand in nothing else: no error, no log, no trace.
 """
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Iterator
@@ -61,7 +63,7 @@ class Client:
     def close(self) -> None:
         self._http.close()
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:

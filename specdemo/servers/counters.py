@@ -1,5 +1,7 @@
 """What a server counts, against what its stream told."""
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Callable
@@ -22,7 +24,7 @@ class Counters:
     accepted: int = 0
     by_position: tuple[int, ...] = ()
 
-    def since(self, before: "Counters") -> "Counters":
+    def since(self, before: Counters) -> Counters:
         earlier = before.by_position + (0,) * (len(self.by_position) - len(before.by_position))
         positions = tuple(now - then for now, then in zip(self.by_position, earlier, strict=False))
         counts = self.rounds - before.rounds, self.drafted - before.drafted, self.accepted - before.accepted

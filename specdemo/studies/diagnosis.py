@@ -1,5 +1,7 @@
 """What an examination by the doctor means: its figures, a verdict in words, and the flag to change."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
@@ -53,7 +55,7 @@ class Diagnosis:
     best_k: int | None
 
     @classmethod
-    def of(cls, doctor: Doctor) -> "Diagnosis":
+    def of(cls, doctor: Doctor) -> Diagnosis:
         """Whatever there is so far."""
         usual = [sample for sample in doctor.samples if sample.context is None]
         positions, often = _positions(usual), _often(usual)

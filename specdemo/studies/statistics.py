@@ -5,6 +5,8 @@ how far a figure holds. Speeds and ratios of speeds are averaged as logarithms: 
 of two methods is called the first, and a mean of ratios is the ratio of the means.
 """
 
+from __future__ import annotations
+
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
@@ -37,7 +39,7 @@ class Spread:
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float], most: float = inf) -> "Spread | None":
+    def of(cls, values: Sequence[float], most: float = inf) -> Spread | None:
         """The mean of values from 0 to `most`, with Student's interval; None without values."""
         if not values:
             return None
@@ -201,7 +203,7 @@ class Distances:
     jensen_shannon: float
 
     @classmethod
-    def between(cls, counts: Array, probs: Array) -> "Distances":
+    def between(cls, counts: Array, probs: Array) -> Distances:
         """Of counts [cells] and the probabilities of the cells; KL is None where the sample holds the impossible."""
         found = counts / counts.sum()
         middle = (found + probs) / 2

@@ -6,6 +6,8 @@ is a [rows, columns] block of tokens: each row packs one conversation after anot
 together, and a row's attention begins where its current conversation begins. A wave is one shard.
 """
 
+from __future__ import annotations
+
 import json
 import random
 import time
@@ -67,7 +69,7 @@ class Template:
     end: frozenset[int]
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]) -> "Template":
+    def of(cls, tokenizer: PreTrainedTokenizerBase, eos_ids: frozenset[int]) -> Template:
         marker = "USER TURN"
         text = tokenizer.apply_chat_template(
             [{"role": "user", "content": marker}], tokenize=False, add_generation_prompt=True

@@ -1,5 +1,7 @@
 """What the drafters with a trained head share."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -57,7 +59,7 @@ class HeadDrafter(Drafter):
         return None if kind in parts.head_files else parts.missing_heads.get(kind, f"this preset ships no {kind} head")
 
     @classmethod
-    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> "HeadDrafter":
+    def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> HeadDrafter:
         return cls(cls.make_ready(parts), runner, rule)
 
     @classmethod

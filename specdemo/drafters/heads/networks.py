@@ -1,5 +1,7 @@
 """The networks of the trained heads. Their parameters' names are those of the files (`files`)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -237,7 +239,7 @@ class EagleHead(Head, HeadLayer):
         self.qkv = nn.Linear(2 * shape.hidden, inner, bias=shape.qkv_bias)
         self.add_rest(shape)
 
-    def decoder_layers(self) -> "Sequence[EagleHead]":
+    def decoder_layers(self) -> Sequence[EagleHead]:
         return [self]
 
     def second_input_norm(self) -> nn.RMSNorm:

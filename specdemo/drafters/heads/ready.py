@@ -1,5 +1,7 @@
 """A head made ready for its target, and the passes that a drafter asks it for."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
@@ -51,7 +53,7 @@ class ReadyHead(Generic[H]):
     has its own uses those. Where passes are captured, `slots` holds those of the head.
     """
 
-    slots: "SlotPool[HeadPasses[Any]] | None" = None
+    slots: SlotPool[HeadPasses[Any]] | None = None
 
     def __init__(self, head: H, embedding: Tensor, output: Tensor) -> None:
         own = None if head.own_embedding is None else head.own_embedding.to(embedding)
@@ -96,7 +98,7 @@ class ReadyHead(Generic[H]):
     def torch_backend(self, capacity: int, cache: type[HeadCache] = HeadCache) -> TorchBackend:
         return TorchBackend(self.head, self.logits, cache(self.head, capacity, self.zeros(0)))
 
-    def capture(self, passes: "type[HeadPasses[H]]", capture: Capture) -> None:
+    def capture(self, passes: type[HeadPasses[H]], capture: Capture) -> None:
         """Have the passes of a run captured now, and of others when they begin."""
 
         def new_slot(capacity: int) -> HeadPasses[H]:

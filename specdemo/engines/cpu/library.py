@@ -1,5 +1,7 @@
 """The C library of `native.c`, compiled once for each type of weights where the CPU has the instructions for it."""
 
+from __future__ import annotations
+
 from ctypes import CDLL, POINTER, Structure, byref, c_float, c_int, c_long, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -65,7 +67,7 @@ class Library:
     step: int
 
     @classmethod
-    def of(cls, functions: CDLL) -> "Library":
+    def of(cls, functions: CDLL) -> Library:
         functions.run_layers.argtypes = [
             *(POINTER(Model), c_int, c_int, c_void_p, c_void_p, c_long),
             *(POINTER(Cache), c_long, POINTER(Tree), c_int, c_int),
