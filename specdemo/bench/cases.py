@@ -1,5 +1,7 @@
 """The ways to write a text that are compared."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from ..racing.race import PLAIN, SPECULATIVE

@@ -8,6 +8,8 @@ that drafts really pass.
 `tests/gpu` checks that the engine is right.
 """
 
+from __future__ import annotations
+
 import logging
 import platform
 import time

@@ -1,5 +1,7 @@
 """Random models, pairs and heads with captured passes: what `bench gpu` measures and `tests/gpu` checks."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType

@@ -1,5 +1,7 @@
 """The operations of a captured pass one by one, to find the slow ones."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType

@@ -1,5 +1,7 @@
 """The time of rounds on a GPU, by drafter. The rule lets a number of guesses pass: those of random models fail."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median

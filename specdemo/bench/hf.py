@@ -1,5 +1,7 @@
 """The usual alternative: transformers' own `generate`, on the same weights, with and without assistance."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -3,6 +3,8 @@
 It gets the same token ids as our methods. Its own timings are used, which contain neither HTTP nor the detokenizer.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import json
 import os

@@ -4,6 +4,8 @@ It imports nothing of this project. One line of JSON on stdin says what to serve
 and the version. The server ends when stdin is closed, so it never outlives the process that started it.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from importlib.metadata import version

@@ -1,5 +1,7 @@
 """What a bench runs: our drafters, and the methods of others that `--against` names."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Mapping, Sequence
 

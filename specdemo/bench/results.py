@@ -3,6 +3,8 @@
 A text is saved as a digest of its token ids. Every row can be made again from the runs.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

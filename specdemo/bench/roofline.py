@@ -5,6 +5,8 @@ the bytes that it has to read, divided by the bandwidth of this machine. The lea
 what the runner achieves.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -5,6 +5,8 @@ run is compared with the target alone on the same prompt, temperature and repeat
 turns (`in_turn`), a round each, so that a slow second of the machine slows all of them equally.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace

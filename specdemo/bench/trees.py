@@ -1,5 +1,7 @@
 """Trees beside chains, from the runs of a bench: is a row better spent on a branch or on the end of a chain?"""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from statistics import fmean
 

@@ -1,5 +1,7 @@
 """`python -m specdemo bench ...`: measurements."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import shlex

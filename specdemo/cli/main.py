@@ -4,6 +4,8 @@ What a command is asked for goes to stdout, everything else to stderr. Bad input
 and one line on stderr.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path

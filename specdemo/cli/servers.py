@@ -1,5 +1,7 @@
 """Commands that ask servers which run already."""
 
+from __future__ import annotations
+
 import json
 import os
 from collections.abc import Iterator

@@ -1,5 +1,7 @@
 """`python -m specdemo train ...`: how the shipped drafters are made."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Annotated, Any

@@ -4,6 +4,8 @@ The page, the command line, the statistics, the recorder and the tests read thes
 holds them as JSON lines, see `racing.trace`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias

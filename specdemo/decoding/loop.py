@@ -3,6 +3,8 @@
 A draft is a chain or a tree (`tree`); of a tree the cache keeps the accepted path.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isfinite

@@ -6,6 +6,8 @@ text that the target alone writes with that seed. A drafter draws with the same 
 2408.07978), so it often draws the target's token. At temperature 0 both are argmax.
 """
 
+from __future__ import annotations
+
 from itertools import islice
 
 import torch

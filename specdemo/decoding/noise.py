@@ -9,6 +9,8 @@ u_i = mix(key + (i + 1) * STEP) with 53 bits, inside (0, 1); e_i = -log1p(-u_i).
 Flood 2014). C, torch and Triton agree on u exactly; they agree on the token wherever its margin exceeds 1e-6.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from ctypes import CDLL, c_long, c_void_p
 from functools import cache

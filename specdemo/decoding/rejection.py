@@ -4,6 +4,8 @@ Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, 
 `verify` and its parts are pure functions on tensors; `Rejection` gives them fresh random numbers each round.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import torch

@@ -1,5 +1,7 @@
 """What a verification rule is: it tests drafts, and it is the only source of random numbers in a run."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 

@@ -1,5 +1,7 @@
 """Logits to probabilities to a token. Target and drafter go through the same functions."""
 
+from __future__ import annotations
+
 from ctypes import CDLL, c_int, c_long, c_void_p
 from functools import cache
 from pathlib import Path

@@ -8,6 +8,8 @@ drawn from q: with the likeliest ones the text no longer follows p.
 A pass over a tree has one row more than the tree has tokens: row 0 reads the pending token, row i + 1 token i.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import NamedTuple
 

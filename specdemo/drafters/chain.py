@@ -1,5 +1,7 @@
 """Draws a chain of tokens, one after another, by the rule of the run."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,5 +1,7 @@
 """A draft model: a smaller language model with the target's tokenizer (Leviathan 2023, Chen 2023)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch

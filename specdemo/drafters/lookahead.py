@@ -6,6 +6,8 @@ draft, and what the target draws behind the end of each column becomes the next 
 tokens of a column with that draw are an n-gram, which is drafted when its first token comes up in the text.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 

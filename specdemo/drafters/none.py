@@ -1,5 +1,7 @@
 """No drafter: the target alone."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from ..decoding.drafter import Drafter

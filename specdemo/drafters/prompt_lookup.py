@@ -1,5 +1,7 @@
 """Prompt lookup: what followed the last time these words appeared (Saxena 2023, prompt-lookup-decoding)."""
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 

@@ -3,6 +3,8 @@
 Universal assisted generation; Timor et al., arXiv 2502.05202, algorithm 2 (string-level exact match).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch

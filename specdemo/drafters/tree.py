@@ -5,6 +5,8 @@ product of the shares on the path to it, as in EAGLE-2 (arXiv 2406.16858). It fa
 the largest values are a tree.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush

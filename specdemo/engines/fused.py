@@ -13,6 +13,8 @@ So for K < `MOST_ROWS` greedy text is the same to the last bit with and without 
 differ, which changes a token only where two logits tie exactly.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,6 +4,8 @@ Such a state is written over by every pass. transformers' own rollback (`Cache.a
 brings back the states of convolutions but no recurrent ones (5.23: `LinearAttentionCacheLayerMixin.is_croppable`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

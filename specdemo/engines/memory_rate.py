@@ -1,5 +1,7 @@
 """How fast the memory streams: the limit of a pass over few tokens, which reads all weights for little arithmetic."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from statistics import median
 

@@ -4,6 +4,8 @@ A captured pass can only be replayed on the same buffers, so their shapes never 
 of tokens in the cache from `start` [1] int64 on the device, and serves a text of any length.
 """
 
+from __future__ import annotations
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,5 +1,7 @@
 """A key-value cache that is allocated once and rolled back by moving an integer."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,6 +4,8 @@ Every row of a pass has a parent, the row that its token follows, or -1 where it
 cache, its ancestors and itself. It stands behind its parent, so rows with the same parent share a position.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,5 +1,7 @@
 """Runners: a model and its key-value cache. No other object touches a cache."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, Protocol

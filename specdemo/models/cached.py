@@ -1,5 +1,7 @@
 """What was fetched and is kept on this machine: listed, and deleted."""
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass

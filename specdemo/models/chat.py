@@ -1,5 +1,7 @@
 """Encodes a prompt as token ids. Whatever a person typed stays text."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from jinja2 import TemplateError

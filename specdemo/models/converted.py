@@ -1,5 +1,7 @@
 """GGUF files: fetched once, checked, converted, and kept in a cache that is never half full."""
 
+from __future__ import annotations
+
 import json
 import shutil
 from collections.abc import Mapping

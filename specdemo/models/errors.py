@@ -1,5 +1,7 @@
 """Sentences for a person about what went wrong when a model was loaded or run."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -3,6 +3,8 @@
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+from __future__ import annotations
+
 import struct
 from dataclasses import dataclass
 from math import prod

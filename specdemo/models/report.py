@@ -1,5 +1,7 @@
 """What models that a person names will take and get, told before their weights are fetched; and saving them."""
 
+from __future__ import annotations
+
 import json
 import os
 import re

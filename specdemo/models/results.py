@@ -1,5 +1,7 @@
 """The measured results of a preset's drafters. `bench drafters` writes them, and the drafter menu shows them."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,7 @@
 """What keeps the cache whole: checksums, room on the disk, one process at a time, and disk errors in words."""
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import os

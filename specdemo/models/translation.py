@@ -4,6 +4,8 @@ Both ways go through the text, as in universal assisted generation (Timor et al.
 `AssistedCandidateGeneratorDifferentTokenizers`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 

@@ -3,6 +3,8 @@
 They answer what people ask most often about speculative decoding, as far as one race can.
 """
 
+from __future__ import annotations
+
 from math import sqrt
 from statistics import fmean, median
 

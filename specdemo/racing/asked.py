@@ -1,5 +1,7 @@
 """What a race is asked for: a prompt, settings, and the lanes with a drafter."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,5 +1,7 @@
 """Are two texts the same, and if not, where do they part and by how much?"""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

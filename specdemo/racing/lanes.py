@@ -1,5 +1,7 @@
 """Lanes: runs that race, each on its own clock."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass

@@ -1,5 +1,7 @@
 """The tokens that were most likely at the positions of a round, for the tooltip and the step-through."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,5 +1,7 @@
 """Starts runs of a loaded preset, and races the target with a drafter against the target alone."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing

@@ -1,5 +1,7 @@
 """Runs the race of a trace again."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing

@@ -1,5 +1,7 @@
 """What a finished race showed, ready for JSON."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any

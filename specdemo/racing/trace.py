@@ -6,6 +6,8 @@ tokens. Version 2 is written; version 1, which knew two lanes and no optional fi
 trace, so nothing in it is used before it is checked.
 """
 
+from __future__ import annotations
+
 import gzip
 import json
 import zlib

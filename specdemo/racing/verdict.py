@@ -1,5 +1,7 @@
 """What a race showed and why, in a sentence or two."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

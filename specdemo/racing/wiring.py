@@ -5,6 +5,8 @@ DFlash for Qwen3-8B: 0.82 on mathematics; Medusa for Vicuna-7B: about 0.6), and 
 0.4.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from .stats import Stats

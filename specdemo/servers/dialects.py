@@ -1,5 +1,7 @@
 """The kinds of servers: how each is told from the others, and what all of them can do."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 

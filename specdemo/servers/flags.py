@@ -9,6 +9,8 @@ SGLang: `docs/advanced_features/server_arguments.md` at commit 004813e1. --specu
 that are checked: for a chain one more than its steps.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 

@@ -1,5 +1,7 @@
 """A text that a server writes, as a lane."""
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing

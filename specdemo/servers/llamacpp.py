@@ -7,6 +7,8 @@ drafted and accepted. An event is held back while its bytes end inside a charact
 Source: llama.cpp b11434, `tools/server/server-context.cpp` and `server-common.cpp`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

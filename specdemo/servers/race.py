@@ -1,5 +1,7 @@
 """A race between a server that speculates and one that does not."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field

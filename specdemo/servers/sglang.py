@@ -3,6 +3,8 @@
 Source: SGLang 0.5, `python/sglang/srt/managers/tokenizer_manager.py`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -5,6 +5,8 @@ server does not tell stays unknown: the ids and probabilities of rejected tokens
 tokens it drafted, which of the two the last token is.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps

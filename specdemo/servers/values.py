@@ -1,5 +1,7 @@
 """Values in what a server answers, checked: anything may answer at an address."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from ..types import BadInput, FinishReason

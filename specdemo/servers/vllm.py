@@ -4,6 +4,8 @@ Source: vLLM 0.32, `vllm/entrypoints/openai/completion/protocol.py`, `vllm/entry
 `vllm/v1/engine/output_processor.py`.
 """
 
+from __future__ import annotations
+
 import secrets
 from collections.abc import Iterator, Sequence
 

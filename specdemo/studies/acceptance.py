@@ -1,5 +1,7 @@
 """What rules accept of the same drafts, from p and q: of chains, and of the children of a token in a tree."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -4,6 +4,8 @@ Three parts: prompts of eight kinds one after the other, several requests at onc
 sides take turns, and a part that the time does not allow is left out and said to be. `diagnosis` says what it means.
 """
 
+from __future__ import annotations
+
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,5 +1,7 @@
 """Where guesses pass: by category of prompt, by kind of token and by position in the draft. Counted from events."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing

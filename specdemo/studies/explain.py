@@ -1,5 +1,7 @@
 """A measured race compared with the theory, and the gap between the two by its parts."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -5,6 +5,8 @@ its own `generate` runs the same weights through its own forward, cache and loop
 server of the same file, which also multiplies the stored weights in its own way.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,5 +1,7 @@
 """What kind of token a token is, from its text and the text before it."""
 
+from __future__ import annotations
+
 import unicodedata
 from enum import Enum
 

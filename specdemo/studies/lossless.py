@@ -5,6 +5,8 @@ frequencies in thousands of real rounds from one context, tested against the tar
 fails both.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing

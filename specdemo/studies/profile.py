@@ -1,5 +1,7 @@
 """What the models of a preset cost on this machine: a token, a pass over several tokens, a drafted token."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing

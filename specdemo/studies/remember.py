@@ -1,5 +1,7 @@
 """The same context thousands of times over, without paying for the network thousands of times."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,5 +1,7 @@
 """An examination as one HTML page for a colleague: it needs no script and no network."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any

@@ -1,5 +1,7 @@
 """Rules made wrong on purpose, and the distribution that a rule emits."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
 

@@ -1,5 +1,7 @@
 """Which K, which drafter, and what temperature does to them, on easy and on hard prompts."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace

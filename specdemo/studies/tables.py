@@ -1,5 +1,7 @@
 """Tables of what was measured, for files and for people."""
 
+from __future__ import annotations
+
 import csv
 import json
 import os

@@ -5,6 +5,8 @@ sections 3.1 to 3.4. Their gamma is K here. All costs are in target passes: the 
 Their model has every guess pass with the same probability alpha, whether the others pass or not.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """Who writes a text for the doctor: a server, or the target of a loaded preset with a drafter."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace

@@ -1,5 +1,7 @@
 """What visitors of a public Space may name: the models and servers that its owner allows by `SPECDEMO_ALLOW`."""
 
+from __future__ import annotations
+
 import os
 import re
 

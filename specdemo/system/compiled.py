@@ -3,6 +3,8 @@
 It needs gcc. Without it torch's operations run instead.
 """
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import os

@@ -1,5 +1,7 @@
 """Folders of this program."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
 

@@ -1,5 +1,7 @@
 """The device and the number type to run on, and facts about this machine."""
 
+from __future__ import annotations
+
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence

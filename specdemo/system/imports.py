@@ -1,5 +1,7 @@
 """Imports slow libraries with the garbage collector off. No other module turns it off or freezes anything."""
 
+from __future__ import annotations
+
 import gc
 import importlib
 import sys

@@ -5,6 +5,8 @@ that they need not be handed down from call to call, and every thread has its ow
 nothing is stopped.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,5 +1,7 @@
 """Train a character-level GPT like nanoGPT's, and write it as a GPT-2 checkpoint."""
 
+from __future__ import annotations
+
 import json
 import math
 import time

@@ -3,6 +3,8 @@
 The tensors keep their numbers. What was read from that format and is written again is the same to the byte.
 """
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any

@@ -5,6 +5,8 @@ against the text. Later positions count less, since few drafts get there. Muon u
 more from each token than AdamW where text is scarce; AdamW updates everything else.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import random

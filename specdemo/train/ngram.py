@@ -5,6 +5,8 @@ seen (count - discount) / total and leaves the rest to the order below. Only wha
 counted as a continuation, since only that is ever drafted; contexts may reach back into the prompt.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

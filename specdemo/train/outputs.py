@@ -4,6 +4,8 @@ Every function yields for each of `steps` positions: outputs [N, hidden], and ro
 prediction.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 
 import torch

@@ -4,6 +4,8 @@ The text is in the public domain. It comes from the source archive of the packag
 spelling beside the first folio's) and is fetched when it is needed; it does not ship with this project.
 """
 
+from __future__ import annotations
+
 import re
 import tarfile
 from typing import Any

@@ -1,5 +1,7 @@
 """The target's hidden states of the text it wrote: what the heads are trained on."""
 
+from __future__ import annotations
+
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path

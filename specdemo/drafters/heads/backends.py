@@ -1,5 +1,7 @@
 """What runs the layers of a head over one text: torch's operations, or the C library for CPUs."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 

@@ -1,5 +1,7 @@
 """A block head: all K tokens in one pass of a shallow network, in the manner of DFlash (arXiv 2602.06036)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import torch

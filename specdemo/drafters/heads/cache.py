@@ -1,5 +1,7 @@
 """The keys and values that a head keeps of a text, for torch's operations."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import torch

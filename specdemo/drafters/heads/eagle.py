@@ -1,5 +1,7 @@
 """EAGLE: a one-layer head that continues the target's own hidden states (Li et al., arXiv 2503.01840)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 import torch

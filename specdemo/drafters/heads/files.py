@@ -1,5 +1,7 @@
 """The files of trained heads: weights in bfloat16, with the head's sizes and a card that says how it was made."""
 
+from __future__ import annotations
+
 import json
 from dataclasses import asdict
 from pathlib import Path

@@ -12,6 +12,8 @@ Medusa                                    medusa  `medusa_num_heads`, or a model
 ========================================  ======  ===========================================================
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -7,6 +7,8 @@ A head trained here shares the target's output rows among its places, and has th
 a place knows what was drawn for the one before (in the manner of Hydra, arXiv 2402.05109).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import cast
 

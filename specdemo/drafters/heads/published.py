@@ -4,6 +4,8 @@ The tensors of a decoder layer have transformers' names. EAGLE-3 calls its only 
 `layers.N`. `tensors_of` is the one table of names and shapes, for reading and for writing.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,6 +4,8 @@ Layers are named in two ways. EAGLE's and speculators' number n is the place in 
 the output of layer n - 1; z-lab's is the layer itself, as ours is.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace

@@ -3,6 +3,8 @@
 With pages of 4 KiB a pass over one token of SmolLM2-135M takes 7.3 ms, with huge pages 6.0 ms.
 """
 
+from __future__ import annotations
+
 import mmap
 from contextlib import suppress
 from threading import Lock

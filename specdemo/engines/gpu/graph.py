@@ -5,6 +5,8 @@ token ids, the number of tokens in the cache, keys and values. It waits for noth
 do not depend on the length of the text.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
