@@ -6,23 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...studies.diagnosis import Diagnosis
-from ...studies.report import TABLES, facts, told
+from ...studies.report import TABLES, facts
 from .pictures import SHARE
-from .plots import Figure, Picture, Section, Table, bars, lines
+from .plots import Figure, Picture, Section, bars, lines, table
 
 Point = list[float | None]
 
 
 def of_diagnosis(found: Diagnosis) -> Picture:
     """The words and tables of the report, and plots."""
-    tables = [
-        Table(
-            title,
-            [heading for _, heading, _ in columns],
-            [[told(row[key], form) for key, _, form in columns] for row in getattr(found, name)],
-        )
-        for name, (title, _, columns) in TABLES.items()
-    ]
+    tables = [table(title, columns, getattr(found, name)) for name, (title, _, columns) in TABLES.items()]
     plots = [_positions(found), _kinds(found), _at_once(found), _contexts(found)]
     return [Section(found.verdict, [*found.advice(), *facts(found), *found.left_out], plots, tables)]
 
@@ -31,7 +24,7 @@ def _positions(found: Diagnosis) -> Figure:
     return lines(
         "What passes at each position",
         "Of the guesses that were tested there, and of all drafts: each guess is tested only if all before it passed.",
-        {"label": "position in the draft", "format": "whole"},
+        {"label": "position in the draft", "format": ",.0f"},
         {"label": "share accepted", **SHARE},
         [
             ("of those tested", _points(found.positions, "position", "conditional")),
@@ -42,7 +35,7 @@ def _positions(found: Diagnosis) -> Figure:
 
 def _kinds(found: Diagnosis) -> Figure:
     known = found.speed_up is not None
-    key, form = ("speed_up", "times") if known else ("tokens_per_round", "two")
+    key, form = ("speed_up", "times") if known else ("tokens_per_round", ".2f")
     rows = [
         {"name": row["kind"], "value": row[key].mean, "high": row[key].high, "low": row[key].low}
         for row in found.kinds
@@ -58,8 +51,8 @@ def _at_once(found: Diagnosis) -> Figure:
     return lines(
         "Several requests at once",
         "Tokens a second of all of them together, their prompts and the waiting included.",
-        {"label": "requests at once", "format": "whole"},
-        {"label": "tokens/s", "format": "one", "from": 0},
+        {"label": "requests at once", "format": ",.0f"},
+        {"label": "tokens/s", "format": ".1f", "from": 0},
         [
             ("with speculation", _points(found.at_once, "at_once", "tokens_per_second")),
             ("the baseline", _points(found.at_once, "at_once", "alone_tokens_per_second")),
@@ -71,7 +64,7 @@ def _contexts(found: Diagnosis) -> Figure:
     return lines(
         "Longer prompts",
         "The same questions behind notes.",
-        {"label": "tokens of the prompt", "format": "whole"},
+        {"label": "tokens of the prompt", "format": ",.0f"},
         {"label": "times the baseline", "format": "times", "from": 0},
         [("speed-up", _points(found.contexts, "prompt_tokens", "speed_up"))],
         [(1, "the baseline")],

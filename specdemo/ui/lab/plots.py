@@ -25,23 +25,17 @@ NAME_LETTERS = 27  # in a line beside a bar
 VALUE_WIDTH = 62  # px for the number behind it
 LINE, APART, AROUND = 17, 12, 24  # px of a line of a name, between two bars, and above and below all of them
 SIGNED = {True: "var(--sd-s2)", False: "var(--sd-s1)"}
-FORMATS: dict[str, Callable[[Any], str]] = {
-    "": str,
-    "number": lambda value: f"{value:.3g}",
-    "whole": lambda value: f"{value:,.0f}",
-    "one": lambda value: f"{value:.1f}",
-    "two": lambda value: f"{value:.2f}",
-    "three": lambda value: f"{value:.3f}",
+FORMATS: dict[str, Callable[[Any], str]] = {  # besides those of Python, which mean the same to Vega's axes
     "ms": lambda value: f"{value:.{3 if value < 1 else 2 if value < 100 else 0}f}",
     "times": lambda value: f"{value:.2f}×",
     "times3": lambda value: f"{value:.3f}×",
-    "percent": lambda value: f"{value:.0%}",
-    "percent1": lambda value: f"{value:.1%}",
     "p": lambda value: f"{value:.0e}" if 0 < value < 0.001 else f"{value:.2g}",
     "yes": lambda value: "✓ yes" if value else "✗ no",
 }
-AXIS = {"times": "format(datum.value, '.2f') + '×'", "percent": "format(datum.value, '.0%')"}  # expressions of Vega
-AXIS |= {"three": "format(datum.value, '.3f')", "p": "datum.value < 0.001 ? format(datum.value, '.0e') : datum.value"}
+AXIS = {  # expressions of Vega
+    "times": "format(datum.value, '.2f') + '×'",
+    "p": "datum.value < 0.001 ? format(datum.value, '.0e') : datum.value",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +70,14 @@ Picture = Sequence[Section | None]
 
 
 def told(value: Any, form: str = "") -> str:
-    """A value in words; a `Spread` with its interval, and a dash for what there is not."""
+    """A value in words; a `Spread` with its interval, and a dash for what there is not.
+
+    The format is one of Python's or of `FORMATS`; those of `studies.report` that end in a bar draw none here.
+    """
     if value is None:
         return "–"
     if not isinstance(value, Spread):
-        return FORMATS[form](value)
+        return FORMATS[form](value) if form in FORMATS else f"{value:{form.rstrip('|')}}"
     return told(value.mean, form) + _between(value.low, value.high, form, " ({} to {})")
 
 
@@ -117,7 +114,7 @@ def lines(
         for at, value, *reach in points:
             low, high = reach or (None, None)
             low = value if low is None else low
-            where = ticks[int(at or 0)] if ticks else told(at, x.get("format", "whole"))
+            where = ticks[int(at or 0)] if ticks else told(at, x.get("format", ",.0f"))
             what = f"{told(value, y['format'])}{_between(low, high, y['format'])}"
             aside = (at or 0) + apart * (place - (len(series) - 1) / 2)
             dots.append({"x": aside, "y": value, "low": low, "high": high, "name": name})
@@ -157,8 +154,8 @@ def lines(
         "x:Q", title=x["label"], axis=alt.Axis(grid=False, **across), scale=alt.Scale(domain=list(ends), nice=False)
     )
     kind = {"type": "log"} if y.get("log") else {}
-    expression = AXIS.get(y["format"])
-    labels = {"labelExpr": expression} if expression else {}
+    form = y["format"]
+    labels = {"labelExpr": AXIS[form]} if form in AXIS else {"format": form} if form in (".0%", ".3f") else {}
     upright = {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleY": -12, "titleX": -44}
     vertical = alt.Y(
         "y:Q",

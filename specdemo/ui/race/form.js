@@ -5,34 +5,22 @@ import { page } from "../assets/page.js";
 // --- the examples
 
 export const mountExamples = (element, props, trigger) => {
-  const categories = sd.make("div", "sd-categories");
-  categories.setAttribute("role", "group");
-  categories.setAttribute("aria-label", "Kinds of examples");
-  const prompts = sd.make("div", "sd-prompts");
-  prompts.setAttribute("role", "group");
-  prompts.setAttribute("aria-label", "Examples");
+  const [categories, prompts] = [["sd-categories", "Kinds of examples"], ["sd-prompts", "Examples"]].map(([name, label]) =>
+    Object.assign(sd.make("div", name), { role: "group", ariaLabel: label }),
+  );
   const open = (category) => {
     for (const button of categories.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.textContent === category));
+    const pick = (prompt) => {
+      props.value = prompt;
+      trigger("pick");
+    };
     prompts.replaceChildren(
-      ...props.prompts[category].map((prompt) => {
-        const chip = sd.make("button", "sd-chip", prompt);
-        chip.type = "button";
-        chip.title = prompt;
-        chip.addEventListener("click", () => {
-          props.value = prompt;
-          trigger("pick");
-        });
-        return chip;
-      }),
+      ...props.prompts[category].map((prompt) => Object.assign(sd.button("sd-chip", prompt, () => pick(prompt)), { title: prompt })),
     );
-    prompts.scrollLeft = 0;
   };
   for (const category of Object.keys(props.prompts)) {
     if (category === props.hard[0]) categories.append(sd.make("span", "sd-hard", "Harder to guess:"));
-    const button = sd.make("button", "sd-category", category);
-    button.type = "button";
-    button.addEventListener("click", () => open(category));
-    categories.append(button);
+    categories.append(sd.button("sd-category", category, () => open(category)));
   }
   element.replaceChildren(categories, prompts);
   const first = categories.querySelector("button");
