@@ -9,7 +9,7 @@ export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio
 export const KINDS = [
   ["a", "accepted", "The drafter proposed it and it passed the target's test."],
   ["r", "resampled", "A drafted token was rejected, so the target drew this one in its place."],
-  ["b", "bonus", "Every drafted token of the round passed, so the target's next token came for free."],
+  ["b", "bonus", "Every drafted token of the round passed, so the same pass gave the target's next token for free."],
   ["t", "target", "The target wrote it by itself: nothing was drafted for it."],
   ["x", "rejected", "The drafter proposed it, but it failed the test and was discarded."],
   ["u", "untested", "It came after the rejected token, or after the end, so it was discarded untested."],
@@ -43,6 +43,7 @@ export const draftSize = ({ k, tree }) => (k === null ? "" : tree && k !== "auto
 export const percent = (value) => (Number.isFinite(value) ? `${Math.round(value * 100)}%` : "–");
 /** A probability; null where it is not known. */
 export const share = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.0005 ? "<0.001" : value.toFixed(3));
+export const equals = (name, value) => `${name} = ${share(value)}`.replace("= <", "< ");
 export const said = JSON.stringify;
 export const line = (text) => text.replaceAll("\n", "↵"); // what breaks no line here
 export const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;

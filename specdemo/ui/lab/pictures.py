@@ -33,8 +33,8 @@ def of_profile(summary: Mapping[str, list[dict[str, Any]]], k: int) -> Picture:
     plots = [
         lines(
             "What a pass over several tokens takes",
-            "As a multiple of a pass over one token. Flat is good: checking costs nothing. The whisker reaches to the "
-            "slowest tenth.",
+            "As a multiple of a pass over one token. Flat is good: checking costs nothing. The whisker ends where the "
+            "slowest tenth begins.",
             {"label": "tokens in the pass", "format": ",.0f"},
             {"label": "times a pass over one", "format": "times", "from": 0},
             curves,
@@ -42,7 +42,7 @@ def of_profile(summary: Mapping[str, list[dict[str, Any]]], k: int) -> Picture:
         ),
         bars(
             "One token, one drafted token",
-            "Milliseconds: a token written by a model alone, and a token drafted by each drafter.",
+            "Milliseconds for a token that a model writes alone, and for a token that each drafter drafts.",
             "ms",
             [
                 *(
@@ -104,7 +104,7 @@ def of_theory(costs: theory.Costs, alpha: float, found: Explained | None = None)
         ),
         lines(
             "Acceptance rate that pays",
-            "Below the curve drafting is slower than the target alone, above it is faster.",
+            "Below the curve, drafting is slower than the target alone. Above it, drafting is faster.",
             ROUNDS,
             {"label": "acceptance rate", **SHARE},
             [("break-even", [[k, at] for k in ks if k and (at := theory.break_even(k, costs)) is not None])],
@@ -185,8 +185,8 @@ def of_sweep(plan: sweep.Plan, runs: Sequence[sweep.Run], vary: str) -> Picture:
     plots = [
         plot(
             "Speed-up",
-            "Over the target alone on the same prompt, behind the prompt: the geometric mean. Whiskers: 95% confidence "
-            "interval over prompts.",
+            "Compared with the target alone on the same prompt, after the prompt: geometric mean. Whiskers: 95% "
+            "confidence interval over prompts.",
             "speedup",
             {"label": "times the target alone", "format": "times"},
             rules=[(1, "the target alone")],
@@ -251,7 +251,7 @@ def of_domains(counts: domains.Counts, left_out: Sequence[str] = ()) -> Picture:
     columns = [("by", "by", ""), ("name", "group", "")]
     columns += [(name, name, ",.0f") for name in ("drafted", "tested", "accepted")]
     columns += [("acceptance_rate", "acceptance rate", ".0%"), ("draft_efficiency", "draft efficiency", ".0%")]
-    told = counts.in_words() or ["Too few drafted tokens so far to tell."]
+    told = counts.in_words() or ["There are too few drafted tokens so far."]
     told += [f"Left out, since this model cannot read all their characters: {', '.join(left_out)}."] if left_out else []
     return [Section("", told, plots, [table("Counts", columns, rows)])]
 
@@ -323,7 +323,7 @@ def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], st
     plots = [
         bars(
             "The likeliest first tokens",
-            "How often each came, beside how often the target alone would say it.",
+            "How often each token came, and the target's own probability of it.",
             ".1%",
             [_likely(likely, last.rounds, text_of(likely.token_id)) for likely in last.likeliest],
             mark="the target's own probability",
@@ -331,8 +331,8 @@ def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], st
         ),
         lines(
             "How far off the frequencies are",
-            "Total variation: half the sum of all differences. The right rule falls together with samples of the "
-            "target itself, a broken one stays above.",
+            "Total variation: half the sum of all differences. A correct rule falls together with samples of the "
+            "target itself. A broken rule stays above them.",
             rounds,
             {"label": "total variation", "format": ".3f", "from": 0},
             [
@@ -343,7 +343,7 @@ def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], st
         ),
         lines(
             "Could that be chance?",
-            "How often a fair sample is at least this far off (chi-square test). Below the dotted line a "
+            "How often a fair sample is at least this far off (chi-square test). Below the dotted line, a "
             "difference is not chance.",
             rounds,
             {"label": "p-value", "format": "p", "log": True, "from": 1e-12, "to": 1},

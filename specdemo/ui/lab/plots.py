@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -144,9 +145,7 @@ def lines(
         return alt.Scale(domain=names, range=[*values, *[rule] * more])
 
     colour = alt.Color("name:N", scale=scale([COLOURS[place] for _, place in styles], INK), legend=legend)
-    dashes = dict(zip(names, [*(DASHES[shape] for shape, _ in styles), *[RULE_DASH] * more], strict=True))
-    tests = [{"test": f"datum.name == {json.dumps(name)}", "value": value} for name, value in dashes.items()]
-    dash = alt.StrokeDashValue([1, 0], condition=tests)
+    dash = alt.StrokeDash("name:N", scale=scale([DASHES[shape] for shape, _ in styles], RULE_DASH), legend=None)
     shape = alt.Shape("name:N", scale=scale([MARKERS[shape] for shape, _ in styles], "stroke"), legend=legend)
     named = {"values": list(range(len(ticks or ()))), "labelExpr": f"{json.dumps(ticks)}[datum.value]"}
     across = named if ticks else {"format": ",d", "tickMinStep": 1}
@@ -167,13 +166,7 @@ def lines(
     base = alt.Chart(alt.Data(values=values)).encode(horizontal)
     layers = [base.mark_line(strokeWidth=2.2).encode(vertical, colour, dash, detail="name:N")]
     if any(dot["high"] is not None for dot in dots):
-        reaches = base.transform_filter("isValid(datum.high)").encode(colour)
-        layers.append(reaches.mark_rule(clip=True, strokeWidth=1.4, opacity=0.8).encode(alt.Y("low:Q"), alt.Y2("high")))
-        for end in ("low", "high"):
-            caps = reaches.transform_filter(f"datum.{end} <= {domain[1]}")
-            layers.append(
-                caps.mark_tick(orient="horizontal", size=8, thickness=1.4, opacity=0.8).encode(alt.Y(f"{end}:Q"))
-            )
+        layers += _whiskers(base.encode(colour), alt.Y, alt.Y2("high"), domain[1], clip=True, opacity=0.8)
     size = 22 if max(len(points) for _, points in series) > CROWD else 60
     layers.append(
         base.transform_filter("isValid(datum.told)")
@@ -248,12 +241,7 @@ def bars(title: str, words: str, form: str, rows: Iterable[Row], mark: str = "",
     )
     key = []
     if any(row.get("high") is not None for row in shown):
-        reach = base.transform_filter("isValid(datum.high)")
-        layers.append(reach.mark_rule(strokeWidth=2, color=INK).encode(alt.X("low:Q", **along), alt.X2("high")))
-        for end in ("low", "high"):
-            layers.append(
-                reach.mark_tick(orient="vertical", size=12, thickness=2, color=INK).encode(alt.X(f"{end}:Q", **along))
-            )
+        layers += _whiskers(base, partial(alt.X, **along), alt.X2("high"), domain[1], color=INK)
         key += [f"├─┤ {whisker}"] * bool(whisker)
     if any(row.get("mark") is not None for row in shown):
         marked = base.transform_filter("isValid(datum.mark)").mark_point(
@@ -272,6 +260,15 @@ def bars(title: str, words: str, form: str, rows: Iterable[Row], mark: str = "",
         "\n".join([words, *key]),
         _json(alt.layer(*layers), f"{title}. {spoken}", len(shown) * row_height + AROUND),
     )
+
+
+def _whiskers(base: alt.Chart, along: Any, high: Any, top: float, **look: Any) -> list[alt.Chart]:
+    """From `low` to `high` of the values that have them, with caps except beyond the `top` of the axis."""
+    reaches = base.transform_filter("isValid(datum.high)")
+    caps = [reaches.transform_filter(f"datum.{end} <= {top}").encode(along(f"{end}:Q")) for end in ("low", "high")]
+    orient = "horizontal" if along is alt.Y else "vertical"
+    ticks = [cap.mark_tick(orient=orient, size=10, thickness=1.6, **look) for cap in caps]
+    return [reaches.mark_rule(strokeWidth=1.6, **look).encode(along("low:Q"), high), *ticks]
 
 
 def _json(chart: alt.LayerChart, spoken: str, height: int = HEIGHT) -> str:

@@ -11,7 +11,7 @@ const FIGURES = [
 ];
 const LANES = [["plain", "alone"], ["drafted", "drafted"]];
 const TABLE = [
-  ["Speed-up", (stats, ratio) => (ratio ? `${ratio.toFixed(2)}×` : "–")],
+  ["Speed\u2011up", (stats, ratio) => (ratio ? `${ratio.toFixed(2)}×` : "–")],
   ["Passes", ({ passes }) => String(passes)],
   ["Tokens/s", ({ tokens_per_second: rate }) => sd.number(rate, 1)],
   ["Acceptance rate", ({ acceptance_rate: rate }) => sd.percent(rate)],

@@ -32,6 +32,7 @@ export const mountExamples = (element, props, trigger) => {
 const FIELDS = ["prompt", "preset", "drafter", "k", "auto", "tree", "temperature", "match", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order", "lane2", "k2", "lane3", "k3"];
 const NUMBERS = new Set(["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]);
 
+const FLASH_MS = 1500;
 const LONGEST_LINK = 8000; // what servers and those before them take
 const LONGEST_NAMED = 60;
 
@@ -93,22 +94,17 @@ export const copyLink = async (values) => {
   query.set("rule", query.get("match") === "false" ? "rejection" : "match");
   query.delete("match");
   const link = `${window.location.origin}${window.location.pathname}?${query}`;
-  if (link.length > LONGEST_LINK) return flash(".sd-link", "Too long for a link");
+  if (link.length > LONGEST_LINK) return flash("Too long for a link");
   try {
     await navigator.clipboard.writeText(link);
-    flash(".sd-link", "Copied");
+    flash("Copied");
   } catch {
     window.prompt("Copy this link:", link);
   }
 };
 
-export const flash = (selector, words) => {
-  const button = document.querySelector(selector);
-  if (!button || button.dataset.usual) return;
-  button.dataset.usual = button.textContent;
-  button.textContent = words;
-  setTimeout(() => {
-    button.textContent = button.dataset.usual;
-    delete button.dataset.usual;
-  }, 1500);
+const flash = (words) => {
+  const { link } = page.race.parts;
+  link.textContent = words;
+  setTimeout(() => (link.textContent = "Copy link"), FLASH_MS);
 };

@@ -3,17 +3,17 @@ import * as sd from "../assets/page.js";
 import { depth, isEmitted, isTree, likeliest, walk } from "./tree.js";
 
 const ALONE = "The target writes one token in every pass.";
-const DRAFTED = "The drafter proposes a few tokens, the target checks them all in one pass and keeps the good ones.";
+const DRAFTED = "The drafter proposes a few tokens. The target checks them all in one pass and keeps those that pass.";
 const MAX_K = 16;
 const MAX_STRIP = 4096; // px; a longer text shares them
-const DRAFTS = ["The draft of each round", "Along the text: as high as the draft was long, a tree as its longest branch, and filled as far as its tokens passed."];
-const PASSES = ["Passes", "How often the target was run, the reading of the prompt included. A pass takes nearly the same time for one token as for several."];
+const DRAFTS = ["The draft of each round", "A bar is as high as the draft was long: of a tree, its longest branch. Its dark part was accepted. The bars follow the text."];
+const PASSES = ["Passes", "How often the target ran, including the pass that reads the prompt. A pass takes nearly the same time for one token as for several."];
 const READ = "Weights read";
 const gigabytes = (bytes) => {
   const size = bytes / 1e9;
   return size.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
 };
-const ENDINGS = { eos: "end of text", stop: "stop string", length: "limit reached" };
+const ENDINGS = { eos: "end of text", stop: "stop string", length: "token limit" };
 
 /** One lane: its pane and the head above it. Events wait in `events` until the next frame. */
 export class Lane {

@@ -42,7 +42,7 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
             elem_id="own-target",
         )
         own.draft = gr.Textbox(
-            label="Draft model", info="Named in the same way, or nothing.", max_lines=1, elem_id="own-draft"
+            label="Draft model", info="Optional, named in the same way.", max_lines=1, elem_id="own-draft"
         )
         own.look = gr.Button("Check", elem_id="own-check")
         own.said = gr.Textbox(label="What it takes", visible=False, lines=2, max_lines=14, elem_id="own-said")
@@ -50,7 +50,7 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
             own.load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
             own.cancel = gr.Button("Cancel", interactive=False, min_width=80, elem_id="own-cancel")
         with gr.Row(visible=names is None):
-            own.name = gr.Textbox(label="Name", info="Of the preset.", max_lines=1, min_width=100, elem_id="own-name")
+            own.name = gr.Textbox(label="Name", info="For the preset.", max_lines=1, min_width=100, elem_id="own-name")
             own.save = gr.Button("Save as preset", min_width=80, elem_id="own-save")
     _wire(engine, form, budgets, own)
 

@@ -69,8 +69,9 @@ export class Race {
 
   /** Begin with a recorded race, unless somebody has pressed Run before it is here. */
   async open(file) {
+    this.root.toggleAttribute("data-opens", true); // on a phone it comes before the form until Run is pressed
     const recording = await sd.fetched(`/recordings/${file}`).catch(() => null); // the page can do without
-    if (!recording || this.state !== "idle") return;
+    if (!recording || !this.is("idle")) return;
     this.opening = new Opening(this, JSON.parse(recording));
     this.opening.play();
   }
@@ -153,8 +154,9 @@ export class Race {
     if (this.busy) return;
     if (this.is("opening", "opened")) this.opening.clear();
     this.run = null;
-    if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
     this.say("waiting");
+    this.root.toggleAttribute("data-opens", false);
+    if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
     this.words("Waiting for the model.");
     askPlace(() => this.state === "waiting" && !this.run);
   }
@@ -175,7 +177,7 @@ export class Race {
 
   /** Stop was pressed: what is known is shown at once. */
   skip() {
-    if (this.state === "opening") this.opening.end();
+    if (this.is("opening")) this.opening.end();
     if (this.is("running", "showing")) this.show.finish();
   }
 
@@ -232,7 +234,7 @@ export class Race {
     this.say("showing");
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.lanes[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
-    this.words(`Finished in ${plain.seconds.toFixed(2)} s, and ${others.join(", ")}.`, "You see the race as it was measured. Skip or Stop ends the show; the figures stay the same.");
+    this.words(`Finished in ${plain.seconds.toFixed(2)} s, and ${others.join(", ")}.`, "Now you see the measured race at the pace below. Skip or Stop ends the show. The figures stay the same.");
     this.show.close(end);
   }
 

@@ -1,6 +1,6 @@
 // Step through: one round of a recording, slowed down to its single decisions.
 import * as sd from "../assets/page.js";
-import { line, make, many, millis, said, share } from "../assets/page.js";
+import { equals, line, make, many, millis, said, share } from "../assets/page.js";
 import { PLACE, isEmitted, isTree } from "../race/tree.js";
 import { treeSteps } from "./tree_steps.js";
 
@@ -171,14 +171,14 @@ export class Step {
     const [text, code, p, q, draw] = this.draft[place];
     const passed = code === "a";
     const behind = this.draft.length - this.tested;
-    const lost = passed || !behind ? "" : ` The ${many(behind, "drafted token")} behind it ${behind === 1 ? "is" : "are"} discarded untested.`;
+    const lost = passed || !behind ? "" : ` The ${many(behind, "drafted token")} after it ${behind === 1 ? "is" : "are"} discarded untested.`;
     const head = `Drafted token ${place + 1} is ${said(text)}.`;
     const known = this.places[place];
     if (this.matches) {
-      const drafter = q === 1 ? "The drafter names this token and no other." : `The drafter drew it with q = ${share(q)} and the noise of this position.`;
+      const drafter = q === 1 ? "The drafter names this token and no other." : `The drafter drew it with ${equals("q", q)} and the noise of this position.`;
       const verdict = passed
-        ? `the same token, p = ${share(p)}: it is accepted.`
-        : `${said(this.last[0])}, p = ${share(this.last[2])}, and not this token, p = ${share(p)}: it is rejected.`;
+        ? `the same token, ${equals("p", p)}: it is accepted.`
+        : `${said(this.last[0])}, ${equals("p", this.last[2])}, and not this token, ${equals("p", p)}: it is rejected.`;
       return [`${head} ${drafter} With the same noise the target draws ${verdict}${lost}`, ...(known ? [this.arrivals(known, true)] : [])];
     }
     const rows = this.distribution(place);
@@ -193,10 +193,10 @@ export class Step {
     const chance = Math.min(1, p / q);
     const why =
       q === 1
-        ? `The drafter names this token and no other, so q is 1. It passes with the chance p = ${share(p)}.`
+        ? `The drafter names this token and no other, so q is 1. It passes with the chance ${equals("p", p)}.`
         : p >= q
-          ? `The target finds it as likely as the drafter does, or likelier: p = ${share(p)}, q = ${share(q)}. So it is sure to pass.`
-          : `The target finds it less likely than the drafter does: p = ${share(p)}, q = ${share(q)}. It passes with the chance p / q = ${share(chance)}.`;
+          ? `The target finds it as likely as the drafter does, or likelier: ${equals("p", p)}, ${equals("q", q)}. So it is sure to pass.`
+          : `The target finds it less likely than the drafter does: ${equals("p", p)}, ${equals("q", q)}. It passes with the chance ${equals("p / q", chance)}.`;
     const verdict = passed ? "below: it passes." : "not below: it fails.";
     return [`${head} ${why} The draw is ${share(draw)}, ${verdict}${lost}`, this.gauge(chance, draw, passed), ...bars];
   }
@@ -204,7 +204,7 @@ export class Step {
   /** How the target comes to a token of its own. */
   drew([text, , p]) {
     if (this.greedy) return `the target finds ${said(text)} likeliest`;
-    return `the target draws ${said(text)} ${this.matches ? "with the noise of this position" : "from its own probabilities"}, p = ${share(p)}`;
+    return `the target draws ${said(text)} ${this.matches ? "with the noise of this position" : "from its own probabilities"}, ${equals("p", p)}`;
   }
 
   /** The probabilities that it was drawn from, where the recording holds them. */
