@@ -40,7 +40,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     ),
     "kinds": (
         "By kind of prompt",
-        "The speed-up is behind the prompt: the speed of both sides after the first token.",
+        "The speed-up counts the text after the first token, on both sides.",
         (
             ("kind", "kind", ""),
             ("texts", "texts", "d"),
@@ -51,7 +51,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     ),
     "at_once": (
         "Several requests at once",
-        "Tokens a second of all requests together, their prompts and the waiting included.",
+        "Tokens per second of all requests together, including their prompts and the waiting.",
         (
             ("at_once", "at once", "d"),
             ("texts", "texts", "d"),
@@ -62,7 +62,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     ),
     "contexts": (
         "Longer prompts",
-        "The same questions behind notes.",
+        "The same questions, each after a long text of notes.",
         (
             ("prompt_tokens", "tokens of the prompt", ",.0f"),
             ("texts", "texts", "d"),
@@ -77,7 +77,7 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
         "",
         (
             ("prompt", "prompt", ""),
-            ("context", "behind tokens", ",d"),
+            ("context", "after tokens", ",d"),
             ("tokens", "tokens", "d"),
             ("rounds", "rounds", "d"),
             ("drafts", "drafts", "d"),
@@ -117,7 +117,7 @@ def facts(found: Diagnosis) -> list[str]:
     if round_["cost"] is not None:
         lines.append(
             f"One of the baseline takes {round_['baseline_ms']:.1f} ms, so a round costs "
-            f"{told(round_['cost'], '.2f')} of them: break-even is at as many tokens a round."
+            f"{told(round_['cost'], '.2f')} of them and needs as many tokens to break even."
         )
     if found.break_even["alpha"] is not None:
         lines.append(f"If all positions passed alike, {found.break_even['alpha']:.0%} of the tested guesses would do.")
