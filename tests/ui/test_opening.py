@@ -156,6 +156,8 @@ def test_a_link_is_not_opened_with_a_recording(visit: Visit, script: Script) -> 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_nothing_moves_and_axe_finds_nothing_serious(opening: Open, width: int, dark: bool) -> None:
     page = opening(f"?__theme={'dark' if dark else 'light'}", width=width)
+    tops = page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map((lane) => lane.getBoundingClientRect().top)")
+    assert max(tops) < 750  # on a phone, too: the form is below it
     for _, _, seconds, _ in page.evaluate("specdemo.race.opening.scenes")[:-1]:
         page.evaluate("seconds => tick(seconds)", seconds)
     assert serious(page) == []

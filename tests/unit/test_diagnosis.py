@@ -269,7 +269,7 @@ def test_texts_that_part_are_told_with_their_margin() -> None:
     assert "3 of 3 texts differ." in lines
     assert any(line.startswith("p3: from token 4 on; the two tokens were 0.02 of a logit apart") for line in lines)
     assert any(line.endswith("4 of a logit apart there, more than rounding explains: report this.") for line in lines)
-    assert "p1: from token 2 on; how close the two tokens were there is unknown." in lines
+    assert "p1: from token 2 on; it is unknown how close the two tokens were there." in lines
 
 
 def test_a_crowd_and_long_prompts_that_slow_it_down_are_told() -> None:

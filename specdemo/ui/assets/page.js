@@ -79,6 +79,21 @@ export const listen = (run, take, lost) => {
   };
   return source;
 };
+
+/** What this browser keeps of a visitor's choices; null if it keeps nothing. */
+export const kept = (name) => {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+};
+export const keep = (name, value) => {
+  try {
+    localStorage.setItem(name, value);
+  } catch {}
+};
+
 export const save = (text, name, type) => {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));

@@ -106,21 +106,9 @@ export const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1
 
 const SHADE = "specdemo-shade";
 
-export const toggleDark = () => {
-  const dark = document.body.classList.toggle("dark");
-  try {
-    localStorage.setItem(SHADE, dark ? "dark" : "light");
-  } catch {} // a browser that keeps nothing
-};
+export const toggleDark = () => sd.keep(SHADE, document.body.classList.toggle("dark") ? "dark" : "light");
 
-const chosenShade = () => {
-  if (new URLSearchParams(window.location.search).has("__theme")) return null;
-  try {
-    return localStorage.getItem(SHADE);
-  } catch {
-    return null;
-  }
-};
+const chosenShade = () => (new URLSearchParams(window.location.search).has("__theme") ? null : sd.kept(SHADE));
 
 // --- help and keys
 

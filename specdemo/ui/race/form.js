@@ -29,9 +29,6 @@ export const mountExamples = (element, props, trigger) => {
 
 // --- links: they fill the form and never run anything
 
-const FIELDS = ["prompt", "preset", "drafter", "k", "auto", "tree", "temperature", "match", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order", "lane2", "k2", "lane3", "k3"];
-const NUMBERS = new Set(["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]);
-
 const FLASH_MS = 1500;
 const LONGEST_LINK = 8000; // what servers and those before them take
 const LONGEST_NAMED = 60;
@@ -58,37 +55,37 @@ export const pressed = (values) => {
 };
 
 /** The page was opened: what the form begins with, and where the address says something that can be used, that. */
-export const opened = ({ choices, starting, notes, recording }, values) => {
+export const opened = ({ fields, choices, starting, notes, recording }, values) => {
   document.body.classList.add("sd-open");
+  page.fields = fields;
   window.restFrames?.();
   const query = new URLSearchParams(window.location.search);
   const ignored = [];
   const k = query.get("k");
   const begun = new Map(Object.entries(starting[query.get("preset")] ?? {}));
-  const filled = FIELDS.map((name, place) => {
+  const filled = fields.map((name, place) => {
     const usual = begun.has(name) ? begun.get(name) : values[place];
     if (name === "auto") return k === "auto" || (usual && !(k && Number.isFinite(Number(k))));
     if (name === "tree") return query.has("tree") ? query.get("tree") === "true" : usual;
     if (name === "match") return query.has("rule") ? query.get("rule") !== "rejection" : usual;
     if (!query.has(name) || (name === "k" && k === "auto")) return usual;
     const text = query.get(name);
-    if (NUMBERS.has(name) ? text.trim() && Number.isFinite(Number(text)) : !choices[name] || choices[name].includes(text)) {
-      return NUMBERS.has(name) ? Number(text) : text;
-    }
+    const given = typeof usual === "number" ? (text.trim() ? Number(text) : NaN) : text;
+    if (given === text ? !choices[name] || choices[name].includes(text) : Number.isFinite(given)) return given;
     ignored.push(`${name}=${text.length > LONGEST_NAMED ? `${text.slice(0, LONGEST_NAMED)}…` : text}`);
     return usual;
   });
   if (ignored.length) page.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));
-  else if (FIELDS.some((name) => query.has(name))) page.race?.words("The form was filled in from a link.", "Press Run to start.");
+  else if (fields.some((name) => query.has(name))) page.race?.words("The form was filled in from a link.", "Press Run to start.");
   else if (notes.length) page.race?.words("Some files could not be read.", notes.join(" "));
   else page.race?.open(recording);
-  chose((page.asked = filled[FIELDS.indexOf("preset")]));
+  chose((page.asked = filled[fields.indexOf("preset")]));
   return filled;
 };
 
 export const copyLink = async (values) => {
   const query = new URLSearchParams();
-  FIELDS.forEach((name, place) => query.set(name, values[place] ?? ""));
+  page.fields.forEach((name, place) => query.set(name, values[place] ?? ""));
   if (query.get("auto") === "true") query.set("k", "auto");
   query.delete("auto");
   query.set("rule", query.get("match") === "false" ? "rejection" : "match");

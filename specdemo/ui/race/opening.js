@@ -64,6 +64,11 @@ export class Opening {
     this.next();
   }
 
+  /** Whether the rounds that are explained are still to come: no guess of others fades beside theirs. */
+  get leads() {
+    return this.at < 2;
+  }
+
   next() {
     this.at += 1;
     if (!this.scenes[this.at]) return this.end();

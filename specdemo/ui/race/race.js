@@ -5,7 +5,7 @@ import { askPlace, placeInWords } from "../assets/top.js";
 import { Charts } from "./charts.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
-import { PACES, Show, keepPace, still } from "./show.js";
+import { PACE, PACES, Show, still } from "./show.js";
 import { tooltips } from "./tooltip.js";
 
 // A browser on the same processor takes from the engine what it draws: text as it comes, figures more seldom.
@@ -53,7 +53,7 @@ export class Race {
     parts.pace.append(...Object.entries(PACES).map(([name, words]) => new Option(words, name)));
     parts.pace.value = show.pace;
     parts.pace.addEventListener("change", () => {
-      keepPace(parts.pace.value);
+      sd.keep(PACE, parts.pace.value);
       show.go(parts.pace.value);
       this.moved();
     });
@@ -309,7 +309,8 @@ export class Race {
   draw() {
     const lanes = Object.values(this.lanes);
     const now = performance.now();
-    for (const lane of lanes) lane.draw(this.engineRuns);
+    const calm = this.engineRuns || (this.is("opening") && this.opening.leads);
+    for (const lane of lanes) lane.draw(calm);
     if (this.is("running", "showing", "opening", "opened") && now >= this.due.figures) this.drawFigures(now);
     for (const lane of lanes) lane.scroll(); // after everything else: it makes the browser lay out what has changed
   }
