@@ -60,7 +60,7 @@ def action(found: Figures) -> str:
     if found.k and best != found.k and speed > enough * max(found.speed_up, 1.0):
         if best > found.k:
             share = sum(draft.accepted >= found.k for draft in found.lane.drafts_tested) / found.lane.drafts
-            return f"Try K = {best}: of the drafts, {share:.0%} passed up to their last token."
+            return f"Try K = {best}: {share:.0%} of the drafts passed up to their last token."
         return f"Try K = {best} ({speed:.2f}x by these rounds){f', or {free}' if free else ''}."
     if found.side >= 0:
         return ""
@@ -102,7 +102,7 @@ def _context(plain: Stats) -> str:
     context = plain.prompt_tokens + plain.tokens
     why = f"the context has grown to {context:,} tokens"
     if context < LONG_CONTEXT:
-        why = f"{context:,} tokens of context do not explain it, so the machine was slower there: race again"
+        why = f"{context:,} tokens of context do not explain that, so the machine became slower; run the race again"
     return (
         f"A pass of the target alone takes {median(times[-quarter:]) / first - 1:.0%} longer in the last quarter of "
         f"the text than in the first: {why}."
@@ -115,8 +115,8 @@ def _exactness(found: Figures, same: bool | None, exact_rows: int | None) -> str
     ended = found.plain.finish_reason and found.lane.finish_reason  # or one is only shorter
     if same is not False or not ended or exact_rows is None or exact_rows >= rows:
         return ""
-    where = f" Up to K = {exact_rows - 1} it is." if exact_rows > 1 else ""
-    return f"The texts part, and a pass over {rows} rows is not exact to the bit on this engine.{where}"
+    where = f"; passes for K up to {exact_rows - 1} are" if exact_rows > 1 else ""
+    return f"The texts differ: on this engine a pass over {rows} rows is not exact to the bit{where}."
 
 
 def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | None = None) -> list[tuple[str, str]]:
@@ -144,18 +144,18 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
         "tokens a round to break even": f"{found.needed:.2f}",
         "a token of the target alone": f"{token_ms:.1f} ms",
         "a round": f"{found.needed * token_ms:.1f} ms",
-        "what it takes more": ", ".join(
+        "extra time of a round": ", ".join(
             f"{part} {round(cost * token_ms, 1) + 0.0} ms" for part, cost in found.parts.items()
         ),
         "weights that a pass of the target alone reads": f"{pass_bytes / 1e9:.3f} GB{rate}" if pass_bytes else "",
         "longest round": f"{1000 * max(lane.round_times):.1f} ms",
-        "rows a token of the text": _text(found.rows, ".2f"),
+        "rows for each token of the text": _text(found.rows, ".2f"),
         "acceptance rate (of tested)": _text(lane.acceptance_rate, ".0%"),
-        "to break even, if all places were alike": _text(found.needed_acceptance, ".0%"),
+        "acceptance rate to break even, if all positions were alike": _text(found.needed_acceptance, ".0%"),
         "draft efficiency (of drafted)": _text(lane.draft_efficiency, ".0%"),
-        "passed at each place, of those tested there": ", ".join(f"{p / t:.0%}" for t, p in places if t),
-        "passed at each place, of all drafts": ", ".join(f"{p / len(drafts):.0%}" for _, p in places),
-        "speed-up to expect by K": ", ".join(f"K {k} {speed:.2f}x" for k, speed in enumerate(found.by_k, 1)),
+        "passed at each position, of those tested there": ", ".join(f"{p / t:.0%}" for t, p in places if t),
+        "passed at each position, of all drafts": ", ".join(f"{p / len(drafts):.0%}" for _, p in places),
+        "expected speed-up for each K": ", ".join(f"K {k} {speed:.2f}x" for k, speed in enumerate(found.by_k, 1)),
     }
     return [(name, value) for name, value in rows.items() if value]
 

@@ -108,15 +108,15 @@ class Diagnosis:
             return "Nothing was drafted: speculation is off, or the drafter found nothing to draft."
         tokens = f"{self.tokens_per_round.mean:.2f} tokens a round" if self.tokens_per_round else "rounds unknown"
         if self.speed_up is None or self.break_even["tokens_per_round"] is None:
-            return f"{tokens[0].upper()}{tokens[1:]}; whether that pays, only a baseline shows."
-        pays = f"{tokens}, and it pays from {self.break_even['tokens_per_round']:.2f} on"
+            return f"{tokens[0].upper()}{tokens[1:]}; only a baseline shows whether that pays."
+        pays = f"{tokens}, and {self.break_even['tokens_per_round']:.2f} are needed"
         ratio, low, high = self.speed_up.mean, self.speed_up.low, self.speed_up.high
         between = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
         if low is not None and high is not None and low <= 1 <= high:
             return f"These prompts do not show whether it pays: {ratio:.2f} times as fast{between}; {pays}."
         if EVEN[0] <= ratio <= EVEN[1]:
-            return f"Speculation changes next to nothing: {ratio:.2f} times as fast{between}; {pays}."
-        verb = "pays" if ratio > 1 else "makes it slower"
+            return f"Speculation changes almost nothing: {ratio:.2f} times as fast{between}; {pays}."
+        verb = "pays" if ratio > 1 else "does not pay"
         return f"Speculation {verb}: {ratio:.2f} times as fast{between}; {pays}."
 
     def advice(self) -> list[str]:
@@ -153,7 +153,7 @@ class Diagnosis:
         last = self.positions[-1]["unconditional"].mean
         if last > 0.5:
             return [
-                f"Of all drafts, {last:.0%} pass to their last position: try longer ones, K = {2 * now}: "
+                f"{last:.0%} of the drafts pass up to their last position: try longer ones, K = {2 * now}: "
                 f"{k_flag(engine, 2 * now)}."
             ]
         return []
@@ -163,9 +163,9 @@ class Diagnosis:
         if cost is None or tokens is None or self.speed_up is None or self.speed_up.mean >= EVEN[0]:
             return []
         slow = cost.mean > tokens.mean > 1.5  # enough passes
-        spoils = "a round takes too long" if slow else "too little passes"
+        cause = "a round takes too long" if slow else "too few guesses pass"
         return [
-            f"What spoils it: {spoils}. A round takes the time of {cost.mean:.2f} rounds of the baseline and brings "
+            f"The cause: {cause}. A round takes as long as {cost.mean:.2f} rounds of the baseline and emits "
             f"{tokens.mean:.2f} tokens."
         ]
 
@@ -173,7 +173,9 @@ class Diagnosis:
         lines = []
         slower = [row for row in self.at_once if row["speed_up"] is not None and row["speed_up"] < EVEN[0]]
         if slower and self.at_once[0]["speed_up"] is not None and self.at_once[0]["speed_up"] > EVEN[1]:
-            lines.append(f"From {slower[0]['at_once']} requests at once on it is slower than the baseline: {flag}.")
+            lines.append(
+                f"With {slower[0]['at_once']} or more requests at once it is slower than the baseline: {flag}."
+            )
         known = [row for row in self.contexts if row["speed_up"] is not None]
         if len(known) > 1 and (drop := known[-1]["speed_up"].mean / known[0]["speed_up"].mean) < 0.9:
             lines.append(
@@ -192,7 +194,7 @@ class Diagnosis:
         for row in self.texts["differences"]:
             gap = row["margin"]
             if gap is None:
-                why = "how close the two tokens were there is unknown"
+                why = "it is unknown how close the two tokens were there"
             elif gap <= NEAR:
                 why = f"the two tokens were {gap:.3g} of a logit apart there, a near-tie that rounding can decide"
             else:

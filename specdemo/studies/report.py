@@ -34,7 +34,7 @@ HEADINGS = {
     "alone_tokens_per_second": "baseline, tokens/s",
     "baseline_tokens_per_second": "baseline, tokens/s",
     "prompt_tokens": "tokens of the prompt",
-    "context": "behind tokens",
+    "context": "after tokens",
     "same_text": "same text",
 }
 
@@ -52,17 +52,17 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
     ),
     "kinds": (
         "By kind of prompt",
-        "The speed-up is behind the prompt: the speed of both sides after the first token.",
+        "The speed-up counts the text after the first token, on both sides.",
         _columns(kind="", texts="d", **_PASSES),
     ),
     "at_once": (
         "Several requests at once",
-        "Tokens a second of all requests together, their prompts and the waiting included.",
+        "Tokens per second of all requests together, including their prompts and the waiting.",
         _columns(at_once="d", texts="d", tokens_per_second=".1f", alone_tokens_per_second=".1f", speed_up=".2f"),
     ),
     "contexts": (
         "Longer prompts",
-        "The same questions behind notes.",
+        "The same questions, each after a long text of notes.",
         _columns(prompt_tokens=",.0f", texts="d", **_PASSES, baseline_tokens_per_second=".1f"),
     ),
     SAMPLES: (
@@ -102,7 +102,7 @@ def facts(found: Diagnosis) -> list[str]:
     if round_["cost"] is not None:
         lines.append(
             f"One of the baseline takes {round_['baseline_ms']:.1f} ms, so a round costs "
-            f"{told(round_['cost'], '.2f')} of them: break-even is at as many tokens a round."
+            f"{told(round_['cost'], '.2f')} of them and needs as many tokens to break even."
         )
     if found.break_even["alpha"] is not None:
         lines.append(f"If all positions passed alike, {found.break_even['alpha']:.0%} of the tested guesses would do.")

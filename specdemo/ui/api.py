@@ -5,6 +5,7 @@ module cannot postpone them.
 """
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import gradio as gr
@@ -65,42 +66,25 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         the preset has it. Streams messages, each one JSON object as a text with run, seq, and status, start, lanes or
         end; see specdemo/ui/race/messages.py."""
         # Texts, because Gradio streams nested lists as differences and gets those that shrink wrong.
-        asked = {name: value for name, value in locals().items() if name in ARGUMENTS}
+        asked = {name: value for name, value in locals().items() if name in arguments}
         for _, message in play(request, asked):
             yield message
 
+    types = signature(race)
+    arguments = [name for name in types.parameters if name != "request"]
+
     @job
-    def compare(
-        request: gr.Request,
-        prompt: str,
-        preset: str = first,
-        drafter: str | None = None,
-        k: int | str | None = None,
-        temperature: float | None = None,
-        max_new_tokens: int | None = None,
-        seed: int = 0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        stop: list[str] | None = None,
-        raw: bool | None = None,
-        isolated: bool = False,
-        rule: str = MATCH,
-        tree: bool = False,
-    ) -> dict[str, Any]:
+    def compare(request: gr.Request, *values: Any) -> dict[str, Any]:
         """Race to the end, asked for as /race, and return the summary: per lane text, token_ids, kinds, finish_reason
         and stats; then speed_up, sentence and the comparison of the texts, which is None for rejection sampling above
         temperature 0; and in verdicts the same of each drafted lane."""
-        asked = {name: value for name, value in locals().items() if name in ARGUMENTS}
         summary: dict[str, Any] = {}
-        for run, _ in play(request, asked):
+        for run, _ in play(request, dict(zip(arguments, values, strict=True))):
             summary = run.summary
         return summary
 
+    # What Gradio reads the types of the arguments from.
+    compare.__signature__ = types.replace(return_annotation=dict[str, Any])  # type: ignore[attr-defined]
+    compare.__annotations__ = {**race.__annotations__, "return": dict[str, Any]}
     gr.api(race, api_name="race", **MODEL)
     gr.api(compare, api_name="compare", **MODEL)
-
-
-ARGUMENTS = {
-    *("prompt", "preset", "drafter", "k", "tree", "temperature", "max_new_tokens"),
-    *("seed", "top_k", "top_p", "stop", "raw", "isolated", "rule"),
-}

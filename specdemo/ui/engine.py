@@ -301,8 +301,11 @@ class Engine:
             self._tell(preset, "loading", words, fraction)
 
         try:
-            if self._loaded is None or self._loaded.preset.name != preset:
-                self._replace(preset, progress)
+            old = self._loaded
+            if old is None or old.preset.name != preset:
+                self._loaded = self.backend.load(self.presets[preset], progress, old)
+                if old is not None and not old.released:
+                    old.release()
             self._pauses = pauses(self._loaded)
             self._tell(
                 preset, "ready", self.presets[preset].title, facts=facts(self._loaded), unavailable=self._unavailable()
@@ -310,7 +313,8 @@ class Engine:
             return
         except Exception as error:
             words = "" if given_up.is_set() else self.sentence(error)
-        # Not in the `except` clause: the error refers to the failed model, and memory may not hold a second one.
+        # The old one stays, unless `backend.load` had to release it. This is not in the `except` clause, because the
+        # error refers to the failed model, and memory may not hold a second one.
         if self._loaded is not None and self._loaded.released:
             old, self._loaded = self._loaded.preset, None
             if words:
@@ -318,13 +322,6 @@ class Engine:
         if words:  # without them the load was given up, and a new one may be waiting
             notes = () if self._loaded is None else facts(self._loaded)
             self._tell(preset, "failed", words, facts=notes)
-
-    def _replace(self, preset: str, progress: Callable[[float | None, str], None]) -> None:
-        """Load a preset. If that fails, the old one stays, unless `backend.load` had to release it."""
-        old = self._loaded
-        self._loaded = self.backend.load(self.presets[preset], progress, old)
-        if old is not None and not old.released:
-            old.release()
 
     def _load_again(self, failed: str, old: Preset, words: str) -> None:
         """Load the old preset again after a failed load."""

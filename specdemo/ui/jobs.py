@@ -7,10 +7,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from sys import getsizeof
 from typing import Any
 
+from ..system.progress import Stopped, attended
 from .engine import Engine, EngineTrouble, Status
 from .values import to_json
 
@@ -96,7 +97,7 @@ class Job:
 
     @contextmanager
     def _limited(self) -> Iterator[None]:
-        """Within this context the job is stopped when its time is up."""
+        """Within this context the job is stopped when its time is up. A stop ends it between two passes."""
 
         def end() -> None:
             self.overdue = not self.stop.is_set()
@@ -107,7 +108,8 @@ class Job:
         if self.seconds is not None:
             timer.start()
         try:
-            yield
+            with suppress(Stopped), attended(self.stop.is_set):
+                yield
         finally:
             timer.cancel()
 

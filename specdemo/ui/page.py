@@ -60,7 +60,12 @@ def build_page(
         wire_presets(engine, form, top, budgets)
         filled = fill_from_link(page, engine, form, notes, budgets, opening_file())
         _wire_opening(engine, form, top, filled)
-        page.unload(_leaver(runs))
+
+        async def leave(request: gr.Request) -> None:
+            """Gradio has lost the connection to a page: it was closed, or the network failed for a moment."""
+            runs.leave(request.session_hash)
+
+        page.unload(leave)
         api.add_endpoints(engine, runs, budgets)
     page.queue(max_size=MAX_QUEUE, api_open=False)  # or a direct call would pass the line by
     runs.engine = engine
@@ -98,11 +103,3 @@ def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: An
 
     chosen, drafter = form["preset"], form["drafter"]
     filled.then(opened, [chosen, drafter], [top, drafter, chosen], preprocess=False, queue=False, **QUIET)
-
-
-def _leaver(runs: Runs) -> Any:
-    async def leave(request: gr.Request) -> None:
-        """Gradio has lost the connection to a page: it was closed, or the network failed for a moment."""
-        runs.leave(request.session_hash)
-
-    return leave

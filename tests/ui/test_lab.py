@@ -540,12 +540,12 @@ HOSTILE = "<img src=x onerror='window.hurt = 1'>${window.hurt = 1}{{value}}"
 
 def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     dots: list[list[float | None]] = [[0, 1, 0.5, 1.5], [1, 2, None, None], [4, 4, 3, 100]]
-    x, y = {"label": HOSTILE, "format": "whole"}, {"label": HOSTILE, "format": "two", "from": 0}
+    x, y = {"label": HOSTILE, "format": ",.0f"}, {"label": HOSTILE, "format": ".2f", "from": 0}
     rows = [{"name": HOSTILE, "value": 0.25, "low": 0.1, "high": 0.5, "mark": 0.4, "words": HOSTILE}]
     figures = [
         plots.lines(HOSTILE, HOSTILE, x, y, [(HOSTILE, dots)], [(1, f"{HOSTILE} rule")]),
-        plots.bars(HOSTILE, HOSTILE, "percent", rows, mark=HOSTILE),
-        plots.bars("bare", "", "percent", [{"name": "bare", "value": 1}], whisker="a whisker"),
+        plots.bars(HOSTILE, HOSTILE, ".0%", rows, mark=HOSTILE),
+        plots.bars("bare", "", ".0%", [{"name": "bare", "value": 1}], whisker="a whisker"),
     ]
     told = plots.Table(HOSTILE, [HOSTILE], [[HOSTILE]])
     section = plots.Section(HOSTILE, [HOSTILE], figures, [told], HOSTILE)

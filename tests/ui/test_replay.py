@@ -305,6 +305,7 @@ def open_replay(page: Page, trace: str | None = None) -> Page:
     page.get_by_role("tab", name="Replay").click()
     page.locator(".sd-play:enabled").wait_for()
     if trace is not None:
+        page.locator(".sd-facts-of").evaluate("facts => { facts.textContent = ''; }")  # of an earlier file
         upload(page, trace)
         expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
     return page

@@ -130,7 +130,7 @@ def test_the_figures_of_known_texts() -> None:
     assert found.break_even["tokens_per_round"] == pytest.approx(2)
     assert found.speed_up is not None
     assert found.speed_up.mean == pytest.approx(2.4 / 2)
-    assert found.verdict == "Speculation pays: 1.20 times as fast; 2.40 tokens a round, and it pays from 2.00 on."
+    assert found.verdict == "Speculation pays: 1.20 times as fast; 2.40 tokens a round, and 2.00 are needed."
     assert found.texts == {"compared": 12, "same": 12, "differences": []}
     assert "All 12 texts are the same with and without speculation, token for token." in found.advice()
 
@@ -216,7 +216,7 @@ def test_what_a_server_keeps_to_itself_stays_unknown() -> None:
     study.samples = [Sample(study.prompts[0], shorter, None)]
     found = Diagnosis.of(study)
     assert [row["conditional"] for row in found.positions] == [None] * 4
-    assert found.verdict.endswith("whether that pays, only a baseline shows.")
+    assert found.verdict.endswith("only a baseline shows whether that pays.")
     study.samples = [Sample(study.prompts[0], nothing, None)]
     assert (
         "What was accepted at each position is unknown. Start it with --metrics to know."
@@ -239,18 +239,18 @@ def advice(rounds: Rounds, seconds: float, alone: Rounds = ALONE) -> tuple[str, 
         (
             [(4, 0)] * 11,
             0.2,
-            "Speculation makes it slower: 0.50",
+            "Speculation does not pay: 0.50",
             "No draft of up to 4 tokens would pay here: leave out",
         ),
         (
             [(8, 1), (8, 1), (8, 1), (8, 2)],
             0.4,
-            "Speculation makes it slower",
+            "Speculation does not pay",
             "K = 1 instead of 8: --spec-draft-n-max 1",
         ),
         ([(2, 2)] * 4, 0.11, "Speculation pays: 2.73", "try longer ones, K = 4: --spec-draft-n-max 4"),
         ([(0, 0)] * 9 + [(2, 1)], 0.1, "Speculation pays: 1.10", "Only 10% of the rounds had a draft"),
-        ([(3, 2), (3, 1), (3, 3)], 0.6, "Speculation makes it slower: 0.50", "What spoils it: a round takes too long"),
+        ([(3, 2), (3, 1), (3, 3)], 0.6, "Speculation does not pay: 0.50", "The cause: a round takes too long"),
     ],
 )
 def test_the_verdict_and_the_flag(rounds: Rounds, seconds: float, verdict: str, words: str) -> None:
@@ -269,7 +269,7 @@ def test_texts_that_part_are_told_with_their_margin() -> None:
     assert "3 of 3 texts differ." in lines
     assert any(line.startswith("p3: from token 4 on; the two tokens were 0.02 of a logit apart") for line in lines)
     assert any(line.endswith("4 of a logit apart there, more than rounding explains: report this.") for line in lines)
-    assert "p1: from token 2 on; how close the two tokens were there is unknown." in lines
+    assert "p1: from token 2 on; it is unknown how close the two tokens were there." in lines
 
 
 def test_a_crowd_and_long_prompts_that_slow_it_down_are_told() -> None:
@@ -280,7 +280,7 @@ def test_a_crowd_and_long_prompts_that_slow_it_down_are_told() -> None:
         study.samples.append(Sample(study.prompts[0], *pair, context=context))
     lines = Diagnosis.of(study).advice()
     assert any(
-        line.startswith("From 8 requests at once on it is slower than the baseline: fewer slots") for line in lines
+        line.startswith("With 8 or more requests at once it is slower than the baseline: fewer slots") for line in lines
     )
     assert any("the speed-up is 50% smaller" in line for line in lines)
 

@@ -9,7 +9,7 @@ export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio
 export const KINDS = [
   ["a", "accepted", "The drafter proposed it and it passed the target's test."],
   ["r", "resampled", "A drafted token was rejected, so the target drew this one in its place."],
-  ["b", "bonus", "Every drafted token of the round passed, so the target's next token came for free."],
+  ["b", "bonus", "Every drafted token of the round passed, so the same pass gave the target's next token for free."],
   ["t", "target", "The target wrote it by itself: nothing was drafted for it."],
   ["x", "rejected", "The drafter proposed it, but it failed the test and was discarded."],
   ["u", "untested", "It came after the rejected token, or after the end, so it was discarded untested."],
@@ -19,20 +19,35 @@ const skeleton = document.createElement("template");
 skeleton.innerHTML = html;
 /** A fresh copy of a template. */
 export const clone = (id) => skeleton.content.getElementById(id).content.cloneNode(true);
-export const make = (tag, className, text) => {
+/** Text only ever becomes text nodes. */
+export const make = (tag, className = "", ...contents) => {
   const node = document.createElement(tag);
   if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
+  node.append(...contents);
   return node;
 };
+export const button = (className, text, act) => {
+  const node = Object.assign(make("button", className, text), { type: "button" });
+  node.addEventListener("click", act);
+  return node;
+};
+/** The elements of a copied template that have a name there. */
+export const parts = (root) => Object.fromEntries([...root.querySelectorAll("[data-part]")].map((node) => [node.dataset.part, node]));
 /** Text that is there already is left alone: a change is laid out, and read out where that is on. */
 export const put = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };
-export const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+export const number = (value, digits) => value?.toFixed(digits) ?? "–";
 /** How much is drafted in a round. A server does not say it. */
 export const draftSize = ({ k, tree }) => (k === null ? "" : tree && k !== "auto" ? `trees of ${k}` : `${tree ? "trees, " : ""}K ${k}`);
-export const percent = (value) => (value === null || value === undefined ? "–" : `${Math.round(value * 100)}%`);
+export const percent = (value) => (Number.isFinite(value) ? `${Math.round(value * 100)}%` : "–");
+/** A probability; null where it is not known. */
+export const share = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.0005 ? "<0.001" : value.toFixed(3));
+export const equals = (name, value) => `${name} = ${share(value)}`.replace("= <", "< ");
+export const said = JSON.stringify;
+export const line = (text) => text.replaceAll("\n", "↵"); // what breaks no line here
+export const many = (count, one, more = `${one}s`) => `${count} ${count === 1 ? one : more}`;
+export const millis = (seconds) => `${(seconds * 1000).toFixed(seconds < 0.01 ? 1 : 0)} ms`;
 
 /** The address of something that the server has besides Gradio's own. */
 export const address = (path) => new URL(window.gradio_config.root || "/", window.location.href).pathname.replace(/\/$/, "") + path;
@@ -64,6 +79,21 @@ export const listen = (run, take, lost) => {
   };
   return source;
 };
+
+/** What this browser keeps of a visitor's choices; null if it keeps nothing. */
+export const kept = (name) => {
+  try {
+    return localStorage.getItem(name);
+  } catch {
+    return null;
+  }
+};
+export const keep = (name, value) => {
+  try {
+    localStorage.setItem(name, value);
+  } catch {}
+};
+
 export const save = (text, name, type) => {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([text], { type }));

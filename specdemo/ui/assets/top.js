@@ -11,11 +11,10 @@ export const mountTop = (element, props, watch, trigger) => {
   if (shade) document.body.classList.toggle("dark", shade === "dark");
   const top = sd.clone("sd-top").firstElementChild;
   element.replaceChildren(top);
-  top.querySelector(".sd-dark").addEventListener("click", toggleDark);
-  top.querySelector(".sd-help").addEventListener("click", showHelp);
-  const retry = top.querySelector(".sd-retry");
+  const { dark, help, retry, progress, model, facts } = sd.parts(top);
+  dark.addEventListener("click", toggleDark);
+  help.addEventListener("click", showHelp);
   retry.addEventListener("click", () => trigger("retry"));
-  const [progress, model, facts] = [".sd-progress", ".sd-model", ".sd-facts"].map((name) => top.querySelector(name));
   page.showStatus = (status) => {
     page.status = status;
     const { stage, words, notes, fraction } = shown(status, props.titles);
@@ -107,21 +106,9 @@ export const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1
 
 const SHADE = "specdemo-shade";
 
-export const toggleDark = () => {
-  const dark = document.body.classList.toggle("dark");
-  try {
-    localStorage.setItem(SHADE, dark ? "dark" : "light");
-  } catch {} // a browser that keeps nothing
-};
+export const toggleDark = () => sd.keep(SHADE, document.body.classList.toggle("dark") ? "dark" : "light");
 
-const chosenShade = () => {
-  if (new URLSearchParams(window.location.search).has("__theme")) return null;
-  try {
-    return localStorage.getItem(SHADE);
-  } catch {
-    return null;
-  }
-};
+const chosenShade = () => (new URLSearchParams(window.location.search).has("__theme") ? null : sd.kept(SHADE));
 
 // --- help and keys
 
@@ -130,11 +117,7 @@ export const showHelp = () => {
   if (!dialog) {
     dialog = sd.clone("sd-help").firstElementChild;
     const list = dialog.querySelector(".sd-kinds");
-    for (const [code, name, words] of sd.KINDS) {
-      const term = sd.make("dt");
-      term.append(sd.make("span", `tok ${code}`, name));
-      list.append(term, sd.make("dd", "", words));
-    }
+    for (const [code, name, words] of sd.KINDS) list.append(sd.make("dt", "", sd.make("span", `tok ${code}`, name)), sd.make("dd", "", words));
     document.querySelector(".gradio-container").append(dialog);
   }
   if (dialog.open) return;
@@ -144,7 +127,7 @@ export const showHelp = () => {
 };
 
 const KEYS = { d: toggleDark, "?": showHelp };
-const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => page.race.hide.click(), n: () => page.race.show.next() };
+const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
 const raceShows = () => Boolean(page.race?.root.offsetParent); // and not another tab
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && event.target.closest?.("#prompt")) {

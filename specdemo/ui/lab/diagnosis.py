@@ -6,76 +6,62 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...studies.diagnosis import Diagnosis
-from ...studies.report import TABLES, facts, told
+from ...studies.report import TABLES, facts
 from .pictures import SHARE
-from .plots import Figure, Picture, Section, Table, bars, lines
+from .plots import Figure, Picture, Section, bars, lines, table
 
 Point = list[float | None]
 
 
 def of_diagnosis(found: Diagnosis) -> Picture:
     """The words and tables of the report, and plots."""
-    tables = [
-        Table(
-            title,
-            [heading for _, heading, _ in columns],
-            [[told(row[key], form) for key, _, form in columns] for row in getattr(found, name)],
-        )
-        for name, (title, _, columns) in TABLES.items()
+    whole = {"format": ",.0f"}
+    plots = [
+        lines(
+            "What passes at each position",
+            "Of the guesses that were tested there, and of all drafts: each guess is tested only if all before it "
+            "passed.",
+            {"label": "position in the draft", **whole},
+            {"label": "share accepted", **SHARE},
+            [
+                ("of those tested", _points(found.positions, "position", "conditional")),
+                ("of all drafts", _points(found.positions, "position", "unconditional")),
+            ],
+        ),
+        _kinds(found),
+        lines(
+            "Several requests at once",
+            "Tokens per second of all requests together, including their prompts and the waiting.",
+            {"label": "requests at once", **whole},
+            {"label": "tokens/s", "format": ".1f", "from": 0},
+            [
+                ("with speculation", _points(found.at_once, "at_once", "tokens_per_second")),
+                ("the baseline", _points(found.at_once, "at_once", "alone_tokens_per_second")),
+            ],
+        ),
+        lines(
+            "Longer prompts",
+            "The same questions, each after a long text of notes.",
+            {"label": "tokens of the prompt", **whole},
+            {"label": "times the baseline", "format": "times", "from": 0},
+            [("speed-up", _points(found.contexts, "prompt_tokens", "speed_up"))],
+            [(1, "the baseline")],
+        ),
     ]
-    plots = [_positions(found), _kinds(found), _at_once(found), _contexts(found)]
+    tables = [table(title, columns, getattr(found, name)) for name, (title, _, columns) in TABLES.items()]
     return [Section(found.verdict, [*found.advice(), *facts(found), *found.left_out], plots, tables)]
-
-
-def _positions(found: Diagnosis) -> Figure:
-    return lines(
-        "What passes at each position",
-        "Of the guesses that were tested there, and of all drafts: each guess is tested only if all before it passed.",
-        {"label": "position in the draft", "format": "whole"},
-        {"label": "share accepted", **SHARE},
-        [
-            ("of those tested", _points(found.positions, "position", "conditional")),
-            ("of all drafts", _points(found.positions, "position", "unconditional")),
-        ],
-    )
 
 
 def _kinds(found: Diagnosis) -> Figure:
     known = found.speed_up is not None
-    key, form = ("speed_up", "times") if known else ("tokens_per_round", "two")
+    key, form = ("speed_up", "times") if known else ("tokens_per_round", ".2f")
     rows = [
         {"name": row["kind"], "value": row[key].mean, "high": row[key].high, "low": row[key].low}
         for row in found.kinds
         if row[key] is not None
     ]
-    words = (
-        "Times the baseline, behind the prompt." if known else "Tokens a round: without a baseline no more is known."
-    )
+    words = "Times the baseline, after the prompt." if known else "Tokens per round: a speed-up needs a baseline."
     return bars("By kind of prompt", words, form, rows, whisker="95% confidence interval")
-
-
-def _at_once(found: Diagnosis) -> Figure:
-    return lines(
-        "Several requests at once",
-        "Tokens a second of all of them together, their prompts and the waiting included.",
-        {"label": "requests at once", "format": "whole"},
-        {"label": "tokens/s", "format": "one", "from": 0},
-        [
-            ("with speculation", _points(found.at_once, "at_once", "tokens_per_second")),
-            ("the baseline", _points(found.at_once, "at_once", "alone_tokens_per_second")),
-        ],
-    )
-
-
-def _contexts(found: Diagnosis) -> Figure:
-    return lines(
-        "Longer prompts",
-        "The same questions behind notes.",
-        {"label": "tokens of the prompt", "format": "whole"},
-        {"label": "times the baseline", "format": "times", "from": 0},
-        [("speed-up", _points(found.contexts, "prompt_tokens", "speed_up"))],
-        [(1, "the baseline")],
-    )
 
 
 def _points(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:

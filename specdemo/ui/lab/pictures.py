@@ -18,8 +18,8 @@ from .plots import Figure, Picture, Row, Section, bars, lines, table
 from .views import K_SWEEP
 
 DRAFT_LENGTH = "draft length K (tokens per round)"
-ROUNDS = {"label": DRAFT_LENGTH, "format": "whole"}
-SHARE = {"format": "percent", "from": 0, "to": 1}
+ROUNDS = {"label": DRAFT_LENGTH, "format": ",.0f"}
+SHARE = {"format": ".0%", "from": 0, "to": 1}
 
 
 # What things cost ------------------------------------------------------------------------------------------
@@ -33,16 +33,16 @@ def of_profile(summary: Mapping[str, list[dict[str, Any]]], k: int) -> Picture:
     plots = [
         lines(
             "What a pass over several tokens takes",
-            "As a multiple of a pass over one token. Flat is good: checking costs nothing. The whisker reaches to the "
-            "slowest tenth.",
-            {"label": "tokens in the pass", "format": "whole"},
+            "As a multiple of a pass over one token. Flat is good: checking costs nothing. The whisker ends where the "
+            "slowest tenth begins.",
+            {"label": "tokens in the pass", "format": ",.0f"},
             {"label": "times a pass over one", "format": "times", "from": 0},
             curves,
             [(1, "if checking were free")],
         ),
         bars(
             "One token, one drafted token",
-            "Milliseconds: a token written by a model alone, and a token drafted by each drafter.",
+            "Milliseconds for a token that a model writes alone, and for a token that each drafter drafts.",
             "ms",
             [
                 *(
@@ -59,19 +59,19 @@ def of_profile(summary: Mapping[str, list[dict[str, Any]]], k: int) -> Picture:
         ),
     ]
     times = [("mean_ms", "mean ms", "ms"), ("p50_ms", "median ms", "ms"), ("p90_ms", "p90 (ms)", "ms")]
-    speed = [("tokens_per_second", "tokens/s", "one"), *times, ("ttft_ms", "first token, ms", "ms")]
+    speed = [("tokens_per_second", "tokens/s", ".1f"), *times, ("ttft_ms", "first token, ms", "ms")]
     cost = [("ms_per_drafted_token", "ms per drafted token", "ms"), ("parallel", "all at once", "yes")]
-    cost += [("draft_cost", "a drafted token, or all at once, in target passes (c)", "percent1")]
+    cost += [("draft_cost", "a drafted token, or all at once, in target passes (c)", ".1%")]
     tables = [
         table("A token", [("model", "model", ""), *speed], summary["models"]),
         table(
             "A drafted token",
-            [("drafter", "drafter", ""), ("drafts", "drafts timed", "whole"), *cost],
+            [("drafter", "drafter", ""), ("drafts", "drafts timed", ",.0f"), *cost],
             summary["drafters"],
         ),
         table(
             "A pass",
-            [("model", "model", ""), ("tokens", "tokens", "whole"), *times, ("cost", "times one", "times")],
+            [("model", "model", ""), ("tokens", "tokens", ",.0f"), *times, ("cost", "times one", "times")],
             summary["passes"],
         ),
     ]
@@ -104,7 +104,7 @@ def of_theory(costs: theory.Costs, alpha: float, found: Explained | None = None)
         ),
         lines(
             "Acceptance rate that pays",
-            "Below the curve drafting is slower than the target alone, above it is faster.",
+            "Below the curve, drafting is slower than the target alone. Above it, drafting is faster.",
             ROUNDS,
             {"label": "acceptance rate", **SHARE},
             [("break-even", [[k, at] for k in ks if k and (at := theory.break_even(k, costs)) is not None])],
@@ -112,11 +112,11 @@ def of_theory(costs: theory.Costs, alpha: float, found: Explained | None = None)
         ),
     ]
     columns = [
-        ("k", "K", "whole"),
+        ("k", "K", ",.0f"),
         ("ideal_speedup", "speed-up if all pass and checking is free", "times3"),
         ("verify_cost", "a checking pass takes", "times"),
-        ("break_even_alpha", "break-even alpha", "three"),
-        ("expected_tokens", "tokens a round", "two"),
+        ("break_even_alpha", "break-even alpha", ".3f"),
+        ("expected_tokens", "tokens a round", ".2f"),
         ("speedup", "speed-up", "times3"),
     ]
     rows = table("For each K", columns, theory.table(costs, alpha))
@@ -179,14 +179,14 @@ def of_sweep(plan: sweep.Plan, runs: Sequence[sweep.Run], vary: str) -> Picture:
             "label": DRAFT_LENGTH if axis == "k" else "temperature",
             "ticks": [f"{at:g}" for at in places],
         }
-        return lines(title, words, x, {"format": "one", "from": 0, **y}, series, rules)
+        return lines(title, words, x, {"format": ".1f", "from": 0, **y}, series, rules)
 
     share = {"label": "share of drafted tokens", **SHARE}
     plots = [
         plot(
             "Speed-up",
-            "Over the target alone on the same prompt, behind the prompt: the geometric mean. Whiskers: 95% confidence "
-            "interval over prompts.",
+            "Compared with the target alone on the same prompt, after the prompt: geometric mean. Whiskers: 95% "
+            "confidence interval over prompts.",
             "speedup",
             {"label": "times the target alone", "format": "times"},
             rules=[(1, "the target alone")],
@@ -197,14 +197,14 @@ def of_sweep(plan: sweep.Plan, runs: Sequence[sweep.Run], vary: str) -> Picture:
     ]
     columns = [
         ("category", "prompts", ""),
-        ("temperature", "T", "number"),
+        ("temperature", "T", ".3g"),
         ("drafter", "drafter", ""),
-        ("k", "K", "whole"),
-        ("runs", "texts", "whole"),
+        ("k", "K", ",.0f"),
+        ("runs", "texts", ",.0f"),
         ("speedup", "speed-up", "times"),
-        ("tokens_per_second", "tokens/s", "one"),
-        ("acceptance_rate", "acceptance rate", "percent"),
-        ("draft_efficiency", "draft efficiency", "percent"),
+        ("tokens_per_second", "tokens/s", ".1f"),
+        ("acceptance_rate", "acceptance rate", ".0%"),
+        ("draft_efficiency", "draft efficiency", ".0%"),
     ]
     words = [row["sentence"] for row in sweep.best_k(runs)] if axis == "k" else list(_temperature_words(rows))
     over = "prompts" if len(plan.prompts) > len(categories) else "seeds"  # see `sweep.summarise`
@@ -247,11 +247,11 @@ def of_domains(counts: domains.Counts, left_out: Sequence[str] = ()) -> Picture:
             for row in rows
             if row["by"] == by and row["tested"]
         ]
-        plots.append(bars(title, words, "percent", counted, whisker="95% confidence interval over texts"))
+        plots.append(bars(title, words, ".0%", counted, whisker="95% confidence interval over texts"))
     columns = [("by", "by", ""), ("name", "group", "")]
-    columns += [(name, name, "whole") for name in ("drafted", "tested", "accepted")]
-    columns += [("acceptance_rate", "acceptance rate", "percent"), ("draft_efficiency", "draft efficiency", "percent")]
-    told = counts.in_words() or ["Too few drafted tokens so far to tell."]
+    columns += [(name, name, ",.0f") for name in ("drafted", "tested", "accepted")]
+    columns += [("acceptance_rate", "acceptance rate", ".0%"), ("draft_efficiency", "draft efficiency", ".0%")]
+    told = counts.in_words() or ["There are too few drafted tokens so far."]
     told += [f"Left out, since this model cannot read all their characters: {', '.join(left_out)}."] if left_out else []
     return [Section("", told, plots, [table("Counts", columns, rows)])]
 
@@ -263,10 +263,10 @@ def of_greedy(checks: Sequence[greedy.GreedyCheck]) -> Section:
     columns = [
         ("prompt_id", "prompt", ""),
         ("text", "compared with the target alone", ""),
-        ("tokens", "tokens", "whole"),
+        ("tokens", "tokens", ",.0f"),
         ("identical", "the same", "yes"),
-        ("first_difference", "the same until token", "whole"),
-        ("margin", "tokens apart there", "three"),
+        ("first_difference", "the same until token", ",.0f"),
+        ("margin", "tokens apart there", ".3f"),
         ("near_tie", "near-tie", "yes"),
     ]
     rows: list[dict[str, Any]] = []
@@ -279,7 +279,7 @@ def of_greedy(checks: Sequence[greedy.GreedyCheck]) -> Section:
     plot = bars(
         "Texts that are the target's own",
         "Token for token, as the target alone writes them.",
-        "percent",
+        ".0%",
         rows,
         whisker="with those that part at a near-tie, which rounding decides",
     )
@@ -293,20 +293,20 @@ def of_exact(drafts: Sequence[lossless.DraftOnPaper], broken: str) -> Section:
     plot = lines(
         "The chance that a drafted token passes",
         "What the drafter's and the target's probabilities have in common, at every drafted token of one text.",
-        {"label": "drafted token, along the text", "format": "whole"},
+        {"label": "drafted token, along the text", "format": ",.0f"},
         {"label": "chance", **SHARE},
         [("p and q in common", points)],
     )
     verdict, *words = lossless.exact_in_words(drafts)
-    columns = [("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", "two")]
+    columns = [("rule", "verification rule", ""), ("accepted", "tokens accepted of a draft, on average", ".2f")]
     rows = [{"rule": name, "accepted": mean} for name, mean in lossless.accepted_means(drafts).items()]
     told = table("What each rule accepts of these drafts", columns, rows)
     columns = [
         ("rule", "rule for the children of a token", ""),
-        ("children", "children, the drafter's likeliest", "whole"),
-        ("accepted", "one is accepted", "percent"),
-        ("off", "total variation from p, mean", "three"),
-        ("worst", "at worst", "three"),
+        ("children", "children, the drafter's likeliest", ",.0f"),
+        ("accepted", "one is accepted", ".0%"),
+        ("off", "total variation from p, mean", ".3f"),
+        ("worst", "at worst", ".3f"),
     ]
     means = lossless.children_means(drafts)
     branched = table("If drafts branched here: two sound rules, and one that is wrong", columns, means)
@@ -319,22 +319,22 @@ def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], st
     def curve(read: Callable[[lossless.Sampled], float | None]) -> list[list[float]]:
         return [[sampled.rounds, value] for sampled in history if (value := read(sampled)) is not None]
 
-    rounds = {"label": "samples", "format": "whole"}
+    rounds = {"label": "samples", "format": ",.0f"}
     plots = [
         bars(
             "The likeliest first tokens",
-            "How often each came, beside how often the target alone would say it.",
-            "percent1",
+            "How often each token came, and the target's own probability of it.",
+            ".1%",
             [_likely(likely, last.rounds, text_of(likely.token_id)) for likely in last.likeliest],
             mark="the target's own probability",
             whisker="95% confidence interval",
         ),
         lines(
             "How far off the frequencies are",
-            "Total variation: half the sum of all differences. The right rule falls together with samples of the "
-            "target itself, a broken one stays above.",
+            "Total variation: half the sum of all differences. A correct rule falls together with samples of the "
+            "target itself. A broken rule stays above them.",
             rounds,
-            {"label": "total variation", "format": "three", "from": 0},
+            {"label": "total variation", "format": ".3f", "from": 0},
             [
                 ("with the drafter", curve(lambda sampled: sampled.tests[0].distances.total_variation)),
                 ("the target itself, sample 1", curve(lambda sampled: sampled.tests[0].floor[0].total_variation)),
@@ -343,7 +343,7 @@ def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], st
         ),
         lines(
             "Could that be chance?",
-            "How often a fair sample is at least this far off (chi-square test). Below the dotted line a "
+            "How often a fair sample is at least this far off (chi-square test). Below the dotted line, a "
             "difference is not chance.",
             rounds,
             {"label": "p-value", "format": "p", "log": True, "from": 1e-12, "to": 1},
@@ -355,14 +355,14 @@ def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], st
         ),
     ]
     columns = [
-        ("tokens", "tokens", "whole"),
-        ("cells", "outcomes", "whole"),
-        ("total_variation", "total variation", "three"),
-        ("kl", "KL, nats", "three"),
-        ("jensen_shannon", "Jensen-Shannon, nats", "three"),
+        ("tokens", "tokens", ",.0f"),
+        ("cells", "outcomes", ",.0f"),
+        ("total_variation", "total variation", ".3f"),
+        ("kl", "KL, nats", ".3f"),
+        ("jensen_shannon", "Jensen-Shannon, nats", ".3f"),
         ("floor", "total variation of the target's own samples", ""),
         ("p_value", "p-value", "p"),
-        ("smallest_caught", "smallest total variation caught in 95% of such runs", "three"),
+        ("smallest_caught", "smallest total variation caught in 95% of such runs", ".3f"),
     ]
     rows = [
         {**asdict(test), **asdict(test.distances)}

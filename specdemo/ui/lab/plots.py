@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -25,23 +26,17 @@ NAME_LETTERS = 27  # in a line beside a bar
 VALUE_WIDTH = 62  # px for the number behind it
 LINE, APART, AROUND = 17, 12, 24  # px of a line of a name, between two bars, and above and below all of them
 SIGNED = {True: "var(--sd-s2)", False: "var(--sd-s1)"}
-FORMATS: dict[str, Callable[[Any], str]] = {
-    "": str,
-    "number": lambda value: f"{value:.3g}",
-    "whole": lambda value: f"{value:,.0f}",
-    "one": lambda value: f"{value:.1f}",
-    "two": lambda value: f"{value:.2f}",
-    "three": lambda value: f"{value:.3f}",
+FORMATS: dict[str, Callable[[Any], str]] = {  # besides those of Python, which mean the same to Vega's axes
     "ms": lambda value: f"{value:.{3 if value < 1 else 2 if value < 100 else 0}f}",
     "times": lambda value: f"{value:.2f}×",
     "times3": lambda value: f"{value:.3f}×",
-    "percent": lambda value: f"{value:.0%}",
-    "percent1": lambda value: f"{value:.1%}",
     "p": lambda value: f"{value:.0e}" if 0 < value < 0.001 else f"{value:.2g}",
     "yes": lambda value: "✓ yes" if value else "✗ no",
 }
-AXIS = {"times": "format(datum.value, '.2f') + '×'", "percent": "format(datum.value, '.0%')"}  # expressions of Vega
-AXIS |= {"three": "format(datum.value, '.3f')", "p": "datum.value < 0.001 ? format(datum.value, '.0e') : datum.value"}
+AXIS = {  # expressions of Vega
+    "times": "format(datum.value, '.2f') + '×'",
+    "p": "datum.value < 0.001 ? format(datum.value, '.0e') : datum.value",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +71,14 @@ Picture = Sequence[Section | None]
 
 
 def told(value: Any, form: str = "") -> str:
-    """A value in words; a `Spread` with its interval, and a dash for what there is not."""
+    """A value in words; a `Spread` with its interval, and a dash for what there is not.
+
+    The format is one of Python's or of `FORMATS`; those of `studies.report` that end in a bar draw none here.
+    """
     if value is None:
         return "–"
     if not isinstance(value, Spread):
-        return FORMATS[form](value)
+        return FORMATS[form](value) if form in FORMATS else f"{value:{form.rstrip('|')}}"
     return told(value.mean, form) + _between(value.low, value.high, form, " ({} to {})")
 
 
@@ -117,7 +115,7 @@ def lines(
         for at, value, *reach in points:
             low, high = reach or (None, None)
             low = value if low is None else low
-            where = ticks[int(at or 0)] if ticks else told(at, x.get("format", "whole"))
+            where = ticks[int(at or 0)] if ticks else told(at, x.get("format", ",.0f"))
             what = f"{told(value, y['format'])}{_between(low, high, y['format'])}"
             aside = (at or 0) + apart * (place - (len(series) - 1) / 2)
             dots.append({"x": aside, "y": value, "low": low, "high": high, "name": name})
@@ -147,9 +145,7 @@ def lines(
         return alt.Scale(domain=names, range=[*values, *[rule] * more])
 
     colour = alt.Color("name:N", scale=scale([COLOURS[place] for _, place in styles], INK), legend=legend)
-    dashes = dict(zip(names, [*(DASHES[shape] for shape, _ in styles), *[RULE_DASH] * more], strict=True))
-    tests = [{"test": f"datum.name == {json.dumps(name)}", "value": value} for name, value in dashes.items()]
-    dash = alt.StrokeDashValue([1, 0], condition=tests)
+    dash = alt.StrokeDash("name:N", scale=scale([DASHES[shape] for shape, _ in styles], RULE_DASH), legend=None)
     shape = alt.Shape("name:N", scale=scale([MARKERS[shape] for shape, _ in styles], "stroke"), legend=legend)
     named = {"values": list(range(len(ticks or ()))), "labelExpr": f"{json.dumps(ticks)}[datum.value]"}
     across = named if ticks else {"format": ",d", "tickMinStep": 1}
@@ -157,8 +153,8 @@ def lines(
         "x:Q", title=x["label"], axis=alt.Axis(grid=False, **across), scale=alt.Scale(domain=list(ends), nice=False)
     )
     kind = {"type": "log"} if y.get("log") else {}
-    expression = AXIS.get(y["format"])
-    labels = {"labelExpr": expression} if expression else {}
+    form = y["format"]
+    labels = {"labelExpr": AXIS[form]} if form in AXIS else {"format": form} if form in (".0%", ".3f") else {}
     upright = {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleY": -12, "titleX": -44}
     vertical = alt.Y(
         "y:Q",
@@ -170,13 +166,7 @@ def lines(
     base = alt.Chart(alt.Data(values=values)).encode(horizontal)
     layers = [base.mark_line(strokeWidth=2.2).encode(vertical, colour, dash, detail="name:N")]
     if any(dot["high"] is not None for dot in dots):
-        reaches = base.transform_filter("isValid(datum.high)").encode(colour)
-        layers.append(reaches.mark_rule(clip=True, strokeWidth=1.4, opacity=0.8).encode(alt.Y("low:Q"), alt.Y2("high")))
-        for end in ("low", "high"):
-            caps = reaches.transform_filter(f"datum.{end} <= {domain[1]}")
-            layers.append(
-                caps.mark_tick(orient="horizontal", size=8, thickness=1.4, opacity=0.8).encode(alt.Y(f"{end}:Q"))
-            )
+        layers += _whiskers(base.encode(colour), alt.Y, alt.Y2("high"), domain[1], clip=True, opacity=0.8)
     size = 22 if max(len(points) for _, points in series) > CROWD else 60
     layers.append(
         base.transform_filter("isValid(datum.told)")
@@ -251,12 +241,7 @@ def bars(title: str, words: str, form: str, rows: Iterable[Row], mark: str = "",
     )
     key = []
     if any(row.get("high") is not None for row in shown):
-        reach = base.transform_filter("isValid(datum.high)")
-        layers.append(reach.mark_rule(strokeWidth=2, color=INK).encode(alt.X("low:Q", **along), alt.X2("high")))
-        for end in ("low", "high"):
-            layers.append(
-                reach.mark_tick(orient="vertical", size=12, thickness=2, color=INK).encode(alt.X(f"{end}:Q", **along))
-            )
+        layers += _whiskers(base, partial(alt.X, **along), alt.X2("high"), domain[1], color=INK)
         key += [f"├─┤ {whisker}"] * bool(whisker)
     if any(row.get("mark") is not None for row in shown):
         marked = base.transform_filter("isValid(datum.mark)").mark_point(
@@ -275,6 +260,15 @@ def bars(title: str, words: str, form: str, rows: Iterable[Row], mark: str = "",
         "\n".join([words, *key]),
         _json(alt.layer(*layers), f"{title}. {spoken}", len(shown) * row_height + AROUND),
     )
+
+
+def _whiskers(base: alt.Chart, along: Any, high: Any, top: float, **look: Any) -> list[alt.Chart]:
+    """From `low` to `high` of the values that have them, with caps except beyond the `top` of the axis."""
+    reaches = base.transform_filter("isValid(datum.high)")
+    caps = [reaches.transform_filter(f"datum.{end} <= {top}").encode(along(f"{end}:Q")) for end in ("low", "high")]
+    orient = "horizontal" if along is alt.Y else "vertical"
+    ticks = [cap.mark_tick(orient=orient, size=10, thickness=1.6, **look) for cap in caps]
+    return [reaches.mark_rule(strokeWidth=1.6, **look).encode(along("low:Q"), high), *ticks]
 
 
 def _json(chart: alt.LayerChart, spoken: str, height: int = HEIGHT) -> str:

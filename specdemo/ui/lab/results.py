@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ SLOTS: dict[str, list[tuple[list[str], int]]] = {  # for each section of a view:
     "theory": [([LINES, LINES], 1), ([BARS, LINES], 0)],
     "sweep": [([LINES] * 4, 1)],
     "domains": [([BARS] * 3, 1)],
-    "lossless": [([BARS], 1), ([LINES], 0), ([BARS, LINES, LINES], 1)],
+    "lossless": [([BARS], 1), ([LINES], 2), ([BARS, LINES, LINES], 1)],
     "doctor": [([LINES, BARS, LINES, LINES], 5)],
 }
 
@@ -31,16 +30,12 @@ def plain(text: str) -> str:
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
 
 
-@dataclass(frozen=True)
 class _Figure:
-    column: gr.Column
-    words: gr.Markdown
-    plot: gr.Plot
-
-    @classmethod
-    def add(cls, kind: str) -> _Figure:
-        with gr.Column(visible=False, elem_classes=["lab-figure", kind]) as column:
-            return cls(column, gr.Markdown(latex_delimiters=[]), gr.Plot(show_label=False, container=False))
+    def __init__(self, kind: str) -> None:
+        with gr.Column(visible=False, elem_classes=["lab-figure", kind]) as self.column:
+            self.words = gr.Markdown(latex_delimiters=[])
+            self.plot = gr.Plot(show_label=False, container=False)
+        self.parts = [self.column, self.words, self.plot]
 
     def update(self, figure: Figure | None) -> Updates:
         if figure is None or not figure.plot:
@@ -50,27 +45,15 @@ class _Figure:
         return {self.column: gr.update(visible=True), self.words: words, self.plot: drawn}
 
 
-@dataclass(frozen=True)
 class _Section:
-    column: gr.Column
-    words: gr.Markdown
-    figures: list[_Figure]
-    tables: list[tuple[gr.Accordion, gr.Dataframe]]
-
-    @classmethod
-    def add(cls, figures: list[str], tables: int) -> _Section:
-        with gr.Column(visible=False, elem_classes="lab-section") as column:
-            words = gr.Markdown(latex_delimiters=[])
+    def __init__(self, figures: list[str], tables: int) -> None:
+        with gr.Column(visible=False, elem_classes="lab-section") as self.column:
+            self.words = gr.Markdown(latex_delimiters=[])
             with gr.Row(elem_classes="lab-figures"):
-                drawn = [_Figure.add(kind) for kind in figures]
-            return cls(column, words, drawn, [_add_table() for _ in range(tables)])
-
-    def parts(self) -> Iterator[Any]:
-        yield from (self.column, self.words)
-        for figure in self.figures:
-            yield from (figure.column, figure.words, figure.plot)
-        for table in self.tables:
-            yield from table
+                self.figures = [_Figure(kind) for kind in figures]
+            self.tables = [_Table() for _ in range(tables)]
+        shown: list[_Figure | _Table] = [*self.figures, *self.tables]
+        self.parts = [self.column, self.words, *(part for one in shown for part in one.parts)]
 
     def update(self, section: Section | None) -> Updates:
         if section is None:
@@ -79,35 +62,37 @@ class _Section:
         words += [f"**{plain(section.verdict)}**"] * bool(section.verdict)
         words += ["\n".join(f"- {plain(line)}" for line in section.words)]
         updates: Updates = {self.column: gr.update(visible=True), self.words: "\n\n".join(words)}
-        for shown, figure in zip_longest(self.figures, section.figures):
-            updates |= shown.update(figure)
-        for (fold, frame), table in zip(self.tables, [*section.tables, *[None] * len(self.tables)], strict=False):
-            updates |= _table(fold, frame, table)
-        return updates
+        return updates | _updates(self.figures, section.figures) | _updates(self.tables, section.tables)
 
 
-def _add_table() -> tuple[gr.Accordion, gr.Dataframe]:
-    with gr.Accordion("Table", open=False, visible=False) as fold:
-        return fold, gr.Dataframe(interactive=False, wrap=True, max_height=460, show_label=False, buttons=[])
+class _Table:
+    def __init__(self) -> None:
+        with gr.Accordion("Table", open=False, visible=False) as self.fold:
+            self.frame = gr.Dataframe(interactive=False, wrap=True, max_height=460, show_label=False, buttons=[])
+        self.parts = [self.fold, self.frame]
+
+    def update(self, table: Table | None) -> Updates:
+        if table is None or not table.rows:
+            return {self.fold: gr.update(visible=False)}
+        shown = {"headers": table.headers, "data": table.rows}
+        return {self.fold: gr.update(visible=True, label=table.title), self.frame: shown}
 
 
-def _table(fold: gr.Accordion, frame: gr.Dataframe, table: Table | None) -> Updates:
-    if table is None or not table.rows:
-        return {fold: gr.update(visible=False)}
-    return {fold: gr.update(visible=True, label=table.title), frame: {"headers": table.headers, "data": table.rows}}
+def _updates(parts: Sequence[Any], shown: Sequence[Any]) -> Updates:
+    """What changes; parts that nothing is left for are hidden."""
+    updates: Updates = {}
+    for part, one in zip_longest(parts, shown):
+        updates |= part.update(one)
+    return updates
 
 
 class Results:
     """The parts of one view, added to the page that is being built."""
 
     def __init__(self, view: str) -> None:
-        self.sections = [_Section.add(figures, tables) for figures, tables in SLOTS[view]]
-
-        self.parts = [part for section in self.sections for part in section.parts()]
+        self.sections = [_Section(figures, tables) for figures, tables in SLOTS[view]]
+        self.parts = [part for section in self.sections for part in section.parts]
 
     def update(self, picture: Picture) -> Updates:
-        """What a picture changes; sections that it has not are hidden."""
-        updates: Updates = {}
-        for shown, section in zip_longest(self.sections, picture):
-            updates |= shown.update(section)
-        return updates
+        """What a picture changes."""
+        return _updates(self.sections, picture)

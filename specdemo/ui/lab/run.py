@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any
 
 from ...drafters.names import drafter_class
-from ...system.progress import Stopped, attended
 from ..engine import Engine, EngineTrouble, Said
 from ..jobs import Job
 from .views import View
@@ -83,12 +82,7 @@ class LabRun(Job):
         began = pictured = time.monotonic()
         yield 0.0, "Warming up"
         whole = False
-        with (
-            suppress(Stopped),
-            self._limited(),
-            closing(study.run()) as steps,  # type: ignore[type-var]
-            attended(self.stop.is_set),
-        ):
+        with self._limited(), closing(study.run()) as steps:  # type: ignore[type-var]
             for words in steps:
                 now = time.monotonic()
                 if self.stop.is_set():

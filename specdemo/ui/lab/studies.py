@@ -116,6 +116,7 @@ class Theory(Study):
         super().__init__(loaded, asked)
         self.timings: list[profile.Timing] = []
         self.entries: list[Entry] = []
+        self.costs: theory.Costs | None = None
         self.explained: Explained | None = None
         self.nothing = ""  # why there is nothing to show
         self.steps = profile.steps(loaded, [asked["drafter"]], REPEATS) + 1
@@ -133,43 +134,39 @@ class Theory(Study):
         self.done += 1
         with suppress(BadInput):  # nothing was tested
             self.explained = explain_race(self.entries, drafter)
-        if self.costs() is None:
+            self.costs = profile.costs(profile.summarise(self.timings), drafter)
+        if self.costs is None:
             self.nothing = (
                 f"The drafter {drafter} drafted too little in this text to time it and to see what passes. Choose "
                 "another prompt, or another drafter."
             )
         yield "Comparing"
 
-    def costs(self) -> theory.Costs | None:
-        """What was measured, once all is."""
-        return profile.costs(profile.summarise(self.timings), self.asked["drafter"]) if self.explained else None
-
     def picture(self) -> Picture:
-        if self.nothing:
-            return [Section(self.nothing)]
-        costs = self.costs()
-        return pictures.of_theory(costs, self.explained.alpha, self.explained) if costs and self.explained else []
+        if self.costs and self.explained:
+            return pictures.of_theory(self.costs, self.explained.alpha, self.explained)
+        return [Section(self.nothing)] if self.nothing else []
 
     def rows(self) -> list[dict[str, Any]]:
-        costs = self.costs()
-        return [dict(row) for row in theory.table(costs, self.explained.alpha)] if costs and self.explained else []
+        if self.costs and self.explained:
+            return [dict(row) for row in theory.table(self.costs, self.explained.alpha)]
+        return []
 
     def result(self) -> dict[str, Any]:
-        costs = self.costs()
-        found = {"passes": costs.passes, "parallel": costs.parallel} if costs else {}
+        found = {"passes": self.costs.passes, "parallel": self.costs.parallel} if self.costs else {}
         return {**super().result(), **self.values(), **found, "race": self.explained}
 
     def values(self) -> dict[str, Any]:
-        costs = self.costs()
-        if costs is None or self.explained is None:
+        if not (self.costs and self.explained):
             return {}
         passes = profile.summarise(self.timings)["passes"]
         one = next(row["p50_ms"] for row in passes if (row["model"], row["tokens"]) == (profile.TARGET, 1))
-        return _numbers(costs.draft, one, self.explained.alpha)
+        return _numbers(self.costs.draft, one, self.explained.alpha)
 
     def measured(self) -> Measured | None:
-        costs = self.costs()
-        return Measured(self.values(), costs.passes, costs.parallel, self.explained) if costs else None
+        if not self.costs:
+            return None
+        return Measured(self.values(), self.costs.passes, self.costs.parallel, self.explained)
 
 
 class Sweep(Study):

@@ -174,14 +174,14 @@ class ViewTab:
             status = self.engine.status
             return (status.preset == name and status.unavailable) or {}
 
-        def begin(name: Any) -> Any:
-            """A preset was chosen: each begins as that has it."""
-            return listed([offer(field, self.engine, name, missing(name)) for field in fields])
-
-        def keep(name: Any, *chosen: Any) -> Any:
+        def keep(name: Any, *chosen: Any) -> Updates:
             """It is known what the preset can use: what was chosen stays where it can be used."""
-            pairs = zip(fields, chosen, strict=True)
-            return listed([offer(field, self.engine, name, missing(name), value) for field, value in pairs])
+            shown = zip(controls, fields, chosen, strict=True)
+            return {part: offer(field, self.engine, name, missing(name), value) for part, field, value in shown}
+
+        def begin(name: Any) -> Updates:
+            """A preset was chosen: each begins as that has it."""
+            return keep(name, *[None] * len(controls))
 
         preset.change(begin, preset, controls, preprocess=False, queue=False, **QUIET)
         top.able(keep, [preset, *controls], controls, preprocess=False, queue=False, **QUIET)
@@ -231,10 +231,6 @@ def at_once(changes: Changes) -> dict[str, Any]:
 
 def failed(sentence: str) -> str:
     return f"{escape(sentence)}</p><i></i>"
-
-
-def listed(updates: list[Any]) -> Any:
-    return updates if len(updates) != 1 else updates[0]
 
 
 def _controls(view: View, engine: Engine) -> Iterator[tuple[str, Any]]:

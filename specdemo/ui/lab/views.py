@@ -104,8 +104,8 @@ class View:
         return {name: value for name, value in asked.items() if name not in secret}
 
 
-def _k(value: int) -> Field:
-    return Field("k", "Draft length K (tokens per round)", "whole", value, 1, MAX_K)
+def _k(value: int, group: str = "") -> Field:
+    return Field("k", "Draft length K (tokens per round)", "whole", value, 1, MAX_K, group=group)
 
 
 def _temperature(value: float, low: float = 0.0) -> Field:
@@ -120,8 +120,8 @@ TRY, MEASURE = "Numbers to try", "Or measure them here"
 PROFILE = View(
     "profile",
     "What things cost",
-    "Drafting pays if a drafted token is cheap, and if checking many at once takes hardly longer than writing one. "
-    "This times both on the server: a pass of the target over 1 to 17 tokens, and a draft of each drafter.",
+    "Drafting pays off if a drafted token is cheap and if checking many tokens takes hardly longer than writing one. "
+    "This view measures both on the server: a pass of the target over 1 to 17 tokens, and a draft of each drafter.",
     (
         Field("drafters", "Drafters", "drafters", "all"),
         _k(4),
@@ -132,25 +132,26 @@ PROFILE = View(
 THEORY = View(
     "theory",
     "What to expect",
-    "How much faster could it be? Three numbers decide: how long a drafted token takes, how long a pass of the target "
-    "takes, and how often a drafted token passes (alpha). Change them and see what theory promises for each K. Then "
-    "measure, and see how far the real run is from it, and why.",
+    "How much faster can it be? Three numbers decide: how long a drafted token takes, how long a pass of the target "
+    "takes, and how often a drafted token passes (alpha). Change them to see what the theory predicts for each K. Then "
+    "measure, to see how far a real run is from the prediction, and why.",
     (
         Field("draft_ms", "One drafted token takes, ms", "number", 1.0, 0, 10_000, group=TRY),
         Field("target_ms", "One pass of the target takes, ms", "number", 30.0, 0.001, 10_000, group=TRY),
         Field("alpha", "Acceptance rate, alpha", "number", 0.6, 0, 1, group=TRY),
         Field("drafter", "Drafter", "drafter", group=MEASURE),
-        Field("k", "Draft length K (tokens per round)", "whole", 4, 1, MAX_K, group=MEASURE),
+        _k(4, MEASURE),
         Field("prompt", "Prompt", "text", "Write a Python function that reverses a string.", group=MEASURE),
     ),
     run="Measure",
 )
+SEEDS = "One is enough at temperature 0: the text never varies."
 SWEEP = View(
     "sweep",
     "Which K, which temperature",
-    "A longer draft can win more, but each of its tokens costs time, and a rejected one discards the rest. Higher "
-    "temperatures make the target itself less predictable. This writes the same texts again and again, on easy prompts "
-    "(lists, counting) and on hard ones (stories), and shows what was fastest. The answer can be: do not speculate.",
+    "A longer draft can gain more, but each of its tokens costs time, and a rejected token discards the rest. Higher "
+    "temperatures make the target less predictable. This view writes the same texts with each setting, on easy prompts "
+    "(lists, counting) and hard ones (stories), and shows what was fastest. The answer can be: do not speculate.",
     (
         Field(
             "vary",
@@ -163,18 +164,15 @@ SWEEP = View(
         Field("k", "K, if the temperature varies", "whole", 4, 1, MAX_K),
         Field("temperature", "Temperature, if K varies", "number", 0.0, 0, 2),
         Field("prompts", "Prompts of each category", "whole", 4, 1, 4),
-        Field(
-            *("seeds", "Samples per prompt", "whole", 1, 1, 10),
-            info="One is enough at temperature 0: the text never varies.",
-        ),
+        Field("seeds", "Samples per prompt", "whole", 1, 1, 10, info=SEEDS),
         NEW_TOKENS,
     ),
 )
 DOMAINS = View(
     "domains",
     "Where drafts pass",
-    "A drafter is good at some texts and bad at others. This writes texts of eight categories and counts which drafted "
-    "tokens pass: by category, by kind of token, and by position in the draft.",
+    "A drafter is good at some texts and bad at others. This view writes texts of eight categories and counts which "
+    "drafted tokens pass: by category, by kind of token, and by position in the draft.",
     (
         DRAFTER,
         _k(4),
@@ -186,15 +184,15 @@ DOMAINS = View(
 LOSSLESS = View(
     "lossless",
     "Is it lossless?",
-    "Does drafting change what the model says? Three checks. At temperature 0 every text must be the target's "
-    "own, token for token. Above 0 the chances of every next token must be the target's own: once worked out on paper "
-    "from the model's probabilities, once by sampling thousands of rounds. Pick a broken rule and watch the "
-    "test catch it.",
+    "Does drafting change what the model says? Three checks answer. At temperature 0 every text must be the target's "
+    "own, token for token. Above 0 the probabilities of every next token must be the target's own. They are first "
+    "computed from the model's probabilities, then estimated by sampling thousands of rounds. Pick a broken rule and "
+    "watch the test catch it.",
     (
         DRAFTER,
         Field("rule", "Verification rule", "choice", MATCH, choices={MATCH: "Match", REJECTION: "Rejection sampling"}),
         Field("broken", "Broken rule of the samples", "list", "", choices={"": "None: the rule above", **DESCRIPTIONS}),
-        Field("k", "Draft length K (tokens per round)", "whole", 2, 1, MAX_K),
+        _k(2),
         _temperature(1.0, 0.05),
         Field("rounds", "Samples", "whole", 1600, 0, 20_000),
         Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24),
@@ -202,28 +200,22 @@ LOSSLESS = View(
     ),
 )
 SERVERS, PRESET, BOUNDS = "Your servers", "Or the preset", "How much"
+BASELINE = "Without it, there is no speed-up to tell."
 DOCTOR = View(
     "doctor",
     "Does it pay?",
-    "Speculation is on, and it is not faster: why? This examines a server that you run, or else the preset: what is "
-    "accepted at each position, what a round costs, the speed-up over eight kinds of prompts, with several requests at "
-    "once and with longer prompts. It says which setting to change, and whether the text stays the same.",
+    "Speculation is on, and it is not faster: why? This view examines a server that you run, or the preset: what is "
+    "accepted at each position, what a round costs, and the speed-up over eight kinds of prompts, with many requests "
+    "at once and with longer prompts. It says which setting to change and whether the text stays the same.",
     (
         Field("server", "Address of the server", "address", "", info="Such as http://127.0.0.1:8080", group=SERVERS),
         Field("server_key", "Its API key", "key", "", group=SERVERS),
-        Field(
-            "baseline",
-            "The same server without speculation",
-            "address",
-            "",
-            info="Without it no speed-up is known.",
-            group=SERVERS,
-        ),
+        Field("baseline", "The same server without speculation", "address", "", info=BASELINE, group=SERVERS),
         Field("baseline_key", "Its API key", "key", "", group=SERVERS),
         Field("drafter", "Drafter", "drafter", group=PRESET),
-        Field("k", "Draft length K (tokens per round)", "whole", 4, 1, MAX_K, group=PRESET),
+        _k(4, PRESET),
         Field("prompts", "Prompts of each kind", "whole", 1, 1, 3, group=BOUNDS),
-        Field("max_new_tokens", "Tokens of each text", "whole", 48, 8, 512, group=BOUNDS),
+        replace(NEW_TOKENS, group=BOUNDS),
         Field("at_once", "Requests at once, at most", "whole", 4, 0, 16, info="0 leaves them out.", group=BOUNDS),
         Field("context", "Longest prompt, tokens", "whole", 1024, 0, 4096, info="0 leaves it out.", group=BOUNDS),
     ),

@@ -11,8 +11,8 @@ const FIGURES = [
 ];
 const LANES = [["plain", "alone"], ["drafted", "drafted"]];
 const TABLE = [
-  ["Speed-up", (stats, ratio) => (ratio ? `${ratio.toFixed(2)}×` : "–")],
-  ["Passes", ({ passes }) => passes],
+  ["Speed\u2011up", (stats, ratio) => (ratio ? `${ratio.toFixed(2)}×` : "–")],
+  ["Passes", ({ passes }) => String(passes)],
   ["Tokens/s", ({ tokens_per_second: rate }) => sd.number(rate, 1)],
   ["Acceptance rate", ({ acceptance_rate: rate }) => sd.percent(rate)],
   ["Tokens per round", ({ tokens_per_round: tokens }, ratio) => (ratio ? sd.number(tokens, 2) : "–")],
@@ -24,75 +24,54 @@ const PARTS = [
   ["verify", "target passes", (s) => s.verify_seconds],
   ["other", "other", (s) => s.other_seconds],
 ];
+const heading = (scope, text) => Object.assign(sd.make("th", "", text), { scope });
 
 export class Charts {
-  constructor(root) {
-    this.values = {};
-    const list = root.querySelector(".sd-figures");
-    const row = (name, title, words) => {
-      const term = sd.make("dt", "", title);
-      term.tabIndex = 0;
-      term.sdWhy = [title, words];
-      list.append(term, (this.values[name] = sd.make("dd", "", "–")));
-    };
-    for (const [name, title, , words] of FIGURES) row(name, title, words);
-    for (const [lane, title] of LANES) row(lane, `First token, ${title}`, TTFT);
-    this.histogram = root.querySelector(".sd-histogram");
-    this.table = root.querySelector(".sd-table");
-    this.rows = root.querySelector(".sd-time-rows");
-    const key = sd.make("ul", "sd-key");
-    for (const [part, words] of PARTS) {
-      const item = sd.make("li", "", words);
-      item.prepend(sd.make("i", `sd-${part}`));
-      key.append(item);
-    }
-    root.querySelector(".sd-times").append(key);
+  /** `parts` are those of the arena. */
+  constructor({ figures, histogram, table, times, rows }) {
+    Object.assign(this, { histogram, table, rows });
+    const entries = [...FIGURES.map(([name, title, , words]) => [name, title, words]), ...LANES.map(([lane, title]) => [lane, `First token, ${title}`, TTFT])];
+    this.values = Object.fromEntries(
+      entries.map(([name, title, words]) => {
+        const value = sd.make("dd", "", "–");
+        figures.append(Object.assign(sd.make("dt", "", title), { tabIndex: 0, sdWhy: [title, words] }), value);
+        return [name, value];
+      }),
+    );
+    times.append(sd.make("ul", "sd-key", ...PARTS.map(([part, words]) => sd.make("li", "", sd.make("i", `sd-${part}`), words))));
   }
 
   /** How long a lane took; its title only if there are several with a drafter. */
   timeRow(lane, title, place) {
-    const row = sd.make("div", "sd-time");
-    row.dataset.place = place;
-    const bar = sd.make("div", "sd-timebar");
+    const parts = Object.fromEntries(PARTS.map(([part]) => [part, sd.make("i", `sd-${part}`)]));
+    const bar = sd.make("div", "sd-timebar", ...Object.values(parts).toReversed()); // the first lies on top of those that reach further
     bar.setAttribute("role", "img");
     bar.setAttribute("aria-label", title);
-    const parts = Object.fromEntries(PARTS.map(([part]) => [part, sd.make("i", `sd-${part}`)]));
-    bar.append(...Object.values(parts).reverse()); // the first part lies on top of those that reach further
     const total = sd.make("b", "", "–");
-    row.append(sd.make("span", "", title), bar, total);
+    const row = sd.make("div", "sd-time", sd.make("span", "", title), bar, total);
+    row.dataset.place = place;
     this.rows.append(row);
     this.times[lane] = { bar, parts, total };
   }
 
   /** A row for each lane, and a column for each of its figures. */
   tableRow(lane, title, place) {
-    const row = this.body.insertRow();
+    this.cells[lane] = TABLE.map(() => sd.make("td", "", "–"));
+    const row = sd.make("tr", "", heading("row", title), ...this.cells[lane]);
     row.dataset.place = place;
-    const head = sd.make("th", "", title);
-    head.scope = "row";
-    row.append(head);
-    this.cells[lane] = TABLE.map(() => {
-      const cell = row.insertCell();
-      cell.textContent = "–";
-      return cell;
-    });
+    this.body.append(row);
   }
 
   /** Nothing is known of these lanes yet; `k` is the draft length of the one with a drafter, if it is one. */
   clear(lanes, k) {
-    this.lanes = lanes;
-    this.times = {};
-    this.cells = {};
+    Object.assign(this, { lanes, times: {}, cells: {}, bars: [], body: sd.make("tbody") });
     this.rows.replaceChildren();
-    this.table.replaceChildren();
-    this.body = this.table.createTBody();
-    const head = this.table.createTHead().insertRow();
-    head.append(...["Lane", ...TABLE.map(([name]) => name)].map((name) => Object.assign(sd.make("th", "", name), { scope: "col" })));
+    const head = sd.make("tr", "", ...["Lane", ...TABLE.map(([name]) => name)].map((name) => heading("col", name)));
+    this.table.replaceChildren(sd.make("thead", "", head), this.body);
     Object.entries(lanes).forEach(([name, { name: title }], place, { length }) => {
       this.timeRow(name, length > 2 ? title : LANES[place][1], place);
       if (length > 2) this.tableRow(name, title, place);
     });
-    this.bars = [];
     this.histogram.replaceChildren();
     this.grow(k);
     this.histogram.setAttribute("aria-label", "No rounds yet");
@@ -102,14 +81,9 @@ export class Charts {
   /** Columns for 0 to `longest` accepted tokens; with K = auto no one knows beforehand how many there will be. */
   grow(longest) {
     while (this.bars.length <= longest) {
-      const column = sd.make("div", "sd-column");
-      const count = sd.make("b", "", "");
-      const bar = sd.make("i");
-      const track = sd.make("div", "sd-grow");
-      track.append(bar);
-      column.append(count, track, sd.make("span", "", String(this.bars.length)));
+      const [count, bar] = [sd.make("b"), sd.make("i")];
+      this.histogram.append(sd.make("div", "sd-column", count, sd.make("div", "sd-grow", bar), sd.make("span", "", this.bars.length)));
       this.bars.push([bar, count]);
-      this.histogram.append(column);
     }
   }
 
@@ -122,7 +96,7 @@ export class Charts {
     });
     for (const [lane, cells] of Object.entries(this.cells)) {
       const figures = { ...stats[lane], passes: this.lanes[lane].passes };
-      TABLE.forEach(([, read], at) => sd.put(cells[at], String(read(figures, ratios[lane]))));
+      TABLE.forEach(([, read], at) => sd.put(cells[at], read(figures, ratios[lane])));
     }
     this.showLengths(drafted.accepted_lengths, last);
     const longest = Math.max(...Object.values(stats).map(({ seconds }) => seconds)) || 1;
@@ -138,7 +112,7 @@ export class Charts {
       count.textContent = rounds || "";
     });
     if (!last) return;
-    const words = Object.entries(lengths).map(([length, rounds]) => `${length} accepted in ${rounds} ${rounds === 1 ? "round" : "rounds"}`);
+    const words = Object.entries(lengths).map(([length, rounds]) => `${length} accepted in ${sd.many(rounds, "round")}`);
     this.histogram.setAttribute("aria-label", words.join(", ") || "Nothing was drafted");
   }
 

@@ -73,14 +73,14 @@ def _badge(
         title = "Identical so far" if stopped else "Identical to the target alone"
         words = f"{'The first' if stopped else 'All'} {both} tokens are exactly those that the target alone wrote."
         if both == 1:
-            words = "The one token is exactly that which the target alone wrote."
+            words = "The one token is exactly that of the target alone."
         if settings.temperature > 0:
             words += " Both lanes use the same random draws, so the text is the same above temperature 0 too."
         return {"mark": "same", "title": title, "words": words}
     words = "Both lanes use the same random draws. " if settings.temperature > 0 else ""
     words += f"The texts are the same for {place} token{'' if place == 1 else 's'}."
     if margin is not None:
-        words += f" There the two next tokens were {margin:.2g} apart for the target"
+        words += f" There the two candidate tokens were {margin:.2g} apart for the target"
         if not exact and is_near_tie(margin, dtype, settings.temperature):
             words += (
                 f": a near-tie. This engine is not exact to the bit. In {dtype} the last digits of a logit depend on "
@@ -89,7 +89,7 @@ def _badge(
         else:
             words += ", which is more than rounding explains. Please report this."
     elif request.drafter == OWN_DRAFTER:
-        words += " How close the two next tokens were there, the servers do not tell."
+        words += " The servers do not tell how close the two candidate tokens were there."
     elif exact:
         words += " This engine is exact to the bit, so rounding does not explain that. Please report this."
     return {"mark": "differs", "title": f"First difference at token {place + 1}", "words": words}

@@ -5,34 +5,22 @@ import { page } from "../assets/page.js";
 // --- the examples
 
 export const mountExamples = (element, props, trigger) => {
-  const categories = sd.make("div", "sd-categories");
-  categories.setAttribute("role", "group");
-  categories.setAttribute("aria-label", "Kinds of examples");
-  const prompts = sd.make("div", "sd-prompts");
-  prompts.setAttribute("role", "group");
-  prompts.setAttribute("aria-label", "Examples");
+  const [categories, prompts] = [["sd-categories", "Kinds of examples"], ["sd-prompts", "Examples"]].map(([name, label]) =>
+    Object.assign(sd.make("div", name), { role: "group", ariaLabel: label }),
+  );
   const open = (category) => {
     for (const button of categories.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.textContent === category));
+    const pick = (prompt) => {
+      props.value = prompt;
+      trigger("pick");
+    };
     prompts.replaceChildren(
-      ...props.prompts[category].map((prompt) => {
-        const chip = sd.make("button", "sd-chip", prompt);
-        chip.type = "button";
-        chip.title = prompt;
-        chip.addEventListener("click", () => {
-          props.value = prompt;
-          trigger("pick");
-        });
-        return chip;
-      }),
+      ...props.prompts[category].map((prompt) => Object.assign(sd.button("sd-chip", prompt, () => pick(prompt)), { title: prompt })),
     );
-    prompts.scrollLeft = 0;
   };
   for (const category of Object.keys(props.prompts)) {
     if (category === props.hard[0]) categories.append(sd.make("span", "sd-hard", "Harder to guess:"));
-    const button = sd.make("button", "sd-category", category);
-    button.type = "button";
-    button.addEventListener("click", () => open(category));
-    categories.append(button);
+    categories.append(sd.button("sd-category", category, () => open(category)));
   }
   element.replaceChildren(categories, prompts);
   const first = categories.querySelector("button");
@@ -41,9 +29,7 @@ export const mountExamples = (element, props, trigger) => {
 
 // --- links: they fill the form and never run anything
 
-const FIELDS = ["prompt", "preset", "drafter", "k", "auto", "tree", "temperature", "match", "max_new_tokens", "seed", "top_k", "top_p", "stop", "mode", "order", "lane2", "k2", "lane3", "k3"];
-const NUMBERS = new Set(["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]);
-
+const FLASH_MS = 1500;
 const LONGEST_LINK = 8000; // what servers and those before them take
 const LONGEST_NAMED = 60;
 
@@ -69,58 +55,53 @@ export const pressed = (values) => {
 };
 
 /** The page was opened: what the form begins with, and where the address says something that can be used, that. */
-export const opened = ({ choices, starting, notes, recording }, values) => {
+export const opened = ({ fields, choices, starting, notes, recording }, values) => {
   document.body.classList.add("sd-open");
+  page.fields = fields;
   window.restFrames?.();
   const query = new URLSearchParams(window.location.search);
   const ignored = [];
   const k = query.get("k");
   const begun = new Map(Object.entries(starting[query.get("preset")] ?? {}));
-  const filled = FIELDS.map((name, place) => {
+  const filled = fields.map((name, place) => {
     const usual = begun.has(name) ? begun.get(name) : values[place];
     if (name === "auto") return k === "auto" || (usual && !(k && Number.isFinite(Number(k))));
     if (name === "tree") return query.has("tree") ? query.get("tree") === "true" : usual;
     if (name === "match") return query.has("rule") ? query.get("rule") !== "rejection" : usual;
     if (!query.has(name) || (name === "k" && k === "auto")) return usual;
     const text = query.get(name);
-    if (NUMBERS.has(name) ? text.trim() && Number.isFinite(Number(text)) : !choices[name] || choices[name].includes(text)) {
-      return NUMBERS.has(name) ? Number(text) : text;
-    }
+    const given = typeof usual === "number" ? (text.trim() ? Number(text) : NaN) : text;
+    if (given === text ? !choices[name] || choices[name].includes(text) : Number.isFinite(given)) return given;
     ignored.push(`${name}=${text.length > LONGEST_NAMED ? `${text.slice(0, LONGEST_NAMED)}…` : text}`);
     return usual;
   });
   if (ignored.length) page.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));
-  else if (FIELDS.some((name) => query.has(name))) page.race?.words("The form was filled in from a link.", "Press Run to start.");
+  else if (fields.some((name) => query.has(name))) page.race?.words("The form was filled in from a link.", "Press Run to start.");
   else if (notes.length) page.race?.words("Some files could not be read.", notes.join(" "));
   else page.race?.open(recording);
-  chose((page.asked = filled[FIELDS.indexOf("preset")]));
+  chose((page.asked = filled[fields.indexOf("preset")]));
   return filled;
 };
 
 export const copyLink = async (values) => {
   const query = new URLSearchParams();
-  FIELDS.forEach((name, place) => query.set(name, values[place] ?? ""));
+  page.fields.forEach((name, place) => query.set(name, values[place] ?? ""));
   if (query.get("auto") === "true") query.set("k", "auto");
   query.delete("auto");
   query.set("rule", query.get("match") === "false" ? "rejection" : "match");
   query.delete("match");
   const link = `${window.location.origin}${window.location.pathname}?${query}`;
-  if (link.length > LONGEST_LINK) return flash(".sd-link", "Too long for a link");
+  if (link.length > LONGEST_LINK) return flash("Too long for a link");
   try {
     await navigator.clipboard.writeText(link);
-    flash(".sd-link", "Copied");
+    flash("Copied");
   } catch {
     window.prompt("Copy this link:", link);
   }
 };
 
-export const flash = (selector, words) => {
-  const button = document.querySelector(selector);
-  if (!button || button.dataset.usual) return;
-  button.dataset.usual = button.textContent;
-  button.textContent = words;
-  setTimeout(() => {
-    button.textContent = button.dataset.usual;
-    delete button.dataset.usual;
-  }, 1500);
+const flash = (words) => {
+  const { link } = page.race.parts;
+  link.textContent = words;
+  setTimeout(() => (link.textContent = "Copy link"), FLASH_MS);
 };

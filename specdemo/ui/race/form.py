@@ -108,7 +108,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
             min_width=100,
             elem_id="max-new-tokens",
         )
-        form["seed"] = gr.Number(usual.seed, label="Seed", info="Picks the draws.", min_width=80, elem_id="seed")
+        form["seed"] = gr.Number(usual.seed, label="Seed", info="Sets the draws.", min_width=80, elem_id="seed")
     form["preset"] = gr.Dropdown(
         menu(presets),
         value=first.name,
@@ -122,7 +122,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
             [("Chat template", CHAT), ("Raw text", RAW)],
             value=_mode(chosen),
             label="Prompt format",
-            info="A model that has no chat template continues raw text either way.",
+            info="A model without a chat template always continues raw text.",
             elem_id="mode",
         )
         form["order"] = gr.Radio(

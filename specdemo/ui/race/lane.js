@@ -1,51 +1,41 @@
-// One lane of an arena: its pane and the head above it. Text only ever becomes text nodes.
+// One lane of an arena: its pane and the head above it.
 import * as sd from "../assets/page.js";
 import { depth, isEmitted, isTree, likeliest, walk } from "./tree.js";
 
 const ALONE = "The target writes one token in every pass.";
-const DRAFTED = "The drafter proposes a few tokens, the target checks them all in one pass and keeps the good ones.";
+const DRAFTED = "The drafter proposes a few tokens. The target checks them all in one pass and keeps those that pass.";
 const MAX_K = 16;
 const MAX_STRIP = 4096; // px; a longer text shares them
-const DRAFTS = ["The draft of each round", "Along the text: as high as the draft was long, a tree as its longest branch, and filled as far as its tokens passed."];
-const PASSES = ["Passes", "How often the target was run, the reading of the prompt included. A pass takes nearly the same time for one token as for several."];
+const DRAFTS = ["The draft of each round", "A bar is as high as the draft was long: of a tree, its longest branch. Its dark part was accepted. The bars follow the text."];
+const PASSES = ["Passes", "How often the target ran, including the pass that reads the prompt. A pass takes nearly the same time for one token as for several."];
 const READ = "Weights read";
 const gigabytes = (bytes) => {
   const size = bytes / 1e9;
   return size.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
 };
-const ENDINGS = { eos: "end of text", stop: "stop string", length: "limit reached" };
+const ENDINGS = { eos: "end of text", stop: "stop string", length: "token limit" };
 
 /** One lane: its pane and the head above it. Events wait in `events` until the next frame. */
 export class Lane {
   /** `place` is its place among the lanes, from 0: it decides its colour. */
   constructor(name, place) {
     this.node = sd.clone("sd-lane").firstElementChild;
-    this.node.dataset.lane = name;
-    this.node.dataset.place = place;
-    const find = (selector) => this.node.querySelector(selector);
-    this.pane = find(".sd-pane");
-    this.text = find(".sd-text");
-    this.parts = { title: find("h2"), state: find(".sd-state"), rate: find(".sd-rate b"), bar: find(".sd-track i") };
-    Object.assign(this.parts, { passes: find(".sd-pass-count b"), passWord: find(".sd-pass-count span") });
-    Object.assign(this.parts, { tokens: find(".sd-tokens b"), most: find(".sd-tokens span"), read: find(".sd-read b") });
-    this.parts.clock = find(".sd-clock");
-    this.parts.drafted = find(".sd-drafts b");
-    this.drafts = find(".sd-drafts canvas");
-    this.drafts.tabIndex = 0;
-    this.drafts.sdWhy = DRAFTS;
-    find(".sd-pass-count").sdWhy = PASSES;
-    this.readWhy = find(".sd-read");
+    Object.assign(this.node.dataset, { lane: name, place });
+    this.parts = sd.parts(this.node);
+    const { pane, text, drafts, passCount } = this.parts;
+    drafts.sdWhy = DRAFTS;
+    passCount.sdWhy = PASSES;
     this.guesses = sd.make("span", "sd-guesses");
     this.title(place ? "With a drafter" : "Target alone");
-    this.text.dataset.empty = place ? DRAFTED : ALONE;
-    this.pane.addEventListener("scroll", () => (this.stuck = this.atBottom()), { passive: true });
+    text.dataset.empty = place ? DRAFTED : ALONE;
+    pane.addEventListener("scroll", () => (this.stuck = this.atBottom()), { passive: true });
     this.clear({});
   }
 
   title(text) {
     this.name = text;
     this.parts.title.textContent = text;
-    this.pane.setAttribute("aria-label", `Text of the lane: ${text}`);
+    this.parts.pane.setAttribute("aria-label", `Text of the lane: ${text}`);
   }
 
   /** `settings` are those of the run that begins; `bytes`, how much a pass of the target reads, null if unknown. */
@@ -53,22 +43,20 @@ export class Lane {
     Object.assign(this, { max, rule, bytes, nodes: "drafted", events: [], figures: null, stuck: true });
     Object.assign(this, { passes: 0, tokens: 0, drafted: 0, at: 0, clock: 0, promptSeconds: 0, pending: null, exact: false });
     this.counts = { a: 0, r: 0, b: 0, t: 0, x: 0, u: 0 };
-    this.text.replaceChildren();
+    this.parts.text.replaceChildren();
     this.clearDrafts();
-    this.parts.state.textContent = "";
-    this.parts.rate.textContent = this.parts.read.textContent = "–";
-    this.parts.passes.textContent = this.parts.tokens.textContent = max ? "0" : "–";
-    this.parts.passWord.textContent = "passes";
-    this.parts.most.textContent = max ? `of ${max} tokens` : "tokens";
-    this.parts.clock.textContent = max ? "0.00 s" : "–";
-    this.parts.drafted.textContent = "";
+    const [none, most, clock] = max ? ["0", `of ${max} tokens`, "0.00 s"] : ["–", "tokens", "–"];
+    const shown = { state: "", rate: "–", read: "–", passes: none, tokens: none, passWord: "passes", most, clock, drafted: "" };
+    for (const [part, text] of Object.entries(shown)) this.parts[part].textContent = text;
     this.parts.bar.style.transform = "scaleX(0)";
-    this.readWhy.sdWhy = bytes ? [READ, `Every pass reads the target's weights, ${gigabytes(bytes)} GB, whether it writes one token or several.`] : [READ, "It is not known how large the target's weights are."];
+    const size = bytes && `Every pass reads the target's weights, ${gigabytes(bytes)} GB, whether it writes one token or several.`;
+    this.parts.readWhy.sdWhy = [READ, size || "It is not known how large the target's weights are."];
   }
 
   atBottom() {
+    const { pane } = this.parts;
     const slack = this.pending ? 100 : 24; // guesses that reach into a line of their own
-    return this.pane.scrollHeight - this.pane.scrollTop - this.pane.clientHeight < slack;
+    return pane.scrollHeight - pane.scrollTop - pane.clientHeight < slack;
   }
 
   /** An event that is to be shown (see messages.py); `ends` says whether it holds the end-of-text token. */
@@ -110,7 +98,7 @@ export class Lane {
       this.events = [];
       this.guesses.remove();
       this.drawn = null;
-      this.text.append(fragment);
+      this.parts.text.append(fragment);
     }
     this.drawGuesses();
   }
@@ -125,44 +113,49 @@ export class Lane {
     const drafted = isTree(tokens) ? likeliest(tokens) : tokens.filter((token) => token.length > 3);
     const spans = drafted.map((token) => this.piece(token[0], "g", this.pending[1] && token[1] === "a" && token === tokens.at(-1)));
     this.guesses.replaceChildren(...spans);
-    this.text.append(this.guesses);
+    this.parts.text.append(this.guesses);
   }
 
   /** So that the newest text is in sight; guesses below it move nothing. */
   scroll() {
     if (!this.stuck) return;
-    if (!this.guesses.isConnected || !this.guesses.previousSibling) return void (this.pane.scrollTop = 1e9);
-    const room = parseFloat(getComputedStyle(this.pane).paddingBottom);
+    const { pane } = this.parts;
+    if (!this.guesses.isConnected || !this.guesses.previousSibling) return void (pane.scrollTop = 1e9);
+    const room = parseFloat(getComputedStyle(pane).paddingBottom);
     const range = document.createRange();
     range.selectNodeContents(this.guesses.previousSibling);
-    this.pane.scrollTop += range.getBoundingClientRect().bottom + room - this.pane.getBoundingClientRect().bottom;
+    pane.scrollTop += range.getBoundingClientRect().bottom + room - pane.getBoundingClientRect().bottom;
   }
 
   drawFigures() {
     const { parts } = this;
     if (!this.passes) return;
-    sd.put(parts.rate, sd.number(this.rate, 1));
-    sd.put(parts.passes, String(this.passes));
-    sd.put(parts.passWord, this.passes === 1 ? "pass" : "passes");
-    sd.put(parts.tokens, String(this.tokens));
-    sd.put(parts.drafted, this.drafted ? `${this.drafted} ${this.nodes}` : "");
-    sd.put(parts.read, this.bytes ? gigabytes(this.passes * this.bytes) : "–");
-    sd.put(parts.clock, `${this.clock.toFixed(2)} s`);
+    const shown = {
+      rate: sd.number(this.rate, 1),
+      passes: String(this.passes),
+      passWord: this.passes === 1 ? "pass" : "passes",
+      tokens: String(this.tokens),
+      drafted: this.drafted ? `${this.drafted} ${this.nodes}` : "",
+      read: this.bytes ? gigabytes(this.passes * this.bytes) : "–",
+      clock: `${this.clock.toFixed(2)} s`,
+    };
+    if (this.exact && this.figures.finish_reason) shown.state = ENDINGS[this.figures.finish_reason];
+    for (const [part, text] of Object.entries(shown)) sd.put(parts[part], text);
     parts.bar.style.transform = `scaleX(${Math.min(1, this.tokens / this.max)})`;
-    if (this.exact && this.figures.finish_reason) sd.put(parts.state, ENDINGS[this.figures.finish_reason]);
   }
 
   /** The strip under the text: a pixel for each token, emitted or drafted, which the browser stretches. */
   clearDrafts() {
-    this.drafts.width = Math.min(this.max || 1, MAX_STRIP); // this also wipes it
-    this.drafts.height = MAX_K;
-    this.brush = this.drafts.getContext("2d");
-    this.brush.fillStyle = getComputedStyle(this.drafts).color;
+    const { drafts } = this.parts;
+    drafts.width = Math.min(this.max || 1, MAX_STRIP); // this also wipes it
+    drafts.height = MAX_K;
+    this.brush = drafts.getContext("2d");
+    this.brush.fillStyle = getComputedStyle(drafts).color;
     this.written = 0;
   }
 
   drawDrafts([, , tokens]) {
-    const wide = this.drafts.width / (this.max || 1);
+    const wide = this.parts.drafts.width / (this.max || 1);
     const accepted = tokens.filter(([, code]) => code === "a").length;
     const emitted = tokens.filter((token) => token[1] && isEmitted(token)).length;
     for (const [height, alpha] of [[depth(tokens), 0.4], [accepted, 1]]) {
@@ -186,11 +179,7 @@ export class Lane {
         span.sdToken = { token, index, k, rule: this.rule, own, tried, tokens };
         return span;
       };
-      if (discarded.length) {
-        const ghost = sd.make("span", "sd-ghost");
-        ghost.append(...discarded.map(told));
-        fork.append(ghost);
-      }
+      if (discarded.length) fork.append(sd.make("span", "sd-ghost", ...discarded.map(told)));
       if (own) fork.append(told(own));
       if (tree) group.append(fork);
     }

@@ -8,7 +8,8 @@ const READ = 3.2; // seconds for a caption
 const GO_ON = 2.5; // and for what lies between the rounds that are explained
 const REST = 6; // and for the rest of the race
 const JUST = 1e-6; // seconds of the engine before a pass ends
-const BEGINS = ["The same model writes the same text twice: alone, and with a drafter."];
+const LEAD = 13; // rounds before those that are explained: something moves at once
+const BEGINS = ["A model, the target, writes the same text twice: alone, and with a drafter."];
 const CAPTIONS = [
   ["The drafter guesses the next tokens."],
   ["The target reads all guesses in one pass."],
@@ -16,7 +17,7 @@ const CAPTIONS = [
   ["It replaces the first wrong guess: ", ["r", "resampled"], "."],
   ["If all are right, it adds one more: ", ["b", "bonus"], "."],
 ];
-const ENDS = ["Same text, fewer passes: a pass over several tokens costs little more."];
+const ENDS = ["Same text, fewer passes: a pass over several tokens takes hardly longer than a pass over one."];
 const ABOUT = "A recorded race, slowed down. Press Esc to skip it, or Run to start your own.";
 
 const spans = (words) => words.map((part) => (typeof part === "string" ? part : sd.make("span", `tok ${part[0]}`, part[1])));
@@ -25,12 +26,12 @@ const spans = (words) => words.map((part) => (typeof part === "string" ? part : 
 const isSeen = ({ row: [, , tokens] }) => ["x", "r"].every((kind) => tokens.some(([text, code]) => code === kind && text.trim()));
 
 /** Scenes [from, to, seconds, words]: the engine's time at their beginning and end, and how long they are shown. Explained
- *  are the first round in which some guesses are right and one is wrong, and the next one whose guesses are all right. */
+ *  are a round in which some guesses are right and one is wrong, and the next one whose guesses are all right. */
 const scenes = ({ plain, speculative: { events } }) => {
   const rounds = events.filter(({ seconds }) => seconds);
   const is = (kinds) => ({ row }) => kinds.test(row[2].map(([, code]) => code).join(""));
   const [guess, read, keep, replace, add] = CAPTIONS;
-  const wrong = rounds.filter(is(/^a+x/)).find(isSeen);
+  const wrong = rounds.slice(LEAD).filter(is(/^a+x/)).find(isSeen);
   const right = wrong && rounds.filter(is(/^aa+b$/)).find(({ at }) => at > wrong.at);
   const first = events[0].at; // its first token stands there at once
   const begins = ({ at, seconds: [draft, , all] }) => Math.max(first, at - all + draft); // the pass: the guesses are there
@@ -61,6 +62,11 @@ export class Opening {
     this.race.show.rewind();
     this.at = -1;
     this.next();
+  }
+
+  /** Whether the rounds that are explained are still to come: no guess of others fades beside theirs. */
+  get leads() {
+    return this.at < 2;
   }
 
   next() {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from threading import Event
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import gradio as gr
 
@@ -23,13 +24,6 @@ OFF = "() => ({ interactive: false, __type__: 'update' })"
 CHOSEN = "(preset) => { specdemo.chose(preset); specdemo.asked = preset; return preset; }"
 
 
-class Loading(NamedTuple):
-    """A load that someone waits for."""
-
-    stop: Event  # is set to end it
-    ended: Event
-
-
 def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> None:
     """Add the fields to the page that is being built. A Space has them only for the names that its owner allows.
 
@@ -38,7 +32,8 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
     """
     names = allowed(servers=False)
     with gr.Accordion("Your own model", open=False, visible=names != (), elem_id="own"):
-        target = gr.Textbox(
+        own = SimpleNamespace(before=gr.State(""))  # the preset to go back to
+        own.target = gr.Textbox(
             label="Target",
             info="A hub id (owner/name), a folder, a .gguf file, or owner/name:file.gguf."
             if names is None
@@ -46,37 +41,24 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
             max_lines=1,
             elem_id="own-target",
         )
-        draft = gr.Textbox(
-            label="Draft model", info="Named in the same way, or nothing.", max_lines=1, elem_id="own-draft"
+        own.draft = gr.Textbox(
+            label="Draft model", info="Optional, named in the same way.", max_lines=1, elem_id="own-draft"
         )
-        look = gr.Button("Check", elem_id="own-check")
-        said = gr.Textbox(label="What it takes", visible=False, lines=2, max_lines=14, elem_id="own-said")
+        own.look = gr.Button("Check", elem_id="own-check")
+        own.said = gr.Textbox(label="What it takes", visible=False, lines=2, max_lines=14, elem_id="own-said")
         with gr.Row():
-            load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
-            cancel = gr.Button("Cancel", interactive=False, min_width=80, elem_id="own-cancel")
+            own.load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
+            own.cancel = gr.Button("Cancel", interactive=False, min_width=80, elem_id="own-cancel")
         with gr.Row(visible=names is None):
-            name = gr.Textbox(label="Name", info="Of the preset.", max_lines=1, min_width=100, elem_id="own-name")
-            save = gr.Button("Save as preset", min_width=80, elem_id="own-save")
-    before = gr.State("")  # the preset to go back to
-    _wire(engine, form, budgets, _Fields(target, draft, look, said, load, cancel, name, save, before))
+            own.name = gr.Textbox(label="Name", info="For the preset.", max_lines=1, min_width=100, elem_id="own-name")
+            own.save = gr.Button("Save as preset", min_width=80, elem_id="own-save")
+    _wire(engine, form, budgets, own)
 
 
-class _Fields(NamedTuple):
-    target: gr.Textbox
-    draft: gr.Textbox
-    look: gr.Button
-    said: gr.Textbox
-    load: gr.Button
-    cancel: gr.Button
-    name: gr.Textbox
-    save: gr.Button
-    before: gr.State
-
-
-def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: _Fields) -> None:
+def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNamespace) -> None:
     named, chosen = [own.target, own.draft], form["preset"]
     begins = [chosen, *(form[field] for field in STARTING)]
-    loads: dict[str | None, Loading] = {}  # by session
+    loads: dict[str | None, tuple[Event, Event]] = {}  # by session: what stops a load, and whether it has ended
 
     def choose(preset: str) -> list[Any]:
         first, *others = begin_with(engine.presets[preset], budgets)
@@ -94,7 +76,10 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: _Fields) 
         return [_say(*lines), gr.update(interactive=True)]
 
     def begin(target: Any, draft: Any) -> list[Any]:
-        preset = _or_toast(_preset, target, draft)
+        try:
+            preset = _preset(target, draft)
+        except BadInput as error:
+            raise gr.Error(str(error), print_exception=False) from error
         going_back = engine.status.loaded or next(iter(engine.presets))
         engine.add(preset)
         return [going_back, gr.update(interactive=False), gr.update(interactive=True), *choose(preset.name)]
@@ -103,13 +88,13 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: _Fields) 
         """Holds the line until it is loaded, cannot be, or is cancelled; the top of the page says how far it is."""
         if preset not in engine.presets:
             return
-        loading = loads[request.session_hash] = Loading(Event(), Event())
+        stop, ended = loads[request.session_hash] = Event(), Event()
         try:
-            for _ in engine.follow(preset, loading.stop):
+            for _ in engine.follow(preset, stop):
                 yield
         finally:
             loads.pop(request.session_hash, None)
-            loading.ended.set()
+            ended.set()
 
     def ended(preset: Any, before: str) -> list[Any]:
         """After a load that failed, the preset that was loaded before is chosen again."""
@@ -121,10 +106,10 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: _Fields) 
 
     def give_up(before: str, request: gr.Request) -> list[Any]:
         """Go back to the preset that was loaded before: to choose another one ends a load."""
-        loading = loads.get(request.session_hash)
-        if loading is not None:
-            loading.stop.set()
-            loading.ended.wait(STOP_SECONDS)  # or it would ask for its preset again
+        if loading := loads.get(request.session_hash):
+            stop, ended = loading
+            stop.set()
+            ended.wait(STOP_SECONDS)  # or it would ask for its preset again
         engine.begin_loading(before)
         said = _say("Cancelled. What was downloaded by then is kept.")
         return [said, gr.update(interactive=True), gr.update(interactive=False), *choose(before)]
@@ -166,10 +151,3 @@ def _text(value: Any) -> str:
 
 def _say(*lines: str) -> Any:
     return gr.update(value="\n".join(lines), visible=True)
-
-
-def _or_toast(work: Any, *values: Any) -> Any:
-    try:
-        return work(*values)
-    except BadInput as error:
-        raise gr.Error(str(error), print_exception=False) from error

@@ -24,15 +24,15 @@ def add_own_servers() -> tuple[gr.Button, list[Any]]:
     names = allowed(servers=True)
     with gr.Accordion("Your own server", open=False, visible=names != (), elem_id="servers"):
         gr.Markdown(
-            "vLLM, llama.cpp's server or SGLang. The prompt and the settings above are asked of it; drafter and K are "
-            "its own."
+            "vLLM, llama.cpp's server or SGLang. It gets the prompt and the settings above, but it drafts with its own "
+            "drafter and K."
         )
         info = "Such as http://127.0.0.1:8080" if names is None else f"This Space allows: {', '.join(names)}."
         server = gr.Textbox(label="Address", info=info, max_lines=1, elem_id="server-address")
         key = gr.Textbox(label="API key", type="password", max_lines=1, elem_id="server-key")
         baseline = gr.Textbox(
             label="The same server without speculation",
-            info="To compare with; or nothing.",
+            info="Optional: the baseline of the comparison.",
             max_lines=1,
             elem_id="baseline-address",
         )

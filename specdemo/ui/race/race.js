@@ -1,11 +1,11 @@
-// The arena: takes the messages of a run (see messages.py) and draws them. Text only ever becomes text nodes.
+// The arena: takes the messages of a run (see messages.py) and draws them.
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
 import { askPlace, placeInWords } from "../assets/top.js";
 import { Charts } from "./charts.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
-import { PACES, Show, keepPace, still } from "./show.js";
+import { PACE, PACES, Show, still } from "./show.js";
 import { tooltips } from "./tooltip.js";
 
 // A browser on the same processor takes from the engine what it draws: text as it comes, figures more seldom.
@@ -33,51 +33,55 @@ const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
 /** The whole arena inside one gr.HTML; a replay has one of its own. */
 export class Race {
   constructor(element, trigger, server) {
-    this.server = server;
-    this.trigger = trigger;
     element.replaceChildren(sd.clone("sd-race"));
     element.classList.add("sd-arena");
-    this.root = element;
-    const find = (selector) => element.querySelector(selector);
-    this.parts = { ratio: find(".sd-ratio"), sentence: find(".sd-sentence"), badge: find(".sd-badge") };
-    this.parts.why = find(".sd-why-exact");
-    this.parts.behind = find(".sd-behind");
-    this.parts.how = find(".sd-how");
-    this.parts.spoken = find(".sd-spoken");
-    this.parts.trace = find(".sd-trace");
-    this.parts.again = find(".sd-again");
-    this.lanes = {};
+    Object.assign(this, { root: element, trigger, server, lanes: {}, parts: sd.parts(element) });
     this.lay(["speculative"]);
-    this.legend(find(".sd-legend ul"));
-    this.charts = new Charts(element);
+    this.legend();
+    this.charts = new Charts(this.parts);
     this.charts.clear(this.lanes, USUAL_K);
     this.show = new Show(this, () => this.moved());
-    this.pacing(find(".sd-pacing"));
-    this.hide = find(".sd-hide input");
-    this.hide.addEventListener("change", () => element.classList.toggle("sd-hiding", this.hide.checked));
-    this.parts.trace.addEventListener("click", () => this.download());
-    this.parts.again.addEventListener("click", page.showReplay);
-    find(".sd-link").addEventListener("click", () => trigger("link"));
+    this.listen();
     tooltips(element);
     this.say("idle");
+    this.moved();
+  }
+
+  listen() {
+    const { parts, show } = this;
+    parts.hide.addEventListener("change", () => this.root.classList.toggle("sd-hiding", parts.hide.checked));
+    parts.pace.append(...Object.entries(PACES).map(([name, words]) => new Option(words, name)));
+    parts.pace.value = show.pace;
+    parts.pace.addEventListener("change", () => {
+      sd.keep(PACE, parts.pace.value);
+      show.go(parts.pace.value);
+      this.moved();
+    });
+    const clicks = {
+      next: () => show.next(),
+      skip: () => (this.state === "opened" ? this.opening.play() : this.skip()),
+      trace: () => this.download(),
+      again: () => page.showReplay(),
+      link: () => this.trigger("link"),
+    };
+    for (const [name, act] of Object.entries(clicks)) parts[name].addEventListener("click", act);
   }
 
   /** Begin with a recorded race, unless somebody has pressed Run before it is here. */
   async open(file) {
+    this.root.toggleAttribute("data-opens", true); // on a phone it comes before the form until Run is pressed
     const recording = await sd.fetched(`/recordings/${file}`).catch(() => null); // the page can do without
-    if (!recording || this.state !== "idle") return;
+    if (!recording || !this.is("idle")) return;
     this.opening = new Opening(this, JSON.parse(recording));
     this.opening.play();
   }
 
-  legend(list) {
+  legend() {
     this.legendCounts = {};
     for (const [code, name, words] of sd.KINDS) {
-      const item = sd.make("li");
-      item.tabIndex = 0;
-      item.sdWhy = [name, words];
-      item.append(sd.make("span", `tok ${code}`, name), (this.legendCounts[code] = sd.make("b", "", "0")));
-      list.append(item);
+      const count = (this.legendCounts[code] = sd.make("b", "", "0"));
+      const item = sd.make("li", "", sd.make("span", `tok ${code}`, name), count);
+      this.parts.legend.append(Object.assign(item, { tabIndex: 0, sdWhy: [name, words] }));
     }
   }
 
@@ -86,8 +90,7 @@ export class Race {
     const names = ["plain", ...drafted];
     if (names.join() === Object.keys(this.lanes).join()) return;
     this.lanes = Object.fromEntries(names.map((name, place) => [name, new Lane(name, place)]));
-    const panes = this.root.querySelector(".sd-lanes");
-    panes.replaceChildren(...Object.values(this.lanes).map(({ node }) => node));
+    this.parts.panes.replaceChildren(...Object.values(this.lanes).map(({ node }) => node));
     this.root.toggleAttribute("data-many", names.length > 2);
   }
 
@@ -95,33 +98,15 @@ export class Race {
     return Object.values(this.lanes).slice(1);
   }
 
-  /** How the race is shown: the pace, and what goes on or ends it. */
-  pacing(bar) {
-    const pace = bar.querySelector(".sd-pace");
-    for (const [name, words] of Object.entries(PACES)) pace.append(new Option(words, name));
-    pace.value = this.show.pace;
-    pace.addEventListener("change", () => {
-      keepPace(pace.value);
-      this.show.go(pace.value);
-      this.moved();
-    });
-    this.parts.scale = bar.querySelector(".sd-scale");
-    this.parts.next = bar.querySelector(".sd-next");
-    this.parts.skip = bar.querySelector(".sd-skip");
-    this.parts.next.addEventListener("click", () => this.show.next());
-    this.parts.skip.addEventListener("click", () => (this.state === "opened" ? this.opening.play() : this.skip()));
-    this.moved();
-  }
-
   /** The clock of the show has moved, or another pace was chosen. */
   moved() {
-    if (!this.parts.next) return;
     const { show, parts } = this;
-    sd.put(parts.scale, ["opening", "opened"].includes(this.state) ? "A recording." : show.scale);
+    const opened = this.is("opened");
+    sd.put(parts.scale, this.is("opening", "opened") ? "A recording." : show.scale);
     parts.next.hidden = show.pace !== "rounds";
-    parts.next.disabled = !show.waits || !["running", "showing"].includes(this.state);
-    parts.skip.disabled = !(["showing", "opening"].includes(this.state) || (this.state === "opened" && !still()));
-    sd.put(parts.skip, this.state === "opened" ? "Again" : "Skip");
+    parts.next.disabled = !show.waits || !this.is("running", "showing");
+    parts.skip.disabled = !(this.is("showing", "opening") || (opened && !still()));
+    sd.put(parts.skip, opened ? "Again" : "Skip");
   }
 
   say(state) {
@@ -130,24 +115,31 @@ export class Race {
     this.root.closest("#stage")?.toggleAttribute("data-busy", this.busy); // how Stop looks; it can always be pressed
   }
 
+  is(...states) {
+    return states.includes(this.state);
+  }
+
   get busy() {
-    return ["waiting", "loading", "running", "showing"].includes(this.state);
+    return this.is("waiting", "loading", "running", "showing");
   }
 
   words(sentence, more = "") {
     this.parts.sentence.textContent = sentence;
-    this.parts.badge.textContent = "";
-    delete this.parts.badge.dataset.mark;
+    this.badge("", "");
     this.parts.why.textContent = more;
     this.behind({});
+  }
+
+  badge(title, mark) {
+    this.parts.badge.textContent = title;
+    this.parts.badge.dataset.mark = mark;
   }
 
   /** What the verdicts rest on, for those who ask. */
   behind(verdicts) {
     const told = Object.entries(verdicts).filter(([, verdict]) => verdict.numbers.length);
     const parts = told.flatMap(([lane, { sentence, notes, numbers }]) => {
-      const list = sd.make("dl");
-      for (const [name, value] of numbers) list.append(sd.make("dt", "", name), sd.make("dd", "", value));
+      const list = sd.make("dl", "", ...numbers.flatMap(([name, value]) => [sd.make("dt", "", name), sd.make("dd", "", value)]));
       const words = told.length > 1 ? [`${lane}: ${sentence}`, ...notes] : notes;
       return [...words.map((text) => sd.make("p", "", text)), list];
     });
@@ -160,10 +152,11 @@ export class Race {
   waiting() {
     if (this.state === "showing") this.skip();
     if (this.busy) return;
-    if (["opening", "opened"].includes(this.state)) this.opening.clear();
+    if (this.is("opening", "opened")) this.opening.clear();
     this.run = null;
-    if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
     this.say("waiting");
+    this.root.toggleAttribute("data-opens", false);
+    if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
     this.words("Waiting for the model.");
     askPlace(() => this.state === "waiting" && !this.run);
   }
@@ -184,8 +177,8 @@ export class Race {
 
   /** Stop was pressed: what is known is shown at once. */
   skip() {
-    if (this.state === "opening") this.opening.end();
-    if (["running", "showing"].includes(this.state)) this.show.finish();
+    if (this.is("opening")) this.opening.end();
+    if (this.is("running", "showing")) this.show.finish();
   }
 
   /** Stop was pressed, and the server had its time to end the race properly. A race that has begun ends by itself. */
@@ -241,7 +234,7 @@ export class Race {
     this.say("showing");
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.lanes[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
-    this.words(`Finished in ${plain.seconds.toFixed(2)} s, and ${others.join(", ")}.`, "You see the race as it was measured. Skip or Stop ends the show; the figures stay the same.");
+    this.words(`Finished in ${plain.seconds.toFixed(2)} s, and ${others.join(", ")}.`, "Now you see the measured race at the pace below. Skip or Stop ends the show. The figures stay the same.");
     this.show.close(end);
   }
 
@@ -278,8 +271,7 @@ export class Race {
     const why = end.disturbed ? `${end.exactness.words} ${DISTURBED}` : end.exactness.words;
     this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, why);
     this.behind(end.verdicts ?? {});
-    this.parts.badge.textContent = end.exactness.title;
-    this.parts.badge.dataset.mark = end.exactness.mark;
+    this.badge(end.exactness.title, end.exactness.mark);
     this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
     this.parts.trace.disabled = this.parts.again.disabled = false;
     this.charts.show(end.stats, end.speed_ups, true);
@@ -317,8 +309,9 @@ export class Race {
   draw() {
     const lanes = Object.values(this.lanes);
     const now = performance.now();
-    for (const lane of lanes) lane.draw(this.engineRuns);
-    if (["running", "showing", "opening", "opened"].includes(this.state) && now >= this.due.figures) this.drawFigures(now);
+    const calm = this.engineRuns || (this.is("opening") && this.opening.leads);
+    for (const lane of lanes) lane.draw(calm);
+    if (this.is("running", "showing", "opening", "opened") && now >= this.due.figures) this.drawFigures(now);
     for (const lane of lanes) lane.scroll(); // after everything else: it makes the browser lay out what has changed
   }
 

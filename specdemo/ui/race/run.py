@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict, replace
 from sys import getsizeof
 from typing import Any
@@ -12,7 +12,6 @@ from ...decoding.events import Round, emitted_tokens
 from ...racing.asked import PLAIN, Request
 from ...racing.figures import weight_bytes
 from ...racing.trace import Entry, write_trace
-from ...system.progress import Stopped, attended
 from ..engine import Engine, Said, has_every_core
 from ..jobs import Job
 from .exactness import exactness, is_whole
@@ -79,12 +78,7 @@ class Run(Job):
         self.header = {**header, "isolated": request.isolated}
         self._shared = self.local and has_every_core(loaded)
         race = backend.race(loaded, request.drafter, prompt_ids, request.settings, request.isolated, request.more)
-        with (
-            suppress(Stopped),
-            self._limited(),
-            closing(race) as entries,  # type: ignore[type-var]
-            attended(self.stop.is_set),
-        ):
+        with self._limited(), closing(race) as entries:  # type: ignore[type-var]
             yield from self._kept(entries)
         if not self.entries:
             raise self._before_it_began()

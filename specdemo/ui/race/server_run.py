@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from ...servers.address import Address
 from ...servers.client import Client
 from ...servers.dialects import Dialect, find_dialect
 from ...servers.race import TURNS, Asked, ServerRace, outcome, trace_header
-from ...system.progress import Stopped, attended
 from ...types import REJECTION
 from ..engine import Engine
 from .exactness import is_whole
@@ -60,7 +59,7 @@ class ServerRun(Run):
         race = ServerRace(Asked(self.request.prompt, self.request.raw, settings))
         self.header = {"environment": {}}
         places, self._places = self._places, []
-        with suppress(Stopped), self._limited(), attended(self.stop.is_set), ExitStack() as opened:
+        with self._limited(), ExitStack() as opened:
             server, *others = [place.connected(opened) for place in places]
             self.request = replace(self.request, preset=server.facts["model"], settings=settings)
             entries = opened.enter_context(closing(race.run(server, others[0] if others else None)))  # type: ignore[type-var]

@@ -1,24 +1,18 @@
 // Shows a race at a pace. Events come in as they are measured, and go to the arena when the clock that is shown reaches
 // them. A race that is still being measured is one whose end is not known yet; of a replay it is known from the start.
+import { kept } from "../assets/page.js";
+
 const TICK_MS = 40;
 const SLOW_SECONDS = 12; // that the slowest lane takes in slow motion
 const ROUND_SECONDS = 0.9; // that a round takes when it is gone to round by round
 const MAKE_UP = 0.3; // of the time that passes, see `madeUp`
-const KEPT = "specdemo-pace";
+export const PACE = "specdemo-pace"; // under which the chosen one is kept
 export const PACES = { slow: "Slow motion", real: "Real time", rounds: "Round by round", once: "At once" };
 
 /** The pace that was chosen here. Slow motion at first; whoever wants no motion sees everything at once. */
-export const chosenPace = () => {
-  let kept = null;
-  try {
-    kept = localStorage.getItem(KEPT);
-  } catch {} // a browser that keeps nothing
-  return kept in PACES ? kept : still() ? "once" : "slow";
-};
-export const keepPace = (pace) => {
-  try {
-    localStorage.setItem(KEPT, pace);
-  } catch {}
+const chosenPace = () => {
+  const chosen = kept(PACE);
+  return chosen in PACES ? chosen : still() ? "once" : "slow";
 };
 export const still = () => window.matchMedia("(prefers-reduced-motion: reduce)").matches;
 

@@ -209,6 +209,6 @@ def fill_from_link(
         **{k: [value for _, value in K_CHOICES] for _, k in MORE_LANES},
     }
     begins = {name: starting_values(starting(preset.defaults, budgets)) for name, preset in engine.presets.items()}
-    known = json.dumps({"choices": choices, "starting": begins, "notes": list(notes), "recording": recording})
+    known = {"fields": FIELDS, "choices": choices, "starting": begins, "notes": list(notes), "recording": recording}
     fields = [form[name] for name in FIELDS]
-    return page.load(None, fields, fields, js=f"(...values) => specdemo.opened({known}, values)")
+    return page.load(None, fields, fields, js=f"(...values) => specdemo.opened({json.dumps(known)}, values)")

@@ -1,72 +1,60 @@
 // One tooltip for everything: tokens, the legend and the figures; by pointer, touch and keyboard.
-import * as sd from "../assets/page.js";
+import { KINDS, make, said, share } from "../assets/page.js";
 import { PLACE, isTree, likeliest } from "./tree.js";
 
 const ID = "sd-tooltip";
 const MOST_BRANCHES = 8;
 
-/** A probability; null where the trace does not tell it. */
-const places = (value) => (value === null ? "unknown" : value === 0 || value === 1 ? String(value) : value < 0.001 ? value.toExponential(1) : value.toFixed(3));
-
 /** Under the match rule, and in a tree, a drafted token passes if it is `own`, which the target wrote at its place. */
-const matched = ([text, code], own) => {
-  if (code === "u") return ["Target's own draw", "not used", ""];
-  if (code === "a") return ["Target's own draw", JSON.stringify(text), "the same token: accepted"];
-  return ["Target's own draw", JSON.stringify(own[0]), `p ${places(own[2])}, another token: rejected`];
-};
+const matched = ([text, code], own) =>
+  ({
+    u: ["Target's own draw", "not used", ""],
+    a: ["Target's own draw", said(text), "the same token: accepted"],
+  })[code] ?? ["Target's own draw", said(own[0]), `p ${share(own[2])}, another token: rejected`];
 
 /** Rows of [name, value, remark] for a token. */
 export const tokenFacts = ({ token, index, k, rule, own, tried, tokens }) => {
   const [, code, p, q, draw, place] = token;
   const rows = [];
-  if (code === "r" && tried.length === 1) rows.push(["In place of", JSON.stringify(tried[0][0]), "which was drafted"]);
+  if (code === "r" && tried.length === 1) rows.push(["In place of", said(tried[0][0]), "which was drafted"]);
   if (index >= 0) rows.push(["Round", String(index + 1), place ? `drafted token ${place} of ${k}` : ""]);
-  rows.push(["Target's probability", places(p), "p"]);
+  rows.push(["Target's probability", share(p), "p"]);
   if (q === undefined) return rows;
-  if (rule === "match" || isTree(tokens)) return [...rows, ["Drafter's probability", places(q), "q"], matched(token, own)];
+  rows.push(["Drafter's probability", share(q), "q"]);
+  if (rule === "match" || isTree(tokens)) return [...rows, matched(token, own)];
   const chance = p === null || q === null ? null : Math.min(1, p / q);
-  rows.push(["Drafter's probability", places(q), "q"]);
-  rows.push(["Chance to pass", places(chance), "min(1, p/q)"]);
-  if (code === "u") rows.push(["Draw", "not used", ""]);
-  else {
-    const words = code === "a" ? ["below the chance: ", "passed"] : ["not below the chance: ", "failed"];
-    rows.push(["Draw", places(draw), chance === null || draw === null ? words[1] : words.join("")]);
-  }
-  return rows;
+  rows.push(["Chance to pass", share(chance), "min(1, p/q)"]);
+  if (code === "u") return [...rows, ["Draw", "not used", ""]];
+  const words = code === "a" ? ["below the chance: ", "passed"] : ["not below the chance: ", "failed"];
+  return [...rows, ["Draw", share(draw), chance === null || draw === null ? words[1] : words.join("")]];
 };
 
 const fillToken = (tip, about) => {
   const { token, index } = about;
   const [text, code] = token;
-  const [, name, words] = sd.KINDS.find(([kind]) => kind === code);
-  const head = sd.make("p", "sd-tip-head");
-  head.append(sd.make("span", `tok ${code}`, name), sd.make("code", "", JSON.stringify(text)));
-  const first = index < 0 ? "It came out of reading the prompt: the target's first token." : words;
-  const table = sd.make("dl");
-  for (const [label, value, remark] of tokenFacts(about)) {
-    const cell = sd.make("dd", "", value);
-    if (remark) cell.append(sd.make("small", "", remark));
-    table.append(sd.make("dt", "", label), cell);
-  }
-  tip.replaceChildren(head, sd.make("p", "", first), table, ...branches(about));
+  const [, name, words] = KINDS.find(([kind]) => kind === code);
+  const first = index < 0 ? "The target's first token: reading the prompt gives it." : words;
+  const rows = tokenFacts(about).flatMap(([label, value, remark]) => [
+    make("dt", "", label),
+    make("dd", "", value, ...(remark ? [make("small", "", remark)] : [])),
+  ]);
+  const head = make("p", "sd-tip-head", make("span", `tok ${code}`, name), make("code", "", said(text)));
+  tip.replaceChildren(head, make("p", "", first), make("dl", "", ...rows), ...branches(about));
 };
 
 /** The branches of a tree that were tried where a token stands, each with what was drafted behind it. */
 const branches = ({ tried, tokens }) => {
   if (!isTree(tokens) || tried.length < 2) return [];
-  const list = sd.make("ul", "sd-tree");
-  for (const token of tried.slice(0, MOST_BRANCHES)) {
-    const item = sd.make("li");
+  const items = tried.slice(0, MOST_BRANCHES).map((token) => {
     const branch = token[1] === "a" ? [token] : [token, ...likeliest(tokens, token[PLACE])];
-    item.append(...branch.map(([text, code]) => sd.make("span", `tok ${code}`, text)));
-    list.append(item);
-  }
+    return make("li", "", ...branch.map(([text, code]) => make("span", `tok ${code}`, text)));
+  });
   const more = tried.length - MOST_BRANCHES;
-  if (more > 0) list.append(sd.make("li", "", `and ${more} more`));
-  return [sd.make("p", "sd-tip-tried", "The draft branches here:"), list];
+  if (more > 0) items.push(make("li", "", `and ${more} more`));
+  return [make("p", "sd-tip-tried", "The draft branches here:"), make("ul", "sd-tree", ...items)];
 };
 
-const fillWhy = (tip, [title, words]) => tip.replaceChildren(sd.make("p", "sd-tip-head", title), sd.make("p", "", words));
+const fillWhy = (tip, [title, words]) => tip.replaceChildren(make("p", "sd-tip-head", title), make("p", "", words));
 
 const put = (tip, target) => {
   const box = target.getClientRects()[0] || target.getBoundingClientRect();
@@ -77,7 +65,7 @@ const put = (tip, target) => {
 };
 
 export const tooltips = (root) => {
-  const tip = document.getElementById(ID) || sd.make("div", "sd-tip");
+  const tip = document.getElementById(ID) || make("div", "sd-tip");
   tip.id = ID;
   tip.setAttribute("role", "tooltip");
   document.body.append(tip);

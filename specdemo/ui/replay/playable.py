@@ -170,18 +170,15 @@ def _ending(
         exact = {"mark": "", "title": "", "words": "There is nothing to compare it with."}
         return {**told, "sentence": sentence, "exactness": exact}
     tokens = {side: tokens_of(found) for side, found in entries.items()}
-    drafting = dict(zip([*entries][1:], drafted, strict=True))
-    badges, verdicts = {}, {}
-    for side, lane in drafting.items():
+    badges, verdicts, ratios = {}, {}, {}
+    for side, lane in zip([*entries][1:], drafted, strict=True):
         found = compare(tokens[PLAIN], tokens[side]) if is_comparable(request.settings) else None
-        texts = {PLAIN: tokens[PLAIN], SPECULATIVE: tokens[side]}
-        summary: dict[str, Any] = {name: {"token_ids": [token.id for token in text]} for name, text in texts.items()}
-        summary["comparison"] = asdict(found) if found else None
+        alone, other = ({"token_ids": [token.id for token in tokens[at]]} for at in (PLAIN, side))
         asked = _asked(request, lane)
+        summary = {PLAIN: alone, SPECULATIVE: other, "comparison": asdict(found) if found else None}
         badges[lane["name"]] = exactness(summary, asked, environment, stopped)
-        known = _drafted(lane, asked)
-        verdicts[lane["name"]] = judge_lane(stats[PLAIN], stats[side], known, found, environment)
-    ratios = {side: verdict.speed_up for side, verdict in zip(drafting, verdicts.values(), strict=True)}
+        verdict = judge_lane(stats[PLAIN], stats[side], _drafted(lane, asked), found, environment)
+        verdicts[lane["name"]], ratios[side] = verdict, verdict.speed_up
     return {
         **told,
         "speed_up": max((ratio for ratio in ratios.values() if ratio is not None), default=None),

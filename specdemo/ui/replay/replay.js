@@ -37,19 +37,15 @@ class Replay {
   constructor(element, props, server) {
     element.replaceChildren(sd.clone("sd-replay"));
     element.classList.add("sd-replay");
-    this.root = element;
-    this.server = server;
-    this.limit = props.limit;
+    Object.assign(this, { root: element, server, limit: props.limit, parts: sd.parts(element) });
     this.files = Object.fromEntries(props.recordings.map(({ name, file }) => [name, file]));
-    this.find = (selector) => element.querySelector(selector);
-    this.race = new Race(this.find(".sd-replayed"), () => {}, server);
+    this.race = new Race(this.parts.replayed, () => {}, server);
     this.show = this.race.show;
     this.show.moved = () => this.moved();
-    this.find(".sd-speed span").textContent = "speed-up, recorded";
+    element.querySelector(".sd-speed span").textContent = "speed-up, recorded";
     this.step = new Step(this);
-    this.find(".sd-lanes").after(this.step.node);
-    this.which = this.find(".sd-which");
-    this.scrub = this.find(".sd-scrub");
+    this.race.parts.panes.after(this.step.node);
+    this.which = this.parts.which;
     this.chosen = ""; // what is shown, by its name in the list
     this.fill(props.recordings);
     this.buttons();
@@ -62,44 +58,35 @@ class Replay {
   fill(recordings) {
     const groups = {};
     for (const { name, category, prompt, settings } of recordings) {
-      groups[category] ??= sd.make("optgroup");
-      groups[category].label = category;
-      const option = sd.make("option", "", `${prompt.trim().split("\n")[0]} (${settings})`);
-      option.value = name;
-      groups[category].append(option);
+      groups[category] ??= Object.assign(sd.make("optgroup"), { label: category });
+      groups[category].append(new Option(`${prompt.trim().split("\n")[0]} (${settings})`, name));
     }
-    const race = sd.make("option", "", "The race this page ran last");
-    race.value = RACE;
-    const file = sd.make("option", "", "Your file");
-    file.value = FILE;
-    file.hidden = true;
-    this.which.append(...Object.values(groups), race, file);
+    const file = Object.assign(new Option("Your file", FILE), { hidden: true });
+    this.which.append(...Object.values(groups), new Option("The race this page ran last", RACE), file);
   }
 
   buttons() {
-    const on = (selector, type, act) => this.find(selector).addEventListener(type, act);
-    on(".sd-which", "change", () => this.choose());
-    on(".sd-open", "click", () => this.find(".sd-file").click());
-    on(".sd-file", "change", (event) => this.upload(event.target));
-    on(".sd-play", "click", () => this.toggle());
-    on(".sd-restart", "click", () => this.go(0));
-    on(".sd-back", "click", () => this.round(-1));
-    on(".sd-on", "click", () => this.round(1));
-    on(".sd-scrub", "input", () => this.go(Number(this.scrub.value)));
-    on(".sd-through", "click", () => this.step.toggle());
-    for (const speed of SPEEDS) {
-      const button = sd.make("button", "sd-button", `${speed}×`);
-      button.type = "button";
-      button.addEventListener("click", () => this.speed(speed));
-      this.find(".sd-speeds").append(button);
-    }
-    this.find(".sd-player").addEventListener("click", ({ target, detail }) => detail && target.blur()); // Space is for playing
+    const { parts } = this;
+    parts.which.addEventListener("change", () => this.choose());
+    parts.file.addEventListener("change", () => this.upload(parts.file));
+    parts.scrub.addEventListener("input", () => this.go(Number(parts.scrub.value)));
+    const clicks = {
+      open: () => parts.file.click(),
+      play: () => this.toggle(),
+      restart: () => this.go(0),
+      back: () => this.round(-1),
+      on: () => this.round(1),
+      through: () => this.step.toggle(),
+    };
+    for (const [name, act] of Object.entries(clicks)) parts[name].addEventListener("click", act);
+    parts.speeds.append(...SPEEDS.map((speed) => sd.button("sd-button", `${speed}×`, () => this.speed(speed))));
+    parts.player.addEventListener("click", ({ target, detail }) => detail && target.blur()); // Space is for playing
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
   speed(speed) {
     this.show.pace = speed;
-    for (const button of this.find(".sd-speeds").children) {
+    for (const button of this.parts.speeds.children) {
       button.setAttribute("aria-pressed", String(button.textContent === `${speed}×`));
     }
   }
@@ -166,7 +153,7 @@ class Replay {
     this.tell();
     this.show.load(data, () => this.opened());
     this.show.close(data.end);
-    this.end = this.scrub.max = this.show.horizon;
+    this.end = this.parts.scrub.max = this.show.horizon;
     this.ready(true);
     this.jump(0);
   }
@@ -174,12 +161,12 @@ class Replay {
   tell() {
     const { request, facts, kind, note } = this.data;
     const { temperature } = request.settings;
-    this.find(".sd-asked").textContent = request.prompt.trim();
+    this.parts.asked.textContent = request.prompt.trim();
     const { dtype, weights_dtype: weights, device_name: device, cores } = facts;
     const stored = weights && weights !== dtype && `${weights} weights`;
     const where = [request.preset, dtype, stored, device, cores && `${cores} cores`];
     const how = [request.drafter, sd.draftSize(request.settings), `temperature ${temperature}`];
-    this.find(".sd-facts-of").textContent = [WHOSE[kind], note, [...where, ...how].filter(Boolean).join(" · ")].filter(Boolean).join(" ");
+    this.parts.facts.textContent = [WHOSE[kind], note, [...where, ...how].filter(Boolean).join(" · ")].filter(Boolean).join(" ");
   }
 
   // --- the clock
@@ -187,12 +174,13 @@ class Replay {
   /** The clock of the show has moved. */
   moved() {
     const { time } = this.show;
-    this.scrub.value = time;
+    const { scrub, play, time: told } = this.parts;
+    scrub.value = time;
     const words = `${time.toFixed(2)} of ${this.end.toFixed(2)} s`;
-    this.scrub.setAttribute("aria-valuetext", words);
-    sd.put(this.find(".sd-time-at"), words);
+    scrub.setAttribute("aria-valuetext", words);
+    sd.put(told, words);
     if (this.show.playing && !this.root.offsetParent) this.pause();
-    this.find(".sd-play").textContent = this.show.playing && !this.show.done ? "Pause" : "Play";
+    play.textContent = this.show.playing && !this.show.done ? "Pause" : "Play";
   }
 
   /** The arena has been cleared. */
@@ -245,7 +233,7 @@ class Replay {
   pause() {
     if (this.show.playing) this.race.drawNow();
     this.show.pause();
-    this.find(".sd-play").textContent = "Play";
+    this.parts.play.textContent = "Play";
   }
 
   // --- keys
@@ -261,7 +249,7 @@ class Replay {
       "+": () => this.speed(SPEEDS[Math.min(at + 1, SPEEDS.length - 1)]),
       "-": () => this.speed(SPEEDS[Math.max(at - 1, 0)]),
       t: () => this.step.toggle(),
-      h: () => this.race.hide.click(),
+      h: () => this.race.parts.hide.click(),
       ...(this.step.open
         ? this.step.keys
         : {

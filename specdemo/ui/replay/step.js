@@ -1,19 +1,23 @@
 // Step through: one round of a recording, slowed down to its single decisions.
 import * as sd from "../assets/page.js";
+import { equals, line, make, many, millis, said, share } from "../assets/page.js";
 import { PLACE, isEmitted, isTree } from "../race/tree.js";
 import { treeSteps } from "./tree_steps.js";
-import { line, many, millis, said, share } from "./words.js";
 
 const SHOWN = 7; // tokens of a distribution; the rest is one bar
+const RACED = 10; // tokens of an exponential race
 const TAIL = 60; // characters of the text before the round
+const WHY = {
+  r: "The target's own token takes the place of the rejected one",
+  b: "All drafted tokens passed, so the target's next token comes for free",
+  t: "The target writes a token by itself",
+};
 
 export class Step {
   constructor(player) {
     this.player = player;
     this.node = sd.clone("sd-step").firstElementChild;
-    const find = (selector) => this.node.querySelector(selector);
-    this.parts = { title: find("h3"), time: find(".sd-step-time"), steps: find(".sd-steps") };
-    Object.assign(this.parts, { row: find(".sd-step-row"), words: find(".sd-step-words"), body: find(".sd-step-body") });
+    this.parts = sd.parts(this.node);
     this.keys = {
       ArrowRight: () => this.go(1),
       ArrowLeft: () => this.go(-1),
@@ -23,17 +27,20 @@ export class Step {
       End: () => this.to(player.rounds.length - 1),
       Escape: () => {
         this.close();
-        player.find(".sd-through").focus();
+        player.parts.through.focus();
       },
     };
-    const acts = { up: "ArrowUp", down: "ArrowDown", left: "ArrowLeft", right: "ArrowRight", close: "Escape" };
-    for (const button of this.node.querySelectorAll("[data-act]")) {
-      button.addEventListener("click", this.keys[acts[button.dataset.act]]);
-    }
+    for (const button of this.node.querySelectorAll("[data-key]")) button.addEventListener("click", this.keys[button.dataset.key]);
   }
 
   get open() {
     return !this.node.hidden;
+  }
+
+  set open(open) {
+    this.node.hidden = !open;
+    this.player.root.classList.toggle("sd-stepping", open);
+    this.player.parts.through.setAttribute("aria-expanded", String(open));
   }
 
   toggle() {
@@ -47,9 +54,7 @@ export class Step {
     player.pause();
     if (!player.rounds.length) return player.refuse("This recording has no round to step through.");
     const drafted = player.rounds.findIndex(({ row }) => row[1]);
-    this.node.hidden = false;
-    player.root.classList.add("sd-stepping");
-    player.find(".sd-through").setAttribute("aria-expanded", "true");
+    this.open = true;
     this.to(player.current < 0 ? Math.max(drafted, 0) : player.current);
     this.node.focus({ preventScroll: true });
     this.node.scrollIntoView({ block: "nearest" });
@@ -57,9 +62,7 @@ export class Step {
 
   close() {
     if (!this.open) return;
-    this.node.hidden = true;
-    this.player.root.classList.remove("sd-stepping");
-    this.player.find(".sd-through").setAttribute("aria-expanded", "false");
+    this.open = false;
     this.mark(-1);
   }
 
@@ -73,14 +76,14 @@ export class Step {
 
   /** A round, at its first step or at its last. */
   to(at, step = 0) {
-    const { player } = this;
+    const { player, parts } = this;
     this.at = at;
     player.jump(player.rounds[at].at);
     this.read(player.rounds[at]);
-    this.parts.title.textContent = `Round ${at + 1} of ${player.rounds.length}`;
+    parts.title.textContent = `Round ${at + 1} of ${player.rounds.length}`;
     const [draft, verify] = this.seconds;
-    this.parts.time.textContent = this.draft.length ? `drafting ${millis(draft)}, target pass ${millis(verify)}` : `target pass ${millis(verify)}`;
-    this.parts.steps.replaceChildren(...this.steps.map(({ name }) => sd.make("li", "", name)));
+    parts.time.textContent = `${this.draft.length ? `drafting ${millis(draft)}, ` : ""}target pass ${millis(verify)}`;
+    parts.steps.replaceChildren(...this.steps.map(({ name }) => make("li", "", name)));
     requestAnimationFrame(() => this.open && this.mark(player.rounds[at].row[0]));
     this.draw(step < 0 ? this.steps.length - 1 : step);
   }
@@ -93,21 +96,18 @@ export class Step {
     this.greedy = temperature === 0;
     this.matches = rule === "match" && !this.greedy;
     this.node.classList.toggle("sd-greedy", this.greedy);
-    this.seconds = seconds;
-    this.places = places;
+    Object.assign(this, { seconds, places });
     this.draft = tokens.filter((token) => token.length > 3);
     this.branches = isTree(tokens);
     this.path = this.branches ? this.draft.filter(([, code]) => code === "a") : this.draft; // what is tested, from left to right
     this.tested = this.path.filter(([, code]) => code !== "u").length;
     this.last = tokens.find((token) => token.length === 3); // drawn after the draft; none if the text ended in it
-    const before = player.rounds.slice(0, this.at).flatMap((round) => round.row[2]);
-    const emitted = (list) => list.filter(isEmitted);
+    const before = player.rounds.slice(0, this.at).flatMap((round) => round.row[2]).filter(isEmitted);
     const first = player.data.lanes[player.lane].events[0].row[2];
-    const text = [...first, ...emitted(before)].map(([piece]) => piece).join("");
-    const letters = [...text]; // a slice of the string could cut an emoji in two
+    const letters = [...[...first, ...before].map(([piece]) => piece).join("")]; // a slice of the string could cut an emoji in two
     this.text = (letters.length > TAIL ? "…" : "") + letters.slice(-TAIL).join("");
-    this.written = 1 + emitted(before).length;
-    this.emitted = emitted(tokens).length;
+    this.written = 1 + before.length;
+    this.emitted = tokens.filter(isEmitted).length;
     this.steps = this.branches ? treeSteps(this, tokens) : this.chainSteps();
     this.steps.push({ name: "cache", place: this.draft.length, draw: () => this.drawCache() });
   }
@@ -125,8 +125,7 @@ export class Step {
 
   /** Outline the round in the lane's text. */
   mark(index) {
-    const { lanes } = this.player.race;
-    const { text, pane } = lanes[this.player.lane];
+    const { text, pane } = this.player.race.lanes[this.player.lane].parts;
     for (const node of text.querySelectorAll(".sd-now")) node.classList.remove("sd-now");
     const first = [...text.querySelectorAll(".tok")].find((token) => token.sdToken.index === index);
     if (index < 0 || !first) return;
@@ -151,12 +150,12 @@ export class Step {
   drawRow(place) {
     const chips = (this.branches ? this.path.slice(0, place + 1) : this.draft).map(([text, code], at) => {
       const failed = at > this.tested - 1 && place >= this.tested - 1;
-      const chip = sd.make("span", `sd-chip-of tok ${at <= place || failed ? code : ""}`, line(text));
+      const chip = make("span", `sd-chip-of tok ${at <= place || failed ? code : ""}`, line(text));
       if (at === place) chip.classList.add("on");
       return chip;
     });
-    if (this.last && place >= this.draft.length) chips.push(sd.make("span", `sd-chip-of tok ${this.last[1]}`, line(this.last[0])));
-    this.parts.row.replaceChildren(sd.make("span", "sd-before", line(this.text)), ...chips);
+    if (this.last && place >= this.draft.length) chips.push(make("span", `sd-chip-of tok ${this.last[1]}`, line(this.last[0])));
+    this.parts.row.replaceChildren(make("span", "sd-before", line(this.text)), ...chips);
   }
 
   drawDraft() {
@@ -172,145 +171,117 @@ export class Step {
     const [text, code, p, q, draw] = this.draft[place];
     const passed = code === "a";
     const behind = this.draft.length - this.tested;
-    const lost = passed || !behind ? "" : ` The ${many(behind, "drafted token")} behind it ${behind === 1 ? "is" : "are"} discarded untested.`;
+    const lost = passed || !behind ? "" : ` The ${many(behind, "drafted token")} after it ${behind === 1 ? "is" : "are"} discarded untested.`;
     const head = `Drafted token ${place + 1} is ${said(text)}.`;
+    const known = this.places[place];
+    if (this.matches) {
+      const drafter = q === 1 ? "The drafter names this token and no other." : `The drafter drew it with ${equals("q", q)} and the noise of this position.`;
+      const verdict = passed
+        ? `the same token, ${equals("p", p)}: it is accepted.`
+        : `${said(this.last[0])}, ${equals("p", this.last[2])}, and not this token, ${equals("p", p)}: it is rejected.`;
+      return [`${head} ${drafter} With the same noise the target draws ${verdict}${lost}`, ...(known ? [this.arrivals(known, true)] : [])];
+    }
     const rows = this.distribution(place);
     const bars = rows ? [this.bars(rows, [["p", "target", 1], ["q", "drafter", 2]])] : [];
     if (this.greedy) {
       const verdict = passed ? "It is, so it passes." : "It is not, so it fails.";
       return [`${head} At temperature 0 a drafted token passes if it is the token that the target finds likeliest. ${verdict}${lost}`, ...bars];
     }
-    if (this.matches) return this.drawMatch(place, `${head} ${this.guess(q)}`, lost);
     if (p === null || q === null || draw === null) {
-      return [`${head} It ${passed ? "passes" : "fails"}. This recording does not tell p, q and the draw of its test.${lost}`, ...bars];
+      return [`${head} It ${passed ? "passes" : "fails"}. This recording does not hold p, q and the draw of its test.${lost}`, ...bars];
     }
     const chance = Math.min(1, p / q);
     const why =
       q === 1
-        ? `The drafter names this token and no other, so q is 1. It passes with the chance p = ${share(p)}.`
+        ? `The drafter names this token and no other, so q is 1. It passes with the chance ${equals("p", p)}.`
         : p >= q
-          ? `The target finds it as likely as the drafter does, or likelier: p = ${share(p)}, q = ${share(q)}. So it is sure to pass.`
-          : `The target finds it less likely than the drafter does: p = ${share(p)}, q = ${share(q)}. It passes with the chance p / q = ${share(chance)}.`;
+          ? `The target finds it as likely as the drafter does, or likelier: ${equals("p", p)}, ${equals("q", q)}. So it is sure to pass.`
+          : `The target finds it less likely than the drafter does: ${equals("p", p)}, ${equals("q", q)}. It passes with the chance ${equals("p / q", chance)}.`;
     const verdict = passed ? "below: it passes." : "not below: it fails.";
     return [`${head} ${why} The draw is ${share(draw)}, ${verdict}${lost}`, this.gauge(chance, draw, passed), ...bars];
   }
 
-  /** How the drafter came to its token under the match rule. */
-  guess(q) {
-    return q === 1 ? "The drafter names this token and no other." : `The drafter drew it with q = ${share(q)} and the noise of this position.`;
+  /** How the target comes to a token of its own. */
+  drew([text, , p]) {
+    if (this.greedy) return `the target finds ${said(text)} likeliest`;
+    return `the target draws ${said(text)} ${this.matches ? "with the noise of this position" : "from its own probabilities"}, ${equals("p", p)}`;
   }
 
-  /** A test by the match rule: whether the target draws the drafted token with the same noise. */
-  drawMatch(place, head, lost) {
-    const [, code, p] = this.draft[place];
-    const words =
-      code === "a"
-        ? `With the same noise the target draws the same token, p = ${share(p)}: it is accepted.`
-        : `With the same noise the target draws ${said(this.last[0])}, p = ${share(this.last[2])}, and not this token, p = ${share(p)}: it is rejected.`;
-    const known = this.places[place];
-    return [`${head} ${words}${lost}`, ...(known ? [this.arrivals(known, true)] : [])];
-  }
-
-  /** The first ten of each exponential race: the target draws the token of the least e / p, the drafter that of the least e / q. */
-  arrivals([, candidates], drafted) {
-    const lists = sd.make("div", "sd-arrivals");
-    for (const [title, letter, column] of [["The target's draw", "p", 1], ["The drafter's draw", "q", 2]].slice(0, drafted ? 2 : 1)) {
-      const times = candidates.filter((row) => row[column] > 0).map(([text, ...row]) => [text, row[column - 1], row[3] / row[column - 1]]);
-      const table = sd.make("table");
-      table.append(sd.make("caption", "", `${title}: the least e / ${letter}`));
-      const head = sd.make("tr");
-      head.append(...["token", letter, `e / ${letter}`].map((name) => sd.make("th", "", name)));
-      table.append(head);
-      times.sort((one, other) => one[2] - other[2]).slice(0, 10).forEach(([text, value, time], at) => {
-        const line = sd.make("tr", at ? "" : "sd-first");
-        const cell = sd.make("td");
-        cell.append(sd.make("code", "", said(text)));
-        line.append(cell, sd.make("td", "", share(value)), sd.make("td", "", time.toPrecision(3)));
-        table.append(line);
-      });
-      lists.append(table);
-    }
-    return lists;
+  /** The probabilities that it was drawn from, where the recording holds them. */
+  drawnFrom(place) {
+    if (!place) return [];
+    return [this.matches ? this.arrivals(place, false) : this.bars(this.ranked(place[1]), [["p", "target", 1]])];
   }
 
   drawLast() {
-    const [text, code, p] = this.last;
-    if (this.greedy) {
-      const why = { r: "In place of the rejected token the target writes", b: "All drafted tokens passed, so the pass also tells what comes next: the target writes", t: "The target writes" }[code];
-      return [`${why} the token that it finds likeliest, ${said(text)}.`];
-    }
-    const place = this.places[this.emitted - 1];
-    const lacking = place ? "" : " This recording does not hold the other tokens.";
-    if (this.matches) {
-      const why = { r: "The target's own token takes the place of the rejected one", b: "All drafted tokens passed, so the target's next token comes for free", t: "The target draws a token by itself" }[code];
-      return [`${why}: ${said(text)}, p = ${share(p)}.${lacking}`, ...(place ? [this.arrivals(place, false)] : [])];
-    }
-    if (code !== "r") {
-      const why = code === "b" ? "All drafted tokens passed, so one more token comes for free. It is" : "It is";
-      const bars = place ? [this.bars(this.rows(place), [["p", "target", 1]])] : [];
-      return [`${why} drawn from the target's own probabilities: ${said(text)}, which had p = ${share(p)}.${lacking}`, ...bars];
-    }
+    const [text, code] = this.last;
+    const place = this.greedy ? null : this.places[this.emitted - 1];
+    const lacking = place || this.greedy ? "" : " This recording does not hold the other tokens.";
+    if (this.greedy || this.matches || code !== "r") return [`${WHY[code]}: ${this.drew(this.last)}.${lacking}`, ...this.drawnFrom(place)];
     const words =
       "The token that takes the place of the rejected one is drawn from the residual: what the target has more of than the drafter, " +
       `max(0, p − q), scaled up to 1. With the drafted tokens that pass, this gives every token exactly its p. Drawn: ${said(text)}.${lacking}`;
     if (!place) return [words];
-    const [left] = place;
-    const residual = place[1].map(([piece, p_, q_, mark]) => [piece, left ? Math.max(0, p_ - q_) / left : 0, 0, mark === "g" ? "" : mark]);
+    const [left, candidates] = place;
+    const residual = candidates.map(([piece, p_, q_, mark]) => [piece, left ? Math.max(0, p_ - q_) / left : 0, 0, mark === "g" ? "" : mark]);
     return [words, this.bars(this.ranked(residual.filter(([, r, , mark]) => r || mark)), [["residual", "residual", 1]])];
   }
 
   drawCache() {
-    const newest = this.last ? this.last[0] : this.path[this.tested - 1][0];
-    const prompt = this.player.data.lanes[this.player.lane].prompt;
+    const newest = (this.last ?? this.path[this.tested - 1])[0];
+    const { rounds, data, lane } = this.player;
+    const { prompt, events } = data.lanes[lane];
     const before = prompt + this.written - 1;
     const read = 1 + this.draft.length;
     const trimmed = read - this.emitted;
     const also = this.draft.length ? ` and ${many(this.draft.length, "drafted token")}` : "";
-    const end = trimmed ? `${trimmed} of them ${trimmed === 1 ? "is" : "are"} of no more use and trimmed, which leaves ${before + this.emitted}.` : "All of them stay.";
+    const end = trimmed ? `${trimmed} of them ${trimmed === 1 ? "is" : "are"} trimmed, which leaves ${before + this.emitted}.` : "All of them stay.";
     const words =
       `The target keeps a cache with one entry for each token it has read. This pass read the last token written${also}, ` +
       `so the cache grew from ${before} to ${many(before + read, "entry", "entries")}. ${end} ` +
-      `${said(newest)} is not in it yet: a next pass would read it first.`;
-    const cells = sd.make("div", "sd-cache");
-    cells.append(sd.make("span", "sd-cell sd-held", `prompt, ${prompt}`));
-    if (this.written > 1) cells.append(sd.make("span", "sd-cell sd-held", `text, ${this.written - 1}`));
-    const tokens = [this.pending(), ...this.draft.map(([text]) => text)];
+      `${said(newest)} is not in it yet: the next pass reads it first.`;
+    const cells = make("div", "sd-cache", make("span", "sd-cell sd-held", `prompt, ${prompt}`));
+    if (this.written > 1) cells.append(make("span", "sd-cell sd-held", `text, ${this.written - 1}`));
+    const pending = (this.at ? rounds[this.at - 1] : events[0]).row[2].at(-1); // when the round began
     const stays = [0, ...this.path.map((token) => token[PLACE])].slice(0, this.emitted);
-    tokens.forEach((text, at) => {
+    [pending, ...this.draft].forEach(([text], at) => {
       const kept = stays.includes(at);
-      const cell = sd.make("span", `sd-cell ${kept ? "sd-kept" : "sd-trimmed"}`, line(text));
+      const cell = make("span", `sd-cell ${kept ? "sd-kept" : "sd-trimmed"}`, line(text));
       cell.title = kept ? "stays" : "trimmed";
       cells.append(cell);
     });
     return [words, cells];
   }
 
-  /** The token that was pending when the round began. */
-  pending() {
-    const { rounds, data, lane } = this.player;
-    const shown = this.at ? rounds[this.at - 1].row[2] : data.lanes[lane].events[0].row[2];
-    return shown.at(-1)[0];
-  }
+  // --- tables and bars
 
-  // --- bars
+  /** The first of each exponential race: the target draws the token of the least e / p, the drafter that of the least e / q. */
+  arrivals([, candidates], drafted) {
+    const races = [["The target's draw", "p", 1], ["The drafter's draw", "q", 2]].slice(0, drafted ? 2 : 1);
+    const tables = races.map(([title, letter, column]) => {
+      const times = candidates.filter((row) => row[column] > 0).map((row) => [row[0], row[column], row[4] / row[column]]);
+      const rows = times.toSorted((one, other) => one[2] - other[2]).slice(0, RACED).map(([text, value, time], at) =>
+        make("tr", at ? "" : "sd-first", make("td", "", make("code", "", said(text))), make("td", "", share(value)), make("td", "", time.toPrecision(3))),
+      );
+      const heads = ["token", letter, `e / ${letter}`].map((name) => make("th", "", name));
+      return make("table", "", make("caption", "", `${title}: the least e / ${letter}`), make("tr", "", ...heads), ...rows);
+    });
+    return make("div", "sd-arrivals", ...tables);
+  }
 
   /** Rows [text, p, q, mark] of a place where a drafted token was tested; null where nothing is known of it. */
   distribution(place) {
     const [text, code, p, q] = this.draft[place];
-    if (!this.greedy && this.places[place]) return this.rows(this.places[place]);
+    if (!this.greedy && this.places[place]) return this.ranked(this.places[place][1]);
     if (p === null || q === null) return null;
     const own = [text, p, q, "g"];
     if (this.greedy && code === "x" && this.last) return [own, [this.last[0], 1, 0, "d"]];
     return this.ranked([own]);
   }
 
-  rows([, candidates]) {
-    return this.ranked(candidates);
-  }
-
   /** The likeliest rows and those that matter here; then one for everything else. */
   ranked(candidates) {
-    const shown = [...candidates].sort((one, other) => Math.max(other[1], other[2]) - Math.max(one[1], one[2]));
+    const shown = candidates.toSorted((one, other) => Math.max(other[1], other[2]) - Math.max(one[1], one[2]));
     const rows = shown.filter(([, , , mark], at) => at < SHOWN || mark);
     const rest = (column) => Math.max(0, 1 - rows.reduce((sum, row) => sum + row[column], 0));
     const others = [null, rest(1), candidates.some((row) => row[2]) ? rest(2) : 0, ""];
@@ -319,50 +290,33 @@ export class Step {
 
   /** Bars for each row, one for each distribution [name, title, column]. */
   bars(rows, distributions) {
-    const table = sd.make("div", "sd-dist");
-    const key = sd.make("p", "sd-dist-key");
-    for (const [name, title] of distributions) {
-      const item = sd.make("span", "", name === title ? title : `${name}, ${title}`);
-      item.prepend(sd.make("i", `sd-bar-${name}`));
-      key.append(item);
-    }
-    table.append(key);
+    const key = distributions.map(([name, title]) => make("span", "", make("i", `sd-bar-${name}`), name === title ? title : `${name}, ${title}`));
     const most = Math.max(...rows.flatMap((row) => distributions.map(([, , column]) => row[column]))) || 1;
-    for (const row of rows) {
+    const lines = rows.map((row) => {
       const [text, , , mark] = row;
-      const line = sd.make("div", `sd-dist-row ${mark ? `sd-mark-${mark}` : ""}`);
-      const label = text === null ? sd.make("span", "sd-dist-others", "all others") : sd.make("code", "", said(text));
-      if (mark) label.append(sd.make("small", "", mark === "g" ? "drafted" : this.greedy ? "likeliest" : "drawn"));
-      const bars = sd.make("span", "sd-dist-bars");
-      const numbers = sd.make("span", "sd-dist-numbers");
-      for (const [name, , column] of distributions) {
-        const bar = sd.make("i", `sd-bar-${name}`);
+      const label = text === null ? make("span", "sd-dist-others", "all others") : make("code", "", said(text));
+      if (mark) label.append(make("small", "", mark === "g" ? "drafted" : this.greedy ? "likeliest" : "drawn"));
+      const bars = distributions.map(([name, , column]) => {
+        const bar = make("i", `sd-bar-${name}`);
         bar.style.width = row[column] ? `max(1px, ${(100 * row[column]) / most}%)` : 0;
-        bars.append(bar);
-        numbers.append(sd.make("b", "", share(row[column])));
-      }
-      line.append(label, bars, numbers);
-      table.append(line);
-    }
-    return table;
+        return bar;
+      });
+      const numbers = distributions.map(([, , column]) => make("b", "", share(row[column])));
+      return make("div", `sd-dist-row ${mark ? `sd-mark-${mark}` : ""}`, label, make("span", "sd-dist-bars", ...bars), make("span", "sd-dist-numbers", ...numbers));
+    });
+    return make("div", "sd-dist", make("p", "sd-dist-key", ...key), ...lines);
   }
 
   /** The chance to pass as a stretch from 0 to 1, and the draw as a mark on it. */
   gauge(chance, draw, passed) {
-    const gauge = sd.make("div", "sd-gauge");
-    const track = sd.make("div", "sd-gauge-track");
-    const pass = sd.make("i", "sd-gauge-pass");
+    const pass = make("i", "sd-gauge-pass");
     pass.style.width = `${chance * 100}%`;
-    const mark = sd.make("b", "sd-gauge-draw");
+    const mark = make("b", "sd-gauge-draw");
     mark.style.left = `${draw * 100}%`;
-    track.append(pass, mark);
+    const track = make("div", "sd-gauge-track", pass, mark);
     track.setAttribute("role", "img");
     track.setAttribute("aria-label", `Chance to pass ${share(chance)}, draw ${share(draw)}`);
-    gauge.append(
-      sd.make("span", "", `min(1, p/q) = ${share(chance)}`),
-      track,
-      sd.make("span", passed ? "sd-passes" : "sd-fails", passed ? "passes" : "fails"),
-    );
-    return gauge;
+    const verdict = make("span", passed ? "sd-passes" : "sd-fails", passed ? "passes" : "fails");
+    return make("div", "sd-gauge", make("span", "", `min(1, p/q) = ${share(chance)}`), track, verdict);
   }
 }

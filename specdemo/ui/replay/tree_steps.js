@@ -1,32 +1,24 @@
 // The steps of a round whose draft is a tree: the draft, a test at each place of the path, the bonus token.
-import * as sd from "../assets/page.js";
+import { line, make, many, millis, said, share } from "../assets/page.js";
 import { ABOVE, PLACE, behind, walk } from "../race/tree.js";
-import { line, many, millis, said, share } from "./words.js";
 
 /** A tree as nested lists. What has one token behind it stands on one line, and branches hang under the token that they
  *  follow. `node` draws a token. */
 const lists = (tokens, node, place = 0) => {
-  const list = sd.make("ul", "sd-tree");
-  for (const first of behind(tokens, place)) {
-    const item = sd.make("li");
+  const items = behind(tokens, place).map((first) => {
+    const item = make("li");
     for (let token = first, following; token; token = following.length === 1 && following[0]) {
       following = behind(tokens, token[PLACE]);
-      const drawn = node(token);
-      if (following.length < 2) item.append(drawn);
-      else {
-        const fork = sd.make("div");
-        fork.append(drawn, lists(tokens, node, token[PLACE]));
-        item.append(fork);
-      }
+      item.append(following.length < 2 ? node(token) : make("div", "", node(token), lists(tokens, node, token[PLACE])));
     }
-    list.append(item);
-  }
-  return list;
+    return item;
+  });
+  return make("ul", "sd-tree", ...items);
 };
 
 /** All steps but the last, that of the cache. */
 export const treeSteps = (step, tokens) => {
-  const { draft, path, last, places, greedy, matches } = step;
+  const { draft, path, last, places, greedy } = step;
   const tests = walk(tokens).filter(([, tried]) => tried.length);
   const decided = [0]; // in which test it shows what becomes of a node, by its place; the branches follow their first
   for (const token of draft) {
@@ -42,20 +34,13 @@ export const treeSteps = (step, tokens) => {
     const node = (token) => {
       const [text, code, p, q, , place] = token;
       const shown = place < 0 || test >= Math.min(decided[place], tests.length - 1);
-      const drawn = sd.make("span", "sd-node");
-      const chip = sd.make("span", `sd-chip-of tok ${shown ? code : ""}`, line(text));
+      const chip = make("span", `sd-chip-of tok ${shown ? code : ""}`, line(text));
       if (tests[test]?.[1].includes(token)) chip.classList.add("on");
       const numbers = [test >= 0 && !greedy && `p ${share(p)}`, place > 0 && estimates && `q ${share(q)}`];
-      drawn.append(chip, sd.make("small", "", numbers.filter(Boolean).join("\n")));
-      return drawn;
+      return make("span", "sd-node", chip, make("small", "", numbers.filter(Boolean).join("\n")));
     };
     return lists(test >= tests.length - (resampled ? 1 : 0) ? grown : draft, node);
   };
-  const probabilities = (at) => (!places[at] ? [] : [matches ? step.arrivals(places[at], false) : step.bars(step.rows(places[at]), [["p", "target", 1]])]);
-  const drew = ([text, , p]) =>
-    greedy
-      ? `the target finds ${said(text)} likeliest`
-      : `the target draws ${said(text)} ${matches ? "with the noise of this position" : "from its own probabilities"}, p = ${share(p)}`;
 
   const drawDraft = () => {
     const [drafting, pass] = step.seconds;
@@ -72,15 +57,15 @@ export const treeSteps = (step, tokens) => {
     const verdict =
       own[1] === "a"
         ? `It is ${one ? "the token" : `one of the ${tried.length} tokens`} drafted there: accepted.`
-        : `${one ? `Drafted was ${said(tried[0][0])}, which is rejected` : `It is none of the ${tried.length} tokens drafted there, which are rejected`}. The target's own token takes the place.`;
-    const discarded = lost ? ` On branches that are left here, ${many(lost, "token")} ${lost === 1 ? "is" : "are"} discarded untested.` : "";
-    const words = `After ${test ? said(path[test - 1][0]) : "the text"}, ${drew(own)}. ${verdict}${discarded}`;
-    return [words, tree(test), ...probabilities(test)];
+        : `It is ${one ? `not ${said(tried[0][0])}, the token drafted there, which is` : `none of the ${tried.length} tokens drafted there, which are`} rejected. The target's own token takes the place.`;
+    const discarded = lost ? ` ${many(lost, "token")} on the branches that the text leaves here ${lost === 1 ? "is" : "are"} discarded untested.` : "";
+    const words = `After ${test ? said(path[test - 1][0]) : "the text"}, ${step.drew(own)}. ${verdict}${discarded}`;
+    return [words, tree(test), ...step.drawnFrom(places[test])];
   };
   const drawBonus = () => [
-    `Nothing was drafted after ${said(path.at(-1)[0])}, so one more token comes for free: ${drew(last)}.`,
+    `Nothing was drafted after ${said(path.at(-1)[0])}, so one more token comes for free: ${step.drew(last)}.`,
     tree(tests.length),
-    ...probabilities(tests.length),
+    ...step.drawnFrom(places[tests.length]),
   ];
 
   const steps = [{ name: "draft", draw: drawDraft }];

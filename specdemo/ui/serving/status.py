@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from ..runs import Runs
 from ..values import to_json
-from .stream import KEEP_ALIVE_SECONDS, may_see
+from .stream import KEEP_ALIVE_SECONDS, following, may_see
 
 LINE_SECONDS = 1.0  # between two reads of a visitor's place in line
 PAUSE_SECONDS = 0.2  # the least time between two messages, since a download's progress changes more often
@@ -37,16 +37,8 @@ def status_route(runs: Runs) -> Route:
 
 
 async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
-    loop, changed = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake() -> None:  # called by the thread that changed something
-        with suppress(RuntimeError):  # the server was closed meanwhile
-            loop.call_soon_threadsafe(changed.set)
-
-    followers = runs.engine.followers
-    followers.add(wake)
-    try:
-        said, at = "", 0.0
+    loop, said, at = asyncio.get_running_loop(), "", 0.0
+    with following(runs.engine.followers) as changed:
         while True:
             changed.clear()
             line = _line(runs, session)
@@ -57,8 +49,6 @@ async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
             await asyncio.sleep(PAUSE_SECONDS)
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(changed.wait(), LINE_SECONDS if line else KEEP_ALIVE_SECONDS)
-    finally:
-        followers.discard(wake)
 
 
 def _line(runs: Runs, session: str) -> dict[str, Any] | None:

@@ -7,8 +7,8 @@ small machine that costs the engine a tenth of its speed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -67,29 +67,38 @@ def _after(last: str) -> int:
     return int(last) + 1 if short else 0
 
 
-async def _events(run: Job, first: int) -> AsyncIterator[str]:
-    """Sleeps until the run has news. Polling would take time from the engine, which uses every core."""
+@contextmanager
+def following(followers: set[Callable[[], None]]) -> Iterator[asyncio.Event]:
+    """An event that is set whenever the followers are called, by any thread."""
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
-    def wake() -> None:  # called by the thread that plays the run
+    def wake() -> None:
         with suppress(RuntimeError):  # the server was closed meanwhile
             loop.call_soon_threadsafe(news.set)
 
-    run.followers.add(wake)
+    followers.add(wake)
     try:
-        ended = False
-        while not ended:
-            news.clear()
-            ended = run.ended.is_set()  # read before the messages, so that none is missed
-            while first < len(run.messages):
-                yield f"id: {first}\ndata: {run.messages[first]}\n\n"
-                first += 1
-            if not ended:
-                try:
-                    await asyncio.wait_for(news.wait(), KEEP_ALIVE_SECONDS)
-                except asyncio.TimeoutError:
-                    yield ": still here\n\n"
+        yield news
     finally:
-        run.followers.discard(wake)
+        followers.discard(wake)
+
+
+async def _events(run: Job, first: int) -> AsyncIterator[str]:
+    """Sleeps until the run has news. Polling would take time from the engine, which uses every core."""
+    try:
+        with following(run.followers) as news:
+            ended = False
+            while not ended:
+                news.clear()
+                ended = run.ended.is_set()  # read before the messages, so that none is missed
+                while first < len(run.messages):
+                    yield f"id: {first}\ndata: {run.messages[first]}\n\n"
+                    first += 1
+                if not ended:
+                    try:
+                        await asyncio.wait_for(news.wait(), KEEP_ALIVE_SECONDS)
+                    except asyncio.TimeoutError:
+                        yield ": still here\n\n"
+    finally:
         if run.on_page and not run.followers:
             run.stop_unless_followed()
