@@ -12,6 +12,8 @@ import pytest
 # it all, measured). OpenMP asks once, when torch loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+gc.disable()  # while tests are collected, which makes and keeps much: see below
+
 import torch
 
 try:
@@ -64,6 +66,7 @@ def one_thread() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays. Loads free memory by a collection, which need not look at all of that again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
