@@ -12,9 +12,9 @@ import pytest
 # it all, measured). OpenMP asks once, when torch loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-gc.disable()  # while tests are collected, which makes and keeps much: see below
-
 import torch
+
+gc.disable()  # while tests are collected, which makes and keeps much: see below
 
 try:
     from hypothesis import settings
