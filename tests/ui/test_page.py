@@ -83,8 +83,7 @@ def test_browsers_keep_the_scripts_and_styles(visit: Visit, script: Script) -> N
         urlopen(ours[0].replace(name, "0" * len(name)))  # of another version
 
 
-def test_a_page_that_is_only_open_draws_next_to_nothing(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_a_page_that_is_only_open_draws_next_to_nothing(page: Page) -> None:
     page.evaluate(
         """() => {
           const next = window.requestAnimationFrame;
@@ -166,8 +165,7 @@ def test_it_can_be_seen_where_the_keyboard_is(visit: Visit, script: Script) -> N
         page.click(".sd-dark")
 
 
-def test_axe_finds_nothing_serious(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_axe_finds_nothing_serious(page: Page) -> None:
     run(page, "one two three four five six seven")
     page.click("#more button")
     page.locator("#stop-strings").wait_for()
@@ -178,8 +176,7 @@ def test_axe_finds_nothing_serious(visit: Visit, script: Script) -> None:
         assert serious(page) == []
 
 
-def test_the_page_fits_its_window_and_both_lanes_are_in_sight_on_a_phone(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_the_page_fits_its_window_and_both_lanes_are_in_sight_on_a_phone(page: Page) -> None:
     run(page, "one two three four five six seven " + "x" * 300)
     for width, height in ((1280, 900), (390, 844)):
         page.set_viewport_size({"width": width, "height": height})
@@ -234,8 +231,7 @@ def test_bad_input_is_refused_in_words_and_nothing_is_lost(
     assert page.locator("#prompt textarea").input_value() == "one two"
 
 
-def test_refused_input_leaves_the_last_race_on_the_page(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_refused_input_leaves_the_last_race_on_the_page(page: Page) -> None:
     run(page, "one two three")
     before = tokens_shown(page, PLAIN)
     expect(page.locator(".sd-behind")).to_be_visible()
@@ -354,8 +350,7 @@ def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Scrip
     expect(page.locator("#k input[type=number]")).to_have_value("4")
 
 
-def test_an_example_fills_the_prompt(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_an_example_fills_the_prompt(page: Page) -> None:
     page.get_by_role("button", name="code", exact=True).click()
     page.get_by_role("button", name="for x in range(3): print(x)").click()
     expect(page.locator("#prompt textarea")).to_have_value("for x in range(3): print(x)")
@@ -430,9 +425,8 @@ def test_dark_or_light_is_kept_once_it_was_chosen(visit: Visit, script: Script, 
     assert not again()
 
 
-def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(visit: Visit, script: Script) -> None:
+def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(page: Page, script: Script) -> None:
     script.gate.clear()
-    page = visit()
     look = "getComputedStyle(document.querySelector('#stop')).backgroundColor"
     idle = page.evaluate(look)
     run(page, "one two", until="waiting")
@@ -554,8 +548,7 @@ def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(
     expect(first.locator("[data-lane=plain] .tok")).to_have_count(24)
 
 
-def test_choosing_a_drafter_describes_it(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_choosing_a_drafter_describes_it(page: Page) -> None:
     page.click("#drafter input")
     page.get_by_role("option", name="ngram", exact=True).click()
     expect(page.locator("#drafter")).to_contain_text("A table of which token follows which")
