@@ -118,7 +118,8 @@ LEFT = """() => JSON.stringify([
     location.href, document.body.className, localStorage.length, sessionStorage.length,
     ...document.querySelectorAll('.sd-arena:is([data-state=running], [data-state=waiting], [data-state=loading])'),
     ...[...document.querySelectorAll('input:not([type=file]), textarea, select, dialog, [aria-pressed]')]
-        .filter(part => !part.closest('#prompt, .sd-board'))
+        .filter(part => !part.closest('#prompt, .sd-board') && (!part.closest('#replay') || part.checked
+            || (part.ariaPressed === 'true' && part.textContent !== '1×')))
         .map(part => [part.value, part.checked, part.open, part.ariaPressed]),
 ])"""
 
@@ -139,7 +140,9 @@ def page(tabs: Tabs, used: list[tuple[Page, str]], url: str, script: Script) -> 
     page, left = used.pop() if used else (tabs.take(), "")
     with listening(page, troubles):
         page.set_viewport_size({"width": 1280, "height": 900})
-        if not left:
+        if left:
+            page.get_by_role("tab", name="Race").click()
+        else:
             page.set_default_timeout(20_000)
             page.goto(url)
             page.locator(".sd-board").wait_for()

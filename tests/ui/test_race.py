@@ -253,20 +253,6 @@ def test_stop_stops_and_the_next_run_works(visit: Visit, script: Script) -> None
     assert len(tokens_shown(page, PLAIN)) == 8
 
 
-def test_a_closed_tab_ends_its_race(visit: Visit, script: Script) -> None:
-    script.pace = 0.01
-    page = visit("?max_new_tokens=2000")
-    run(page, "one two three", until="running")
-    page.locator("[data-lane=plain] .tok").nth(3).wait_for()
-    assert script.open_races == 1
-    page.close()
-    wait_until(lambda: script.open_races == 0)
-    script.pace = 0
-    other = visit("?max_new_tokens=5")
-    run(other, "four five")
-    assert len(tokens_shown(other, PLAIN)) == 5
-
-
 def test_a_failure_is_told_and_the_next_run_works(page: Page, script: Script) -> None:
     few = MemoryError("The GPU has too little free memory: lower max new tokens.")
     for failure, words in (

@@ -305,6 +305,7 @@ def open_replay(page: Page, trace: str | None = None) -> Page:
     page.get_by_role("tab", name="Replay").click()
     page.locator(".sd-play:enabled").wait_for()
     if trace is not None:
+        page.locator(".sd-facts-of").evaluate("facts => { facts.textContent = ''; }")  # those of an earlier file
         upload(page, trace)
         expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
     return page
@@ -343,8 +344,8 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
     assert unloaded.loads == []
 
 
-def test_the_figures_of_a_paused_replay_are_those_of_its_text(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), traced()[0])
+def test_the_figures_of_a_paused_replay_are_those_of_its_text(page: Page) -> None:
+    open_replay(page, traced()[0])
     page.get_by_role("button", name="0.25×", exact=True).click()
     page.get_by_role("button", name="Play", exact=True).click()
     ninth = page.locator(f"{REPLAY} [data-lane=speculative] .sd-text .tok").nth(8)
@@ -356,8 +357,8 @@ def test_the_figures_of_a_paused_replay_are_those_of_its_text(visit: Visit, scri
         expect(page.locator(f"{REPLAY} [data-lane={lane}] .sd-tokens")).to_have_text(f"{count} of 24 tokens")
 
 
-def test_space_plays_wherever_it_does_nothing_else(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), traced(max_new_tokens=400)[0])
+def test_space_plays_wherever_it_does_nothing_else(page: Page) -> None:
+    open_replay(page, traced(max_new_tokens=400)[0])
     play = page.locator(".sd-play")
     page.get_by_role("tab", name="Replay").focus()  # where a click on it leaves the keyboard
     for click in (None, f"{REPLAY} [data-lane=plain] .sd-text", ".sd-scrub"):
@@ -387,9 +388,9 @@ def replayed(page: Page, lane: str) -> list[list[str]]:
     )
 
 
-def test_rounds_and_times_are_gone_to_forwards_and_backwards(visit: Visit, script: Script) -> None:
+def test_rounds_and_times_are_gone_to_forwards_and_backwards(page: Page) -> None:
     text, entries = traced()
-    page = open_replay(visit(), text)
+    open_replay(page, text)
     rounds = [entry for entry in entries if entry.lane == SPECULATIVE]
     page.keyboard.press("ArrowRight")
     expect_tokens(page, tokens_of(rounds[:2], SPECULATIVE))
@@ -422,8 +423,8 @@ def expect_tokens(page: Page, tokens: list[list[str]]) -> None:
     assert replayed(page, SPECULATIVE) == tokens
 
 
-def test_a_sampled_round_is_stepped_through_with_its_distributions(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), "\n".join(REAL))
+def test_a_sampled_round_is_stepped_through_with_its_distributions(page: Page) -> None:
+    open_replay(page, "\n".join(REAL))
     entries = read_trace(REAL)[1]
     rounds = [(e.event, e.probabilities) for e in entries if e.lane == SPECULATIVE and isinstance(e.event, Round)]
     failed = [any(token.outcome is DraftOutcome.REJECTED for token in event.drafted) for event, _ in rounds]
@@ -480,8 +481,8 @@ def shares(value: float) -> str:
     return str(int(value)) if value in (0, 1) else "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
-def test_a_greedy_round_is_stepped_through_by_buttons(visit: Visit, script: Script) -> None:
-    page = open_replay(visit())
+def test_a_greedy_round_is_stepped_through_by_buttons(page: Page) -> None:
+    open_replay(page)
     page.select_option(".sd-which", GREEDY[0])
     page.locator(".sd-play:enabled").wait_for()
     page.get_by_role("button", name="Step through").click()
@@ -498,8 +499,8 @@ def test_a_greedy_round_is_stepped_through_by_buttons(visit: Visit, script: Scri
     expect(page.locator(".sd-step")).to_be_hidden()
 
 
-def test_what_a_trace_lacks_is_said(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), traced(temperature=0.8, rule="rejection")[0])
+def test_what_a_trace_lacks_is_said(page: Page) -> None:
+    open_replay(page, traced(temperature=0.8, rule="rejection")[0])
     page.keyboard.press("t")
     page.keyboard.press("ArrowRight")
     assert "p = 0.125, q = 0.500" in words(page)
@@ -508,8 +509,7 @@ def test_what_a_trace_lacks_is_said(visit: Visit, script: Script) -> None:
     assert words(page).endswith("This recording does not hold the other tokens.")
 
 
-def test_a_trace_of_three_lanes_with_unknown_probabilities_is_played(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_a_trace_of_three_lanes_with_unknown_probabilities_is_played(page: Page) -> None:
     for temperature in (0.0, 0.8):
         open_replay(page, three_lanes(temperature=temperature))
         expect(page.locator(f"{REPLAY} .sd-lane h2")).to_have_text([NAMES[1], NAMES[0], NAMES[2]])
@@ -537,10 +537,10 @@ def test_a_trace_of_three_lanes_with_unknown_probabilities_is_played(visit: Visi
         page.keyboard.press("Escape")
 
 
-def test_whatever_a_file_holds_is_shown_literally(visit: Visit, script: Script) -> None:
+def test_whatever_a_file_holds_is_shown_literally(page: Page) -> None:
     prompt = " ".join(CORPUS)
     text, entries = traced(prompt, max_new_tokens=len(CORPUS) * 4, temperature=0.5)
-    page = open_replay(visit(), text)
+    open_replay(page, text)
     page.keyboard.press("End")
     page.locator(f"{REPLAY} [data-state=ended]").wait_for()
     for lane in (PLAIN, SPECULATIVE):
@@ -619,8 +619,8 @@ def test_the_race_just_run_is_replayed(visit: Visit, script: Script) -> None:
     assert len(script.races) == 1
 
 
-def test_it_fits_its_window_and_axe_finds_nothing_serious(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), "\n".join(REAL))
+def test_it_fits_its_window_and_axe_finds_nothing_serious(page: Page) -> None:
+    open_replay(page, "\n".join(REAL))
     page.get_by_role("button", name="Step through").click()
     page.keyboard.press("ArrowRight")
     for width in (1280, 390):
