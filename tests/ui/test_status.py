@@ -162,8 +162,7 @@ def test_the_wait_is_what_the_last_jobs_took(monkeypatch: pytest.MonkeyPatch) ->
     assert engine.expected_wait(1) is None
 
 
-def test_a_wait_is_put_in_words(visit: Visit) -> None:
-    page = visit()
+def test_a_wait_is_put_in_words(page: Page) -> None:
     for seconds, words in (
         (None, "Waiting: number 3 of 5."),
         (0, "Waiting: number 3 of 5, a few seconds."),
