@@ -124,6 +124,12 @@ LEFT = """() => JSON.stringify([
 ])"""
 
 
+HIDE = """hidden => {
+    Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
+    document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
 @pytest.fixture(scope="session")
 def used(tabs: Tabs) -> Iterator[list[tuple[Page, str]]]:
     """The page that the last test to use `page` has left as it was, if there is one, and how that is."""
@@ -141,6 +147,7 @@ def page(tabs: Tabs, used: list[tuple[Page, str]], url: str, script: Script) -> 
     with listening(page, troubles):
         page.set_viewport_size({"width": 1280, "height": 900})
         if left:
+            page.evaluate(HIDE, False)
             page.get_by_role("tab", name="Race").click()
         else:
             page.set_default_timeout(20_000)
@@ -155,6 +162,7 @@ def page(tabs: Tabs, used: list[tuple[Page, str]], url: str, script: Script) -> 
         page.unroute_all()
         page.mouse.move(0, 0)
         page.keyboard.press("Escape")
+        page.evaluate(HIDE, True)  # out of sight it asks the server for nothing
         used.append((page, left))
     assert troubles == []
 

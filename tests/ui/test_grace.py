@@ -24,7 +24,8 @@ from specdemo.ui.serving.line import MODEL_LINE, is_heard
 from .browser import run, served, tokens_of, tokens_shown, wait_until
 from .conftest import Visit
 from .scripted import Script
-from .test_messages import ask, in_a_loop_of_its_own
+from .test_jobs import in_a_loop_of_its_own
+from .test_messages import ask
 
 
 class Network:

@@ -1,4 +1,4 @@
-"""The Lab: every view measures a real, if tiny, model in a real browser; and what it is asked and told without one."""
+"""The Lab: every view measures a real, if tiny, model in a real browser."""
 
 from __future__ import annotations
 
@@ -18,21 +18,15 @@ from typing import Any
 import pytest
 import torch
 from gradio.utils import get_upload_folder
-from hypothesis import given
-from hypothesis import strategies as st
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from specdemo.studies import lossless, profile
-from specdemo.studies.broken import DESCRIPTIONS
-from specdemo.studies.rules import BROKEN
 from specdemo.system.progress import check_stopped
 from specdemo.types import BadInput
 from specdemo.ui.engine import Engine, EngineTrouble, Pauses, real_backend
 from specdemo.ui.lab import pictures, plots
 from specdemo.ui.lab import run as lab_run
-from specdemo.ui.lab.results import plain
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.lab.studies import some_of_each, theory_of
 from specdemo.ui.lab.views import VIEWS
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import full_preset
@@ -614,40 +608,6 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
 # Without a browser -----------------------------------------------------------------------------------------
 
 
-values = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(),
-    st.lists(st.text()),
-    st.lists(st.floats()),
-    st.just(["ngram"]),
-)
-
-
-@pytest.mark.parametrize("view", VIEWS)
-@given(data=st.data())
-def test_any_form_is_read_or_refused_in_words(view: str, data: st.DataObject) -> None:
-    fields = VIEWS[view].fields
-    given = data.draw(st.fixed_dictionaries({field.name: st.one_of(values, st.just(field.value)) for field in fields}))
-    try:
-        read = VIEWS[view].read(given)
-    except BadInput:
-        return
-    assert all(field.low <= read[field.name] <= field.high for field in fields if field.kind in ("whole", "number"))
-
-
-@given(st.dictionaries(st.sampled_from(["draft_ms", "target_ms", "alpha"]), values))
-def test_theory_of_any_numbers_is_a_picture_or_refused(asked: dict[str, Any]) -> None:
-    try:
-        (section,) = theory_of(asked)
-    except BadInput:
-        return
-    assert section is not None
-    assert not re.search(r"\bNaN\b|Infinity", "".join(figure.plot for figure in section.figures))
-
-
 def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_run, "PICTURE_SECONDS", 0.0)
     monkeypatch.setattr(engine, "_pauses", Pauses(local=0.0, remote=0.0))  # nor do steps wait to be told together
@@ -671,18 +631,3 @@ def test_a_failure_of_a_run_is_told(engine: Engine) -> None:
     with pytest.raises(EngineTrouble, match="psychic"):
         list(job.play(engine))
     assert job.ended.is_set()
-
-
-def test_the_words_of_the_broken_rules_are_those_of_the_rules_that_there_are() -> None:
-    assert list(DESCRIPTIONS) == list(BROKEN)
-
-
-@given(st.text())
-def test_any_text_is_plain_in_markdown(text: str) -> None:
-    assert re.sub(r"\\(.)", r"\1", plain(text)) == text
-    assert not re.search(r"(?<!\\)(?:\\\\)*[<`*_\[$&]", plain(text))
-
-
-def test_prompts_are_taken_from_each_category_in_turn() -> None:
-    assert [prompt.id for prompt in some_of_each("easy-hard", 2)] == ["easy-1", "hard-1", "easy-2", "hard-2"]
-    assert len({prompt.category for prompt in some_of_each("domains", 3)}) == 8

@@ -18,7 +18,7 @@ from .browser import run, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import PROMPTS, Script
 from .test_page import serious
-from .test_replay import lines_of
+from .test_playable import lines_of
 from .test_show import SHIFTS
 
 Open = Callable[..., Page]
