@@ -14,6 +14,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import torch
 
+gc.disable()  # while tests are collected, which makes and keeps much: see below
+
 try:
     from hypothesis import settings
 except ModuleNotFoundError:  # tests/gpu runs without it
@@ -28,11 +30,11 @@ else:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """The whole suite runs in three processes where pytest-xdist is installed, unless `-n` says otherwise."""
+    """The whole suite runs in four processes where pytest-xdist is installed, unless `-n` says otherwise."""
     whole = config.args_source is not pytest.Config.ArgsSource.ARGS
     a_worker = hasattr(config, "workerinput")
     if whole and not a_worker and config.getoption("numprocesses", 0) is None and not config.getoption("usepdb"):
-        config.option.numprocesses, config.option.dist = 3, "worksteal"
+        config.option.numprocesses, config.option.dist = 4, "worksteal"
 
 
 Command = Callable[..., tuple[int, str, str]]
@@ -64,6 +66,7 @@ def one_thread() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays. Loads free memory by a collection, which need not look at all of that again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

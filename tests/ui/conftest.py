@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -113,6 +113,60 @@ def visit(chromium: Browser, tabs: Tabs, url: str, script: Script) -> Iterator[V
         yield visit
 
 
+# All that a visitor can leave on a page that no race goes on in: what it says of one that has ended is no hindrance.
+LEFT = """() => JSON.stringify([
+    location.href, document.body.className, localStorage.length, sessionStorage.length,
+    ...document.querySelectorAll('.sd-arena:is([data-state=running], [data-state=waiting], [data-state=loading])'),
+    ...[...document.querySelectorAll('input:not([type=file]), textarea, select, dialog, [aria-pressed]')]
+        .filter(part => !part.closest('#prompt, .sd-board') && (!part.closest('#replay') || part.checked
+            || (part.ariaPressed === 'true' && part.textContent !== '1×')))
+        .map(part => [part.value, part.checked, part.open, part.ariaPressed]),
+])"""
+
+
+HIDE = """hidden => {
+    Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });
+    document.dispatchEvent(new Event('visibilitychange'));
+}"""
+
+
+@pytest.fixture(scope="session")
+def used(tabs: Tabs) -> Iterator[list[tuple[Page, str]]]:
+    """The page that the last test to use `page` has left as it was, if there is one, and how that is."""
+    used: list[tuple[Page, str]] = []
+    yield used
+    for page, _ in used:
+        tabs.give_back(page)
+
+
+@pytest.fixture
+def page(tabs: Tabs, used: list[tuple[Page, str]], url: str, script: Script) -> Iterator[Page]:
+    """The page with nothing filled in. Earlier tests may have raced on it: to open it takes longer than most races."""
+    troubles: list[str] = []
+    page, left = used.pop() if used else (tabs.take(), "")
+    with listening(page, troubles):
+        page.set_viewport_size({"width": 1280, "height": 900})
+        if left:
+            page.evaluate(HIDE, False)
+            page.get_by_role("tab", name="Race").click()
+        else:
+            page.set_default_timeout(20_000)
+            page.goto(url)
+            page.locator(".sd-board").wait_for()
+            page.locator("[data-stage=ready]").wait_for()
+            left = page.evaluate(LEFT)
+        yield page
+    if page.is_closed() or page.evaluate(LEFT) != left:
+        tabs.give_back(page)
+    else:
+        page.unroute_all()
+        page.mouse.move(0, 0)
+        page.keyboard.press("Escape")
+        page.evaluate(HIDE, True)  # out of sight it asks the server for nothing
+        used.append((page, left))
+    assert troubles == []
+
+
 @contextmanager
 def visits(chromium: Browser, tabs: Tabs, url: str) -> Iterator[Visit]:
     """Opens the page as a new visitor; `forgive` is a text that console errors may hold.
@@ -121,7 +175,7 @@ def visits(chromium: Browser, tabs: Tabs, url: str) -> Iterator[Visit]:
     """
     pages: list[Page] = []
     own: list[Page] = []
-    heard: list[tuple[Page, str, Callable[[Any], None]]] = []
+    heard = ExitStack()
     troubles: list[str] = []
 
     def open_page(
@@ -143,17 +197,14 @@ def visits(chromium: Browser, tabs: Tabs, url: str) -> Iterator[Visit]:
             pages.append(page)
         page.set_viewport_size({"width": width, "height": height})
         page.set_default_timeout(20_000)
-        for event, hear in listeners(troubles, forgive).items():
-            page.on(event, hear)  # type: ignore[call-overload]
-            heard.append((page, event, hear))
+        heard.enter_context(listening(page, troubles, forgive))
         page.goto(at + query)
         page.locator(".sd-board").wait_for()
         page.locator(until).wait_for()
         return page
 
     yield open_page
-    for page, event, hear in heard:
-        page.remove_listener(event, hear)
+    heard.close()
     for page in own:
         page.context.close()
     for page in reversed(pages):
@@ -161,19 +212,25 @@ def visits(chromium: Browser, tabs: Tabs, url: str) -> Iterator[Visit]:
     assert troubles == []
 
 
-def listeners(troubles: list[str], forgive: str) -> dict[str, Callable[[Any], None]]:
-    """What is wrong with a page is added to `troubles`."""
+@contextmanager
+def listening(page: Page, troubles: list[str], forgive: str = "\0") -> Iterator[None]:
+    """What is wrong with a page meanwhile is added to `troubles`."""
 
     def console(message: ConsoleMessage) -> None:
         if message.type == "error" and forgive not in message.text:
             troubles.append(message.text)
 
-    return {
+    heard: dict[str, Callable[[Any], None]] = {
         "pageerror": lambda error: troubles.append(f"script error: {error}"),
         "dialog": lambda dialog: troubles.append(f"dialog: {dialog.message}"),
         "console": console,
         "request": lambda request: troubles.extend(outside(request.url)),
     }
+    for event, hear in heard.items():
+        page.on(event, hear)  # type: ignore[call-overload]
+    yield
+    for event, hear in heard.items():
+        page.remove_listener(event, hear)
 
 
 def outside(address: str) -> list[str]:

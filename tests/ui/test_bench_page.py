@@ -43,6 +43,7 @@ def rates(script: Script) -> dict[str, float]:
     return {lane: Stats.of(events).tokens_per_second or 0.0 for lane, events in lanes.items()}
 
 
+@pytest.mark.slow
 def test_every_way_reports_the_rates_of_the_race_and_one_that_does_not_end_is_told(
     chromium: Browser, url: str, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:

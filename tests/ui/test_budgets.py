@@ -34,7 +34,7 @@ from specdemo.ui.runs import OWN_RUNS, Runs
 from .browser import run, served, tokens_shown
 from .conftest import Visit
 from .scripted import PRESETS, Script
-from .test_messages import slow_engine
+from .test_jobs import slow_engine
 
 SHORT = Budgets(new_tokens=40, race_seconds=1.0, lab_seconds=0.3)
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -24,7 +24,8 @@ from specdemo.ui.serving.line import MODEL_LINE, is_heard
 from .browser import run, served, tokens_of, tokens_shown, wait_until
 from .conftest import Visit
 from .scripted import Script
-from .test_messages import ask, in_a_loop_of_its_own
+from .test_jobs import in_a_loop_of_its_own
+from .test_messages import ask
 
 
 class Network:
@@ -139,19 +140,25 @@ def test_a_run_is_stopped_only_if_nobody_follows_it_for_so_long() -> None:
     runs.heard = lambda session: session == "heard"  # its page hears of it through Gradio
     left, back, away, heard = (runs.begin(Run(ask()), name) for name in ("left", "back", "away", "heard"))
 
-    async def follow() -> list[list[bool]]:
-        seen = []
-        back.followers.add(lambda: None)
-        for job in (left, back, away, heard):
-            runs.leave(job.session)
-        runs.leave("unknown")
-        await asyncio.sleep(0.2)
-        away.stop_unless_followed()  # it was followed in between, and lost again
-        await asyncio.sleep(0.2)
-        seen.append([job.stop.is_set() for job in (left, back, away)])
-        await asyncio.sleep(0.3)
-        seen.append([job.stop.is_set() for job in (left, back, away)])
-        assert not heard.stop.is_set()
-        return seen
+    looks: list[Callable[[], None]] = []  # what the loop of the server would do after the grace
 
-    assert in_a_loop_of_its_own(follow()) == [[True, False, False], [True, False, True]]
+    def later(seconds: float, look: Callable[[], None]) -> None:
+        assert seconds == runs.grace
+        looks.append(look)
+
+    async def follow() -> None:
+        back.followers.add(lambda: None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "call_later", later)
+            for job in (left, back, away, heard):
+                runs.leave(job.session)
+            runs.leave("unknown")
+            away.stop_unless_followed()  # it was followed in between, and lost again
+
+    in_a_loop_of_its_own(follow())
+    *first, second = looks
+    for look in first:
+        look()
+    assert [job.stop.is_set() for job in (left, back, away, heard)] == [True, False, False, False]
+    second()
+    assert [job.stop.is_set() for job in (left, back, away, heard)] == [True, False, True, False]

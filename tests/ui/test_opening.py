@@ -18,7 +18,7 @@ from .browser import run, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import PROMPTS, Script
 from .test_page import serious
-from .test_replay import lines_of
+from .test_playable import lines_of
 from .test_show import SHIFTS
 
 Open = Callable[..., Page]
@@ -112,7 +112,9 @@ def test_it_is_skipped_by_a_button_and_by_a_key_and_shown_again(opening: Open) -
         skip()
         expect(page.locator("#race .sd-captions li")).to_have_count(5)
         assert caption(page) == RESULT
-        assert tokens_shown(page, SPECULATIVE) == tokens_of(ENTRIES, SPECULATIVE)
+        tokens = tokens_of(ENTRIES, SPECULATIVE)
+        expect(page.locator("#race [data-lane=speculative] .sd-text .tok")).to_have_count(len(tokens))  # once drawn
+        assert tokens_shown(page, SPECULATIVE) == tokens
         page.get_by_role("button", name="Again").click()
         expect(page.locator("#race .sd-sentence")).to_have_text(CAPTIONS[0])
         assert kinds(page) == "t"

@@ -1,4 +1,4 @@
-"""The page around a race: loading, the form, links, keys, the line for the model, and how it looks."""
+"""The page around a race: the form, links, keys, the line for the model, and how it looks."""
 
 from __future__ import annotations
 
@@ -83,8 +83,7 @@ def test_browsers_keep_the_scripts_and_styles(visit: Visit, script: Script) -> N
         urlopen(ours[0].replace(name, "0" * len(name)))  # of another version
 
 
-def test_a_page_that_is_only_open_draws_next_to_nothing(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_a_page_that_is_only_open_draws_next_to_nothing(page: Page) -> None:
     page.evaluate(
         """() => {
           const next = window.requestAnimationFrame;
@@ -166,8 +165,7 @@ def test_it_can_be_seen_where_the_keyboard_is(visit: Visit, script: Script) -> N
         page.click(".sd-dark")
 
 
-def test_axe_finds_nothing_serious(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_axe_finds_nothing_serious(page: Page) -> None:
     run(page, "one two three four five six seven")
     page.click("#more button")
     page.locator("#stop-strings").wait_for()
@@ -178,8 +176,7 @@ def test_axe_finds_nothing_serious(visit: Visit, script: Script) -> None:
         assert serious(page) == []
 
 
-def test_the_page_fits_its_window_and_both_lanes_are_in_sight_on_a_phone(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_the_page_fits_its_window_and_both_lanes_are_in_sight_on_a_phone(page: Page) -> None:
     run(page, "one two three four five six seven " + "x" * 300)
     for width, height in ((1280, 900), (390, 844)):
         page.set_viewport_size({"width": width, "height": height})
@@ -234,8 +231,7 @@ def test_bad_input_is_refused_in_words_and_nothing_is_lost(
     assert page.locator("#prompt textarea").input_value() == "one two"
 
 
-def test_refused_input_leaves_the_last_race_on_the_page(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_refused_input_leaves_the_last_race_on_the_page(page: Page) -> None:
     run(page, "one two three")
     before = tokens_shown(page, PLAIN)
     expect(page.locator(".sd-behind")).to_be_visible()
@@ -354,8 +350,7 @@ def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Scrip
     expect(page.locator("#k input[type=number]")).to_have_value("4")
 
 
-def test_an_example_fills_the_prompt(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_an_example_fills_the_prompt(page: Page) -> None:
     page.get_by_role("button", name="code", exact=True).click()
     page.get_by_role("button", name="for x in range(3): print(x)").click()
     expect(page.locator("#prompt textarea")).to_have_value("for x in range(3): print(x)")
@@ -430,9 +425,8 @@ def test_dark_or_light_is_kept_once_it_was_chosen(visit: Visit, script: Script, 
     assert not again()
 
 
-def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(visit: Visit, script: Script) -> None:
+def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(page: Page, script: Script) -> None:
     script.gate.clear()
-    page = visit()
     look = "getComputedStyle(document.querySelector('#stop')).backgroundColor"
     idle = page.evaluate(look)
     run(page, "one two", until="waiting")
@@ -460,104 +454,3 @@ def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) ->
     wait_until(lambda: script.ended_races == MAX_WAITING + 1)
     run(page)
     assert len(tokens_shown(page, PLAIN)) == 24
-
-
-def test_loading_shows_progress_and_run_waits_for_it(visit: Visit, unloaded: Script) -> None:
-    unloaded.loading.clear()
-    unloaded.begin()
-    page = visit()
-    expect(page.locator(".sd-model")).to_have_text("Downloading, 10% done")
-    expect(page.locator(".sd-progress")).to_have_attribute("value", "0.1")
-    run(page, "one two three", until="loading")
-    assert sentence(page) == "The race starts as soon as the model is ready."
-    unloaded.loading.set()
-    page.locator(".sd-arena[data-state=ended]").wait_for()
-    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-    assert page.locator(".sd-facts").inner_text() == "bfloat16 · a scripted processor"
-    assert len(tokens_shown(page, PLAIN)) == 24
-
-
-def test_a_failed_load_is_told_and_can_be_tried_again(visit: Visit, unloaded: Script) -> None:
-    unloaded.load_failure = MemoryError("The disk is full: free some space <b>now</b>.")
-    unloaded.begin()
-    page = visit()
-    expect(page.locator(".sd-model")).to_have_text("The disk is full: free some space <b>now</b>.")
-    run(page, "one two", until="failed")
-    assert sentence(page) == "The disk is full: free some space <b>now</b>."
-    unloaded.load_failure = None
-    page.fill("#max-new-tokens input", "9")
-    page.click(".sd-retry")
-    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-    run(page)
-    assert len(tokens_shown(page, PLAIN)) == 9  # what was asked for stays
-
-
-def test_choosing_a_preset_loads_it_and_frees_the_old_one(visit: Visit, unloaded: Script) -> None:
-    unloaded.begin()
-    page = visit()
-    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-    choose_preset(page, "Other 1.7B")
-    expect(page.locator(".sd-model")).to_have_text("Other 1.7B")
-    expect(page.locator("#max-new-tokens input")).to_have_value("12")
-    expect(page.locator("#drafter input")).to_have_value("none")
-    expect(page.locator("#k input[type=number]")).to_have_value("2")
-    expect(page.locator("#preset")).to_contain_text("Much larger.")
-    page.click("#more button")
-    expect(page.get_by_label("Raw text")).to_be_checked()
-    loads = [(loaded.preset.name, loaded.released) for loaded in unloaded.loads]
-    assert loads == [("scripted", True), ("other", False)]
-    run(page, "one two three")
-    assert len(tokens_shown(page, PLAIN)) == 12
-
-
-def choose_preset(page: Page, title: str) -> None:
-    page.click("#preset input")
-    page.get_by_role("option", name=title).click()
-
-
-def test_a_list_of_presets_that_is_only_looked_at_changes_nothing(visit: Visit, unloaded: Script) -> None:
-    unloaded.begin()
-    page, other = visit(), visit()
-    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-    choose_preset(other, "Other 1.7B")
-    expect(other.locator(".sd-model")).to_have_text("Other 1.7B")
-    page.fill("#max-new-tokens input", "7")
-    for leave in (lambda: page.keyboard.press("Tab"), lambda: page.locator(".sd-brand").click()):
-        page.click("#preset input")
-        leave()
-    page.fill("#prompt textarea", "one two three")
-    page.wait_for_timeout(500)
-    expect(page.locator("#max-new-tokens input")).to_have_value("7")
-    expect(page.locator("#drafter input")).to_have_value("prompt-lookup")
-    assert [loaded.preset.name for loaded in unloaded.loads] == ["scripted", "other"]
-    choose_preset(page, "Other 1.7B")
-    choose_preset(page, "Scripted 135M")  # the last of two choices counts
-    expect(page.locator("#max-new-tokens input")).to_have_value("24")
-    expect(page.locator("#preset")).to_contain_text(PRESETS["scripted"].description)
-    expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
-
-
-def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(visit: Visit, script: Script) -> None:
-    first, second = visit(), visit()
-    script.gate.clear()
-    run(first, "one two three", until="waiting")
-    wait_until(lambda: script.open_races == 1)
-    choose_preset(second, "Other 1.7B")
-    expect(second.locator("#max-new-tokens input")).to_have_value("12")
-    expect(second.locator("#drafter input")).to_have_value("none")
-    second.click("#drafter input")  # what this preset can use is not known yet
-    expect(second.get_by_role("option", name="draft-model", exact=True)).to_be_visible()
-    second.fill("#max-new-tokens input", "7")
-    script.gate.set()
-    expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
-    expect(second.locator("#max-new-tokens input")).to_have_value("7")
-    expect(first.locator("[data-lane=plain] .tok")).to_have_count(24)
-
-
-def test_choosing_a_drafter_describes_it(visit: Visit, script: Script) -> None:
-    page = visit()
-    page.click("#drafter input")
-    page.get_by_role("option", name="ngram", exact=True).click()
-    expect(page.locator("#drafter")).to_contain_text("A table of which token follows which")
-    page.click("#drafter input")
-    expect(page.get_by_role("option", name="draft-model (this preset has no draft model)")).to_be_visible()

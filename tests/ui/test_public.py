@@ -28,8 +28,9 @@ from specdemo.ui.serving.head import Head
 
 from .browser import served
 from .scripted import PRESETS, Script
+from .test_jobs import in_a_loop_of_its_own
 from .test_line import Caller
-from .test_messages import ask, in_a_loop_of_its_own
+from .test_messages import ask
 
 ODD_NUMBERS: list[Any] = [
     *(math.nan, math.inf, -math.inf, float("1e400"), 1e308, -1, -0.5, 4.5, True, None),

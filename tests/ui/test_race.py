@@ -41,11 +41,10 @@ CORPUS = [
 ]
 
 
-def test_a_page_on_this_machine_is_known(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_on_this_machine_is_known(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     play = Run.play
     monkeypatch.setattr(Run, "play", lambda run, engine: told.append(run.local) or play(run, engine))  # type: ignore[func-returns-value]
-    page = visit()
     run(page, "one two three")
     monkeypatch.setattr("specdemo.ui.runs.is_local", lambda client: client.host != "127.0.0.1")
     run(page)
@@ -103,8 +102,7 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced
     assert f"{found.tokens:.1f} tokens per target pass" in sentence(page)
 
 
-def test_what_is_measured_before_a_race_is_told(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_what_is_measured_before_a_race_is_told(page: Page, script: Script) -> None:
     run(page, "one two three")
     script.says = "measuring what a pass costs on this machine"
     script.gate.clear()
@@ -132,9 +130,8 @@ def test_the_strip_shows_the_draft_of_every_round_along_the_text(visit: Visit, s
     expect(page.locator("[data-lane=plain] .sd-drafts")).to_be_hidden()
 
 
-def test_a_difference_is_shown_with_its_place_and_gap(visit: Visit, script: Script) -> None:
+def test_a_difference_is_shown_with_its_place_and_gap(page: Page, script: Script) -> None:
     script.differ_at = 5
-    page = visit()
     run(page, "one two three four five six seven")
     assert page.locator(".sd-badge").inner_text() == "First difference at token 6"
     assert "near-tie" in page.locator(".sd-why-exact").inner_text()
@@ -168,8 +165,7 @@ def test_same_draws_can_be_chosen_above_temperature_0_only(visit: Visit, script:
     expect(page.locator("#match")).to_be_hidden()
 
 
-def test_whatever_is_typed_or_generated_is_shown_literally(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_whatever_is_typed_or_generated_is_shown_literally(page: Page, script: Script) -> None:
     prompt = " ".join(CORPUS)
     page.fill("#max-new-tokens input", str(len(prompt)))
     run(page, prompt)
@@ -257,22 +253,7 @@ def test_stop_stops_and_the_next_run_works(visit: Visit, script: Script) -> None
     assert len(tokens_shown(page, PLAIN)) == 8
 
 
-def test_a_closed_tab_ends_its_race(visit: Visit, script: Script) -> None:
-    script.pace = 0.01
-    page = visit("?max_new_tokens=2000")
-    run(page, "one two three", until="running")
-    page.locator("[data-lane=plain] .tok").nth(3).wait_for()
-    assert script.open_races == 1
-    page.close()
-    wait_until(lambda: script.open_races == 0)
-    script.pace = 0
-    other = visit("?max_new_tokens=5")
-    run(other, "four five")
-    assert len(tokens_shown(other, PLAIN)) == 5
-
-
-def test_a_failure_is_told_and_the_next_run_works(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_a_failure_is_told_and_the_next_run_works(page: Page, script: Script) -> None:
     few = MemoryError("The GPU has too little free memory: lower max new tokens.")
     for failure, words in (
         (few, str(few)),

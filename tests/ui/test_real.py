@@ -12,7 +12,7 @@ from specdemo.ui.engine import Engine, real_backend
 from .browser import run, served_engine, tokens_of, tokens_shown
 from .conftest import Visit
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_a_real_race_is_shown_as_it_was(visit: Visit) -> None:

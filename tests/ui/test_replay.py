@@ -6,306 +6,32 @@ import gzip
 import json
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request as WebRequest
-from urllib.request import urlopen
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
 from specdemo.decoding.events import Prefilled, Round
-from specdemo.models.presets import DEFAULT_PRESET, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
-from specdemo.racing.trace import Candidate, Entry, Spans, TokenProbabilities, read_trace, write_trace
-from specdemo.types import DraftedToken, DraftOutcome, Settings, Token, TokenKind
-from specdemo.ui.race.messages import row_of
-from specdemo.ui.replay import opening, routes
+from specdemo.racing.trace import read_trace
+from specdemo.types import DraftOutcome
 from specdemo.ui.replay.opening import MAX_TRACE
-from specdemo.ui.replay.playable import playable, uploaded
-from specdemo.ui.replay.recordings import RECORDINGS, SUFFIX, recordings
 
 from .browser import discarded, tokens_of
 from .conftest import Visit
-from .scripted import PRESETS, Script, ScriptedLoaded
+from .scripted import Script
 from .test_page import serious
+from .test_playable import GREEDY, NAMES, REAL, SHIPPED, three_lanes, traced
 from .test_race import CORPUS
 
-SHIPPED = [shipped["name"] for shipped in recordings()]
 REPLAY = "#replay"
-PAIR = "qwen2.5-coder"
-
-
-def traced(prompt: str = "one two three four five six", only: str = "", **settings: Any) -> tuple[str, list[Entry]]:
-    """The trace of a scripted race, and its entries."""
-    script, loaded = Script(), ScriptedLoaded(PRESETS["scripted"])
-    asked = Settings(**{"k": 4, "max_new_tokens": 24, **settings})
-    entries = list(script.race(loaded, "prompt-lookup", loaded.encode(prompt), asked, False))
-    entries = [entry for entry in entries if only in ("", entry.lane)]
-    header = script.header(loaded, "prompt-lookup", prompt, False, asked)
-    return "".join(write_trace(header, entries)), entries
-
-
-# What the page is told --------------------------------------------------------------------------------------
-
-
-def test_a_trace_is_told_with_the_rows_and_figures_of_a_race() -> None:
-    text, entries = traced()
-    told = json.loads(uploaded(text))
-    assert told["kind"] == "file"
-    for lane in (PLAIN, SPECULATIVE):
-        mine = [entry for entry in entries if entry.lane == lane]
-        events = told["lanes"][lane]["events"]
-        assert [event["row"] for event in events] == [json.loads(json.dumps(row_of(entry))) for entry in mine]
-        stats = Stats.of(entry.event for entry in mine)
-        assert told["end"]["stats"][lane] == json.loads(json.dumps(stats.as_dict()))
-        assert events[-1]["figures"]["tokens"] == stats.tokens
-        assert events[-1]["at"] == pytest.approx(stats.seconds)
-        assert told["lanes"][lane]["prompt"] == stats.prompt_tokens
-    assert told["end"]["exactness"]["title"] == "Identical to the target alone"
-    assert told["facts"] == {"dtype": "bfloat16", "device_name": "a scripted processor"}
-
-
-def test_a_trace_tells_what_its_weights_were_stored_in_if_it_knows() -> None:
-    environment = {"dtype": "float32", "weights_dtype": "float16", "cores": 2}
-    told = json.loads(uploaded(header_with(environment=environment)))
-    assert told["facts"] == {"dtype": "float32", "weights_dtype": "float16", "cores": "2"}
-
-
-def test_a_trace_of_one_lane_is_told() -> None:
-    told = json.loads(uploaded(traced(only=SPECULATIVE)[0]))
-    assert [*told["lanes"]] == [SPECULATIVE]
-    assert told["end"]["sentence"] == "This trace holds one lane only."
-
-
-NAMES = ["eagle <b>K = 4</b>", "target", "eagle K = 8"]
-
-
-def three_lanes(alone: int | None = 1, **settings: Any) -> str:
-    """The trace of lanes with any names, none of which tells a p, a q or a draw; lane `alone` is the target alone."""
-    text, entries = traced(**settings)
-    header, *_ = text.split("\n")
-    lanes = [{"name": name, "drafter": "none" if at == alone else "eagle"} for at, name in enumerate(NAMES)]
-    lines = [json.dumps(json.loads(header) | {"lanes": lanes})]
-    for at, name in enumerate(NAMES):
-        lane = PLAIN if at == alone else SPECULATIVE
-        unknown = write_trace({}, [replace(entry, lane=name) for entry in entries if entry.lane == lane])
-        lines += [json.dumps(without(json.loads(line), ("p", "q", "draw"))) for line in [*unknown][1:]]
-    return "\n".join(lines)
-
-
-def without(value: Any, fields: tuple[str, ...]) -> Any:
-    if isinstance(value, dict):
-        return {name: without(field, fields) for name, field in value.items() if name not in fields}
-    return [without(item, fields) for item in value] if isinstance(value, list) else value
-
-
-def test_more_lanes_are_told_whatever_they_are_called() -> None:
-    told = json.loads(uploaded(three_lanes()))
-    titles = {side: lane["title"] for side, lane in told["lanes"].items()}
-    assert [*titles.items()] == [(PLAIN, NAMES[1]), (SPECULATIVE, NAMES[0]), ("drafted-2", NAMES[2])]
-    usual = json.loads(uploaded(traced()[0]))
-    end, ratio = usual["end"], usual["end"]["speed_up"]
-    assert told["end"] == {  # the same lane twice, by other names
-        **end,
-        "speed_ups": {SPECULATIVE: ratio, "drafted-2": ratio},
-        "stats": {**end["stats"], "drafted-2": end["stats"][SPECULATIVE]},
-        "verdicts": dict.fromkeys((NAMES[0], NAMES[2]), end["verdicts"][SPECULATIVE]),
-        "sentence": f"The fastest lane is {NAMES[0]}, tied with {NAMES[2]}. {end['sentence']}",
-    }
-    assert told["note"] == usual["note"] == ""
-    without_target = json.loads(uploaded(three_lanes(alone=None)))
-    assert [lane["title"] for lane in without_target["lanes"].values()] == NAMES
-    assert without_target["end"]["speed_up"] is None
-    assert without_target["end"]["sentence"] == "None of these lanes is the target alone."
-
-
-def test_of_five_lanes_four_are_told() -> None:
-    lines = three_lanes().splitlines()
-    header = json.loads(lines[0])
-    header["lanes"] += [{"name": name, "drafter": "eagle"} for name in ("four", "five")]
-    more = [json.loads(line) | {"lane": name} for name in ("four", "five") for line in lines[1:] if NAMES[0] in line]
-    told = json.loads(uploaded("\n".join(map(json.dumps, [header, *map(json.loads, lines[1:]), *more]))))
-    assert told["note"] == "The trace holds 5 lanes; the first 4 are shown."
-    assert [lane["title"] for lane in told["lanes"].values()] == [NAMES[1], NAMES[0], NAMES[2], "four"]
-
-
-def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
-    drafted = (
-        DraftedToken(5, DraftOutcome.REJECTED, parent=-1),
-        DraftedToken(6, DraftOutcome.ACCEPTED, parent=-1),
-        DraftedToken(7, DraftOutcome.REJECTED, parent=1),
-    )
-    emitted = Token(6, TokenKind.ACCEPTED), Token(8, TokenKind.RESAMPLED)
-    place = TokenProbabilities(0.5, tuple(Candidate(number, str(number), 0.25, 0.25) for number in (5, 6, 7, 8)))
-    event = Round(0, drafted, emitted, 0.0, 0.1, 0.1)
-    entry = Entry(SPECULATIVE, event, Spans((" six", " eight"), (" five", " six", " seven")), (place, place))
-    prefilled = Entry(SPECULATIVE, Prefilled(3, Token(1, TokenKind.TARGET), 0.1), Spans(("one",)))
-    header = Script().header(ScriptedLoaded(PRESETS["scripted"]), "eagle", "one", False, Settings(temperature=1.0))
-    told = json.loads(uploaded("".join(write_trace(header, [prefilled, entry]))))["lanes"][SPECULATIVE]["events"][1]
-    row = [[" five", "x", 1, 0], [" six", "a", 2, 0], [" seven", "x", 3, 2], [" eight", "r"]]
-    assert [[*token[:2], *token[5:]] for token in told["row"][2]] == row
-    marks = [{text: mark for text, _, _, mark, _ in candidates} for _, candidates in told["places"]]
-    assert marks == [{"5": "g", "6": "g", "7": "", "8": ""}, {"5": "", "6": "", "7": "g", "8": "d"}]
-
-
-def test_a_race_that_was_stopped_is_told_as_stopped() -> None:
-    lines = traced()[0].splitlines()[:-4]
-    assert json.loads(uploaded("\n".join(lines)))["end"]["stopped"] is True
-
-
-def header_with(**fields: Any) -> str:
-    lines = traced()[0].splitlines()
-    return "\n".join([json.dumps({**json.loads(lines[0]), **fields}), *lines[1:]])
-
-
-@pytest.mark.parametrize(
-    ("file", "words"),
-    [
-        ("", "The trace is empty."),
-        ("<b>hello</b>", "This is not a trace of specdemo."),
-        (traced()[0].partition("\n")[0], "The trace holds no events."),
-        (header_with(prompt=7), "Line 1 of the trace cannot be read: prompt, preset and drafter are texts."),
-        (header_with(drafter="x" * 1000), "is too long."),
-        (header_with(settings=[]), "Line 1 of the trace cannot be read: "),
-        (header_with(settings={"k": 99}), "K must be a whole number from 0 to 16, not 99."),
-        (header_with(settings={"speed": 1}), "Line 1 of the trace cannot be read: "),
-        (header_with(settings={"\ud800": 1}), "Line 1 of the trace cannot be read: "),
-        (header_with(prompt="\ud800"), "The trace holds half of a character (a lone surrogate), which is not text."),
-    ],
-    ids=range(10),
-)
-def test_what_is_no_trace_is_refused_in_words(file: Any, words: str) -> None:
-    told = json.loads(uploaded(file).encode("utf-8"))
-    assert [*told] == ["error"]
-    assert words in told["error"]
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@given(st.data())
-def test_a_real_trace_with_something_changed_is_told_or_refused(data: st.DataObject) -> None:
-    lines = [json.loads(line) for line in REAL[:12]]
-    at = data.draw(st.sampled_from(lines))
-    while True:
-        key = data.draw(st.sampled_from([*at] if isinstance(at, dict) else range(len(at))))
-        if not at[key] or not isinstance(at[key], (dict, list)) or data.draw(st.booleans()):
-            break
-        at = at[key]
-    at[key] = data.draw(values)
-    told = json.loads(uploaded("\n".join(map(json.dumps, lines))))
-    assert [*told] == ["error"] or {"request", "lanes", "end"} <= told.keys()
-
-
-@pytest.mark.parametrize("name", ["", "nothing", "..%2Fsmollm2-135m.toml", SHIPPED[0]])
-def test_only_recordings_that_ship_can_be_asked_for(url: str, name: str) -> None:
-    with pytest.raises(HTTPError, match="404"):
-        urlopen(f"{url}recordings/{name}")
-
-
-def test_a_recording_is_a_file_that_was_made_before_and_that_browsers_keep(
-    url: str, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specdemo.ui.replay.playable.playable", None)  # which made it, and makes nothing now
-    for shipped in recordings():
-        with urlopen(f"{url}recordings/{shipped['file']}") as answer:
-            assert (answer.headers["content-encoding"], answer.headers["content-type"]) == ("gzip", "application/json")
-            assert "immutable" in answer.headers["cache-control"]
-            told = json.loads(gzip.decompress(answer.read()))
-        assert (told["kind"], told["request"]["prompt"]) == ("recording", shipped["prompt"])
-
-
-def posted(url: str, trace: bytes) -> Any:
-    """What the page is told of a file."""
-    with urlopen(WebRequest(f"{url}replays", trace)) as answer:
-        return json.load(answer)
-
-
-def test_a_file_is_read_by_another_process(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "specdemo.ui.replay.playable.read_trace", None
-    )  # which is needed, but not in the process of the engine
-    text, _ = traced()
-    told = posted(url, text.encode())
-    monkeypatch.undo()
-    assert told == json.loads(uploaded(text))
-    assert posted(url, b"\xff\xfe") == {"error": "This is not a trace of specdemo."}
-    assert posted(url, b"x" * (MAX_TRACE + 1)) == {"error": "This file is too large: a trace has at most 16 MB."}
-
-
-@pytest.mark.parametrize(
-    ("module", "limit", "value"), [(routes, "OPENING_SECONDS", 0.01), (opening, "OPEN", "raise SystemExit(1)")]
-)
-def test_a_file_that_takes_too_much_is_given_up(
-    url: str, script: Script, monkeypatch: pytest.MonkeyPatch, module: Any, limit: str, value: Any
-) -> None:
-    monkeypatch.setattr(module, limit, value)
-    assert posted(url, b"") == {"error": opening.NOT_OPENED}
-    monkeypatch.setattr(routes, "AT_ONCE", 0)
-    assert posted(url, b"") == {"error": "Others are opening files just now. Try again in a moment."}
-
-
-# The recordings that ship -----------------------------------------------------------------------------------
-
-
-def lines_of(name: str) -> list[str]:
-    return gzip.decompress((RECORDINGS / f"{name}{SUFFIX}").read_bytes()).decode("ascii").splitlines()
-
-
-def header_of(name: str) -> dict[str, Any]:
-    return read_trace(lines_of(name)[:1])[0]
-
-
-GREEDY = [name for name in SHIPPED if header_of(name)["settings"]["temperature"] == 0]
-REAL = lines_of(next(name for name in SHIPPED if "rule" not in header_of(name)["settings"] and name not in GREEDY))
-
-
-def test_every_example_prompt_has_a_recording_and_they_are_small() -> None:
-    headers = [header_of(name) for name in SHIPPED]
-    greedy = {header_of(name)["prompt"] for name in GREEDY}
-    prompts = {prompt for prompts in load_prompts().values() for prompt in prompts}
-    assert greedy == prompts
-    assert {header["preset"] for header in headers} == {DEFAULT_PRESET, PAIR}
-    assert all(
-        (PAIR in shipped["settings"]) == (header_of(shipped["name"])["preset"] == PAIR) for shipped in recordings()
-    )
-    sizes = [path.stat().st_size for path in RECORDINGS.glob(f"*{SUFFIX}")]
-    assert max(sizes) < 150_000
-    assert sum(sizes) < 1_500_000
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_recording_can_be_played(name: str) -> None:
-    header, entries = read_trace(lines_of(name))
-    told = playable(header, entries)
-    assert {*told["lanes"]} == {PLAIN, SPECULATIVE}
-    greedy = header["settings"]["temperature"] == 0
-    by_chance = not greedy and header["settings"].get("rule") != "match"
-    assert told["end"]["exactness"]["mark"] == ("chance" if by_chance else "same")
-    drafted = [entry for entry in entries if entry.lane == SPECULATIVE and isinstance(entry.event, Round)]
-    assert all(bool(entry.probabilities) != greedy for entry in drafted)
-    assert told["facts"].keys() == {"dtype", "weights_dtype", "device_name", "cores"}
-    assert header["environment"]["system"] == "Linux"  # and nothing more that tells one machine from another
-
-
-# In the browser ---------------------------------------------------------------------------------------------
 
 
 def open_replay(page: Page, trace: str | None = None) -> Page:
     page.get_by_role("tab", name="Replay").click()
     page.locator(".sd-play:enabled").wait_for()
     if trace is not None:
-        page.locator(".sd-facts-of").evaluate("facts => { facts.textContent = ''; }")  # of an earlier file
+        page.locator(".sd-facts-of").evaluate("facts => { facts.textContent = ''; }")  # those of an earlier file
         upload(page, trace)
         expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
     return page
@@ -344,8 +70,8 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
     assert unloaded.loads == []
 
 
-def test_the_figures_of_a_paused_replay_are_those_of_its_text(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), traced()[0])
+def test_the_figures_of_a_paused_replay_are_those_of_its_text(page: Page) -> None:
+    open_replay(page, traced()[0])
     page.get_by_role("button", name="0.25×", exact=True).click()
     page.get_by_role("button", name="Play", exact=True).click()
     ninth = page.locator(f"{REPLAY} [data-lane=speculative] .sd-text .tok").nth(8)
@@ -357,8 +83,8 @@ def test_the_figures_of_a_paused_replay_are_those_of_its_text(visit: Visit, scri
         expect(page.locator(f"{REPLAY} [data-lane={lane}] .sd-tokens")).to_have_text(f"{count} of 24 tokens")
 
 
-def test_space_plays_wherever_it_does_nothing_else(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), traced(max_new_tokens=400)[0])
+def test_space_plays_wherever_it_does_nothing_else(page: Page) -> None:
+    open_replay(page, traced(max_new_tokens=400)[0])
     play = page.locator(".sd-play")
     page.get_by_role("tab", name="Replay").focus()  # where a click on it leaves the keyboard
     for click in (None, f"{REPLAY} [data-lane=plain] .sd-text", ".sd-scrub"):
@@ -388,9 +114,9 @@ def replayed(page: Page, lane: str) -> list[list[str]]:
     )
 
 
-def test_rounds_and_times_are_gone_to_forwards_and_backwards(visit: Visit, script: Script) -> None:
+def test_rounds_and_times_are_gone_to_forwards_and_backwards(page: Page) -> None:
     text, entries = traced()
-    page = open_replay(visit(), text)
+    open_replay(page, text)
     rounds = [entry for entry in entries if entry.lane == SPECULATIVE]
     page.keyboard.press("ArrowRight")
     expect_tokens(page, tokens_of(rounds[:2], SPECULATIVE))
@@ -423,8 +149,8 @@ def expect_tokens(page: Page, tokens: list[list[str]]) -> None:
     assert replayed(page, SPECULATIVE) == tokens
 
 
-def test_a_sampled_round_is_stepped_through_with_its_distributions(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), "\n".join(REAL))
+def test_a_sampled_round_is_stepped_through_with_its_distributions(page: Page) -> None:
+    open_replay(page, "\n".join(REAL))
     entries = read_trace(REAL)[1]
     rounds = [(e.event, e.probabilities) for e in entries if e.lane == SPECULATIVE and isinstance(e.event, Round)]
     failed = [any(token.outcome is DraftOutcome.REJECTED for token in event.drafted) for event, _ in rounds]
@@ -481,8 +207,8 @@ def shares(value: float) -> str:
     return str(int(value)) if value in (0, 1) else "<0.001" if value < 0.0005 else f"{value:.3f}"
 
 
-def test_a_greedy_round_is_stepped_through_by_buttons(visit: Visit, script: Script) -> None:
-    page = open_replay(visit())
+def test_a_greedy_round_is_stepped_through_by_buttons(page: Page) -> None:
+    open_replay(page)
     page.select_option(".sd-which", GREEDY[0])
     page.locator(".sd-play:enabled").wait_for()
     page.get_by_role("button", name="Step through").click()
@@ -499,8 +225,8 @@ def test_a_greedy_round_is_stepped_through_by_buttons(visit: Visit, script: Scri
     expect(page.locator(".sd-step")).to_be_hidden()
 
 
-def test_what_a_trace_lacks_is_said(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), traced(temperature=0.8, rule="rejection")[0])
+def test_what_a_trace_lacks_is_said(page: Page) -> None:
+    open_replay(page, traced(temperature=0.8, rule="rejection")[0])
     page.keyboard.press("t")
     page.keyboard.press("ArrowRight")
     assert "p = 0.125, q = 0.500" in words(page)
@@ -509,8 +235,7 @@ def test_what_a_trace_lacks_is_said(visit: Visit, script: Script) -> None:
     assert words(page).endswith("This recording does not hold the other tokens.")
 
 
-def test_a_trace_of_three_lanes_with_unknown_probabilities_is_played(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_a_trace_of_three_lanes_with_unknown_probabilities_is_played(page: Page) -> None:
     for temperature in (0.0, 0.8):
         open_replay(page, three_lanes(temperature=temperature))
         expect(page.locator(f"{REPLAY} .sd-lane h2")).to_have_text([NAMES[1], NAMES[0], NAMES[2]])
@@ -538,10 +263,10 @@ def test_a_trace_of_three_lanes_with_unknown_probabilities_is_played(visit: Visi
         page.keyboard.press("Escape")
 
 
-def test_whatever_a_file_holds_is_shown_literally(visit: Visit, script: Script) -> None:
+def test_whatever_a_file_holds_is_shown_literally(page: Page) -> None:
     prompt = " ".join(CORPUS)
     text, entries = traced(prompt, max_new_tokens=len(CORPUS) * 4, temperature=0.5)
-    page = open_replay(visit(), text)
+    open_replay(page, text)
     page.keyboard.press("End")
     page.locator(f"{REPLAY} [data-state=ended]").wait_for()
     for lane in (PLAIN, SPECULATIVE):
@@ -620,8 +345,8 @@ def test_the_race_just_run_is_replayed(visit: Visit, script: Script) -> None:
     assert len(script.races) == 1
 
 
-def test_it_fits_its_window_and_axe_finds_nothing_serious(visit: Visit, script: Script) -> None:
-    page = open_replay(visit(), "\n".join(REAL))
+def test_it_fits_its_window_and_axe_finds_nothing_serious(page: Page) -> None:
+    open_replay(page, "\n".join(REAL))
     page.get_by_role("button", name="Step through").click()
     page.keyboard.press("ArrowRight")
     for width in (1280, 390):

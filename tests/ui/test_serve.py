@@ -1,14 +1,10 @@
-"""`python -m specdemo serve`, launched as a person would, on a preset that needs no download."""
+"""`specdemo serve`, on a preset that needs no download."""
 
 from __future__ import annotations
 
 import re
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +16,7 @@ from specdemo.types import BadInput
 from specdemo.ui.engine import Engine
 from specdemo.ui.serve import read_logins
 
-ROOT = Path(__file__).resolve().parents[2]
 PRESET = "nanogpt-shakespeare"
-STARTING_SECONDS = 60.0
-
-
-@contextmanager
-def serving(*options: str) -> Iterator[str]:
-    """The address of a server of its own, once it answers."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [sys.executable, "-m", "specdemo", "serve", "--preset", PRESET, "--port", str(port), *options]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url, end = f"http://127.0.0.1:{port}", time.monotonic() + STARTING_SECONDS
-    try:
-        while True:
-            try:
-                httpx.get(url)
-                break
-            except httpx.TransportError:
-                if process.poll() is not None or time.monotonic() > end:
-                    raise
-                time.sleep(0.2)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
@@ -72,10 +42,25 @@ def test_where_others_reach_the_page_without_a_login_nobody_names_models(
         assert any(name.startswith("own-") for name in wired) == named
 
 
-def test_it_opens_with_the_preset_that_was_asked_for_and_only_those_who_log_in_see_it(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("loads_nothing")
+def test_it_opens_with_the_preset_that_was_asked_for_and_only_those_who_log_in_see_it(
+    tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "logins"
     file.write_text("me:a:secret\n\nyou:another\n")
-    with serving("--host", "0.0.0.0", "--auth", str(file)) as url, httpx.Client(base_url=url) as visitor:
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch, served = gr.Blocks.launch, list[gr.Blocks]()
+
+    def begin(page: gr.Blocks, **options: Any) -> None:
+        served.append(page)
+        launch(page, prevent_thread_lock=True, **options)
+
+    monkeypatch.setattr(gr.Blocks, "launch", begin)
+    options = ["--preset", PRESET, "--host", "0.0.0.0", "--port", str(port), "--auth", str(file)]
+    assert command("serve", *options)[0] == 0
+    with closing(served[0]), httpx.Client(base_url=f"http://127.0.0.1:{port}") as visitor:
         assert visitor.get("/config").status_code == 401
         assert visitor.post("/login", data={"username": "me", "password": "another"}).status_code == 400
         assert visitor.post("/login", data={"username": "me", "password": "a:secret"}).status_code == 200

@@ -16,7 +16,7 @@ from .browser import run, sentence, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import PLACEMENT, Script
 from .test_page import FADED, serious
-from .test_replay import GREEDY
+from .test_playable import GREEDY
 
 Open = Callable[..., Page]
 PROMPT = "one two three four five six seven"

@@ -24,10 +24,10 @@ from specdemo.ui.serving.line import MODEL
 from specdemo.ui.serving.status import _news
 
 from .browser import run, served_engine, tokens_shown, wait_until
-from .conftest import Visit
+from .conftest import HIDE, Visit
 from .scripted import PROMPTS, Script, ScriptedLoaded
-from .test_messages import in_a_loop_of_its_own
-from .test_page import choose_preset
+from .test_jobs import in_a_loop_of_its_own
+from .test_loading import choose_preset
 
 ONLOOKERS = 64
 
@@ -106,11 +106,9 @@ def test_a_page_out_of_sight_does_not_hold_a_connection(visit: Visit, script: Sc
     wait_until(lambda: not followers)  # those of earlier tests have left
     page = visit()
     wait_until(lambda: len(followers) == 1)
-    hide = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
-    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
-    page.evaluate(hide, True)
+    page.evaluate(HIDE, True)
     wait_until(lambda: not followers)
-    page.evaluate(hide, False)
+    page.evaluate(HIDE, False)
     wait_until(lambda: len(followers) == 1)
     page.close()
     wait_until(lambda: not followers)
@@ -162,8 +160,7 @@ def test_the_wait_is_what_the_last_jobs_took(monkeypatch: pytest.MonkeyPatch) ->
     assert engine.expected_wait(1) is None
 
 
-def test_a_wait_is_put_in_words(visit: Visit) -> None:
-    page = visit()
+def test_a_wait_is_put_in_words(page: Page) -> None:
     for seconds, words in (
         (None, "Waiting: number 3 of 5."),
         (0, "Waiting: number 3 of 5, a few seconds."),

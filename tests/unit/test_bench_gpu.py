@@ -63,6 +63,7 @@ def test_every_measurement_gives_its_rows() -> None:
     assert "of the shape tiny" in printed
 
 
+@pytest.mark.slow
 def test_where_weights_are_in_float16_everything_can_be_measured_too() -> None:
     few = replace(bench_gpu.TINY, ks=(1,), repeats=1)
     rows = list(bench_gpu.measurements(CPU, torch.float16, few))
@@ -88,6 +89,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_gpu, "TINY", replace(bench_gpu.TINY, ks=(1,), repeats=1))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured_and_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
@@ -125,6 +127,7 @@ def test_where_nothing_can_be_captured_the_other_engines_are_measured(monkeypatc
     assert "pass, graph of ops" in failures(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 def test_a_slot_a_part_or_a_calibration_that_fails_costs_its_own_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def some(graphs: Graphs, functions: ModuleType, count: int, live: int) -> Iterator[Any]:
@@ -140,6 +143,7 @@ def test_a_slot_a_part_or_a_calibration_that_fails_costs_its_own_rows_only(monke
     assert whats(rows, "made pair, ours") == ["alone", "draft model, K = 1"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_in(owner: Any, name: str, when: Callable[..., bool]) -> None:
         whole = getattr(owner, name)

@@ -187,7 +187,7 @@ def test_every_drafter_writes_what_transformers_writes(shipped: Loaded) -> None:
         assert [token.id for event in events for token in emitted_tokens(event)] == wanted[0, len(ids) :].tolist()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
 def test_a_race_of_the_presets_own_settings_fits_and_speaks(shipped: Loaded, temperature: float) -> None:
     defaults = shipped.preset.defaults
     settings = Settings(k=defaults.k, temperature=temperature, max_new_tokens=defaults.max_new_tokens)

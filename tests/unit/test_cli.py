@@ -29,7 +29,7 @@ def test_presets_names_the_default(command):
     assert out.startswith("smollm2-135m ")
 
 
-@pytest.mark.parametrize("drafter", ["none", "prompt-lookup", "layer-skip", "ngram"])
+@pytest.mark.parametrize("drafter", ["none", "layer-skip"])
 def test_generate_prints_one_json_object_that_adds_up(command, drafter):
     words = ["--prompt", "Say the word tea three times.", "--max-new-tokens", "12", "--drafter", drafter, "-k", "3"]
     status, out, err = command("generate", *words, "--json", "--dtype", "float32")
@@ -81,7 +81,7 @@ def test_race_prints_a_table_and_a_sentence(command):
     assert out.rstrip().endswith(".")
 
 
-@pytest.mark.parametrize("temperature", ["0", "0.9"])
+@pytest.mark.parametrize("temperature", [pytest.param("0", marks=pytest.mark.slow), "0.9"])
 def test_race_drafts_a_tree_that_its_trace_holds(command, tmp_path: Path, temperature: str):
     out = tmp_path / "race.jsonl"
     words = ["--prompt", "Count to ten.", "--tree", "-k", "6", "--temperature", temperature, "--max-new-tokens", "20"]

@@ -247,6 +247,7 @@ def test_a_preset_is_examined_by_itself(loaded: Loaded) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     before = real[SPECULATIVE].counters()
     plan = Plan(1, Settings(0, max_new_tokens=10), (2,), ())

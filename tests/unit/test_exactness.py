@@ -51,7 +51,7 @@ DOUBLE = {"none", "prompt-lookup", "draft-model", "layer-skip"}  # what these do
 ENUMERATED = [
     Settings(temperature=0, k=2, max_new_tokens=4),
     Settings(temperature=0, k=3, max_new_tokens=6),
-    Settings(temperature=1, k=2, max_new_tokens=4),
+    EVERY_KIND := Settings(temperature=1, k=2, max_new_tokens=4),
     Settings(temperature=0.7, k=1, max_new_tokens=3),
     Settings(temperature=1.5, k=1, max_new_tokens=3),
     Settings(temperature=0.7, k=2, max_new_tokens=4, top_p=0.8),
@@ -90,28 +90,20 @@ def texts_with(
 @pytest.mark.parametrize("settings", ENUMERATED, ids=label)
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
 def test_every_drafter_emits_the_targets_distribution(toy: TableToy, name: str, settings: Settings) -> None:
-    emitted = texts_with(toy, name, settings)
+    kinds: set[tuple[int, TokenKind]] = set()
+
+    def note(events: list[Event]) -> None:
+        rounds = [event for event in events if isinstance(event, Round)]
+        kinds.update((place, token.kind) for event in rounds for place, token in enumerate(event.emitted))
+
+    emitted = texts_with(toy, name, settings, seen=note)
     assert sum(emitted.values()) == pytest.approx(1, abs=EXACT)
     assert distance(emitted, true_texts(toy.target, PROMPT, settings.max_new_tokens, settings)) < (
         EXACT if name in DOUBLE else ROUNDED
     )
-
-
-@pytest.mark.parametrize("name", [name for name in DRAFTER_NAMES if name != "none"])
-def test_the_enumeration_visits_every_kind_of_token(toy: TableToy, name: str) -> None:
-    kinds: set[tuple[int, TokenKind]] = set()
-
-    def note(events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Round):
-                kinds.update((place, token.kind) for place, token in enumerate(event.emitted))
-
-    texts_with(toy, name, ENUMERATED[2], seen=note)
-    assert kinds >= {
-        *((place, TokenKind.ACCEPTED) for place in range(2)),
-        *((place, TokenKind.RESAMPLED) for place in range(2)),
-        (2, TokenKind.BONUS),
-    }
+    if settings is EVERY_KIND and name != "none":
+        failed = [(place, kind) for place in range(2) for kind in (TokenKind.ACCEPTED, TokenKind.RESAMPLED)]
+        assert kinds >= {*failed, (2, TokenKind.BONUS)}
 
 
 def test_the_first_token_follows_the_targets_distribution() -> None:
@@ -208,7 +200,7 @@ def unwarped(temperature: float) -> Callable[[list[float]], list[float]]:
     return undo
 
 
-HOT = Settings(temperature=1.5, k=2, max_new_tokens=4)
+HOT = Settings(temperature=1.5, k=2, max_new_tokens=4, top_k=2)
 MISTAKES = {
     "accepted if p exceeds q": rule(accept=lambda p, q: float(p > q)),
     "accepted by p alone": rule(accept=lambda p, q: p),
@@ -261,7 +253,7 @@ def test_the_enumeration_catches_a_border_that_is_slightly_off(toy: TableToy) ->
 # Sampled runs ----------------------------------------------------------------------------------------------
 
 SAMPLED = Settings(temperature=0.9, k=2, max_new_tokens=120)
-RUNS = 30
+RUNS = 20
 
 
 def chi_square(toy: TableToy, name: str, make_rule: Callable[[Settings], Rule] = rule_for, **asked: Any) -> float:
@@ -342,11 +334,11 @@ def run(toy: TableToy, name: str, settings: Settings) -> list[Event]:
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(toy: TableToy, name: str) -> None:
     texts: list[tuple[int, ...]] = []
-    for seed in (0, 1, 2, MAX_SEED, 0, 1, 2, MAX_SEED):
+    for seed in (0, MAX_SEED, 0, MAX_SEED):
         torch.manual_seed(len(texts))  # the global generator has no say
         texts.append(tuple(ids_of(run(toy, name, replace(SEEDED, seed=seed)))))
-    assert texts[:4] == texts[4:]
-    assert len(set(texts)) == 4
+    assert texts[:2] == texts[2:]
+    assert len(set(texts)) == 2
 
 
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
@@ -386,15 +378,13 @@ def alone(toy: TableToy) -> Callable[[Settings], list[Any]]:
     return cache(lambda settings: run(toy, "none", settings))
 
 
-@pytest.mark.parametrize(
-    ("k", "asked"), [(1, {}), (3, GREEDY), (3, FEW), (3, NARROW), (MAX_K, GREEDY), (MAX_K, {}), (MAX_K, FEW)]
-)
+@pytest.mark.parametrize(("k", "asked"), [(1, {}), (3, GREEDY), (3, NARROW), (MAX_K, {}), (MAX_K, FEW)])
 @pytest.mark.parametrize("name", [name for name in DRAFTER_NAMES if name != "none"])
 def test_the_text_is_that_of_the_target_alone(
     toy: TableToy, alone: Callable[[Settings], list[Any]], name: str, k: int, asked: dict[str, Any]
 ) -> None:
     accepted = 0
-    for seed in range(3):
+    for seed in range(2):
         settings = replace(MATCHED, seed=seed, **asked)
         plain, drafted = alone(settings), run(toy, name, replace(settings, k=k))
         assert ids_of(drafted) == ids_of(plain)

@@ -273,10 +273,11 @@ def write_waves(folder: Path, tokens: Callable[[], Tensor], generator: torch.Gen
 PLAN = Plan("eagle", tokens=40 * 8 * 48, steps=3, rate=3e-2, draft_vocab=MODEL_VOCAB, mlp=48)
 
 
-PLANS = [PLAN, replace(PLAN, kind="block", depth=2), replace(PLAN, kind="medusa", rate=0.1)]
+OTHERS = replace(PLAN, kind="block", depth=2), replace(PLAN, kind="medusa", rate=0.1)
+PLANS = [PLAN, *(pytest.param(plan, marks=pytest.mark.slow) for plan in OTHERS)]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kind)
+@pytest.mark.parametrize("plan", PLANS, ids=["eagle", "block", "medusa"])
 def test_a_head_learns_and_says_how_well(plan: Plan, circles: Path, tmp_path: Path) -> None:
     out = tmp_path / "head.safetensors"
     read: list[int] = []
@@ -407,7 +408,7 @@ def test_a_conversation_does_not_see_the_one_before_it(text: Path) -> None:
     torch.testing.assert_close(packed[:, 5:], alone, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.kind)
+@pytest.mark.parametrize("plan", PLANS, ids=["eagle", "block", "medusa"])
 def test_training_goes_on_from_its_checkpoint(plan: Plan, text: Path, tmp_path: Path) -> None:
     model, plan = tiny_model("llama"), replace(plan, tokens=plan.tokens // 2)
     whole, halves = tmp_path / "whole.safetensors", tmp_path / "halves.safetensors"

@@ -1,4 +1,5 @@
-"""The hub, as far as presets need it, served from a folder: a download with progress, and refusals in words."""
+"""The hub, as far as presets need it, served from folders: what it tells of a model, downloads with progress, heads,
+and refusals in words."""
 
 from __future__ import annotations
 
@@ -9,49 +10,79 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 
-from .checkpoints import make_tokenizer, save, tiny
+from specdemo.models.loaded import load
+from specdemo.models.presets import Hub, Preset
+from specdemo.models.store import LoadError
+
+from . import published
+from .checkpoints import make_tokenizer, save, sha256, tiny, write_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-Answer = tuple[Any, list[Any], float]  # the weights of a model or why not, the stages, seconds slept
+Answer = tuple[Any, list[Any], float]  # what was asked for or why not, the stages, seconds slept
 REFUSALS = {
-    "someone/gated": (403, "GatedRepo"),
+    "someone/refused": (403, "GatedRepo"),
     "someone/absent": (404, "RepoNotFound"),
     "someone/tiny@nope": (404, "RevisionNotFound"),
 }
 
 # The address of the hub is read when huggingface_hub is imported: only a new process can be given another.
 ASK = """
-import json, sys, time
+import dataclasses, json, sys, time
+from types import SimpleNamespace
 from specdemo.models.loaded import load
-from specdemo.models.presets import Hub, Preset
+from specdemo.models.presets import Hub, Preset, preset_of
+from specdemo.models.published_heads import fetch_heads, head_format
+from specdemo.models.report import report_on
 slept, sleep = [], time.sleep
 time.sleep = lambda seconds: slept.append(seconds) or sleep(seconds)
-for repo in map(str.strip, sys.stdin):
+text = SimpleNamespace(vocab_size=61, hidden_size=32, num_hidden_layers=6, model_type="llama", rms_norm_eps=1e-5)
+target = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
+tell = lambda *stage: stages.append(stage)
+def fetch(repo):
     name, _, revision = repo.partition("@")
+    preset = Preset("toy", "Toy", "Toy.", Hub(name, revision or None))
+    return load(preset, "float32", "cpu", tell).weights["target"]
+def look(name):
+    (told,) = report_on(preset_of(name), "float32", "cpu").models
+    return dataclasses.asdict(dataclasses.replace(told, part=None, vocabulary=len(told.vocabulary)))
+def held(name):
+    return load(preset_of(name), "float32", "cpu").held["cpu"]
+def heads(names):
+    kinds = dict(zip(("eagle", "block"), map(Hub, names.split())))
+    preset = Preset("toy", "Toy", "Toy.", Hub("owner/target"), heads=kinds)
+    heads, missing = fetch_heads(preset, target, tell)
+    files = {kind: [folder.name, sorted(file.name for file in folder.iterdir())] for kind, folder in heads.items()}
+    return [files, [*missing.values()]]
+def kind(name):
+    return head_format(name).name
+for asked in map(str.strip, sys.stdin):
+    what, _, name = asked.partition(" ")
     stages = []
     slept.clear()
     try:
-        preset = Preset("toy", "Toy", "Toy.", Hub(name, revision or None))
-        loaded = load(preset, device="cpu", progress=lambda *stage: stages.append(stage))
-        answer = loaded.weights["target"]
+        answer = {"fetch": fetch, "look": look, "held": held, "heads": heads, "kind": kind}[what](name)
     except Exception as error:
         answer = f"{type(error).__name__}: {error}"
     print(json.dumps([answer, stages, sum(slept)]), flush=True)
 """
 
 
-class HubOfOne(BaseHTTPRequestHandler):
-    """Files of `someone/tiny` at one commit; everything else is refused as the hub refuses it."""
+class Handler(BaseHTTPRequestHandler):
+    """Files of some repositories at one commit, and the facts of `someone/tiny`, which is gated but open to us, and of
+    `someone/pickled`; everything else is refused as the hub refuses it."""
 
-    folder: Path
+    folders: dict[str, Path]
+    taken: list[str]
 
     def do_HEAD(self) -> None:
         self.answer()
@@ -60,7 +91,11 @@ class HubOfOne(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self) -> None:
-        parts = self.path.partition("?")[0].strip("/").split("/")
+        path = self.path.partition("?")[0].strip("/")
+        self.taken.append(path)
+        if path.startswith("api/models/"):
+            return self.tell(*path.split("/")[2:])
+        parts = path.split("/")
         if len(parts) < 5 or parts[2] != "resolve":
             return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
         repo, revision, name = "/".join(parts[:2]), parts[3], "/".join(parts[4:])
@@ -68,12 +103,25 @@ class HubOfOne(BaseHTTPRequestHandler):
             if refused in REFUSALS:
                 status, code = REFUSALS[refused]
                 return self.send(status, b"", {"X-Error-Code": code, "X-Error-Message": "refused"})
-        file = self.folder / name
+        file = self.folders.get(repo, Path("nowhere")) / name
         if not file.is_file():
             return self.send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
         content = file.read_bytes()
         tag = hashlib.sha256(content).hexdigest()
         return self.send(200, content, {"X-Repo-Commit": COMMIT, "ETag": f'"{tag}"'})
+
+    def tell(self, owner: str, name: str, *more: str) -> None:
+        repo = f"{owner}/{name}"
+        if more and more[0] != "revision":  # such as the tree of its files
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
+        if repo not in ("someone/tiny", "someone/pickled"):
+            return self.send(404, b"", {"X-Error-Code": "RepoNotFound"})
+        files = sorted(self.folders["someone/tiny"].iterdir())
+        siblings = [{"rfilename": file.name, "size": file.stat().st_size} for file in files]
+        if repo == "someone/pickled":
+            siblings = [{"rfilename": "pytorch_model.bin", "size": 5}]
+        facts = {"id": repo, "sha": COMMIT, "gated": "manual", "siblings": siblings, "cardData": {"license": "mit"}}
+        return self.send(200, json.dumps(facts).encode(), {"Content-Type": "application/json"})
 
     def send(self, status: int, content: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -88,24 +136,12 @@ class HubOfOne(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path, kind: type[HubOfOne] = HubOfOne, **more: Any) -> Iterator[str]:
-    """The address of a hub whose only model is in a folder."""
-    handler = type("Handler", (kind,), {"folder": folder, **more})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-@contextmanager
-def asking(endpoint: str, home: Path, script: str = ASK, **more: str) -> Iterator[Callable[[str], Answer]]:
-    """Asks a script in a process that has its hub at `endpoint` and keeps what it downloads in `home`."""
+def asking(endpoint: str, home: Path) -> Iterator[Callable[[str], Answer]]:
+    """Asks `ASK` in a process that has its hub at `endpoint` and keeps what it downloads in `home`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), **more}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "SPECDEMO_CACHE": str(home / "own")}
     environment |= dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1")
-    command, pipe = [sys.executable, "-c", script], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", ASK], subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
 
         def ask(name: str) -> Answer:
@@ -117,54 +153,119 @@ def asking(endpoint: str, home: Path, script: str = ASK, **more: str) -> Iterato
         yield ask
 
 
+WHILE_IT_ANSWERS = (
+    *(
+        f"look someone/{name}"
+        for name in ("tiny", "tiny:tiny.gguf", "absent:x.gguf", "tiny:other.gguf", "pickled:x.gguf")
+    ),
+    *(f"held someone/{name}" for name in ("tiny", "tiny:tiny.gguf")),
+    *(
+        f"fetch {name}"
+        for name in ("someone/plain", "someone/refused", "someone/absent", "someone/tiny@nope", "not a name")
+    ),
+    *("kind someone/head", "kind someone/absent", "heads someone/head someone/absent"),
+)
+
+
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Answer], list[Answer]]:
-    """What is answered for a model of the hub and for others that it refuses; and while nobody listens at its port any
-    more, for one that was downloaded and one that was not."""
-    tokenizer, home = make_tokenizer(), tmp_path_factory.mktemp("home")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """What is answered; and while nobody listens at its port any more, for what was downloaded and what was not."""
+    home, tokenizer, taken = tmp_path_factory.mktemp("hub"), make_tokenizer(), list[str]()
     folder = save(tiny("llama", len(tokenizer)), tokenizer, home / "tiny")
-    with ExitStack() as running:
-        with serving(folder) as url:
-            ask = running.enter_context(asking(url, home))
-            names = "someone/tiny", "someone/gated", "someone/absent", "someone/tiny@nope", "not a name"
-            fetched = [ask(name) for name in names]
-        return fetched, [ask("someone/tiny"), ask("someone/other")]
+    plain = save(tiny("llama", len(tokenizer)), tokenizer, home / "plain")
+    write_gguf(folder / "tiny.gguf")
+    head = published.write(home / "head", *published.eagle3(61), pickle=True)
+    folders = {"someone/tiny": folder, "someone/plain": plain, "someone/head": head}
+    handler = type("Handler", (Handler,), {"folders": folders, "taken": taken})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        with asking(f"http://127.0.0.1:{server.server_port}", home) as ask:
+            answers = {asked: ask(asked) for asked in WHILE_IT_ANSWERS}
+            server.shutdown()
+            thread.join()
+            server.server_close()
+            cut_off = {
+                asked: ask(asked) for asked in ("fetch someone/plain", "fetch someone/other", "heads someone/head")
+            }
+    told = {asked: answer for asked, (answer, _, _) in answers.items()}
+    return SimpleNamespace(home=home, folder=folder, taken=taken, answers=answers, told=told, cut_off=cut_off)
+
+
+def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: SimpleNamespace) -> None:
+    whole, file, absent, no_file, pickled = [answer for asked, answer in hub.told.items() if asked.startswith("look")]
+    assert isinstance(whole, dict), whole
+    assert whole["download"] == (hub.folder / "model.safetensors").stat().st_size
+    assert file["download"] == (hub.folder / "tiny.gguf").stat().st_size
+    assert (whole["licence"], whole["gated"], file["licence"]) == ("mit", True, "mit")
+    assert whole["vocabulary"] == file["vocabulary"] == len(make_tokenizer())
+    assert (whole["engine"], whole["weights"]) == (file["engine"], file["weights"])
+    assert str(absent).startswith("LoadError: There is no model someone/absent on the hub")
+    assert pickled == "LoadError: There is no file x.gguf in someone/pickled on the hub. Its GGUF files: none."
+    assert str(no_file).endswith("Its GGUF files: tiny.gguf.")
+    weights, last_look = (
+        [at for at, path in enumerate(hub.taken) if part in path] for part in (".safetensors", "someone/pickled")
+    )
+    assert weights[0] > last_look[-1]
+
+
+def test_models_of_the_hub_load_by_name(hub: SimpleNamespace) -> None:
+    loaded = [hub.told[f"held someone/{name}"] for name in ("tiny", "tiny:tiny.gguf")]
+    assert loaded == [hub.told["look someone/tiny"]["weights"]] * 2
+    assert (hub.home / "own" / f"tiny-{sha256(hub.folder / 'tiny.gguf')[:12]}-v1").is_dir()  # converted once
+
+
+def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(hub: SimpleNamespace) -> None:
+    weights, stages, _ = hub.answers["fetch someone/plain"]
+    assert weights == {"source": "hub", "repo": "someone/plain", "revision": COMMIT}
+    downloads = [fraction for fraction, words in stages if words.startswith("downloading someone/plain")]
+    assert downloads[-1] == 1.0
+    assert stages[-1] == [1.0, "ready"]
+    gated = hub.told["fetch someone/refused"]
+    assert gated.startswith("LoadError: someone/refused asks for an agreement first")
+    assert "hf auth login" in gated
+    assert hub.told["fetch someone/absent"].startswith("LoadError: There is no model someone/absent on the hub")
+    assert hub.told["fetch someone/tiny@nope"] == "LoadError: someone/tiny has no such revision on the hub."
+    assert hub.told["fetch not a name"].startswith("LoadError: There is no model not a name on the hub")
 
 
 UNREACHED = "LoadError: {} could not be downloaded: the model hub cannot be reached. Check the network and try again."
 
 
-def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(answers: Any) -> None:
-    (weights, stages, _), *refusals = answers[0]
-    assert weights == {"source": "hub", "repo": "someone/tiny", "revision": COMMIT}
-    downloads = [fraction for fraction, words in stages if words.startswith("downloading someone/tiny")]
-    assert downloads[-1] == 1.0
-    assert stages[-1] == [1.0, "ready"]
-    gated, absent, nope, nonsense = (answer for answer, *_ in refusals)
-    assert gated.startswith("LoadError: someone/gated asks for an agreement first")
-    assert "hf auth login" in gated
-    assert absent.startswith("LoadError: There is no model someone/absent on the hub")
-    assert nope == "LoadError: someone/tiny has no such revision on the hub."
-    assert nonsense.startswith("LoadError: There is no model not a name on the hub")
-
-
-def test_a_hub_that_cannot_be_reached_is_not_tried_again(answers: Any) -> None:
+def test_a_hub_that_cannot_be_reached_is_not_tried_again(hub: SimpleNamespace) -> None:
     """The hub's library would try it again for half a minute."""
-    answer, stages, slept = answers[1][1]
+    answer, stages, slept = hub.cut_off["fetch someone/other"]
     assert answer == UNREACHED.format("someone/other")
     assert slept < 1
     assert [words for _, words in stages] == ["looking for someone/other on the hub"]
 
 
-def test_what_was_downloaded_serves_while_the_hub_cannot_be_reached(answers: Any) -> None:
-    weights, stages, slept = answers[1][0]
+def test_what_was_downloaded_serves_while_the_hub_cannot_be_reached(hub: SimpleNamespace) -> None:
+    weights, stages, slept = hub.cut_off["fetch someone/plain"]
     assert slept < 1
-    assert weights == {"source": "hub", "repo": "someone/tiny", "revision": COMMIT}
+    assert weights == {"source": "hub", "repo": "someone/plain", "revision": COMMIT}
     assert stages[-1] == [1.0, "ready"]
     assert not any("downloading" in words for _, words in stages)
 
 
-def test_a_hub_that_is_not_asked_because_the_machine_is_offline_is_a_sentence(tmp_path: Path) -> None:
-    with asking("http://127.0.0.1:9", tmp_path, HF_HUB_OFFLINE="1") as ask:
-        answer, *_ = ask("someone/tiny")
-    assert answer == UNREACHED.format("someone/tiny")
+def test_a_hub_that_is_not_asked_because_the_machine_is_offline_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(LoadError) as refused:
+        load(Preset("toy", "Toy", "Toy.", Hub("someone/nowhere")), device="cpu")
+    assert f"LoadError: {refused.value}" == UNREACHED.format("someone/nowhere")
+
+
+def test_a_head_of_the_hub_is_fetched_once_and_one_that_is_not_there_named(hub: SimpleNamespace) -> None:
+    """A pickle, as many are."""
+    files = {"eagle": [COMMIT, ["config.json", "pytorch_model.bin"]]}
+    assert hub.told["kind someone/head"] == "EAGLE-3"
+    assert hub.told["kind someone/absent"].startswith("LoadError: There is no model someone/absent on the hub")
+    (fetched, (sentence,)), stages, _ = hub.answers["heads someone/head someone/absent"]
+    assert fetched == files
+    assert [fraction for fraction, words in stages if words.startswith("downloading")][-1:] == [1.0]
+    assert sentence.startswith(
+        "its block head someone/absent is missing: there is no model someone/absent on the hub, or it is private"
+    )
+    kept, stages, _ = hub.cut_off["heads someone/head"]
+    assert kept == [files, []]
+    assert not any("downloading" in words for _, words in stages)

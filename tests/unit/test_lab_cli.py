@@ -1,4 +1,4 @@
-"""`lab` on the command line: what needs no model, what a person gets wrong, and small runs of the real preset."""
+"""`lab` on the command line: what needs no model, what a person gets wrong, and runs of a small preset that ships."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 
 pytestmark = pytest.mark.usefixtures("loads_once")
 Run = Callable[..., tuple[int, str, str]]
+PRESET = "nanogpt-shakespeare"
 
 
 @pytest.fixture
@@ -114,10 +115,9 @@ def test_a_file_that_is_no_trace_or_profile_is_refused(run: Run, tmp_path: Path)
     assert "lab profile --json" in err
 
 
-@pytest.mark.real
-def test_a_profile_of_the_real_preset_feeds_the_theory(run: Run, tmp_path: Path) -> None:
+def test_a_profile_of_a_preset_feeds_the_theory(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    words = ["--drafters", "ngram", "--repeats", "1", "--max-new-tokens", "4", "--json", str(path)]
+    words = ["--preset", PRESET, "--drafters", "ngram", "--repeats", "1", "--max-new-tokens", "4", "--json", str(path)]
     status, out, _ = run("profile", *words)
     assert status == 0
     assert "ngram: a drafted token costs" in out
@@ -128,11 +128,10 @@ def test_a_profile_of_the_real_preset_feeds_the_theory(run: Run, tmp_path: Path)
     assert rows[0]["verify_cost"] != 1
 
 
-@pytest.mark.real
-def test_sweep_and_domains_of_the_real_preset(run: Run, tmp_path: Path) -> None:
+def test_sweep_and_domains_of_a_preset(run: Run, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "a", "category": "easy", "prompt": "Count to ten."}')
-    words = ["--prompts", str(prompts), "--max-new-tokens", "8"]
+    words = ["--preset", PRESET, "--prompts", str(prompts), "--max-new-tokens", "8"]
     csv_path = tmp_path / "sweep.csv"
     status, out, _ = run("sweep", *words, "--drafters", "ngram", "-k", "0,2", "--csv", str(csv_path))
     assert status == 0
@@ -143,23 +142,34 @@ def test_sweep_and_domains_of_the_real_preset(run: Run, tmp_path: Path) -> None:
     assert "position in the draft" in out
 
 
-@pytest.mark.real
 def test_lossless_ends_with_status_1_for_a_broken_rule(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    words = ["--limit", "1", "--max-new-tokens", "16", "-k", "1", "--top-k", "8", "--rounds", "150"]
+    words = ["--preset", PRESET, "--limit", "1", "--max-new-tokens", "16", "-k", "1", "--top-k", "8", "--rounds", "150"]
     status, out, _ = run("lossless", *words, "--broken", "accept-if-p-exceeds-q", "--json", str(path))
     assert status == 1
     assert "CHANGES" in out
     found = json.loads(path.read_text())
-    drafter = find_preset("smollm2-135m").defaults.drafter
+    drafter = find_preset(PRESET).defaults.drafter
     assert [check["text"] for check in found["texts"]] == [drafter, "transformers", drafter]
     assert [test["tokens"] for test in found["sampling"]["tests"]] == [1, 2]
 
 
-@pytest.mark.real
 def test_lossless_with_trees(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    words = ["--limit", "1", "--max-new-tokens", "16", "-k", "6", "--tree", "--no-transformers", "--json", str(path)]
+    words = [
+        "--preset",
+        PRESET,
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "16",
+        "-k",
+        "6",
+        "--tree",
+        "--no-transformers",
+        "--json",
+        str(path),
+    ]
     status, out, _ = run("lossless", *words, "--top-k", "8", "--rounds", "100", "--rule", "rejection")
     assert status == 0
     assert "1 of 1 text is the target's own" in out

@@ -142,7 +142,7 @@ def random_rows(seed: int, k: int, vocab: int = 4) -> tuple[Tensor, Tensor]:
     return p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_what_the_rules_accept_is_what_they_accept_in_many_drafts(seed: int) -> None:
     """Token verification and match by hand and by their own code; block verification never accepts less."""
     k, runs = 2, 1500
@@ -231,8 +231,8 @@ def last(loaded: Loaded, drafter: str, settings: Settings, rounds: int, broken: 
 
 @pytest.mark.parametrize("drafter", DRAFTING)
 def test_every_drafter_keeps_to_the_targets_distribution(loaded: Loaded, drafter: str) -> None:
-    found = last(loaded, drafter, HOT, 400)
-    assert (found.rounds, found.with_draft) == (400, 400)
+    found = last(loaded, drafter, HOT, 200)
+    assert (found.rounds, found.with_draft) == (200, 200)
     assert found.first_passed is not None
     assert not found.caught, found.in_words()
     assert found.tests[0].cells == 3
@@ -242,7 +242,7 @@ def test_every_drafter_keeps_to_the_targets_distribution(loaded: Loaded, drafter
     assert f"No sign of a difference. One of {smallest:.3f} or more in the first token" in found.in_words()[-1]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_right_rule_passes_with_any_seed(loaded: Loaded, seed: int) -> None:
     assert not last(loaded, "draft-model", replace(HOT, k=1, seed=seed), 200).caught
 
@@ -396,7 +396,8 @@ def test_transformers_own_text_may_part_at_a_near_tie_on_any_engine(
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("broken", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in BROKEN)])
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", ["", *BROKEN])
 def test_the_real_model(real: Loaded, broken: str) -> None:
     ids = real.encode("List three colours.")
     settings = Settings(k=1, temperature=1.0, top_k=8, max_new_tokens=12)

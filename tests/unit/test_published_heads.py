@@ -219,7 +219,7 @@ def plain(folder: Path) -> Path:
 # The text --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("temperature", "tree"), [(0.0, False), (0.7, False), (0.7, True)])
+@pytest.mark.parametrize(("temperature", "tree"), [(0.0, False), (0.7, True)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_text_is_the_one_that_the_target_writes_alone(
     name: str, temperature: float, tree: bool, tmp_path: Path

@@ -77,7 +77,7 @@ def of_lane(entries: list[Entry], lane: str) -> list[Entry]:
 
 
 @pytest.mark.usefixtures("fickle")
-@pytest.mark.parametrize("settings", ASKED, ids=lambda s: f"{s.k}, T {s.temperature}")
+@pytest.mark.parametrize("settings", [ASKED[0], ASKED[3]], ids=lambda s: f"{s.k}, T {s.temperature}")
 @pytest.mark.parametrize("drafter", DRAFTER_NAMES)
 def test_the_race_of_a_trace_is_run_again_token_for_token(loaded: Loaded, drafter: str, settings: Settings) -> None:
     header, recorded = traced(loaded, drafter, settings)

@@ -138,7 +138,13 @@ TEXTS = [
 
 
 @pytest.mark.real
-@pytest.mark.parametrize(("prompt", "temperature"), [*((text, 0.0) for text in TEXTS), (TEXTS[0], 0.7)])
+@pytest.mark.parametrize(
+    ("prompt", "temperature"),
+    [
+        (TEXTS[0], 0.0),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in ((TEXTS[0], 0.7), (TEXTS[1], 0.0), (TEXTS[2], 0.0))),
+    ],
+)
 def test_the_rounds_of_the_real_server_are_those_that_it_counted(
     real: dict[str, Dialect], prompt: str, temperature: float
 ) -> None:

@@ -246,7 +246,7 @@ def plain_text(make_runner: Callable[[], Any], settings: Settings, eos: int = -1
 @pytest.mark.parametrize("name", TREES)
 def test_the_text_is_that_of_the_target_alone(table: Tensor, name: str, temperature: float) -> None:
     tested = 0
-    for seed in range(4):
+    for seed in range(2):
         settings = Settings(k=12, temperature=temperature, max_new_tokens=40, seed=seed, tree=True)
         runner = TableRunner(table, capacity=len(PROMPT) + 40 + MAX_NODES)
         events = list(decode(runner, Planting(TREES[name]), PROMPT, settings))
@@ -526,8 +526,7 @@ def events_of(toy: Any, name: str, settings: Settings) -> list[Event]:
     return list(decode_loaded(toy, name, PROMPT, rule_for(settings), None))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("nodes", [1, 8, MAX_NODES])
+@pytest.mark.parametrize(("nodes", "temperature"), [(1, 0.7), (8, 0.0), (8, 1.0), (MAX_NODES, 0.7)])
 def test_whoever_branches_writes_the_targets_text(nodes: int, temperature: float, tmp_path: Path) -> None:
     from specdemo.drafters.names import DRAFTERS, drafter_class
 

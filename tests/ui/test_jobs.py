@@ -1,0 +1,438 @@
+"""The thread that loads models and runs jobs, and who follows them, without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Coroutine, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice, pairwise
+from types import SimpleNamespace
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+import torch
+
+from specdemo.racing.race import PLAIN
+from specdemo.racing.trace import Entry
+from specdemo.system.progress import check_stopped, tell
+from specdemo.ui import engine as engine_module
+from specdemo.ui.engine import Engine, EngineTrouble, Pauses, Said, facts, pauses
+from specdemo.ui.jobs import Job
+from specdemo.ui.lab import studies as lab_studies
+from specdemo.ui.lab.run import LabRun
+from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.race.run import Run
+from specdemo.ui.runs import Runs, is_local
+from specdemo.ui.serving.stream import _events
+
+from .scripted import PRESETS, Script, ScriptedLoaded
+from .test_messages import ask
+
+T = TypeVar("T")
+
+
+def test_loading_is_followed_and_the_old_preset_is_freed() -> None:
+    script = Script()
+    engine = script.engine()
+    seen = list(engine.follow("scripted"))
+    assert seen[-1].stage == "ready"
+    unavailable = seen[-1].unavailable or {}
+    assert unavailable["draft-model"] == "this preset has no draft model"
+    assert unavailable["layer-skip"] == "this preset names no layer to stop at"
+    assert not {"none", "prompt-lookup", "ngram"} & set(unavailable)
+    assert [status.stage for status in engine.follow("scripted")] == ["ready"]
+    list(engine.follow("other"))
+    assert [(load.preset.name, load.released) for load in script.loads] == [("scripted", True), ("other", False)]
+    with pytest.raises(EngineTrouble):
+        list(engine.stream("scripted", lambda loaded: (None for _ in "1")))
+
+
+def test_who_wants_another_preset_meanwhile_gets_it() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    engine.begin_loading("scripted")
+    engine.begin_loading("other")
+    followed = engine.follow("other")
+    assert next(followed).preset == "other"
+    script.loading.set()
+    *_, last = followed
+    assert (last.preset, last.stage) == ("other", "ready")
+    assert list(engine.stream("other", lambda loaded: (loaded.preset for _ in "1"))) == [[PRESETS["other"]]]
+
+
+def test_a_load_that_nobody_wants_any_more_is_given_up() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    for status in engine.follow("scripted"):
+        if status.fraction is not None:
+            break
+    engine.begin_loading("other")
+    script.loading.set()
+    *_, last = engine.follow("other")
+    assert (last.preset, last.stage) == ("other", "ready")
+    assert [loaded.preset.name for loaded in script.loads] == ["other"]
+
+
+def test_a_preset_that_is_wanted_again_after_its_load_was_given_up_is_loaded() -> None:
+    script = Script()
+    script.loading.clear()
+    engine = script.engine()
+    giving_up, wanted_again = threading.Event(), threading.Event()
+
+    failures = []
+
+    def explain(error: BaseException) -> str:
+        failures.append(error)
+        return str(error)
+
+    def load(preset: Any, progress: Any, instead_of: Any) -> Any:
+        try:
+            return script.load(preset, progress, instead_of)
+        except EngineTrouble as error:
+            giving_up.set()
+            wanted_again.wait(30)
+            raise RuntimeError("as what opens models puts it") from error
+
+    engine.backend = replace(engine.backend, load=load, explain=explain)
+    for status in engine.follow("scripted"):
+        if status.fraction is not None:
+            break
+    engine.begin_loading("other")
+    script.loading.set()
+    assert giving_up.wait(30)
+    engine.begin_loading("scripted")
+    wanted_again.set()
+    *_, last = engine.follow("scripted")
+    assert (last.preset, last.stage) == ("scripted", "ready")
+    assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "notes"),
+    [
+        ({"dtype": "float32", "engine": "eager"}, ("float32", "a computer", "transformers' own forward")),
+        ({"dtype": "float32", "weights_dtype": "float16"}, ("float32", "float16 weights", "a computer")),
+        ({"dtype": "bfloat16", "weights_dtype": "bfloat16"}, ("bfloat16", "a computer")),
+    ],
+)
+def test_what_a_preset_runs_on_is_told(environment: dict[str, str], notes: tuple[str, ...]) -> None:
+    class Slow:
+        missing_heads: ClassVar[dict[str, str]] = {"eagle": "its eagle head is missing"}
+
+        def environment(self) -> dict[str, str]:
+            return {"device_name": "a computer", **environment}
+
+    assert facts(Slow()) == (*notes, "its eagle head is missing")
+
+
+def test_a_failed_load_is_told_and_tried_again() -> None:
+    script = Script()
+    script.load_failure = KeyError("secret")
+    engine = script.engine()
+    *_, last = engine.follow("scripted")
+    assert last.stage == "failed"
+    assert last.words == "Something went wrong in the engine: KeyError. The log of the server says more."
+    script.load_failure = None
+    *_, last = engine.follow("scripted")
+    assert last.stage == "ready"
+
+
+def play(engine: Engine, run: Run) -> Iterator[dict[str, Any]]:
+    return (json.loads(message) for message in run.play(engine))
+
+
+def test_a_closed_run_ends_the_race_and_leaves_the_model_free() -> None:
+    script = Script()
+    script.pace = 0.05
+    engine = script.engine()
+    run = Run(ask(max_new_tokens=50, k=2, drafter="ngram"))
+    messages = run.play(engine)
+    while "lanes" not in json.loads(next(messages)):
+        pass
+    assert script.open_races == 1
+    closer = threading.Thread(target=messages.close)  # type: ignore[attr-defined]
+    closer.start()
+    closer.join()
+    assert script.open_races == 0
+    assert run.ended.is_set()
+    last = json.loads(run.messages[-1])  # whoever follows it learns that it is over
+    assert (last["error"], last["stopped"], last["seq"]) == ("Stopped.", True, len(run.messages) - 1)
+    script.pace = 0.0
+    assert list(play(engine, Run(ask(max_new_tokens=3))))[-1]["end"]["stats"][PLAIN]["tokens"] == 3
+
+
+def slow(words: str, reached: threading.Event, before: int = 0) -> Any:
+    """A race that stands still after so many entries, as in the prefill of a long prompt on a slow machine."""
+
+    def race(*arguments: Any) -> Iterator[Entry]:
+        entries = Script().race(*arguments)
+        yield from islice(entries, before)
+        tell(words)
+        reached.set()
+        for _ in range(1000):
+            time.sleep(0.01)
+            check_stopped()
+        yield from entries
+
+    return race
+
+
+def slow_engine(words: str, reached: threading.Event, before: int = 0) -> Engine:
+    engine = Script().engine()
+    engine.backend = replace(engine.backend, race=slow(words, reached, before))
+    return engine
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_stop_interrupts_a_prefill_and_the_next_run_works(before: int) -> None:
+    reached = threading.Event()
+    engine, run = slow_engine("measuring", reached, before), Run(ask(max_new_tokens=20))
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(lambda: list(play(engine, run)))
+        assert reached.wait(10)
+        began = time.monotonic()
+        run.stop.set()
+        if before:  # what was written by then is shown
+            assert done.result()[-1]["end"]["stopped"] is True
+        else:
+            with pytest.raises(EngineTrouble, match=r"Stopped before it began\."):
+                done.result()
+    assert time.monotonic() - began < 5  # not the ten seconds of the race
+    last = json.loads(run.messages[-1])
+    assert last.get("stopped", before == 1)
+    engine.backend = Script().engine().backend
+    assert "end" in list(play(engine, Run(ask(max_new_tokens=3))))[-1]
+
+
+def test_what_the_engine_says_before_a_race_is_a_status_and_the_model_is_ready_again_after_it() -> None:
+    reached = threading.Event()
+    engine = slow_engine("measuring what a pass costs", reached)
+    run = Run(ask(max_new_tokens=20))
+    messages = play(engine, run)
+    told = next(message["status"] for message in messages if message.get("status", {}).get("stage") == "loading")
+    while told["words"] != "measuring what a pass costs":  # it was loaded first
+        told = next(messages).get("status", told)
+    run.stop.set()
+    with pytest.raises(EngineTrouble):
+        list(messages)
+    before_last = json.loads(run.messages[-2])["status"]
+    assert (before_last["stage"], before_last["words"]) == ("ready", "Scripted 135M")
+
+    def quick(*arguments: Any) -> Iterator[Entry]:
+        tell("measuring")
+        yield from Script().race(*arguments)
+
+    engine.backend = replace(engine.backend, race=quick)
+    seen = list(play(engine, Run(ask(max_new_tokens=3))))
+    at = next(place for place, message in enumerate(seen) if "start" in message)
+    assert (seen[at - 1]["status"]["stage"], seen[at - 1]["status"]["words"]) == ("loading", "measuring")
+    assert seen[at]["status"]["stage"] == "ready"
+
+
+def test_stop_interrupts_a_step_of_the_lab() -> None:
+    reached = threading.Event()
+
+    class Slow:
+        done, steps = 0, 2
+
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def run(self) -> Iterator[str]:
+            reached.set()
+            for _ in range(1000):
+                time.sleep(0.01)
+                check_stopped()
+            yield "too late"
+
+    engine, view = Script().engine(), VIEWS["theory"]
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as threads:
+        patch.setitem(lab_studies.STUDIES, view.name, Slow)
+        run = LabRun("scripted", view, {})
+        done = threads.submit(lambda: list(run.play(engine)))
+        assert reached.wait(10)
+        began = time.monotonic()
+        run.stop.set()
+        with pytest.raises(EngineTrouble, match=r"Stopped before it began\."):
+            done.result()
+        assert time.monotonic() - began < 5
+
+
+def in_a_loop_of_its_own(work: Coroutine[Any, Any, T]) -> T:
+    """In another thread, because the browser of other tests has a loop in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(asyncio.run, work).result()
+
+
+def test_who_follows_a_run_is_woken_by_every_message_and_then_forgotten() -> None:
+    script = Script()
+    script.pace = 0.01
+    engine = script.engine()
+    run = Run(ask(max_new_tokens=20, k=2, drafter="ngram"))
+
+    async def follow() -> list[str]:
+        asleep = asyncio.Event()
+        events: list[str] = []
+
+        async def read() -> None:
+            asyncio.get_running_loop().call_soon(asleep.set)
+            async for event in _events(run, 0):
+                events.append(event)
+
+        reading = asyncio.create_task(read())
+        await asleep.wait()
+        assert len(run.followers) == 1
+        assert not events
+        await asyncio.to_thread(lambda: list(run.play(engine)))
+        await asyncio.wait_for(reading, 20)
+        return events
+
+    events = in_a_loop_of_its_own(follow())
+    assert events == [f"id: {place}\ndata: {message}\n\n" for place, message in enumerate(run.messages)]
+    assert "end" in json.loads(run.messages[-1])
+    assert not run.followers
+
+
+@pytest.mark.parametrize(
+    ("host", "here"),
+    {"127.0.0.1": True, "::1": True, "10.0.0.1": False, "2001:db8::1": False, "testclient": False, "": False}.items(),
+)
+def test_a_browser_on_this_machine_is_known_by_its_address(host: str, here: bool) -> None:
+    assert is_local(SimpleNamespace(host=host)) is here
+
+
+def test_a_client_without_an_address_is_taken_for_a_distant_one() -> None:
+    assert not is_local(None)
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "expected"),
+    [
+        ("cpu", 2, Pauses(engine_module.SHARED_SECONDS, engine_module.CPU_SECONDS, engine_module.OPENING_SECONDS)),
+        ("cpu", 3, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),  # a core is left for the browser
+        ("cpu", None, Pauses(engine_module.CPU_SECONDS, engine_module.CPU_SECONDS)),
+        ("meta", 2, Pauses(engine_module.GPU_SECONDS, engine_module.GPU_SECONDS)),  # whatever computes elsewhere
+    ],
+)
+def test_only_a_browser_on_the_engines_own_cores_is_told_more_seldom(
+    device: str, cores: int | None, expected: Pauses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedLoaded, "environment", lambda _: {"threads": 2, "cores": cores})
+    assert pauses(ScriptedLoaded(PRESETS["scripted"], device=torch.device(device))) == expected
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_news_come_as_often_as_where_they_are_shown_allows(local: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(local=60.0, remote=0.0))
+    script = Script()
+    script.pace = 0.01
+    run = Run(ask(max_new_tokens=20, k=2, drafter="ngram"))
+    run.local = local
+    messages = list(play(script.engine(), run))
+    news = [message for message in messages if "lanes" in message]
+    assert len(news) == 2 if local else len(news) > 3  # the first event at once, and the rest when it has ended
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_the_engine_waits_once_for_a_page_on_its_own_cores_to_draw_the_first_item(
+    local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = 0.5
+    monkeypatch.setattr(engine_module, "pauses", lambda _: Pauses(0.0, 0.0, opening))
+    engine = Script().engine()
+    list(engine.follow("scripted"))
+    batches = engine.stream("scripted", lambda _: clock(4), local)
+    moments = [moment for batch in batches for moment in batch if not isinstance(moment, Said)]
+    waits = [later - earlier for earlier, later in pairwise(moments)]
+    assert waits[0] >= opening if local else waits[0] < opening
+    assert max(waits[1:]) < opening
+
+
+def clock(count: int) -> Generator[float]:
+    for _ in range(count):
+        yield time.monotonic()
+
+
+def test_who_stops_following_a_run_is_forgotten() -> None:
+    run = Run(ask())
+    run.messages.append(run.message(status={}))
+
+    async def leave() -> None:
+        events = _events(run, 0)
+        await anext(events)
+        assert len(run.followers) == 1
+        await events.aclose()  # type: ignore[attr-defined]
+
+    in_a_loop_of_its_own(leave())
+    assert not run.followers
+
+
+def test_one_thread_loads_and_runs_every_race() -> None:
+    script = Script()
+    engine = script.engine()
+    computing: list[int] = []
+    load, race = script.load, script.race
+
+    def seen(work: Any) -> Any:
+        def working(*arguments: Any) -> Any:
+            computing.append(threading.get_ident())
+            return work(*arguments)
+
+        return working
+
+    engine.backend = replace(engine.backend, load=seen(load), race=seen(race))
+    for preset in ("scripted", "other", "other"):
+        list(play(engine, Run(ask(preset=preset, presets=["scripted", "other"], max_new_tokens=3))))
+    assert len(computing) == 5
+    assert set(computing) == {computing[0]}
+    assert computing[0] != threading.get_ident()
+
+
+def test_the_engine_does_not_wait_for_whoever_looks_on() -> None:
+    script = Script()
+    engine = script.engine()
+    messages = play(engine, Run(ask(max_new_tokens=40)))
+    while "lanes" not in next(messages):
+        pass
+    deadline = time.monotonic() + 20
+    while script.open_races and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert script.ended_races == 1  # though only its first event was taken
+    assert list(messages)[-1]["end"]["stats"][PLAIN]["tokens"] == 40
+
+
+def test_nothing_can_be_run_before_a_preset_is_loaded() -> None:
+    with pytest.raises(EngineTrouble, match="No model is loaded yet"):
+        list(Script().engine().stream("scripted", lambda loaded: (None for _ in "1")))
+
+
+def test_a_failure_is_the_last_message_and_the_next_run_works() -> None:
+    script = Script()
+    script.fail_at = 5
+    engine = script.engine()
+    run = Run(ask())
+    with pytest.raises(EngineTrouble, match="Something went wrong in the engine: RuntimeError"):
+        list(run.play(engine))
+    assert json.loads(run.messages[-1])["error"].startswith("Something went wrong in the engine: RuntimeError")
+    assert [json.loads(message)["seq"] for message in run.messages] == list(range(len(run.messages)))
+    assert script.open_races == 0
+    script.fail_at = None
+    assert "end" in list(play(engine, Run(ask(max_new_tokens=3))))[-1]
+
+
+def test_sessions_stop_their_own_run() -> None:
+    runs = Runs()
+    made = [runs.begin(Run(ask()), f"session {number}") for number in range(17)]
+    assert runs.find(Run, made[1].id) is made[1]
+    assert runs.find(Job, "no such run") is None
+    assert runs.stop("session 5", LabRun) is None
+    assert runs.stop("session 5", Job) is made[5]
+    assert [run.stop.is_set() for run in made].count(True) == 1
+    assert runs.stop("session 5", Job) is None
+    assert runs.stop(None, Job) is None
