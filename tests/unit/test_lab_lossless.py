@@ -397,12 +397,13 @@ def test_transformers_own_text_may_part_at_a_near_tie_on_any_engine(
 
 @pytest.mark.real
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", ["", *BROKEN])
+# Noise that is used twice harms the second token, and the context is chosen for the first: the toys catch it.
+@pytest.mark.parametrize("broken", ["", *(name for name in BROKEN if name != "noise-used-twice")])
 def test_the_real_model(real: Loaded, broken: str) -> None:
     ids = real.encode("List three colours.")
     settings = Settings(k=1, temperature=1.0, top_k=8, max_new_tokens=12)
     context = telling_context(real, "ngram", ids, settings)
-    found = list(sampling(real, "ngram", context, settings, 300, broken))[-1]
+    found = list(sampling(real, "ngram", context, settings, 1500, broken))[-1]
     assert found.caught == bool(broken), found.in_words()
 
 
