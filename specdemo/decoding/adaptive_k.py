@@ -56,7 +56,7 @@ def best_length(costs: CostModel, stats: DraftStats, kind: Kind, longest: int) -
     In a tree guess i is the token of rank i, and a_i the chance that it is on the path, so E[tokens](k) is
     1 + a_1 + a_2 + ... + a_k.
     """
-    longest = longest if stats.timed > 1 else 1
+    longest = longest if stats.cost_known else 1
     chances, made = stats.chances()[:longest], np.cumsum(stats.shares_made()[:longest])
     tokens = 1 + np.cumsum(chances if kind.tree else np.cumprod(chances))
     round_costs = costs.pass_over(made + 1) + stats.cost(kind.source.steps(made))

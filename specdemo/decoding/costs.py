@@ -26,8 +26,9 @@ FOLLOW = 0.02  # how fast the costs of passes follow the last one
 DRIFT = 0.2  # how fast `baseline_seconds` does
 OUTLIER = 1.5  # a pass that takes this many times the usual, or more, counts as this many times
 CALIBRATION_SECONDS = 0.6
-Steps = TypeVar("Steps", float, np.ndarray)
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as far as auto takes them
+
+Steps = TypeVar("Steps", float, np.ndarray)
 
 
 class CostModel:
@@ -104,7 +105,6 @@ class DraftStats:
 
     Attributes:
         idle: rounds since the last draft, in this run and earlier ones; infinite before the first.
-        timed: drafts whose cost is known.
         reading: what the first draft of a run costs more, by the tokens of the prompt.
         asked: drafts that were to reach a position.
         made: those that did; a drafter may stop earlier.
@@ -114,20 +114,25 @@ class DraftStats:
 
     def __init__(self) -> None:
         self.idle, self.reading = inf, 0.0
-        self.timed, self._sums = 0, np.zeros(5)  # of 1, x, y, x x and x y, for x steps of cost y
+        self._timed, self._sums = 0, np.zeros(5)  # of 1, x, y, x x and x y, for x steps of cost y
         self._counts = np.zeros((4, MAX_K))
         self.asked, self.made, self.tested, self.passed = self._counts  # views
 
     def learn_cost(self, steps: float, cost: float) -> None:
         """One more draft. The relative error counts, so that a draft which was held up counts for little."""
         if steps:  # one without a token says nothing of the others
-            self.timed += 1
+            self._timed += 1
             terms = np.array([1.0, steps, cost, steps * steps, steps * cost])
             self._sums = FORGET * self._sums + terms / max(cost, 0.01) ** 2
 
+    @property
+    def cost_known(self) -> bool:
+        """Whether two drafts were timed: one may have been held up."""
+        return self._timed > 1
+
     def cost(self, steps: Steps) -> Steps:
-        """a + b k for k `steps`, by least squares; 0 until two drafts are known, because one may have been held up."""
-        if self.timed < 2:
+        """a + b k for k `steps`, by least squares; 0 while it is not known."""
+        if not self.cost_known:
             return 0.0 * steps
         n, x, y, xx, xy = self._sums.tolist()
         # The constant is held back a little: drafts of one length say nothing of it.
@@ -155,7 +160,7 @@ class DraftStats:
     def for_another_text(self) -> DraftStats:
         """A copy in which what passed so far weighs little."""
         stats = DraftStats()
-        stats.idle, stats.reading, stats.timed, stats._sums = self.idle, self.reading, self.timed, self._sums
+        stats.idle, stats.reading, stats._timed, stats._sums = self.idle, self.reading, self._timed, self._sums
         stats._counts += self._counts * (PRIOR_TESTS / max(float(self.tested[0]), PRIOR_TESTS))
         return stats
 
