@@ -45,8 +45,7 @@ FILMED = """
 ENDED = """() => {  // the recording of the other tab, in the arena of a race
   const { show } = specdemo.race;
   const { data } = specdemo.replay;
-  show.load(data);
-  show.close(data.end);
+  show.load(data, data.end);
   show.seek(Infinity);
 }"""
 

@@ -4,7 +4,7 @@ A message holds the run's id, a sequence number and, as far as there is news, on
 
     start    the settings that the panes show and what a pass reads; it clears what an earlier run left
     lanes    {lane: [event, ...]}: what is new in each lane
-    end      the summary: the final figures, the sentence, how exact it was
+    end      the summary: the final figures, the sentence, how exact it was; the last `lanes` come with it
     status   what the model is doing before a run can begin
     error    a sentence for the person; `stopped` comes with it and says whether Stop was pressed
 

@@ -59,13 +59,13 @@ class Run(Job):
                             news = {"status": asdict(engine.status)} if said else {}
                             yield self.message(start=self._beginning(), **news)
                         self._lanes.add(item)
-                    if lanes := self._lanes.news():
+                    if not self.summary and (lanes := self._lanes.news()):
                         yield self.message(lanes=lanes)
             except Exception:
                 if said and not begun:  # the top of the page still shows what was said
                     yield self.message(status=asdict(engine.status))
                 raise
-        yield self.message(end=self._ending())
+        yield self.message(lanes=self._lanes.news(), end=self._ending())
 
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         """The race itself and then its summary, in the engine's thread."""
