@@ -112,7 +112,7 @@ def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:
     """
     kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1)
     if settings.k == AUTO and kind not in loaded.costs:
-        tell("measuring what a pass costs on this machine")
+        tell("measuring what a pass costs")
         runner = loaded.target_runner(MAX_K + 2)
         most_k = min(MAX_K, runner.exact_rows - 1) if runner.exact_rows else MAX_K  # what is exact stays exact
         loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), most_k), most_k)
@@ -125,7 +125,7 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
     Not where passes are slow: there the reading of the prompts alone would keep people waiting.
     """
     if costs.baseline_seconds <= SLOW_PASS:
-        tell(f"measuring what drafts by {drafter} cost on this machine")
+        tell(f"measuring what drafts by {drafter} cost")
         prompt_ids = prompt_ids[-TRIED_TOKENS:]
         new_tokens = min(TRIED_TOKENS, loaded.context - len(prompt_ids))
         for k, tree in TRIED[: 4 if settings.tree else 2]:
