@@ -40,7 +40,7 @@ CLOCK = """() => {
 FILMED = """
   #controls, .sd-results, .sd-legend, .sd-pacing { display: none !important; }
   .sd-sentence { min-height: 2.7em !important; font-size: 22px !important; }
-  .sd-exact { min-height: 4.5em !important; }
+  .sd-exact { min-height: 6em !important; }
 """
 ENDED = """() => {  // the recording of the other tab, in the arena of a race
   const { show } = specdemo.race;

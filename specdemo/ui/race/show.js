@@ -221,7 +221,7 @@ export class Show {
   /** In words, how the clock that is shown goes. */
   get scale() {
     if (!this.length || this.measures) return "";
-    if (this.pace === "once") return "Shown as it is measured.";
+    if (this.pace === "once") return "Shown as soon as it is measured.";
     const slower = 1 / this.rate;
     if (this.pace === "rounds") return "One round each time. Clocks: engine time.";
     if (slower < 1.05) return "Clocks: engine time, as measured.";
