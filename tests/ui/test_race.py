@@ -508,7 +508,7 @@ def test_stop_also_takes_back_a_run_that_is_still_waiting(visit: Visit, script: 
 WRONG_TOKEN = " wrong"
 
 
-def test_what_is_sent_for_a_flush_is_small(visit: Visit, script: Script) -> None:
+def test_what_is_sent_for_an_event_is_small(visit: Visit, script: Script) -> None:
     script.pace = 1 / 400
     page = visit("?max_new_tokens=200")
     page.evaluate(
@@ -519,4 +519,4 @@ def test_what_is_sent_for_a_flush_is_small(visit: Visit, script: Script) -> None
     sizes = page.evaluate("window.sizes")
     events = len(script.entries)
     assert len(sizes) < events, json.dumps([len(sizes), events])
-    assert max(sizes[2:-1]) < 20_000
+    assert sum(sizes) / events < 250  # of a message there may be many, on a busy machine
