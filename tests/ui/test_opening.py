@@ -157,7 +157,7 @@ def test_a_link_is_not_opened_with_a_recording(visit: Visit, script: Script) -> 
     assert page.evaluate("specdemo.race.opening === undefined")
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), pytest.param(390, True, marks=pytest.mark.slow)])
 def test_nothing_moves_and_axe_finds_nothing_serious(opening: Open, width: int, dark: bool) -> None:
     page = opening(f"?__theme={'dark' if dark else 'light'}", width=width)
     tops = page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map((lane) => lane.getBoundingClientRect().top)")
@@ -243,6 +243,7 @@ def test_lanes_that_cannot_race_are_refused_in_words(visit: Visit, script: Scrip
     assert "The lane prompt-lookup:4 is given twice." in page.locator("#race .sd-sentence").inner_text()
 
 
+@pytest.mark.slow
 def test_a_race_of_four_lanes_is_replayed(visit: Visit, script: Script) -> None:
     page = visit(LINK)
     run(page)

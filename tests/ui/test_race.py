@@ -292,7 +292,7 @@ def test_what_a_lost_connection_missed_is_asked_for(
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
 
 
-@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("answers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_server_that_is_lost_during_a_race_is_told(
     visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:

@@ -96,7 +96,7 @@ def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(moving: 
     assert "tokens per target pass" in sentence(page)
 
 
-@pytest.mark.parametrize("pace", ["rounds", "once"])
+@pytest.mark.parametrize("pace", ["rounds", pytest.param("once", marks=pytest.mark.slow)])
 def test_the_figures_do_not_depend_on_the_pace(moving: Open, script: Script, pace: str) -> None:
     page = moving("&max_new_tokens=12", pace=pace)
     run(page, until="ended" if pace == "once" else "showing")
@@ -232,7 +232,7 @@ def test_there_a_long_race_is_seen_now_and_then_and_can_be_stopped(
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [pytest.param(1280, False, marks=pytest.mark.slow), (390, True)])
 def test_rejected_guesses_fade_and_nothing_moves(moving: Open, script: Script, width: int, dark: bool) -> None:
     page = moving("&max_new_tokens=120" + ("&__theme=dark" if dark else ""), width=width)
     page.locator("#race .sd-pane").first.scroll_into_view_if_needed()
