@@ -25,13 +25,14 @@ from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block, Medusa
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.networks import EagleHead
 from specdemo.drafters.heads.published import load_published
-from specdemo.drafters.heads.published_shape import TargetSizes
+from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import Settings, TokenKind, Verdict
 from tests.unit import published
-from tests.unit.published import HIDDEN, LAYERS, Config, Tensors, write
+from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, ids_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -169,6 +170,21 @@ def test_a_pickle_and_parts_are_read_as_well(tmp_path: Path, monkeypatch: pytest
     index = {"weight_map": {name: file for file, some in parts.items() for name in some}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     check(drafts_of(toy_with(folder, kind), kind, monkeypatch, 3, expected))
+
+
+def test_layers_that_a_configuration_does_not_name_are_those_of_the_formats() -> None:
+    """EAGLE-3's numbers 2, L // 2 and L - 3 are places in hidden_states, DFlash's are spread from 1 to L - 3."""
+    target = TargetSizes(MODEL_VOCAB, HIDDEN, 36)
+    eagle, flash = published.eagle3(MODEL_VOCAB)[0], published.dflash(MODEL_VOCAB, num_target_layers=36)[0]
+    flash["dflash_config"] = {"mask_token_id": MASK}
+    sizes = {"sliding_window": None, "layer_types": None}
+    for config, layers in (
+        (eagle, (1, 17, 32)),
+        ({**flash, **sizes, "num_hidden_layers": 5}, (1, 9, 17, 25, 33)),
+        ({**flash, **sizes, "num_hidden_layers": 1}, (18,)),
+    ):
+        found = format_of(config, "it")
+        assert ShapeReader("it", found, config, target).shape(()).state_layers == layers
 
 
 def test_tokens_that_are_not_in_order_are_brought_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
