@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdemo.decoding.drafter import DrafterParts
@@ -58,9 +60,18 @@ BLOCKS: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int], bool
 FORMATS = [*EAGLES, *BLOCKS]
 
 
+@cache
+def target() -> PreTrainedModel:
+    """The tiny target; its final norm has weights, which Medusa's heads read their state behind."""
+    model = deepcopy(tiny_model("qwen3", layers=LAYERS))
+    with torch.no_grad():
+        model.base_model.norm.weight.copy_(torch.linspace(0.5, 1.5, HIDDEN))
+    return model
+
+
 def made(name: str) -> tuple[Config, Tensors, type[HeadDrafter], Drafts]:
     """A head in a format, its drafter, and the function that says what it drafts behind a text."""
-    model = tiny_model("qwen3", layers=LAYERS)
+    model = target()
     if name in EAGLES:
         make, numbers = EAGLES[name]
         config, tensors = make(MODEL_VOCAB)
@@ -74,7 +85,7 @@ def made(name: str) -> tuple[Config, Tensors, type[HeadDrafter], Drafts]:
 
 def toy_with(folder: Path, kind: type[HeadDrafter], model: Any = None) -> ModelToy:
     """A tiny target with the head in a folder."""
-    model = model or tiny_model("qwen3", layers=LAYERS)
+    model = model or target()
     embeddings = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
     files, norm = {kind.network.kind: folder}, model.base_model.norm
     final_norm = norm.weight.detach(), norm.variance_epsilon
@@ -200,7 +211,7 @@ def test_tokens_that_are_not_in_order_are_brought_into_it(tmp_path: Path, monkey
 
 def test_embeddings_that_are_a_copy_of_the_targets_are_not_kept_twice(tmp_path: Path) -> None:
     config, tensors, kind, _ = made("speculators eagle3")
-    model = tiny_model("qwen3", layers=LAYERS)
+    model = target()
     weight = model.get_input_embeddings().weight.detach()
     copied = write(tmp_path / "copied", config, {**tensors, "embed_tokens.weight": weight.clone()})
     assert toy_with(copied, kind).heads["eagle"].embedding.data_ptr() == weight.data_ptr()
