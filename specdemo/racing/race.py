@@ -25,6 +25,7 @@ from .trace import Entry
 
 TRIED = (1, False), (4, False), (2, True), (8, True)  # see `try_out`: the K of its runs, and whether they draft trees
 TRIED_TOKENS = 32  # of the prompts and texts of these runs
+TRIED_DRAFTS = 16  # by a head of others: so many tell one that is wired wrongly, see `wiring`
 TRYING_SECONDS, SLOW_PASS = 0.15, 0.1  # what each of them takes, and the seconds of a pass above which there are none
 
 
@@ -126,6 +127,8 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
     """
     if costs.baseline_seconds <= SLOW_PASS:
         tell(f"measuring what drafts by {drafter} cost")
+        head = loaded.parts.head_files.get(drafter)
+        drafts = TRIED_DRAFTS if head and head.is_dir() else 0
         prompt_ids = prompt_ids[-TRIED_TOKENS:]
         new_tokens = min(TRIED_TOKENS, loaded.context - len(prompt_ids))
         for k, tree in TRIED[: 4 if settings.tree else 2]:
@@ -136,7 +139,8 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
                 end = time.perf_counter() + TRYING_SECONDS
                 for _ in events:
                     check_stopped()
-                    if time.perf_counter() > end:
+                    firsts = costs.first_guesses
+                    if time.perf_counter() > end and firsts[drafter, True] + firsts[drafter, False] >= drafts:
                         break
     costs.tried.add((drafter, settings.tree))
 

@@ -9,7 +9,7 @@ from sys import getsizeof
 from typing import Any
 
 from ...decoding.events import Round, emitted_tokens
-from ...racing.asked import PLAIN, Request
+from ...racing.asked import PLAIN, Request, fitted
 from ...racing.figures import weight_bytes
 from ...racing.trace import Entry, write_trace
 from ..engine import Engine, Said, has_every_core
@@ -69,6 +69,7 @@ class Run(Job):
 
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         """The race itself and then its summary, in the engine's thread."""
+        self.request, told = fitted(self.request, loaded)
         request, backend = self.request, engine.backend
         others = engine.beside.watch()
         prompt_ids = loaded.encode(request.prompt, request.raw)
@@ -85,6 +86,7 @@ class Run(Job):
         if has_every_core(loaded) and others():
             self.header["disturbed"] = True
         self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries, request.drafted)
+        self.summary["sentence"] = f"{self.summary['sentence']} {told}".rstrip()
         if self._cut_short:
             self.summary["sentence"] = f"It had run for {self.limit}. {self.summary['sentence']}"
 
