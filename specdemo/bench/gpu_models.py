@@ -23,7 +23,6 @@ from ..drafters.heads.eagle import Eagle
 from ..drafters.heads.networks import HeadShape
 from ..drafters.heads.ready import ReadyHead
 from ..engines.choose import ops_for
-from ..engines.fused import FusedRunner
 from ..engines.gpu.graph import Capture, CudaCapture, GraphRunner, Graphs
 from ..engines.layout import FusedModel, embeddings, head_width
 from ..engines.rows import MOST_ROWS
@@ -75,15 +74,9 @@ class Pair:
         self, prompt: Sequence[int], settings: Settings, drafter: Drafter | None = None, costs: CostModel | None = None
     ) -> Iterator[Event]:
         """A run with that drafter, by default the draft model."""
-        capacity, rule = len(prompt) + settings.max_new_tokens, rule_for(settings)
+        capacity, rule = len(prompt) + settings.max_new_tokens + (MOST_ROWS if settings.tree else 0), rule_for(settings)
         drafter = drafter or self.drafter(capacity, rule)
         return decode(GraphRunner(self.graphs, capacity), drafter, prompt, rule, costs=costs)
-
-    def fused_events(self, prompt: Sequence[int], settings: Settings) -> Iterator[Event]:
-        """A run with the draft model in which drafts may branch: the passes of both are not captured."""
-        capacity, rule = len(prompt) + settings.max_new_tokens + MOST_ROWS, rule_for(settings)
-        target, draft = (FusedRunner(graphs.model, capacity) for graphs in (self.graphs, self.draft_graphs))
-        return decode(target, DraftModel(draft, target.vocab_size, rule), prompt, rule)
 
 
 def random_head(kind: type[HeadDrafter], target: PreTrainedModel, capture: Capture | None = None) -> ReadyHead[Any]:

@@ -35,18 +35,20 @@ def parts(
     x = torch.randn(count, model.embedding.shape[1]).to(start.device, model.dtype)
 
     def write_kv(layer: Layer, keys: Tensor, values: Tensor, by: ModuleType = functions) -> Tensor:
-        return by.write_kv(qkv, layer.head_norms, rotation if layer.rotated else None, keys, values, start)
+        return by.write_kv(qkv, layer.head_norms, rotation if layer.rotated else None, keys, values, rows[by])
 
     def activate(layer: Layer, *_: Tensor) -> Tensor:
         return functions.swiglu(up) if layer.activate is swiglu else layer.activate(up)
 
     with torch.inference_mode():  # the inputs
+        rows = {by: by.placed(start, None, count, keys.shape[2]) for by in (ops, functions)}
         qkv = ops.product(first.qkv, x, norm=first.attention_norm)
         q = write_kv(first, keys[0], values[0], ops)
-        attended = ops.attend(q, keys[0], values[0], start)
+        attended = ops.attend(q, keys[0], values[0], rows[ops])
         up = ops.product(first.up, x, norm=first.mlp_norm)
         inner = first.activate(up)
-    read = [x, start, qkv, q, attended, up, inner, keys, values]  # must live as long as the captured passes
+    # These must live as long as the captured passes.
+    read = [x, start, *rows.values(), qkv, q, attended, up, inner, keys, values]
 
     def in_all(part: Part) -> Callable[[], Tensor]:
         def run() -> Tensor:
@@ -63,7 +65,7 @@ def parts(
         "qkv": (lambda layer, *_: functions.product(layer.qkv, x, norm=layer.attention_norm), weights(x, qkv.shape[1])),
         "write_kv": (write_kv, None),
         "attend": (
-            lambda _, keys, values: functions.attend(q, keys, values, start),
+            lambda _, keys, values: functions.attend(q, keys, values, rows[functions]),
             2 * keys[0, :, : live + count].nbytes,
         ),
         "out": (lambda layer, *_: functions.product(layer.out, attended, plus=x), weights(attended, x.shape[1])),

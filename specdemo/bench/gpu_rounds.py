@@ -20,7 +20,6 @@ from ..drafters.heads.drafter import HeadDrafter
 from ..drafters.none import NoDrafter
 from ..engines.gpu.graph import Capture, GraphRunner, Graphs
 from ..engines.runner import Runner
-from ..racing.stats import Stats
 from ..types import Draft, Settings, Verdict
 from .gpu_models import WITH_HEADS, Pair, capture_for, random_head
 
@@ -73,19 +72,6 @@ def head_rounds(
     k = 0 if isinstance(drafter, NoDrafter) else HEAD_K
     run = rounds(runner, drafter, prompt, k, new_tokens, k // 2)
     yield {"part": "round with a head", "what": what} | cost_of(run, k)
-
-
-def tree_rounds(what: str, pair: Pair, prompt: list[int], settings: Settings) -> Iterator[Row]:
-    """Texts of a made pair whose drafts may branch, by passes that are not captured."""
-    runs = [Stats.of(pair.fused_events(prompt, settings)) for _ in range(3)][1:]
-    stats = runs[-1]
-    yield {
-        "part": "made pair, ours, not captured",
-        "what": what,
-        "tokens_per_second": median(run.tokens / run.seconds for run in runs),
-        "tokens_per_round": stats.tokens_per_round,
-        "rows": stats.drafted / stats.rounds + 1,
-    }
 
 
 def cost_of(run: Sequence[Round], k: int) -> Row:

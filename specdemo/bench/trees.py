@@ -66,14 +66,19 @@ def trees_markdown(rows: Sequence[Run]) -> list[str]:
     lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     for row in rows:
         name = f"`{row['drafter']}`" + (f", {REJECTION}" if row["rule"] == REJECTION and row["temperature"] else "")
-        size = f"a {'tree' if row['method'] == TREE else 'chain'} of {row['k']}"
-        if row["k"] == AUTO:
-            size = "trees or chains, K = auto" if row["method"] == TREE else "chains, K = auto"
         to_chain = row["to_chain"] or {}
-        cells = [name, f"{row['temperature']:g}", size + (", the fastest" if row["best_chain"] else "")]
+        cells = [name, f"{row['temperature']:g}", size_of(row)]
         cells += [f"{row['tokens_per_round']:.2f}", f"{row['rows']:.1f}", f"{row['tokens_per_second'].mean:.1f}"]
         cells.append(cell(row["to_alone"]))
         figures = "tokens_per_round", "tokens_per_second"
         cells += ["1" if row["best_chain"] else cell(to_chain.get(figure)) for figure in figures]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def size_of(row: Run) -> str:
+    """What a row drafted, in words."""
+    if row["k"] == AUTO:
+        return "trees or chains, K = auto" if row["method"] == TREE else "chains, K = auto"
+    kind = "tree" if row["method"] == TREE else "chain"
+    return f"a {kind} of {row['k']}" + (", the fastest" if row["best_chain"] else "")

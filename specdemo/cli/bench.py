@@ -287,7 +287,8 @@ def gpu(
     ] = False,
     json_: JsonFile = None,
 ) -> None:
-    """How near the captured engine comes to what this GPU can do, with random weights.
+    """How near the captured engine comes to what this GPU can do, with random weights; and trees beside chains, by the
+    drafters of the default preset.
 
     `python -m pytest tests/gpu -m gpu` checks that it is right.
     """

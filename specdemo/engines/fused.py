@@ -223,7 +223,7 @@ class Cache:
 
     def move(self, start: int, path: Sequence[int]) -> None:
         """Copy the rows of a path, counted from `start`, to the places from `start` on."""
-        rows, end = torch.tensor(path, device=self.keys.device) + start, start + len(path)
+        rows, end = to_device(path, self.keys.device) + start, start + len(path)
         for part in (self.keys, self.values):
             part[:, :, start:end] = part[:, :, rows]
 

@@ -1,10 +1,12 @@
 """The operations of a captured pass, in torch. `kernels.py` has the same functions in Triton.
 
-A captured pass can only be replayed on the same buffers, so their shapes never change. Each function reads the number
-of tokens in the cache from `start` [1] int64 on the device, and serves a text of any length.
+A captured pass can only be replayed on the same buffers, so their shapes never change. The number of tokens in the
+cache and what the rows see are read from such buffers too, so a pass serves texts of any length, chains and trees.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +14,7 @@ from torch.nn import functional as F
 
 from .linear import Linear, Norm, swiglu
 
-__all__ = ["attend", "product", "rotate", "swiglu", "write_kv"]
+__all__ = ["attend", "placed", "product", "rotate", "swiglu", "write_kv"]
 
 
 def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
@@ -21,35 +23,62 @@ def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | No
     return step(x) if plus is None else step(x) + plus
 
 
+class Placed(NamedTuple):
+    """The rows of a pass behind those of the cache.
+
+    Attributes:
+        slots: where their keys and values are written, [T] int64.
+        positions: by which they are rotated, [T] int64.
+        seen: the slots that each of them sees, [T, capacity] bool.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    seen: Tensor
+
+
+def placed(start: Tensor, branches: Tensor | None, count: int, capacity: int) -> Placed:
+    """What `write_kv` and `attend` read of the first `count` rows of a pass, in every layer.
+
+    Args:
+        start: the number of tokens in the cache, [1] int64.
+        branches: see `rows.branches_of`; None if the rows are a chain.
+    """
+    slots = torch.arange(capacity, device=start.device)
+    if branches is None:
+        positions = slots[:count] + start
+        return Placed(positions, positions, slots <= positions[:, None])
+    seen = (slots < start).repeat(count, 1).scatter_(1, branches[:count] + start, True)
+    return Placed(slots[:count] + start, branches[-1, :count] + start, seen)
+
+
 def write_kv(
     qkv: Tensor,
     head_norms: tuple[Norm, Norm] | None,
     rotation: tuple[Tensor, Tensor] | None,
     keys: Tensor,
     values: Tensor,
-    start: Tensor,
+    rows: Placed,
 ) -> Tensor:
-    """Norm and rotate the queries and keys of T tokens, and write their keys and values at position `start`.
+    """Norm and rotate the queries and keys of T tokens, and write their keys and values behind those of the cache.
 
     Args:
         qkv: [T, (heads + 2 * kv_heads) * width].
         rotation: cosines and signed sines, see `FusedModel.rotation`.
         keys, values: [kv_heads, capacity, width], written in place.
-        start: the number of tokens in the cache, [1] int64.
     Returns:
         The queries, [T, heads, width].
     """
     (count, _), (kv_heads, _, width) = qkv.shape, keys.shape
-    positions = start + torch.arange(count, device=qkv.device)
     by_head = qkv.view(count, -1, width)
     q, k, v = by_head.split([by_head.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
     if head_norms:
         q, k = head_norms[0](q), head_norms[1](k)
     if rotation:
-        cos, sin = (part.index_select(0, positions) for part in rotation)
+        cos, sin = (part.index_select(0, rows.positions) for part in rotation)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-    keys.index_copy_(1, positions, k.transpose(0, 1))
-    values.index_copy_(1, positions, v.transpose(0, 1))
+    keys.index_copy_(1, rows.slots, k.transpose(0, 1))
+    values.index_copy_(1, rows.slots, v.transpose(0, 1))
     return q
 
 
@@ -59,8 +88,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([x[..., half:], x[..., :half]], -1) * sin
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, start: Tensor) -> Tensor:
-    """Attention of T queries [T, heads, width] at position `start`, whose own keys and values are in the cache already.
+def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
+    """Attention of T queries [T, heads, width] whose own keys and values are in the cache already.
 
     The query heads that share a key head become more queries of that head, so that no key or value is copied.
 
@@ -70,11 +99,9 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, start: Tensor) -> Tensor:
     Returns:
         [T, heads * width].
     """
-    (count, heads, width), (kv_heads, capacity, _) = q.shape, keys.shape
-    positions = start + torch.arange(count, device=q.device)
-    seen = torch.arange(capacity, device=q.device) <= positions[:, None]  # [T, capacity]
+    (count, heads, width), kv_heads = q.shape, len(keys)
     group = heads // kv_heads
     q = q.view(count, kv_heads, group, width).permute(1, 2, 0, 3).reshape(1, kv_heads, group * count, width)
-    out = F.scaled_dot_product_attention(q, keys[None], values[None], attn_mask=seen.repeat(group, 1))
+    out = F.scaled_dot_product_attention(q, keys[None], values[None], attn_mask=rows.seen.repeat(group, 1))
     # Not `view`: on a GPU the result of attention may have its key heads as the inner dimension.
     return out.view(kv_heads, group, count, width).permute(2, 0, 1, 3).reshape(count, heads * width)

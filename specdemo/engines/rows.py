@@ -12,6 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ..system.hardware import to_device
+
 MOST_ROWS = 64  # of a pass that branches: the ancestors of a row are the bits of a word
 
 
@@ -34,6 +36,21 @@ def ancestors_of(parents: Sequence[int]) -> list[int]:
 def depths_of(parents: Sequence[int]) -> list[int]:
     """How many rows lie between each row and the cache; see `ancestors_of`."""
     return [word.bit_count() - 1 for word in ancestors_of(parents)]
+
+
+def branches_of(parents: Sequence[int]) -> Tensor:
+    """What a captured pass reads of its rows, uint8 [MOST_ROWS + 1, MOST_ROWS]: the paths to them, then their depths.
+
+    A path ends with the row itself, which is repeated up to the end of the line. Rows that are missing see what the
+    last one sees. See `ancestors_of` for errors.
+    """
+    depths, paths = bytes(depths_of(parents)), list[bytes]()
+    for row, parent in enumerate(parents):
+        paths.append((paths[parent] if parent >= 0 else b"") + bytes([row]))
+    lines = [path.ljust(MOST_ROWS, path[-1:]) for path in paths]
+    lines += lines[-1:] * (MOST_ROWS - len(lines))
+    together = b"".join([*lines, depths.ljust(MOST_ROWS, depths[-1:])])
+    return torch.frombuffer(bytearray(together), dtype=torch.uint8).view(MOST_ROWS + 1, MOST_ROWS)
 
 
 def places(start: int, count: int, parents: Sequence[int] | None) -> slice | list[int]:
@@ -63,4 +80,4 @@ def is_beginning(path: Sequence[int]) -> bool:
 
 def rows_of(states: Tensor, path: Sequence[int]) -> Tensor:
     """The rows of a path, [T, ...] -> [len(path), ...]."""
-    return states[: len(path)] if is_beginning(path) else states[list(path)]
+    return states[: len(path)] if is_beginning(path) else states[to_device(path, states.device)]

@@ -84,7 +84,7 @@ def exact_rows(environment: Mapping[str, Any], drafter: str) -> int:
 def is_exact(environment: Mapping[str, Any], drafter: str, k: int | str, tree: bool = False) -> bool:
     """Whether the text with a drafter is the target's own to the last bit, so that rounding explains no difference."""
     if tree:  # only there are rows that branch those of their chains, see `Runner.exact_tree_rows`
-        return environment.get("engine") == "native"
+        return environment.get("engine") in ("native", "graph") and exact_rows(environment, drafter) > 0
     return (1 if k == AUTO else int(k) + 1) <= exact_rows(environment, drafter)  # auto keeps to what is exact
 
 

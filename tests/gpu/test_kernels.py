@@ -14,11 +14,22 @@ from torch import Tensor
 from specdemo.bench import gpu_models
 from specdemo.engines import ops
 from specdemo.engines.choose import OLDEST
+from specdemo.engines.gpu import graph
 from specdemo.engines.layout import FusedModel, Linear, Norm
+from specdemo.engines.rows import MOST_ROWS, branches_of
 
 from .helpers import EXACT, ROUGH, relative_error, tiny
 
 READS = ((1, 0), (1, 127), (5, 126), (17, 300))  # tokens to read, and tokens in the cache before them
+STUMPS = [-1, *(max(0, row - row % 3) for row in range(MOST_ROWS - 1))]  # a path, with two more tokens at each
+TREES = {
+    "one token": [-1, 0],
+    "two of the same": [-1, 0, 0, 0, 1, 1, 2, 5, 5],
+    "a chain": list(range(-1, 16)),
+    "as wide as can be": [-1, *[0] * (MOST_ROWS - 1)],
+    "as many": [(row - 1) // 2 if row else -1 for row in range(MOST_ROWS)],
+    "as deep": STUMPS,
+}
 WIDE, LONG = 8250, 5000  # a product's rows and a cache's capacity for which the kernels take larger tiles
 
 
@@ -43,13 +54,23 @@ def test_operations_agree_with_float64(device: torch.device, dtype: torch.dtype,
     for count, live in READS:
         for name, inputs in operation_inputs(*shape, count, live, device, dtype):
             exact = [in_float64(value) for value in inputs]
-            ours, truth = getattr(functions, name)(*inputs), getattr(ops, name)(*exact)
+            ours, truth = call(functions, name, inputs), call(ops, name, exact)
             if name == "write_kv":  # writes keys and values too
                 ours, truth = (ours, *inputs[3:5]), (truth, *exact[3:5])
             both = zip(ours, truth, strict=True) if isinstance(ours, tuple) else [(ours, truth)]
             errors[name] = max(errors.get(name, 0.0), *(relative_error(*pair) for pair in both))
     limit = EXACT if dtype == torch.float32 else ROUGH
     assert max(errors.values()) < limit, f"relative errors: {errors}"
+
+
+def call(functions: ModuleType, name: str, inputs: list[Any]) -> Any:
+    """Of operations that read which row sees what the inputs end with the start of the rows and their parents."""
+    if name not in ("write_kv", "attend"):
+        return getattr(functions, name)(*inputs)
+    *inputs, start, parents = inputs
+    keys, count = inputs[-2], len(inputs[0])
+    branches = None if parents is None else branches_of(parents).to(start.device)
+    return getattr(functions, name)(*inputs, functions.placed(start, branches, count, keys.shape[1]))
 
 
 def operation_inputs(
@@ -71,14 +92,16 @@ def operation_inputs(
     for head_norms in (None, (Norm(noise(width), None, 1e-6), Norm(noise(width), None, 1e-6))):
         for rotation in (None, (noise(capacity, 1, width), noise(capacity, 1, width))):
             qkv, (keys, values) = noise(count, (heads + 2 * kv_heads) * width), noise(2, kv_heads, capacity, width)
-            yield "write_kv", [qkv, head_norms, rotation, keys, values, start]
+            yield "write_kv", [qkv, head_norms, rotation, keys, values, start, None]
     keys, values = noise(2, kv_heads, capacity, width)
     keys[:, live + count :] = values[:, live + count :] = 1e4  # entries behind the text, which must not be read
-    yield "attend", [noise(count, heads, width), keys, values, start]
+    yield "attend", [noise(count, heads, width), keys, values, start, None]
+    yield "write_kv", [noise(count, (heads + 2 * kv_heads) * width), None, rotation, keys, values, start, STUMPS]
+    yield "attend", [noise(count, heads, width), keys, values, start, STUMPS]
     if not live:
         yield "product", [Linear.unpacked(noise(WIDE, hidden), None), noise(count, hidden)]
         keys, values = noise(2, kv_heads, LONG, width)
-        yield "attend", [noise(count, heads, width), keys, values, start + LONG - count]
+        yield "attend", [noise(count, heads, width), keys, values, start + LONG - count, None]
 
 
 def in_float64(value: Any) -> Any:
@@ -103,6 +126,68 @@ def test_a_row_of_attention_is_the_same_bits_in_every_pass(cuda: torch.device) -
     for live in range(100, 100 + 17 * 20, 17):
         q, start = torch.randn(17, 8, 64, device=cuda).bfloat16(), torch.tensor([live], device=cuda)
         keys, values = torch.randn(2, 2, 512, 64, device=cuda).bfloat16()
-        alone = [functions.attend(q[at : at + 1], keys, values, start + at) for at in range(17)]
-        same += torch.equal(torch.cat(alone), functions.attend(q, keys, values, start))
+        alone = [call(functions, "attend", [q[at : at + 1], keys, values, start + at, None]) for at in range(17)]
+        same += torch.equal(torch.cat(alone), call(functions, "attend", [q, keys, values, start, None]))
     assert same == 20, f"{same} of 20 passes over 17 tokens equal single ones bit by bit"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 2, 64), (6, 6, 32), (9, 3, 16)], ids=str)
+def test_a_row_of_a_tree_is_the_same_bits_as_that_of_its_chain(
+    cuda: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
+) -> None:
+    """Behind texts that end at any place of a step and of a chunk, and in caches that the tree fills."""
+    functions = fastest(cuda)
+    if functions is ops:
+        pytest.skip("passes are made of torch's own operations here")
+    differing = {
+        (name, live): count
+        for name in TREES
+        for live in (0, 5, 63, 64, 100, 127, 128, 300, 1000)
+        if (count := leaves_unlike_their_chains(functions, *shape, TREES[name], live, cuda, dtype))
+    }
+    assert not differing
+
+
+def leaves_unlike_their_chains(
+    functions: ModuleType,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    parents: list[int],
+    live: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    most: int = MOST_ROWS,
+) -> int:
+    """Of the first `most` leaves of a tree, how many end a path whose rows are not bit for bit those of a chain.
+
+    The tree is filled up with copies of its last row, as a captured pass is, and with them fills the cache.
+    """
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    rows = min(rows for rows in graph.TREES if rows >= len(parents))
+    capacity, start = live + rows, torch.tensor([live], device=device)
+    fresh, rotation = noise(2, kv_heads, capacity, width), (noise(capacity, 1, width), noise(capacity, 1, width))
+    norms = Norm(noise(width), None, 1e-6), Norm(noise(width), None, 1e-6)
+    qkv = noise(len(parents), (heads + 2 * kv_heads) * width)
+
+    def attended(qkv: Tensor, parents: list[int] | None) -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = fresh.clone()
+        q = call(functions, "write_kv", [qkv, norms, rotation, keys, values, start, parents])
+        return call(functions, "attend", [q, keys, values, start, parents]), keys, values
+
+    tree, tree_keys, tree_values = attended(torch.cat([qkv, qkv[-1:].expand(rows - len(qkv), -1)]), parents)
+    differing = 0
+    for leaf in [row for row in range(len(parents)) if row not in parents][:most]:
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        at, slots = torch.tensor(path, device=device), slice(live, live + len(path))
+        alone, keys, values = attended(qkv[at], None)
+        same = torch.equal(tree[at], alone) and torch.equal(tree_keys[:, live + at], keys[:, slots])
+        differing += not (same and torch.equal(tree_values[:, live + at], values[:, slots]))
+    return differing

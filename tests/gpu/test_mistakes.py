@@ -25,19 +25,29 @@ def with_attend(attend: Callable[..., torch.Tensor]) -> ModuleType:
     return made
 
 
-def one_by_one(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
-    """Attention of each token by itself, as if it were read alone."""
-    return torch.cat([ops.attend(q[at : at + 1], keys, values, start + at) for at in range(len(q))])
+def each_by_itself(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed) -> torch.Tensor:
+    """Attention of each token by itself, to what it sees and nothing besides."""
+    found = []
+    for one, seen in zip(q.split(1), rows.seen, strict=True):
+        everything = rows._replace(seen=torch.ones(1, int(seen.sum()), dtype=torch.bool))
+        found.append(ops.attend(one, keys[:, seen], values[:, seen], everything))
+    return torch.cat(found)
 
 
-def stretched(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+def stretched(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed) -> torch.Tensor:
     """Attention that grows with the number of tokens that are read together."""
-    return ops.attend(q, keys, values, start) * (1 + len(q) / 20)
+    return ops.attend(q, keys, values, rows) * (1 + len(q) / 20)
 
 
-def blind(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
+def blind(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed) -> torch.Tensor:
     """Attention in which no token sees itself."""
-    return ops.attend(q, keys, values, start - 1)
+    return ops.attend(q, keys, values, rows._replace(seen=rows.seen.scatter(1, rows.slots[:, None], False)))
+
+
+def of_the_pass(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: ops.Placed) -> torch.Tensor:
+    """Attention to all tokens of the pass that come before, in the branch or not."""
+    everything = torch.arange(keys.shape[1]) <= rows.slots[:, None]
+    return ops.attend(q, keys, values, rows._replace(seen=everything))
 
 
 def test_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +68,18 @@ def test_kernels_that_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attention_whose_sums_depend_on_the_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_models, "ops_for", lambda model: with_attend(one_by_one))
+    monkeypatch.setattr(gpu_models, "ops_for", lambda model: with_attend(each_by_itself))
     test_kernels.test_a_row_of_attention_is_the_same_bits_in_every_pass(CPU)
     monkeypatch.setattr(gpu_models, "ops_for", lambda model: with_attend(stretched))
     with pytest.raises(AssertionError, match="0 of 20 passes"):
         test_kernels.test_a_row_of_attention_is_the_same_bits_in_every_pass(CPU)
+
+
+def test_rows_that_see_other_branches() -> None:
+    tree = test_kernels.TREES["two of the same"]
+    for functions, differing in ((with_attend(each_by_itself), 0), (with_attend(of_the_pass), 5)):
+        found = test_kernels.leaves_unlike_their_chains(functions, 4, 2, 16, tree, 0, CPU, torch.float64)
+        assert found == differing
 
 
 def test_a_wrong_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +110,7 @@ def test_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_drafts_that_change_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_models, "ops_for", lambda model: with_attend(stretched))
-    with pytest.raises(AssertionError, match="of 5 equal to ours alone"):
+    with pytest.raises(AssertionError, match="of 9 equal to ours alone"):
         test_texts.test_drafts_change_no_bit(CPU)
 
 

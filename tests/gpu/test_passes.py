@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdemo.bench.gpu_models import WITH_HEADS, capture_for, captured, random_head
+from specdemo.drafters.heads.eagle import EaglePasses
 from specdemo.drafters.heads.ready import HeadPasses
 from specdemo.engines import ops
 from specdemo.engines.eager import EagerRunner
@@ -23,6 +24,7 @@ from .helpers import EXACT, graphs_of, relative_error, tiny
 
 LENGTHS = (1, 3, 6, MAX_K + 1)  # of passes
 CONTEXT = 150  # tokens
+TREES = [-1, 0, 0, 0, 1, 1, 2, 5, 5], [-1, *[0] * 19]  # the parents of the rows of a pass
 NO_WORSE = 1.25  # the largest ratio of our error to that of transformers' forward
 HEAD_READS = ((60, 0), (1, 60), (5, 61), (17, 550), (1, 567))  # states to read, and entries in the cache before them
 HEAD_CONTEXT = 700  # tokens, more than a head's window
@@ -52,7 +54,8 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_own(device: torch.device
 
 
 def passes(runners: Sequence[Runner]) -> Iterator[list[Tensor]]:
-    """The logits of the same passes by each runner. After each pass half of its tokens are taken back."""
+    """The logits of the same passes by each runner. After each pass half of its tokens are taken back, or of a tree
+    all but a path."""
     vocab = runners[0].vocab_size
     prompt = torch.randint(vocab, (CONTEXT,)).tolist()
     yield [runner.prefill(prompt) for runner in runners]
@@ -61,6 +64,12 @@ def passes(runners: Sequence[Runner]) -> Iterator[list[Tensor]]:
         yield [runner.forward(ids) for runner in runners]
         for runner in runners:
             runner.rollback(runner.length - count // 2)
+    for parents in TREES:
+        ids, path = torch.randint(vocab, (len(parents),)).tolist(), [0, 3]
+        yield [runner.forward(ids, parents) for runner in runners]
+        for runner in runners:
+            runner.keep(path)
+        yield [runner.forward(ids[-1:]) for runner in runners]
     for runner in runners:
         runner.release()
 
@@ -87,7 +96,14 @@ def test_captured_heads_draft_the_same(device: torch.device, name: str) -> None:
 
 
 def drafted(head: HeadPasses[Any], states: Tensor, tokens: Tensor, drawn: Tensor) -> Tensor:
-    """The logits of a draft of the tokens `drawn`, [T, draft vocabulary]."""
+    """The logits of a draft of the tokens `drawn`, and of trees of them where a head reads those, [T, V']."""
     next_logits = head.begin(states, tokens, len(drawn))
     ids = drawn.split(1)
-    return torch.cat([next_logits(ids[:position]).clone() for position in range(len(ids))])
+    found = [next_logits(ids[:position]).clone() for position in range(len(ids))]
+    if isinstance(head, EaglePasses):
+        head.backend.seek(HEAD_CONTEXT - 200)
+        x = head.output.expand(2, -1)
+        for parents in ([-1, -1], [-1, -1, 0, 1]):
+            x, logits = head.branch(x, drawn[:2], head.backend.rows(parents, 2))
+            found.append(logits.clone())
+    return torch.cat(found)

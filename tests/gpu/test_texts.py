@@ -45,10 +45,12 @@ def test_drafts_change_no_bit(device: torch.device) -> None:
     pair = pair_of(tiny("qwen3", device).to(torch.bfloat16 if device.type == "cuda" else torch.float32))
     if device.type == "cuda" and pair.graphs.ops is ops:
         pytest.skip("passes are made of torch's own operations, whose rows depend on each other")
-    same = []
-    for k in (1, 3, 5, 8, MAX_K):
-        prompt, settings = torch.randint(VOCAB, (30,)).tolist(), Settings(k=k, max_new_tokens=length(device))
-        alone = text_of(pair.events(prompt, replace(settings, k=0), NoDrafter()))
+    same, greedy = [], Settings(max_new_tokens=length(device))
+    asked = [replace(greedy, k=k) for k in (1, 3, 5, 8, MAX_K)]
+    asked += [replace(greedy, k=nodes, tree=True, temperature=T, seed=7) for nodes in (8, 40) for T in (0.0, 0.8)]
+    for settings in asked:
+        prompt = torch.randint(VOCAB, (30,)).tolist()
+        alone = text_of(pair.events(prompt, replace(settings, k=0, tree=False), NoDrafter()))
         same.append(text_of(pair.events(prompt, settings)) == alone)
     assert all(same), f"{sum(same)} of {len(same)} equal to ours alone"
 

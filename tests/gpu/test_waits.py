@@ -39,6 +39,18 @@ def test_a_round_waits_once(device: torch.device) -> None:
     assert found == dict.fromkeys(found, 1)
 
 
+def test_a_tree_is_read_and_a_path_kept_without_a_wait(device: torch.device) -> None:
+    """What comes before and after the wait for the outcome; a tree is drafted with more waits, one or two a depth."""
+    runner = GraphRunner(pair_of(tiny("qwen3", device)).graphs, 120)
+    runner.capture_hidden_states([1])
+    runner.prefill([1, 2, 3] * 5)
+    for _ in range(2):  # the first time sets memory up
+        with (waits if device.type == "cuda" else reads)() as seen:
+            runner.forward([4, 5, 6, 7], [-1, 0, 0, 2])
+            runner.keep([0, 2, 3])
+    assert seen == []
+
+
 def drafters(pair: Pair, settings: Settings) -> dict[str, Callable[[Runner], Drafter]]:
     """By name, what makes a drafter for one run of the target."""
 

@@ -20,7 +20,7 @@ from specdemo.drafters.heads.backends import TorchBackend
 from specdemo.drafters.heads.block import Block, Medusa
 from specdemo.drafters.heads.cache import DeviceCache
 from specdemo.drafters.heads.drafter import HeadDrafter
-from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.heads.eagle import Eagle, EaglePasses
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines import choose, gpu, ops
 from specdemo.engines.choose import ops_for, runner_maker
@@ -28,9 +28,10 @@ from specdemo.engines.eager import EagerRunner
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import LONGEST, CudaCapture, GraphRunner, Graphs, GraphSlot, Outcome, Work
 from specdemo.engines.layout import FusedModel
+from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Runner
 from specdemo.system.progress import attended
-from specdemo.types import Settings
+from specdemo.types import MAX_NODES, Settings
 
 from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, decode, ids_of, recorded, tiny_model
 
@@ -93,20 +94,23 @@ def _memory(x: Tensor) -> int:
 
 
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "smollm3"])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("count", [1, 6])
 def test_a_captured_pass_is_the_same_operations_on_the_same_memory_at_every_length(
-    architecture: str, count: int
+    architecture: str, count: int, tree: bool
 ) -> None:
     graphs = graphs_of(architecture)
     slot = graphs.acquire(GraphRunner(graphs, 1), 1)
     watched = []
     for length in (0, 3, 110):
         slot.start.fill_(length)
+        slot.branches.copy_(branches_of([-1, 0, *[length % 2] * 4][:count]))
         with OperationRecorder() as watch:
-            slot.run(count)
+            slot.run(count, slot.branches if tree else None)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
     assert {_memory(slot.ids), _memory(slot.start), _memory(slot.cache.keys)} <= watched[0][1]
+    assert (_memory(slot.branches) in watched[0][1]) == tree
 
 
 class CountedWaits(TorchDispatchMode):
@@ -177,15 +181,16 @@ def graph_toy() -> GraphToy:
 
 
 def run(toy: ModelToy, name: str, settings: Settings) -> Iterator[Event]:
-    runner = toy.target_runner(len(PROMPT) + settings.max_new_tokens)
+    runner = toy.target_runner(len(PROMPT) + settings.max_new_tokens + (MAX_NODES if settings.tree else 0))
     return decode(runner, toy.drafter(name, runner, settings), PROMPT, settings)
 
 
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if "ngram" not in name])
 def test_every_drafter_writes_what_it_does_on_the_eager_runner(name: str) -> None:
+    toy = graph_toy()
     for settings in (Settings(k=4, max_new_tokens=50), Settings(k=4, temperature=1.0, max_new_tokens=50, seed=3)):
         eager = ModelToy(model=tiny_model("llama"), draft_model=tiny_model("llama", 1))
-        assert ids_of(list(run(graph_toy(), name, settings))) == ids_of(list(run(eager, name, settings)))
+        assert ids_of(list(run(toy, name, settings))) == ids_of(list(run(eager, name, settings)))
 
 
 HEADS: list[type[HeadDrafter]] = [Eagle, Block, Medusa]
@@ -193,15 +198,18 @@ SAMPLED = Settings(k=4, temperature=1.0, max_new_tokens=90, seed=3)
 
 
 @pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("settings", [SAMPLED, replace(SAMPLED, k=12, tree=True)], ids=["chain", "tree"])
 @pytest.mark.parametrize("prompt", [PROMPT, list(range(60))], ids=["short", "beyond what is captured"])
-def test_captured_heads_draft_what_they_draft_uncaptured(kind: type[HeadDrafter], prompt: list[int]) -> None:
+def test_captured_heads_draft_what_they_draft_uncaptured(
+    kind: type[HeadDrafter], settings: Settings, prompt: list[int]
+) -> None:
     drafted = []
     for captured in (False, True):
         toy = ModelToy(model=tiny_model("llama"), window=40)  # the text grows longer
         if captured:
             kind.capture(toy.heads[kind.name], recorded)
-        runner = toy.target_runner(len(prompt) + SAMPLED.max_new_tokens)
-        events = list(decode(runner, toy.drafter(kind.name, runner, SAMPLED), prompt, SAMPLED))
+        runner = toy.target_runner(len(prompt) + settings.max_new_tokens + MAX_NODES)
+        events = list(decode(runner, toy.drafter(kind.name, runner, settings), prompt, settings))
         tests = [token for event in events if isinstance(event, Round) for token in event.drafted]
         drafted.append(([token.id for token in tests], [token.q for token in tests]))
     (ids, q), (other_ids, other_q) = drafted
@@ -239,14 +247,17 @@ def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_e
     ready = ModelToy(model=tiny_model("llama")).heads[kind.name]
     backend = ready.torch_backend(128, DeviceCache)
     passes = kind.passes(ready, backend)
-    states, tokens = passes.states_and_tokens()[-3]
+    (states, tokens), rows = passes.states_and_tokens()[-3], branches_of([-1, 0, 0])[1:3]
     watched = []
     for length in (0, 3, 110):
         backend.seek(length)
+        rows.copy_(branches_of([-1, 0, length % 2])[1:3])
         with torch.inference_mode(), OperationRecorder() as watch:
             next_logits = passes.begin(states, tokens, 4)
             next_logits([])
             next_logits([tokens[:1]])
+            if isinstance(passes, EaglePasses):
+                passes.branch(passes.output.expand(2, -1), tokens[:2], rows)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
     kept = [backend.cache.entries] if ready.head.shape.depth else []
@@ -263,8 +274,9 @@ def test_a_head_that_cannot_be_captured_drafts_all_the_same(
     toy = ModelToy(model=tiny_model("llama"))
     kind.capture(toy.heads[kind.name], broken)
     assert "not permitted" in caplog.text
-    events = list(run(toy, kind.name, SAMPLED))
-    assert any(event.drafted for event in events if isinstance(event, Round))
+    for settings in (SAMPLED, replace(SAMPLED, k=12, tree=True)):
+        events = list(run(toy, kind.name, settings))
+        assert any(event.drafted for event in events if isinstance(event, Round))
 
 
 def test_runs_that_take_turns_keep_to_their_own_slots() -> None:
@@ -464,4 +476,5 @@ def test_where_the_kernels_fail_torchs_own_operations_run(
 def test_a_slot_holds_a_pass_for_every_draft() -> None:
     slot = GraphSlot(FusedModel.of(tiny_model("llama")), ops, recorded, 64)
     assert sorted(slot._passes) == list(range(1, LONGEST + 1))
+    assert sorted(slot._trees) == [9, LONGEST, 24, 32, 48, MOST_ROWS]
     assert slot.ids.max() < MODEL_VOCAB

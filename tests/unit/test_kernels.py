@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -46,6 +47,7 @@ from specdemo.engines.linear import Linear
 from tests.gpu import test_kernels, test_passes
 torch.manual_seed(0)
 graph.ROOM, test_passes.CONTEXT, test_passes.LENGTHS = 128, 20, (3,)  # what is read in a pass and more
+test_passes.TREES = test_passes.TREES[:1]
 gpu_models.ops_for, test_kernels.READS = lambda model: kernels, ((1, 0), (3, 126))
 kernels.MANY, test_kernels.WIDE = 600, 650  # larger parts begin earlier: programs run one after the other here
 kernels.MOST_CHUNKS, test_kernels.LONG = 2, 512
@@ -56,10 +58,50 @@ for dtype in (torch.float32, torch.float16):
 for family in ("qwen3", "gpt2"):
     test_passes.test_logits_are_those_of_transformers(cpu, family, None)
 """
+FEW_TREES = """
+from specdemo.engines.gpu import kernels
+from tests.gpu.test_kernels import TREES, leaves_unlike_their_chains
+
+for name, live in [("one token", 127), ("two of the same", 125), ("as many", 30)]:
+    few = kernels, 2, 1, 16, TREES[name], live, torch.device("cpu")
+    assert leaves_unlike_their_chains(*few, torch.float32, most=1) == 0, name
+"""
+ALL_TREES = """
+import torch
+from specdemo.engines.gpu import kernels
+from tests.gpu.test_kernels import TREES, leaves_unlike_their_chains
+
+torch.manual_seed(0)
+single, half = torch.float32, torch.float16
+for dtype, shape, live in ((single, (3, 1, 64), 63), (half, (2, 2, 32), 128)):
+    for name, parents in TREES.items():
+        asked = kernels, *shape, parents, live, torch.device("cpu"), dtype
+        assert leaves_unlike_their_chains(*asked, most=1) == 0, (name, shape, live)
+"""
+PASSED_TREES = """
+import torch
+from specdemo.bench.gpu_models import captured
+from specdemo.engines.gpu import graph, kernels
+from specdemo.engines.gpu.graph import GraphRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.linear import Linear
+from tests.gpu.helpers import tiny
+from tests.unit.test_rows import TEXT, check
+
+graph.ROOM = 128
+Linear.of = lambda weight, bias, parts=1: Linear.unpacked(weight, bias)
+graphs = captured(FusedModel.of(tiny("qwen3", torch.device("cpu"))), kernels)
+assert GraphRunner(graphs, 96).exact_tree_rows == 64
+check(lambda: GraphRunner(graphs, 96), TEXT, [-1, 0, 0, 2, 2], torch.equal)
+"""
 
 
-@pytest.mark.parametrize("script", [DRAWN, pytest.param(PASSED, marks=pytest.mark.slow)], ids=["draw", "pass"])
-def test_the_kernels_draw_the_same_tokens_and_make_a_pass_as_torch_does(script: str) -> None:
+SLOW = pytest.mark.slow
+SCRIPTS = [DRAWN + FEW_TREES, *(pytest.param(script, marks=SLOW) for script in (PASSED, ALL_TREES, PASSED_TREES))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=["draw and few trees", "pass", "all trees", "pass over a tree"])
+def test_the_kernels_compute_what_torch_does_and_trees_to_the_last_bit_as_chains(script: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
@@ -67,6 +109,8 @@ def test_the_kernels_draw_the_same_tokens_and_make_a_pass_as_torch_does(script: 
 
 PRODUCT = {"INNER": 576, "NORMED": True, "BIASED": True, "ADDED": True, "ROWS": 16, "COLUMNS": 32, "PARTS": 4}
 ATTEND = {"HEADS": 9, "GROUP": 3, "WIDTH": 64, "CHUNK": 128, "ROWS": 16}
+WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}
+CHAIN, TREE = {"BRANCHING": False, "paths": None, "depths": None}, {"BRANCHING": True}
 
 
 @pytest.mark.parametrize("capability", [80, 90])
@@ -76,8 +120,10 @@ ATTEND = {"HEADS": 9, "GROUP": 3, "WIDTH": 64, "CHUNK": 128, "ROWS": 16}
     [
         ("_product", "eps", ["count", "outer"], PRODUCT),
         ("_swiglu", "", [], {"INNER": 1536, "STEP": 1024}),
-        ("_write_kv", "eps", ["capacity"], {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}),
-        ("_attend", "scale", ["count", "capacity"], ATTEND),
+        ("_write_kv", "eps", ["capacity"], WRITE | CHAIN),
+        ("_write_kv", "eps", ["capacity"], WRITE | TREE),
+        ("_attend", "scale", ["count", "capacity"], ATTEND | CHAIN),
+        ("_attend", "scale", ["count", "capacity"], ATTEND | TREE),
         ("_combine", "", ["count"], {"HEADS": 9, "WIDTH": 64, "CHUNK": 128, "CHUNKS": 8}),
     ],
 )
@@ -117,6 +163,27 @@ def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> N
     assert 3 * (compiled.metadata.shared + RESERVED) <= PROCESSOR
 
 
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("number", NUMBERS)
+def test_the_attention_of_a_tree_adds_up_by_the_same_instructions_as_that_of_a_chain(
+    number: str, capability: int
+) -> None:
+    """It has them twice, for the text and for a branch, and nothing else that computes with fractions."""
+    from specdemo.engines.gpu import kernels
+
+    constants = {**ATTEND, "KEYS": kernels.KEY_BYTES // NUMBERS[number]}
+    types = {"count": "i32", "capacity": "i32", "scale": "fp32", "start": "*i64"}
+    types |= dict.fromkeys(("found", "peak", "weight"), "*fp32")
+    chain, tree = (
+        Counter(re.findall(r"\b((?:add|sub|mul|fma|max|ex2|mma|cvt)\.[\w.]*f\d\d[\w.]*)", compiled.asm["ptx"]))
+        for compiled in (
+            built(kernels._attend, types, number, constants | kind, capability, None) for kind in (CHAIN, TREE)
+        )
+    )
+    assert len(chain) > 4
+    assert tree == {instruction: 2 * count for instruction, count in chain.items()}
+
+
 def built(
     kernel: Any, types: dict[str, str], number: str, constants: dict[str, Any], capability: int, options: Any
 ) -> Any:
@@ -125,7 +192,8 @@ def built(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    types = dict.fromkeys(constants, "constexpr") | types
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    types = dict.fromkeys(("paths", "depths"), "*u8") | dict.fromkeys(constants, "constexpr") | types
     signature = {argument: types.get(argument, f"*{number}") for argument in kernel.arg_names}
     even = [(place,) for place, (name, kind) in enumerate(signature.items()) if kind[0] == "*" or name == "outer"]
     attributes = {place: [["tt.divisibility", 16]] for place in even}

@@ -23,7 +23,19 @@ from specdemo.racing.summary import report, summary
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.system import hardware
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, RULES, BadInput, FinishReason, Settings, Token, TokenKind
+from specdemo.types import (
+    AUTO,
+    MATCH,
+    MAX_K,
+    MAX_NODES,
+    REJECTION,
+    RULES,
+    BadInput,
+    FinishReason,
+    Settings,
+    Token,
+    TokenKind,
+)
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
@@ -353,6 +365,8 @@ def test_token_0_differs_from_no_token() -> None:
 )
 def test_which_engines_are_exact_to_the_bit(environment: dict[str, Any], drafter: str, exact: set[int | str]) -> None:
     assert {k for k in (0, 8, 9, MAX_K, AUTO) if is_exact(environment, drafter, k)} == exact
+    trees = bool(exact) and environment["engine"] != "fused"
+    assert {is_exact(environment, drafter, k, tree=True) for k in (1, MAX_NODES, AUTO)} == {trees}
 
 
 @pytest.mark.parametrize("rule", RULES)

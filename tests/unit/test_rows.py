@@ -10,16 +10,17 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specdemo.engines import linear
+from specdemo.engines import linear, ops
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import FusedRunner
+from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
-from specdemo.engines.rows import MOST_ROWS, ancestors_of, depths_of, is_beginning, mask_of, rows_of
+from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_of, is_beginning, mask_of, rows_of
 from specdemo.engines.runner import CannotBranch, Runner
 from specdemo.studies.remember import Remembering
 from tests.unit.test_native import random_model
-from tests.unit.toys import MODEL_VOCAB, TableRunner, native_runner, random_table, tiny_model
+from tests.unit.toys import MODEL_VOCAB, TableRunner, native_runner, random_table, recorded, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -162,16 +163,31 @@ def test_families_whose_masks_are_not_known_say_that_they_cannot_branch() -> Non
     check(lambda: EagerRunner(of("mistral", sliding_window=None, **heads), 96), TEXT, ONE, lambda one, other: True)
 
 
-def test_captured_passes_say_that_they_cannot_branch() -> None:
-    from specdemo.engines import ops
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
+def test_passes_captured_of_torchs_operations_mask_too(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph, "ROOM", 128)
+    graphs, runners = Graphs(FusedModel.of(tiny_model(architecture)), ops, recorded, 2), list[GraphRunner]()
 
-    runner = GraphRunner(Graphs(FusedModel.of(tiny_model("llama")), ops, lambda work: work, 1), 64)
-    logits = [runner.prefill(TEXT), runner.forward([1, 2, 3])]
-    runner.keep([0, 1])
-    assert runner.length == len(TEXT) + 2
-    assert near(runner.forward([3]), logits[1][2:])
-    with pytest.raises(CannotBranch, match="captured"):
-        runner.forward([1, 2], [-1, 0])
+    def made() -> GraphRunner:
+        runners.append(GraphRunner(graphs, 96))
+        return runners[-1]
+
+    for parents in TREES:
+        check(made, TEXT, parents, near)
+        assert runners[-1].exact_tree_rows == 0
+        for runner in runners:
+            runner.release()
+
+
+def test_what_a_captured_pass_reads_of_its_rows() -> None:
+    table = branches_of(FORKED)
+    assert table.shape == (MOST_ROWS + 1, MOST_ROWS)
+    for row in range(MOST_ROWS):  # the last row stands for those that are missing
+        path = path_to(FORKED, min(row, len(FORKED) - 1))
+        assert table[row].tolist() == path + path[-1:] * (MOST_ROWS - len(path))
+        assert table[-1, row] == len(path) - 1
+    assert branches_of(FULL)[-1].tolist() == depths_of(FULL)
+    assert branches_of(range(-1, MOST_ROWS - 1))[MOST_ROWS - 1].tolist() == list(range(MOST_ROWS))
 
 
 def test_ancestors_and_masks() -> None:

@@ -280,6 +280,7 @@ def test_up_to_how_many_rows_an_engine_is_exact(engine: str, exact_rows: int, mo
     """The kernels are a stand-in: what they say of themselves `test_kernels.py` checks."""
     runner = runner_with(engine, monkeypatch)
     assert runner.exact_rows == exact_rows
+    assert runner.exact_tree_rows == (64 if exact_rows >= LONGEST else 0)
     if engine == "graph of kernels":
         return
     runner.prefill(TEXT)

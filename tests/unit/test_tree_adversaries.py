@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 
+from specdemo.engines import ops
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import FusedRunner
+from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
 from specdemo.racing.stats import Stats
 from specdemo.types import MAX_NODES, Settings
 from tests.unit.test_trees import Planting, Shape, full, plain_text
-from tests.unit.toys import MODEL_VOCAB, PROMPT, decode, ids_of, native_runner, tiny_model
+from tests.unit.toys import MODEL_VOCAB, PROMPT, decode, ids_of, native_runner, recorded, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@cache
+def graphs_of(model: Any) -> Graphs:
+    return Graphs(FusedModel.of(model), ops, recorded, 1)
+
 
 ENGINES: dict[str, Callable[[Any], Any]] = {
     "native": lambda model: native_runner(model, 256),
     "eager": lambda model: EagerRunner(model, 256),
     "fused": lambda model: FusedRunner(FusedModel.of(model), 256),
+    "graph": lambda model: GraphRunner(graphs_of(model), 256),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from ...engines.cpu.library import PackedLinear
 from ...engines.layout import Layer, Linear, Norm, swiglu
 from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, can_run
+from ...engines.rows import ancestors_of, branches_of
+from ...system.hardware import to_device
 from .cache import HeadCache
 from .networks import Head
 
@@ -34,11 +36,13 @@ class HeadBackend(Protocol):
         several layers either none has an output or all have. `second_input` is [T, hidden] where the layers read one.
         """
 
-    def branch(self, x: Tensor, second_input: Tensor, ancestors: Sequence[int]) -> Tensor:
-        """Read T more tokens of a tree behind the live entries; their outputs, [T, hidden].
+    def rows(self, parents: Sequence[int], count: int) -> Any:
+        """What `branch` is told of the last `count` tokens of a tree; `parents` are those of all (`engines.rows`)."""
 
-        All of its tokens leave entries, none of which becomes live. `ancestors` are those of all of them, in the order
-        in which they were read, see `rows.ancestors_of`; the last T are read now.
+    def branch(self, x: Tensor, second_input: Tensor, rows: Any) -> Tensor:
+        """Read T more tokens of a tree behind the live entries, in the order of `rows`; their outputs, [T, hidden].
+
+        All of its tokens leave entries, none of which becomes live.
         """
 
     def logits(self, x: Tensor, /) -> Tensor:
@@ -67,13 +71,16 @@ class TorchBackend:
                 x = layer.finish(x[-outputs:], cache.attend(index, q, before, count))
         return x[len(x) - outputs :]
 
-    def branch(self, x: Tensor, second_input: Tensor, ancestors: Sequence[int]) -> Tensor:
-        head, before = self.head, len(ancestors) - len(x)
+    def rows(self, parents: Sequence[int], count: int) -> Tensor:
+        return to_device(branches_of(parents)[len(parents) - count : len(parents)], self.cache.entries.device)
+
+    def branch(self, x: Tensor, second_input: Tensor, rows: Tensor) -> Tensor:
+        head = self.head
         x = head.entering(x, self.dtype)
         for index, layer in enumerate(head.decoder_layers()):
-            by, seen = self.cache.branching(ancestors, before, head.shape.windows[index])
+            by, seen = self.cache.branching(rows, head.shape.windows[index])
             q, k, v = layer.attention_inputs(x, second_input, by, len(x))
-            self.cache.put(index, k, v, before)
+            self.cache.put_branching(index, k, v, rows)
             x = layer.finish(x, self.cache.attend_branching(index, q, seen))
         return x
 
@@ -118,11 +125,13 @@ class NativeBackend:
             self.layers.run(x[kv_only:], self.cache, start + kv_only, second_input=part)
         return x[kv_only:]
 
-    def branch(self, x: Tensor, second_input: Tensor, ancestors: Sequence[int]) -> Tensor:
+    def rows(self, parents: Sequence[int], count: int) -> Branches:
+        return Branches(self.cache.length, ancestors_of(parents))
+
+    def branch(self, x: Tensor, second_input: Tensor, rows: Branches) -> Tensor:
         x = self.head.entering(x, self._computed).to(torch.float32, copy=True)
-        live = self.cache.length
-        start = live + len(ancestors) - len(x)
-        self.layers.run(x, self.cache, start, second_input=second_input.float(), tree=Branches(live, ancestors))
+        start = rows.base + len(rows.ancestors) - len(x)
+        self.layers.run(x, self.cache, start, second_input=second_input.float(), tree=rows)
         return x
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class HeadCache:
         self.entries = like.new_zeros(shape.depth, 2, shape.kv_heads, capacity, shape.width)
         cos, sin = doubled(*rope.rotation(capacity))
         self.rotations = cos.to(like), sin.to(like)
-        self._live = 0
+        self._live: Any = 0
 
     def seek(self, live: int) -> None:
         self._live = live
@@ -38,32 +38,36 @@ class HeadCache:
         cos, sin = self.rotations
         return cos[self._live : self._live + count], sin[self._live : self._live + count]
 
-    def put(self, layer: int, keys: Tensor, values: Tensor, behind: int = 0) -> None:
-        """Write entries behind the live ones and `behind` others, [kv_heads, T, width] each."""
-        start = self._live + behind
-        self.entries[layer, 0, :, start : start + keys.shape[1]] = keys
-        self.entries[layer, 1, :, start : start + keys.shape[1]] = values
+    def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """Write entries behind the live ones, [kv_heads, T, width] each."""
+        self.entries[layer, 0, :, self._live : self._live + keys.shape[1]] = keys
+        self.entries[layer, 1, :, self._live : self._live + keys.shape[1]] = values
 
     def attend(self, layer: int, q: Tensor, live: int, more: int) -> Tensor:
         """Attention of queries [heads, T, width] to the last `live` live entries and to `more` entries behind them."""
         keys, values = self.entries[layer, :, :, max(0, self._live - live) : self._live + more]
         return _attend(q, keys, values, None)
 
-    def branching(self, ancestors: Sequence[int], before: int, window: int) -> tuple[Rotation, Tensor]:
-        """Of tokens of a tree behind the live entries: the rotation, and which of the first entries they see, [T, S].
+    def branching(self, paths: Tensor, window: int) -> tuple[Rotation, Tensor]:
+        """The rotation of tokens of a tree behind the live entries, and which entries each sees, [T, capacity].
 
-        `ancestors` are those of all tokens (`rows.ancestors_of`), of which the first `before` are left out. Each sees
-        the last `window` tokens.
+        Each sees the last `window` tokens. `paths` uint8 [T, MOST_ROWS] leads to them, see `rows.branches_of`.
         """
         cos, sin = self.rotations
-        depths, in_branch = _branches(ancestors, before)
-        at = self._live + depths
-        in_window = torch.arange(self._live) > at[:, None] - window
-        return (cos[at], sin[at]), torch.cat([in_window, in_branch], 1).to(cos.device)
+        at = self._live + (paths != paths[:, -1:]).sum(1)
+        entries = torch.arange(self.capacity, device=cos.device)
+        in_window = (entries < self._live) & (entries > at[:, None] - window)
+        return (cos[at], sin[at]), in_window.scatter_(1, paths.long() + self._live, True)
+
+    def put_branching(self, layer: int, keys: Tensor, values: Tensor, paths: Tensor) -> None:
+        """Write the entries of these tokens, [kv_heads, T, width] each."""
+        slots = paths[:, -1].long() + self._live
+        self.entries[layer, 0].index_copy_(1, slots, keys)
+        self.entries[layer, 1].index_copy_(1, slots, values)
 
     def attend_branching(self, layer: int, q: Tensor, seen: Tensor) -> Tensor:
-        """Attention of queries [heads, T, width] to the entries that each of them sees, [T, S]."""
-        keys, values = self.entries[layer, :, :, : seen.shape[1]]
+        """Attention of queries [heads, T, width] to the entries that each of them sees, [T, capacity]."""
+        keys, values = self.entries[layer]
         return _attend(q, keys, values, seen.repeat(len(q) // len(keys), 1))
 
     @torch.inference_mode()
@@ -78,46 +82,28 @@ class DeviceCache(HeadCache):
     def __init__(self, head: Head, capacity: int, like: Tensor) -> None:
         super().__init__(head, capacity, like)
         self._positions = torch.arange(capacity, device=like.device)
-        self._start = torch.zeros(1, dtype=torch.long, device=like.device)
+        self._live = torch.zeros(1, dtype=torch.long, device=like.device)
 
     def seek(self, live: int) -> None:
-        self._start.fill_(live)
-
-    def advance(self, count: int) -> None:
-        self._start.add_(count)
+        self._live.fill_(live)
 
     def rotation(self, count: int) -> Rotation:
         cos, sin = self.rotations
         positions = self._next(count)
         return cos.index_select(0, positions), sin.index_select(0, positions)
 
-    def put(self, layer: int, keys: Tensor, values: Tensor, behind: int = 0) -> None:
-        positions = self._next(behind + keys.shape[1])[behind:]
+    def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        positions = self._next(keys.shape[1])
         self.entries[layer, 0].index_copy_(1, positions, keys)
         self.entries[layer, 1].index_copy_(1, positions, values)
 
-    def branching(self, ancestors: Sequence[int], before: int, window: int) -> tuple[Rotation, Tensor]:
-        depths, in_branch = (part.to(self._start.device) for part in _branches(ancestors, before))
-        at = self._start + depths
-        seen = (self._positions < self._start) & (self._positions > at[:, None] - window)
-        seen.index_copy_(1, self._next(len(ancestors)), in_branch)
-        cos, sin = self.rotations
-        return (cos.index_select(0, at), sin.index_select(0, at)), seen
-
     def attend(self, layer: int, q: Tensor, live: int, more: int) -> Tensor:
         keys, values = self.entries[layer]
-        seen = (self._positions >= self._start - live) & (self._positions < self._start + more)
+        seen = (self._positions >= self._live - live) & (self._positions < self._live + more)
         return _attend(q, keys, values, seen[None])
 
     def _next(self, count: int) -> Tensor:
-        return self._start + self._positions[:count]
-
-
-def _branches(ancestors: Sequence[int], before: int) -> tuple[Tensor, Tensor]:
-    """Of each token of a tree behind the first `before`: its depth [T], and which tokens are in its branch [T, all]."""
-    words = ancestors[before:]
-    in_branch = torch.tensor([[bool(word >> row & 1) for row in range(len(ancestors))] for word in words])
-    return in_branch.sum(1) - 1, in_branch
+        return self._live + self._positions[:count]
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:

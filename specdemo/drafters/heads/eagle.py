@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...engines.gpu.graph import Capture, CapturedFunction
+from ...system.hardware import to_device
 from ...types import Draft
 from ..chain import NextLogits
-from ..tree import Named, grow_by_depth
+from ..tree import WIDTH, Named, grow_by_depth
 from .backends import HeadBackend
 from .drafter import HeadDrafter
 from .networks import EagleHead
@@ -25,6 +27,7 @@ class EaglePasses(HeadPasses[EagleHead]):
         self.output = ready.zeros(1, ready.head.shape.hidden, dtype=backend.dtype)
         self.first: Callable[[Tensor, Tensor], Tensor] = self._first
         self.next: Callable[[Tensor], Tensor] = self._next
+        self.branch: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] = self._branch
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
@@ -37,6 +40,11 @@ class EaglePasses(HeadPasses[EagleHead]):
         both = self.states_and_tokens()
         self.first = CapturedFunction(self._first, capture, both)
         self.next = CapturedFunction(self._next, capture, [both[-1][1:]])
+        hidden, backend = self.ready.head.shape.hidden, self.backend
+        x, tokens = self.ready.zeros(WIDTH, hidden, dtype=backend.dtype), self.ready.zeros(WIDTH, dtype=torch.long)
+        rows = backend.rows([-1] * WIDTH, WIDTH)
+        widths = [(x[:count], tokens[:count], rows[:count]) for count in range(WIDTH, 0, -1)]
+        self.branch = CapturedFunction(self._branch, capture, widths)
 
     def _first(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Read T states of the target [T, layers * hidden] with the tokens that follow them [T]."""
@@ -52,6 +60,11 @@ class EaglePasses(HeadPasses[EagleHead]):
         self.output.copy_(self.feedback(output))
         self.backend.advance(len(tokens))
         return self.backend.logits(output)
+
+    def _branch(self, x: Tensor, tokens: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
+        """Read T tokens of a tree with the outputs of their parents. Their own [T, hidden], and logits [T, V']."""
+        output = self.backend.branch(x, self.ready.embed(tokens), rows)
+        return self.feedback(output), self.backend.logits(output)
 
     def feedback(self, output: Tensor) -> Tensor:
         """What the next pass reads of the outputs of this one, [T, hidden]."""
@@ -76,19 +89,19 @@ class Eagle(HeadDrafter):
         passes, states, tokens = self._unread_with(context)
         assert isinstance(passes, EaglePasses)
         logits = passes.begin(states, tokens, 1)(())
-        outputs = {-1: passes.output}
-        words = {-1: 0}
-        ancestors: list[int] = []
+        outputs = {-1: passes.output}  # of the depth before: where passes are captured, the next one overwrites them
+        rows: dict[int, int] = {}  # of the tokens that were read
+        parents: list[int] = []
 
         def read(named: Named, following: list[int]) -> Tensor:
             x = torch.cat([outputs[named.parents[node]] for node in following])
             for node in following:
-                words[node] = words[named.parents[node]] | 1 << len(ancestors)
-                ancestors.append(words[node])
-            embedded = self.ready.embed([named.token_ids[node] for node in following])
-            y = passes.backend.branch(x, embedded, ancestors)
-            outputs.update(zip(following, passes.feedback(y).split(1), strict=True))
-            return passes.backend.logits(y)
+                rows[node] = len(parents)
+                parents.append(rows.get(named.parents[node], -1))
+            tokens = to_device([named.token_ids[node] for node in following], x.device)
+            output, logits = passes.branch(x, tokens, passes.backend.rows(parents, len(following)))
+            outputs.update(zip(following, output.split(1), strict=True))
+            return logits
 
         known = self.ready.token_ids
         return grow_by_depth(logits, read, nodes, depth, self.rule, len(context), known, self.stop_below)

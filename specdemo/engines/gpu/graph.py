@@ -25,10 +25,14 @@ from .. import ops as torch_ops
 from ..fused import Cache, FusedRunner, round_up
 from ..layout import FusedModel
 from ..linear import swiglu
-from ..runner import check_branches, check_fits
+from ..rows import MOST_ROWS, branches_of
+from ..runner import check_fits
 
 LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass is not captured
 LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: shorter passes reuse the memory of the longest
+# Rows of the passes for trees. They are captured whether trees are asked for or not, since a slot serves any run: few
+# passes, to which trees are filled up, so that captures take a third more time, and the memory of the largest pass.
+TREES = MOST_ROWS, 48, 32, 24, LONGEST, 9
 ROOM = 1024  # the least capacity of a slot, in tokens
 
 Outcome = tuple[Tensor, list[Tensor]]  # logits [T, V], and the output of each layer, [T, hidden]
@@ -150,37 +154,52 @@ class SlotPool(Generic[S]):
 
 
 class GraphSlot(Slot):
-    """The cache of a run of the target, and its captured passes, by the number of tokens."""
+    """The cache of a run of the target, and its captured passes: of chains and of trees, by the number of rows."""
 
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, capacity: int) -> None:
         self.model, self.ops, self.capacity = model, ops, capacity
         self.cache = Cache(model, capacity)
-        self.ids = torch.zeros(LONGEST, dtype=torch.long, device=model.embedding.device)
+        self.ids = torch.zeros(MOST_ROWS, dtype=torch.long, device=model.embedding.device)
         self.start = torch.zeros(1, dtype=torch.long, device=model.embedding.device)
+        self.branches = to_device(branches_of(range(-1, MOST_ROWS - 1)), self.ids.device)
+        self._trees = {rows: capture(partial(self.run, rows, self.branches)) for rows in TREES}
         self._passes = {count: capture(partial(self.run, count)) for count in LENGTHS}
 
-    def read(self, ids: Sequence[int] | Tensor) -> Outcome:
-        """Run the pass over T tokens after those in the cache. The next pass overwrites what this returns."""
+    def read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Outcome:
+        """Run a pass over T tokens after those in the cache. The next pass overwrites what this returns.
+
+        A tree is filled up with copies of its last row, which leave keys and values behind those of the T tokens, and
+        outputs.
+        """
+        count = len(ids)
         self.start.fill_(self.cache.length)
-        self.ids[: len(ids)].copy_(to_device(ids, self.ids.device))
-        return self._passes[len(ids)]()
+        self.ids[:count].copy_(to_device(ids, self.ids.device))
+        if parents is None:
+            return self._passes[count]()
+        self.branches.copy_(to_device(branches_of(parents), self.ids.device))
+        rows = min(rows for rows in TREES if rows >= count)
+        if self.cache.length + rows > self.capacity:  # the copies have no place
+            return self.run(count, self.branches)
+        self.ids[count:rows] = self.ids[count - 1]
+        return self._trees[rows]()
 
     def clear(self) -> None:
         self.cache.clear()
 
     @torch.inference_mode()
-    def run(self, count: int) -> Outcome:
-        """The pass that is captured. It reads `ids`, `start` and the cache, and must not read a number on the host."""
+    def run(self, count: int, branches: Tensor | None = None) -> Outcome:
+        """The pass that is captured. It reads `ids`, `start`, the branches and the cache, and no number on the host."""
         model, ops, cache, start = self.model, self.ops, self.cache, self.start
         x = model.embed(self.ids[:count])
         if model.positions is not None:
-            positions = start + torch.arange(count, device=start.device)
-            x = x + F.embedding(positions, model.positions)
+            depths = torch.arange(count, device=start.device) if branches is None else branches[-1, :count]
+            x = x + F.embedding(start + depths, model.positions)
+        rows = ops.placed(start, branches, count, cache.keys.shape[2])
         outputs = []
         for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
             qkv = ops.product(layer.qkv, x, norm=layer.attention_norm)
-            q = ops.write_kv(qkv, layer.head_norms, cache.rotation if layer.rotated else None, keys, values, start)
-            x = ops.product(layer.out, ops.attend(q, keys, values, start), plus=x)
+            q = ops.write_kv(qkv, layer.head_norms, cache.rotation if layer.rotated else None, keys, values, rows)
+            x = ops.product(layer.out, ops.attend(q, keys, values, rows), plus=x)
             activate = ops.swiglu if layer.activate is swiglu else layer.activate
             x = ops.product(layer.down, activate(ops.product(layer.up, x, norm=layer.mlp_norm)), plus=x)
             outputs.append(x)
@@ -205,11 +224,10 @@ def capacity_for(context: int) -> int:
 class GraphRunner(FusedRunner):
     """A `FusedRunner` that acquires a slot at the prefill and replays the slot's passes."""
 
-    cannot_branch = "the passes on this GPU are captured for chains"
-
     def __init__(self, graphs: Graphs, capacity: int) -> None:
         super().__init__(graphs.model, capacity)
         graphs.reserve(self, capacity)
+        self.exact_tree_rows = 0 if graphs.ops is torch_ops else MOST_ROWS  # torch's attention goes by a mask
         self._graphs = graphs
         self._slot: GraphSlot | None = None
 
@@ -221,16 +239,16 @@ class GraphRunner(FusedRunner):
     @torch.inference_mode()
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         if parents is not None:
-            check_branches(self)
-        if self._slot is None or self._early or len(ids) > LONGEST:
-            return super().forward(ids)
+            self._early.clear()
+        if self._slot is None or self._early or len(ids) > (LONGEST if parents is None else MOST_ROWS):
+            return super().forward(ids, parents)
         check_fits(self, len(ids))
-        self._start = self.length
-        logits, outputs = self._slot.read(ids)
-        self._slot.cache.length += len(ids)
+        self._start, count = self.length, len(ids)
+        logits, outputs = self._slot.read(ids, parents)
+        self._slot.cache.length += count
         if self._captured_layers:
-            self.hidden_states = torch.cat([outputs[layer] for layer in self._captured_layers], -1)
-        return logits.clone()
+            self.hidden_states = torch.cat([outputs[layer][:count] for layer in self._captured_layers], -1)
+        return logits[:count].clone()
 
     def release(self) -> None:
         super().release()

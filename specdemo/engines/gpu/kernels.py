@@ -4,17 +4,21 @@ A layer has a dozen small operations around its products. On a fast GPU each tak
 most of them are part of a product here. Sums are float32.
 
 The order of a row's sums depends on the shape of the weights alone, and attention cuts the context into chunks that
-depend on the capacity alone. So a token's logits are the same bits however many tokens a pass reads, and greedy text is
-the same with and without a draft.
+depend on the capacity alone. A row of a tree reads the keys and values of its branch from wherever they lie, and adds
+them up as those of a chain. So a token's logits are the same bits whatever a pass reads besides, and greedy text is the
+same with and without a draft.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor, float16, float32
 
 from ..linear import Linear, Norm
+from ..rows import MOST_ROWS
 
 ROWS = 16  # rows of a program: the least that the matrix units take
 GATED = 1024  # numbers of a row that a program gates
@@ -24,6 +28,7 @@ PARTS = 4  # in parts that it sums up side by side: one warp each, so that none 
 STAGES, WIDE_STAGES = 5, 4  # steps in flight: as many as leave room for three programs on a processor of an H100
 KEY_BYTES = 128  # bytes of a column of the keys that a program reads at a time
 LEAST_CHUNK, MOST_CHUNKS = 128, 32
+LINE = tl.constexpr(MOST_ROWS)  # numbers of a path
 NOTHING = tl.constexpr(-1e30)  # a logit whose weight is 0; minus infinity less itself would not be a number
 
 
@@ -131,13 +136,26 @@ def _swiglu(x, out, INNER: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no
     tl.store(out + row * INNER + index, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=valid)
 
 
+class Placed(NamedTuple):
+    """The buffers that `ops.placed` is told of. A chain has no paths and no depths: its kernels read none."""
+
+    start: Tensor
+    paths: Tensor | None
+    depths: Tensor | None
+
+
+def placed(start: Tensor, branches: Tensor | None, count: int, capacity: int) -> Placed:
+    """See `ops.placed`."""
+    return Placed(start, None, None) if branches is None else Placed(start, branches[:-1], branches[-1])
+
+
 def write_kv(
     qkv: Tensor,
     head_norms: tuple[Norm, Norm] | None,
     rotation: tuple[Tensor, Tensor] | None,
     keys: Tensor,
     values: Tensor,
-    start: Tensor,
+    rows: Placed,
 ) -> Tensor:
     """See `ops.write_kv`."""
     (count, _), (kv_heads, capacity, width) = qkv.shape, keys.shape
@@ -146,13 +164,14 @@ def write_kv(
     cos, sin = rotation or (qkv, qkv)
     q_weight, k_weight = (norm.weight for norm in head_norms) if head_norms else (qkv, qkv)
     _write_kv[(count, heads + 2 * kv_heads)](
-        *(qkv, q, keys, values, cos, sin, q_weight, k_weight, start, capacity),
+        *(qkv, q, keys, values, cos, sin, q_weight, k_weight, rows.start, rows.depths, capacity),
         head_norms[0].eps if head_norms else 0.0,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=width // 2,
         NORMED=head_norms is not None,
         ROTATED=rotation is not None,
+        BRANCHING=rows.depths is not None,
         num_warps=1,
     )
     return q
@@ -169,6 +188,7 @@ def _write_kv(  # type: ignore[no-untyped-def]
     q_weight,
     k_weight,
     start,
+    depths,
     capacity,
     eps,
     HEADS: tl.constexpr,
@@ -176,14 +196,16 @@ def _write_kv(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
     NORMED: tl.constexpr,
     ROTATED: tl.constexpr,
+    BRANCHING: tl.constexpr,
 ):
     token, head = tl.program_id(0), tl.program_id(1)
-    position = tl.load(start) + token
+    slot = tl.load(start) + token
+    position = tl.load(start) + tl.load(depths + token) if BRANCHING else slot
     low = tl.arange(0, HALF)
     high = HALF + low
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * 2 * HALF
     if head >= HEADS + KV_HEADS:
-        target = values + ((head - HEADS - KV_HEADS) * capacity + position) * 2 * HALF
+        target = values + ((head - HEADS - KV_HEADS) * capacity + slot) * 2 * HALF
         tl.store(target + low, tl.load(source + low))
         tl.store(target + high, tl.load(source + high))
     else:
@@ -206,12 +228,12 @@ def _write_kv(  # type: ignore[no-untyped-def]
             tl.store(queries + (token * HEADS + head) * 2 * HALF + low, a)
             tl.store(queries + (token * HEADS + head) * 2 * HALF + high, b)
         else:
-            target = keys + ((head - HEADS) * capacity + position) * 2 * HALF
+            target = keys + ((head - HEADS) * capacity + slot) * 2 * HALF
             tl.store(target + low, a)
             tl.store(target + high, b)
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, start: Tensor) -> Tensor:
+def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
     """See `ops.attend`. A program attends to one chunk of the context; `_combine` adds the chunks up."""
     (count, heads, width), (kv_heads, capacity, _) = q.shape, keys.shape
     group = heads // kv_heads
@@ -220,17 +242,18 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, start: Tensor) -> Tensor:
     found = q.new_empty(chunks, count * heads, width, dtype=float32)
     peak, weight = q.new_empty(2, chunks, count * heads, dtype=float32)
     _attend[(kv_heads, triton.cdiv(count * group, ROWS), chunks)](
-        *(q, keys, values, start, found, peak, weight, count, capacity, width**-0.5),
+        *(q, keys, values, *rows, found, peak, weight, count, capacity, width**-0.5),
         HEADS=heads,
         GROUP=group,
         WIDTH=width,
         CHUNK=chunk,
         ROWS=ROWS,
         KEYS=KEY_BYTES // q.element_size(),
+        BRANCHING=rows.depths is not None,
     )
     out = q.new_empty(count, heads * width)
     _combine[(count * heads,)](
-        *(found, peak, weight, start, out, count),
+        *(found, peak, weight, rows.start, out, count),
         HEADS=heads,
         WIDTH=width,
         CHUNK=chunk,
@@ -245,6 +268,8 @@ def _attend(  # type: ignore[no-untyped-def]
     keys,
     values,
     start,
+    paths,
+    depths,
     found,
     peak,
     weight,
@@ -257,14 +282,16 @@ def _attend(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    BRANCHING: tl.constexpr,
 ):
     kv_head, block, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     live = tl.load(start).to(tl.int32)
     row = block * ROWS + tl.arange(0, ROWS)  # a query: a token and one of the heads that share this key head
     token = row // GROUP
+    last = tl.minimum((block * ROWS + ROWS - 1) // GROUP, count - 1)
     inside = token < count
     begin = chunk * CHUNK
-    end = tl.minimum(begin + CHUNK, live + tl.minimum((block * ROWS + ROWS - 1) // GROUP, count - 1) + 1)
+    end = tl.minimum(begin + CHUNK, live + last + 1)
     if begin < end:
         column = tl.arange(0, WIDTH)
         at = token * HEADS + kv_head * GROUP + row % GROUP
@@ -273,23 +300,56 @@ def _attend(  # type: ignore[no-untyped-def]
         most = tl.full([ROWS], NOTHING, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sums = tl.zeros([ROWS, WIDTH], tl.float32)
+        # In a tree, first the steps over the cache alone: of what lies behind, every token sees another part. What a
+        # row adds up before it has seen a key is weighed with 0 as soon as it sees one.
+        if BRANCHING:
+            end = begin + tl.maximum(live - begin, 0) // KEYS * KEYS
         for offset in range(0, CHUNK, KEYS):
             index = begin + offset + tl.arange(0, KEYS)
             valid = index < end
-            key = tl.load(keys + first + index[None, :] * WIDTH + column[:, None], mask=valid[None, :], other=0)
-            logits = tl.dot(query, key, input_precision="ieee") * scale
-            logits = tl.where(index[None, :] <= live + token[:, None], logits, NOTHING)
-            higher = tl.maximum(most, tl.max(logits, 1))
-            share = tl.exp(logits - higher[:, None])
-            fade = tl.exp(most - higher)
-            value = tl.load(values + first + index[:, None] * WIDTH + column[None, :], mask=valid[:, None], other=0)
-            sums = sums * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
-            total = total * fade + tl.sum(share, 1)
-            most = higher
+            seen = valid[None, :] if BRANCHING else index[None, :] <= live + token[:, None]
+            most, total, sums = _step(
+                query, keys + first, values + first, index, valid, seen, scale, most, total, sums, WIDTH
+            )
+        if BRANCHING:  # then the tokens of this block one by one
+            for place in range(0, (ROWS - 1) // GROUP + 2):
+                one = block * ROWS // GROUP + place
+                if one <= last:
+                    own, reach = token == one, live + tl.load(depths + one).to(tl.int32) + 1
+                    for offset in range(0, CHUNK, KEYS):
+                        step = begin + offset
+                        if (step >= end) & (step < reach):
+                            index = step + tl.arange(0, KEYS)
+                            valid = index < reach
+                            behind = tl.load(paths + one * LINE + index - live, mask=valid & (index >= live), other=0)
+                            slot = tl.where(index < live, index, live + behind)
+                            new_most, new_total, new_sums = _step(
+                                *(query, keys + first, values + first, slot, valid, valid[None, :], scale),
+                                *(most, total, sums, WIDTH),
+                            )
+                            most, total = tl.where(own, new_most, most), tl.where(own, new_total, total)
+                            sums = tl.where(own[:, None], new_sums, sums)
         at += chunk * count * HEADS
         tl.store(found + at[:, None] * WIDTH + column[None, :], sums, mask=inside[:, None])
         tl.store(peak + at, most, mask=inside)
         tl.store(weight + at, total, mask=inside)
+
+
+@triton.jit
+def _step(  # type: ignore[no-untyped-def]
+    query, keys, values, slot, valid, seen, scale, most, total, sums, WIDTH: tl.constexpr
+):
+    """Attend to the `valid` ones of some slots, besides those that were added up before."""
+    column = tl.arange(0, WIDTH)
+    key = tl.load(keys + slot[None, :] * WIDTH + column[:, None], mask=valid[None, :], other=0)
+    logits = tl.dot(query, key, input_precision="ieee") * scale
+    logits = tl.where(seen, logits, NOTHING)
+    higher = tl.maximum(most, tl.max(logits, 1))
+    share = tl.exp(logits - higher[:, None])
+    fade = tl.exp(most - higher)
+    value = tl.load(values + slot[:, None] * WIDTH + column[None, :], mask=valid[:, None], other=0)
+    sums = sums * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
+    return higher, total * fade + tl.sum(share, 1), sums
 
 
 @triton.jit(do_not_specialize=["count"])
