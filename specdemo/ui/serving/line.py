@@ -30,10 +30,18 @@ CANCELLING = "/gradio_api/cancel"
 JOINING = re.compile(r"/gradio_api/(?:queue/join|call/(?:v2/)?(?P<name>[^/]+))/?$")
 
 
-def job(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a handler whose event is a race or a measurement, and not the loading of a preset."""
-    handler.is_job = True  # type: ignore[attr-defined]
-    return handler
+def job(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a handler whose event is a race or a measurement, and not the loading of a preset.
+
+    Args:
+        name: what asks for it, by which that learns why it may not join.
+    """
+
+    def mark(handler: Callable[..., Any]) -> Callable[..., Any]:
+        handler.job = name  # type: ignore[attr-defined]
+        return handler
+
+    return mark
 
 
 class Door:
@@ -76,7 +84,7 @@ class Door:
             if not sentence:
                 return await self.app(scope, again, send)
         if session and _is_job(fn):
-            self.runs.refuse(session, sentence)
+            self.runs.refuse(session, fn.fn.job, sentence)
         by_client = fn.api_visibility == "public" and called["name"] is None  # which reads no other answer
         told = [{"__type__": "validate", "is_valid": False, "parameter_name": "line", "message": sentence}]
         answer = JSONResponse({"detail": told if by_client else sentence}, 422 if by_client else 429)
@@ -110,7 +118,7 @@ class Door:
 
 
 def _is_job(fn: Any) -> bool:
-    return getattr(fn.fn, "is_job", False) is True
+    return hasattr(fn.fn, "job")
 
 
 def address_of(scope: Scope, proxied: bool) -> str:
