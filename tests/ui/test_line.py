@@ -114,6 +114,22 @@ def test_an_address_has_three_in_the_line(held: str, place: Any) -> None:
         assert second.join("one").status_code == 200
 
 
+def test_an_address_has_three_loads_in_the_line(held: str, place: Any) -> None:
+    with Caller(held, 1) as first, Caller(held, 2) as second:
+        assert first.join("one", "mine").status_code == 200
+        wait_until(lambda: place[1].open_races == 1)
+        fns = first.http.get("/config").json()["dependencies"]
+        load = next(fn["id"] for fn in fns if "retry" in [event for _, event in fn["targets"]])
+
+        def choose(caller: Caller, session: str) -> httpx.Response:
+            body = {"fn_index": load, "data": ["scripted"], "session_hash": session}
+            return caller.http.post("/gradio_api/queue/join", json=body)
+
+        assert [choose(first, "mine").status_code for _ in range(MAX_OF_ADDRESS + 1)] == [200, 200, 200, 429]
+        assert choose(second, "theirs").status_code == 200
+        assert first.join("one", "other").status_code == 200  # a race besides them
+
+
 def test_a_full_line_says_how_many_wait_and_how_long_that_may_take(held: str, place: Any) -> None:
     recent = place[2].engine._recent
     recent.clear()

@@ -166,7 +166,8 @@ class ViewTab:
         asked = self.runs.latest(request.session_hash, LabRun)
         if asked is None or asked.view != self.view or not asked.picture or seen == (asked.id, asked.pictured):
             return {self.seen: gr.skip()}
-        updates = {self.seen: (asked.id, asked.pictured), **self.results.update(asked.picture)}
+        with self.engine.beside.work():  # the last picture is shown when the next in line may race already
+            updates = {self.seen: (asked.id, asked.pictured), **self.results.update(asked.picture)}
         if asked.measured:
             updates[self.measured] = asked.measured
         return updates | {self.fields[name]: value for name, value in asked.values.items()}

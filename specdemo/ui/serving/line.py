@@ -48,8 +48,9 @@ class Door:
     """Middleware that lets an event join the line, or answers 429 with a sentence on why it may not; and keeps Gradio
     from cancelling another event than the one that a page names.
 
-    One race or measurement for each session and three for each address can be waiting or running, and sixteen events
-    can wait. The page asks for the sentence by `Runs.refusal`, because Gradio's script shows it for some seconds only.
+    One race or measurement for each session and three for each address can be waiting or running, besides three loads
+    of presets for each address, and sixteen events can wait. The page asks for the sentence by `Runs.refusal`, because
+    Gradio's script shows it for some seconds only.
     """
 
     def __init__(self, app: ASGIApp, runs: Runs, proxied: bool = False) -> None:
@@ -93,17 +94,16 @@ class Door:
     def _refusal(self, scope: Scope, fn: Any, session: str) -> str:
         """A sentence if the event may not join, else an empty text."""
         waiting, running = _line(scope["app"].get_blocks())
-        if _is_job(fn):
-            jobs = [event for event in (*running, *waiting) if _is_job(event.fn)]
-            places = {id(event): f"waiting at place {number}" for number, event in enumerate(waiting, 1)}
-            for event in jobs:
-                if session and event.session_hash == session:
-                    return f"Your last one is still {places.get(id(event), 'running')}: wait for it, or stop it."
-            address = address_of(scope, self.proxied)
-            theirs = [event for event in jobs if address_of(event.request.scope, self.proxied) == address]
-            if len(theirs) >= MAX_OF_ADDRESS:
-                last = places.get(id(theirs[-1]), "running")
-                return f"{len(theirs)} from your address are in the line, the last {last}: wait for one to end."
+        alike = [event for event in (*running, *waiting) if _is_job(event.fn) == _is_job(fn)]
+        places = {id(event): f"waiting at place {number}" for number, event in enumerate(waiting, 1)}
+        for event in alike:
+            if _is_job(fn) and session and event.session_hash == session:
+                return f"Your last one is still {places.get(id(event), 'running')}: wait for it, or stop it."
+        address = address_of(scope, self.proxied)
+        theirs = [event for event in alike if address_of(event.request.scope, self.proxied) == address]
+        if len(theirs) >= MAX_OF_ADDRESS:
+            last = places.get(id(theirs[-1]), "running")
+            return f"{len(theirs)} from your address are in the line, the last {last}: wait for one to end."
         if len(waiting) >= MAX_WAITING:
             return f"{len(waiting)} are waiting; try again {self._in(len(waiting))}."
         return ""
