@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from urllib.request import Request, urlopen
@@ -293,7 +294,7 @@ def test_what_a_page_is_answered_counts_as_work_beside_a_race(monkeypatch: pytes
     assert seen == [True, True]
 
 
-def test_the_theory_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runs, seen = Script().engine(), Runs(), list[bool]()
     page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
 
@@ -304,10 +305,12 @@ def test_the_theory_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(studies, "theory_of", noted)
     monkeypatch.setattr(runs, "latest", noted)
     handlers = [getattr(block.fn, "func", block.fn) for block in page.fns.values()]
-    for name, arguments in (("attempt", (gr.EventData(None, {}), None, 1, 1, 1)), ("take", (gr.Request(),))):
+    engine.backend = replace(engine.backend, report=noted)  # which a check of a visitor's own models asks for
+    asked = (("attempt", (gr.EventData(None, {}), None, 1, 1, 1)), ("take", (gr.Request(),)), ("check", ("a/b", "")))
+    for name, arguments in asked:
         watch = engine.beside.watch()
         next(handler for handler in handlers if getattr(handler, "__name__", "") == name)(*arguments)
-    assert seen == [True, True]
+    assert seen == [True] * 3
 
 
 def test_the_last_picture_of_the_lab_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
