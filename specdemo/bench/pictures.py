@@ -40,13 +40,12 @@ CLOCK = """() => {
 FILMED = """
   #controls, .sd-results, .sd-legend, .sd-pacing { display: none !important; }
   .sd-sentence { min-height: 2.7em !important; font-size: 22px !important; }
-  .sd-exact { min-height: 4.5em !important; }
+  .sd-exact { min-height: 6em !important; }
 """
 ENDED = """() => {  // the recording of the other tab, in the arena of a race
   const { show } = specdemo.race;
   const { data } = specdemo.replay;
-  show.load(data);
-  show.close(data.end);
+  show.load(data, data.end);
   show.seek(Infinity);
 }"""
 

@@ -142,7 +142,7 @@ def sweep(
     names: Drafters = "",
     ks: Annotated[str, Option("-k", help="Values of K, separated by commas; 0 is always run.")] = "0,1,2,4,8,16",
     temperatures: Temperatures = "0",
-    seeds: Annotated[int, Option(min=1, help="Texts of each prompt.")] = 1,
+    seeds: Annotated[int, Option(min=1, help="Samples per prompt.")] = 1,
     prompts: PromptFile = PROMPTS / "easy-hard.jsonl",
     max_new_tokens: MaxNewTokens = 64,
     rule: RuleName = MATCH,

@@ -108,6 +108,7 @@ def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: A
     with models.loaded() as loaded:
         from ..racing import race, summary
 
+        asked = decoding.fitted(asked, loaded)
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         events = []
         text = LaneText(loaded.tokenizer, prompt_ids)
@@ -180,6 +181,7 @@ def race_(
     with models.loaded() as loaded:
         from ..racing import race, summary
 
+        asked = decoding.fitted(asked, loaded, lane)
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, isolated, asked.more))
         outcome = summary.summary(loaded, prompt_ids, asked.settings, entries, asked.drafted)
@@ -245,6 +247,7 @@ def record(
     with models.loaded() as loaded:
         from ..racing import race, summary
 
+        asked = decoding.fitted(asked, loaded, lane)
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, more=asked.more))
         header = summary.trace_header(loaded, asked.drafter, asked.prompt, asked.raw, asked.settings, asked.more)

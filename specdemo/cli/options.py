@@ -17,7 +17,7 @@ from tqdm import tqdm
 from typer import Option
 
 from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of, with_head
-from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, read_lanes
+from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, fitted, read_lanes
 from ..system.imports import import_quickly
 from ..types import MATCH, MAX_NODES, RULES, BadInput, Settings, read_k
 
@@ -57,6 +57,13 @@ RuleName = Annotated[str, Option("--rule", help=f"How drafted tokens are tested:
 Tree = Annotated[
     bool,
     Option("--tree/--chain", help=f"Draft a tree of K tokens, up to {MAX_NODES}; with auto, a tree where it pays."),
+]
+TreeIfAsked = Annotated[
+    bool | None,
+    Option(
+        "--tree/--chain",
+        help=f"Draft trees of K tokens, up to {MAX_NODES}; with auto, where they pay. By default as the preset has it.",
+    ),
 ]
 Repeats = Annotated[int, Option(min=1, help="How often everything is run.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
@@ -195,7 +202,7 @@ class Decoding:
     max_new_tokens: Annotated[int | None, Option(help="The most tokens to write.")] = None
     seed: Seed = 0
     rule: RuleName = MATCH
-    tree: Tree = False
+    tree: TreeIfAsked = None
     stop: Annotated[list[str] | None, Option(help="Stop after this text; may be given several times.")] = None
     raw: Annotated[
         bool | None, Option("--raw/--chat", help="Continue the prompt as it is, or put it into the chat template.")
@@ -222,6 +229,15 @@ class Decoding:
         asked |= {name: getattr(self, name) for name in ("top_k", "top_p", "seed", "rule")}
         settings = Settings(**asked, stop=tuple(self.stop or ()))
         return Request(read_prompt(prompt), preset, drafter, settings, raw, more=more)
+
+    def fitted(self, asked: Request, loaded: Loaded, lane_names: Sequence[str] | None = None) -> Request:
+        """`asked.fitted`, told on stderr; what was asked for by an option stays as it is."""
+        if self.tree or lane_names:
+            return asked
+        request, told = fitted(asked, loaded)
+        if told:
+            typer.echo(told, err=True)
+        return request
 
 
 def read_prompt(prompt: str) -> str:

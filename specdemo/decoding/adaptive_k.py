@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..types import DraftOutcome
 from .costs import CostModel, DraftStats
 from .drafter import Drafter
 from .events import Round
@@ -165,3 +166,5 @@ class DraftLengthController:
         self._options.pop(source.name, None)
         stats.idle = 0.0
         stats.learn(outcomes, last.k, kind.tree)
+        if outcomes:
+            costs.first_guesses[source.name, outcomes[0] is DraftOutcome.ACCEPTED] += 1

@@ -7,7 +7,7 @@ follows the load of the machine, so that costs measured at different times can b
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import inf
 from typing import TypeVar
@@ -40,6 +40,7 @@ class CostModel:
         passes: the cost of a pass by the tokens that it reads; the one at 0 means nothing.
         baseline_seconds: the seconds of a pass over one token, as the machine is now.
         drafts: what the latest run knows of each kind of draft, by `adaptive_k.Kind.name`.
+        first_guesses: how many first guesses of all runs passed, and how many did not, by (drafter, whether it did).
         tried: the drafters, for chains only or for trees too, that `race.try_out` has measured.
     """
 
@@ -58,6 +59,7 @@ class CostModel:
         self.most_k, self.baseline_seconds = most_k, float(least[0])
         self.passes = np.interp(range(lengths[-1] + 1), lengths, least / least[0])
         self.drafts: defaultdict[str, DraftStats] = defaultdict(DraftStats)
+        self.first_guesses: Counter[tuple[str, bool]] = Counter()
         self.tried: set[tuple[str, bool]] = set()
 
     def learn_pass(self, tokens: int, seconds: float) -> None:

@@ -19,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from ..decoding import sampling
 from ..decoding.costs import CostModel
 from ..decoding.drafter import DrafterParts
+from ..drafters.names import DRAFTERS
 from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
 from ..engines.layout import is_hybrid, knows
@@ -111,6 +112,15 @@ class Loaded:
         """A runner of the draft model; only for presets that have one."""
         assert self.parts.make_draft_runner is not None, "this preset has no draft model"
         return self.parts.make_draft_runner(capacity)
+
+    def cannot_branch(self, drafter: str) -> str | None:
+        """Why a drafter that there is cannot draft trees here; None if it can."""
+        runners = [self.target_runner]
+        if drafter == "draft-model" and self.parts.make_draft_runner:
+            runners.append(self.draft_runner)
+        if not DRAFTERS[drafter].branches or (len(runners) > 1 and self.parts.translator):
+            return f"the drafter {drafter} drafts chains only"
+        return next((reason for make in runners if (reason := make(1).cannot_branch)), None)
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
         """Token ids of a prompt, in the chat template unless `raw`; see `chat.encode`.

@@ -34,6 +34,7 @@ class Defaults:
     temperature: float = 0.0
     max_new_tokens: int = 128
     raw: bool = False  # continue the prompt as it is, without a chat template
+    tree: bool = False  # draft trees; with auto, where they pay
 
     def filled_in(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What was asked for by name, with these values where it is None."""
@@ -119,7 +120,8 @@ def preset_of(target: str, draft: str | None = None) -> Preset:
 
 def with_head(preset: Preset, kind: str, head: str) -> Preset:
     """A preset with a head of others of that kind, which it begins to draft with; see `head_source`."""
-    source, usual = head_source(head), replace(preset.defaults, drafter=kind)
+    source, usual = head_source(head), preset.defaults
+    usual = replace(usual, drafter=kind, tree=kind == "eagle" and usual.k == AUTO)
     name, title = f"{preset.name}{WITH}{kind} {head}", f"{preset.title} + {Path(str(source)).name}"
     heads = {**preset.heads, kind: source}  # its results are those of its own drafters
     asked = *preset.asked_heads, kind
@@ -233,24 +235,29 @@ def _heads(table: Table, folder: Path) -> dict[str, Path | HeadSource]:
 
 def _defaults(table: Table) -> Defaults:
     usual = Defaults()
+    drafter = table.choice("drafter", DRAFTERS) if "drafter" in table else usual.drafter
+    tree = table.truth("tree") if "tree" in table else usual.tree
+    if tree and not DRAFTERS[drafter].branches:
+        raise table.wrong("tree", f"cannot be true: the drafter {drafter} drafts chains only")
     defaults = Defaults(
-        drafter=table.choice("drafter", DRAFTERS) if "drafter" in table else usual.drafter,
-        k=_setting(table, "k", usual.k),
+        drafter=drafter,
+        k=_setting(table, "k", usual.k, tree=tree),
         temperature=_setting(table, "temperature", usual.temperature),
         max_new_tokens=_setting(table, "max_new_tokens", usual.max_new_tokens),
         raw=table.truth("raw") if "raw" in table else usual.raw,
+        tree=tree,
     )
     table.refuse_unknown()
     return defaults
 
 
-def _setting(table: Table, name: str, usual: Any) -> Any:
+def _setting(table: Table, name: str, usual: Any, **beside: Any) -> Any:
     """A field of `Settings`, which knows what is allowed."""
     if name not in table:
         return usual
     value = table.take(name)
     try:
-        Settings(**{name: value})
+        Settings(**{name: value}, **beside)
     except BadInput as error:
         raise table.wrong(name, f"cannot be used: {str(error).rstrip('.')}") from error
     return value

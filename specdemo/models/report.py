@@ -285,6 +285,7 @@ def save_preset(preset: Preset, name: str, folder: Path = PRESETS) -> Path:
         if source is not None:
             lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in _fields(source).items() if value)]
     lines += ["", "[defaults]", f"drafter = {_toml(preset.defaults.drafter)}"]
+    lines += ["tree = true"] if preset.defaults.tree else []
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")

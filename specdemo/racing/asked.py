@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ..drafters.names import check_known
 from ..types import AUTO, MAX_K, MAX_NODES, BadInput, Settings, brief, read_k
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
 
 PLAIN, SPECULATIVE = "plain", "speculative"  # the lanes of version 1 of a trace, and of a race of one drafter
 MOST_DRAFTED = 3  # lanes with a drafter; with the target alone they are four
@@ -56,6 +59,21 @@ class Request:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def fitted(request: Request, loaded: Loaded) -> tuple[Request, str]:
+    """A request as the loaded preset can serve it, and a sentence that says what it does otherwise, or nothing.
+
+    Where the preset's own default are trees and none can be drafted, the drafts are chains: a default must not make a
+    race fail. Other trees stay, and are refused when the race starts.
+    """
+    settings, drafter = request.settings, request.drafter
+    usual = settings.tree and loaded.preset.defaults.tree and drafter != "none"
+    if not usual or (settings.k != AUTO and int(settings.k) > MAX_K) or not (reason := loaded.cannot_branch(drafter)):
+        return request, ""
+    settings = replace(settings, tree=False)
+    more = tuple(lane for lane in request.more if lane != DraftedLane(drafter, settings.k))  # it would be there twice
+    return replace(request, settings=settings, more=more), f"The drafts are chains and not trees: {reason}."
 
 
 def read_lanes(texts: Any) -> list[DraftedLane]:

@@ -25,6 +25,7 @@ from .trace import Entry
 
 TRIED = (1, False), (4, False), (2, True), (8, True)  # see `try_out`: the K of its runs, and whether they draft trees
 TRIED_TOKENS = 32  # of the prompts and texts of these runs
+TRIED_DRAFTS = 16  # by a head of others: so many tell one that is wired wrongly, see `wiring`
 TRYING_SECONDS, SLOW_PASS = 0.15, 0.1  # what each of them takes, and the seconds of a pass above which there are none
 
 
@@ -112,7 +113,7 @@ def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:
     """
     kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1)
     if settings.k == AUTO and kind not in loaded.costs:
-        tell("measuring what a pass costs on this machine")
+        tell("measuring what a pass costs")
         runner = loaded.target_runner(MAX_K + 2)
         most_k = min(MAX_K, runner.exact_rows - 1) if runner.exact_rows else MAX_K  # what is exact stays exact
         loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), most_k), most_k)
@@ -125,7 +126,9 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
     Not where passes are slow: there the reading of the prompts alone would keep people waiting.
     """
     if costs.baseline_seconds <= SLOW_PASS:
-        tell(f"measuring what drafts by {drafter} cost on this machine")
+        tell(f"measuring what drafts by {drafter} cost")
+        head = loaded.parts.head_files.get(drafter)
+        drafts = TRIED_DRAFTS if head and head.is_dir() else 0
         prompt_ids = prompt_ids[-TRIED_TOKENS:]
         new_tokens = min(TRIED_TOKENS, loaded.context - len(prompt_ids))
         for k, tree in TRIED[: 4 if settings.tree else 2]:
@@ -136,7 +139,8 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
                 end = time.perf_counter() + TRYING_SECONDS
                 for _ in events:
                     check_stopped()
-                    if time.perf_counter() > end:
+                    firsts = costs.first_guesses
+                    if time.perf_counter() > end and firsts[drafter, True] + firsts[drafter, False] >= drafts:
                         break
     costs.tried.add((drafter, settings.tree))
 

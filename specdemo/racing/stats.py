@@ -48,6 +48,8 @@ class Stats:
     finish_reason: FinishReason | None = None
     accepted_lengths: dict[int, int] = field(default_factory=dict)
     """How many rounds accepted 0, 1, 2, ... tokens; rounds with an empty draft are not in it."""
+    first_passed: int = 0
+    """In how many of these the first guess was accepted, in a tree the likeliest of those behind the text."""
     first_draft_seconds: float = 0.0
     draft_times: list[float] = field(default_factory=list)
     """Seconds of each draft that was not empty, sorted. `verify_times` are those of each verification pass, `checks`
@@ -92,6 +94,7 @@ class Stats:
             tested = accepted + outcomes.count(DraftOutcome.REJECTED)
             self.drafts_tested.append(Tested(len(outcomes), tested, accepted))
             self.accepted_lengths[accepted] = self.accepted_lengths.get(accepted, 0) + 1
+            self.first_passed += outcomes[0] is DraftOutcome.ACCEPTED
         if event.verify_seconds is None:
             return
         self.verify_times.append(event.verify_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -48,17 +49,31 @@ def summary(
         lane: judge_lane(stats[PLAIN], stats[lane], asked, comparisons.get(lane), environment)
         for lane, asked in drafted.items()
     }
+    sentence, doubts = lanes_verdict(verdicts), dict[str, str]()
     for lane, asked in drafted.items():
-        if asked and (doubt := head_doubt(loaded.head_formats, asked.drafter, stats[lane])):
+        if asked and (doubt := _doubt(loaded, asked.drafter, stats[lane])):
             verdicts[lane] = replace(verdicts[lane], sentence=f"{verdicts[lane].sentence} {doubt}")
+            doubts.setdefault(asked.drafter, doubt)
     compared = {lane: asdict(comparisons[lane]) if comparisons else None for lane in drafted}
     return {
         **{lane: report(loaded, prompt_ids, events) for lane, events in lanes.items()},
         "verdicts": {lane: {**verdict.as_dict(), "comparison": compared[lane]} for lane, verdict in verdicts.items()},
         "speed_up": max((found.speed_up for found in verdicts.values() if found.speed_up is not None), default=None),
-        "sentence": lanes_verdict(verdicts),
+        "sentence": " ".join([sentence, *doubts.values()]),
         "comparison": asdict(first_to_part(comparisons.values())) if comparisons else None,
     }
+
+
+def _doubt(loaded: Loaded, drafter: str, stats: Stats) -> str | None:
+    """Whether a lane's drafter seems to be wired wrongly, by that lane or by all runs and trials: with K = auto a head
+    that is always wrong is not asked again."""
+    name = loaded.head_formats.get(drafter)
+    if name is None:
+        return None
+    firsts = sum((model.first_guesses for model in loaded.costs.values()), Counter[tuple[str, bool]]())
+    passed = firsts[drafter, True]
+    here = head_doubt(drafter, name, stats.drafts, stats.first_passed)
+    return here or head_doubt(drafter, name, passed + firsts[drafter, False], passed)
 
 
 def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         raw: bool | None = None,
         isolated: bool = False,
         rule: str = MATCH,
-        tree: bool = False,
+        tree: bool | None = None,
     ) -> Iterator[str]:
         """Race the target alone against the target with a drafter, or with up to three, each with its own k, as in
         drafter="eagle:4,ngram:auto,eagle:tree-8". With tree, k is the number of tokens of each tree. What is None is as

@@ -24,8 +24,8 @@ from ..types import BadInput, Settings
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
 CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches of events
-SHARED_SECONDS = 0.66  # where the browser takes cores from the engine while it draws, see `bench page`
-OPENING_SECONDS = 0.03  # there, for the page to clear and to draw the first token
+SHARED_SECONDS = 3.0  # where a browser takes cores from the engine while it draws: most races have ended by then
+OPENING_SECONDS = 0.2  # there, off the clocks: for the page to clear away the last race
 NOTHING_LOADED = "No model is loaded yet"
 RECENT = 8  # jobs whose mean duration estimates that of the next
 END = object()  # follows the last item of a stream
@@ -101,8 +101,8 @@ class Said:
 class Pauses:
     """Seconds between two batches, for followers on this machine and elsewhere.
 
-    `opening` is how long the engine waits for a local follower after the first item. The page then clears the last
-    race, which would otherwise slow down the lane that goes second.
+    `opening` is how long the engine waits for a local follower after the first item: to clear away the last race would
+    otherwise slow this one down.
     """
 
     local: float = CPU_SECONDS

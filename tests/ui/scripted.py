@@ -78,11 +78,16 @@ class ScriptedLoaded:
     weights: dict[str, Any] = field(default_factory=lambda: {"target": {"source": "script"}, "draft_model": None})
     draft_model: Any = None
     head_formats: dict[str, str] = field(default_factory=dict)
+    costs: dict[Any, Any] = field(default_factory=dict)
+    chains_only: str | None = None
     missing_heads: dict[str, str] = field(default_factory=dict)
     parts: DrafterParts = field(default_factory=lambda: DrafterParts(ngram_table=Path("a table")))
 
     def encode(self, prompt: str, raw: bool = False) -> list[int]:
         return self.tokenizer.encode(prompt)
+
+    def cannot_branch(self, drafter: str) -> str | None:
+        return self.chains_only
 
     def environment(self) -> dict[str, Any]:
         return {"device": "cpu", "device_name": "a scripted processor", "dtype": "bfloat16", "placement": PLACEMENT}

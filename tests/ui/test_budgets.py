@@ -268,6 +268,7 @@ def largest(tokens: int, k: int = MAX_K) -> list[Entry]:
     return entries
 
 
+@pytest.mark.slow
 def test_the_largest_race_of_the_page_can_be_opened_again() -> None:
     race = Run(ask(max_new_tokens=Budgets().new_tokens, temperature=1.0, k=MAX_K))
     script = Script()

@@ -388,6 +388,7 @@ def test_pictures_come_while_it_runs_and_move_nothing_and_stop_keeps_them(new_la
     measure(page, "domains")  # the model is free again
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_while_a_run_goes_on_its_visitor_cannot_race_and_another_can_leave_the_line(
     new_lab: Open, visit: Visit, lab_url: str
@@ -442,6 +443,7 @@ def test_stop_does_not_wait_for_the_warm_up(new_lab: Open, monkeypatch: pytest.M
     expect(shown.get_by_text("Download JSON")).to_be_visible()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_a_closed_tab_frees_the_model(new_lab: Open, engine: Engine) -> None:
     page, shown = new_lab("lossless")
@@ -452,6 +454,7 @@ def test_a_closed_tab_frees_the_model(new_lab: Open, engine: Engine) -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_a_server_that_is_lost_during_a_run_is_told(new_lab: Open, engine: Engine) -> None:
     page, shown = new_lab("profile", forgive="")
     fill(page, "profile", QUICK["profile"])
@@ -475,6 +478,7 @@ def test_what_is_wrong_is_said(lab: Open) -> None:
     expect(says(page.locator("#lab-theory"))).to_contain_text("from 0 to 1, not 2")
 
 
+@pytest.mark.slow
 def test_it_measures_the_preset_of_the_form_whatever_others_have_loaded(
     visit: Visit, lab_url: str, engine: Engine
 ) -> None:
@@ -488,6 +492,7 @@ def test_it_measures_the_preset_of_the_form_whatever_others_have_loaded(
     expect(page.locator(".sd-model")).to_have_text("Toy")
 
 
+@pytest.mark.slow
 def test_drafters_that_were_not_known_to_be_missing_are_left_out(visit: Visit, lab_url: str, engine: Engine) -> None:
     list(engine.follow("toy"))
     page = visit("?preset=bare", at=lab_url)
@@ -518,7 +523,8 @@ def test_drafters_that_a_preset_lacks_are_not_offered_and_the_reason_is_told(new
 # How it looks ----------------------------------------------------------------------------------------------
 
 
-def test_every_view_fits_and_is_accessible(lab: Open) -> None:
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
+def test_every_view_fits_and_is_accessible(lab: Open, width: int) -> None:
     page, _ = lab("domains")
     for name, fold in (("domains", "Counts"), ("sweep", "All figures")):
         shown = choose(page, name)
@@ -526,17 +532,19 @@ def test_every_view_fits_and_is_accessible(lab: Open) -> None:
         if not shown.get_by_role("gridcell").first.is_visible():
             shown.get_by_role("button", name=fold).click()
         shown.get_by_role("gridcell").first.wait_for()
-    for width in (1280, 390):
-        page.set_viewport_size({"width": width, "height": 900})
-        for view in VIEWS:
-            shown = choose(page, view)
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            for plot in shown.locator("[role=graphics-document] svg.marks").all():
-                assert box(plot)["width"] > 250  # drawn again for the room there is
-            if width == 1280 or view in ("theory", "domains"):
-                assert serious(page, f"#lab-{view}") == []
-        assert serious(page, "#lab .tab-wrapper") == []
-        page.keyboard.press("d")  # dark for the second, and as it was
+    page.set_viewport_size({"width": width, "height": 900})
+    if width == 390:
+        page.keyboard.press("d")  # dark
+    for view in VIEWS:
+        shown = choose(page, view)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for plot in shown.locator("[role=graphics-document] svg.marks").all():
+            assert box(plot)["width"] > 250  # drawn again for the room there is
+        if width == 1280 or view in ("theory", "domains"):
+            assert serious(page, f"#lab-{view}") == []
+    assert serious(page, "#lab .tab-wrapper") == []
+    if width == 390:
+        page.keyboard.press("d")  # as it was
 
 
 def test_the_keys_of_the_race_rest_while_the_lab_shows(new_lab: Open) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.racing.race import PLAIN
@@ -64,6 +65,7 @@ def choose_preset(page: Page, title: str) -> None:
     page.get_by_role("option", name=title).click()
 
 
+@pytest.mark.slow
 def test_a_list_of_presets_that_is_only_looked_at_changes_nothing(visit: Visit, unloaded: Script) -> None:
     unloaded.begin()
     page, other = visit(), visit()
@@ -86,6 +88,7 @@ def test_a_list_of_presets_that_is_only_looked_at_changes_nothing(visit: Visit, 
     expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
 
 
+@pytest.mark.slow
 def test_a_preset_chosen_while_others_race_fills_the_form_at_once_and_only_once(visit: Visit, script: Script) -> None:
     first, second = visit(), visit()
     script.gate.clear()

@@ -75,6 +75,14 @@ def test_news_are_told_once() -> None:
     assert (last["at"], last["row"], last["figures"]["finish_reason"]) == (0.5, None, "eos")
 
 
+def test_of_many_news_every_tenth_has_the_figures_so_far() -> None:
+    lanes = Lanes()
+    for index in range(25):
+        lanes.add(Entry(PLAIN, Round(index, (), (Token(2, TokenKind.TARGET, 0.5),), 0.0, 0.125, 0.25), Spans(("b",))))
+    told = {place: event["figures"]["tokens"] for place, event in enumerate(lanes.news()[PLAIN]) if "figures" in event}
+    assert told == {9: 10, 19: 20, 24: 25}
+
+
 @given(st.dictionaries(st.text(), st.text()))
 def test_no_tag_can_begin_in_a_message(message: dict[str, str]) -> None:
     text = to_json(message)

@@ -27,17 +27,19 @@ PASSES = {
     lane: Stats.of(entry.event for entry in ENTRIES if entry.lane == lane).rounds + 1 for lane in (PLAIN, SPECULATIVE)
 }
 CAPTIONS = [  # in their order, one at a time
-    "A model, the target, writes the same text twice: alone, and with a drafter.",
-    "The drafter guesses the next tokens.",
-    "The target reads all guesses in one pass.",
-    "It keeps those that it would have written: accepted.",
-    "It replaces the first wrong guess: resampled.",
-    "The drafter guesses the next tokens.",
-    "The target reads all guesses in one pass.",
-    "If all are right, it adds one more: bonus.",
-    "Same text, fewer passes: a pass over several tokens takes hardly longer than a pass over one.",
+    "The target, a language model, writes the same text twice: alone, and with a drafter.",
+    "The drafter, small and fast, guesses the next tokens: words or parts of words.",
+    "The target reads them all in one pass, in hardly more time than it takes for one.",
+    "It keeps the guesses that it would have written: accepted.",
+    "It replaces the first wrong guess with its own token: resampled.",
+    "The drafter, small and fast, guesses the next tokens: words or parts of words.",
+    "The target reads them all in one pass, in hardly more time than it takes for one.",
+    "If all guesses are right, it adds one more token: bonus.",
+    "So it needs fewer passes and less time for exactly the same text.",
 ]
-RESULT = f"{PASSES[SPECULATIVE]} passes instead of {PASSES[PLAIN]}, and the same text."
+RESULT = (
+    f"The target, a language model, wrote the same text in {PASSES[SPECULATIVE]} passes instead of {PASSES[PLAIN]}."
+)
 # The clock of the opening is the test's, however busy the machine is.
 CLOCK = """() => {
   let now = performance.now();
@@ -155,7 +157,7 @@ def test_a_link_is_not_opened_with_a_recording(visit: Visit, script: Script) -> 
     assert page.evaluate("specdemo.race.opening === undefined")
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), pytest.param(390, True, marks=pytest.mark.slow)])
 def test_nothing_moves_and_axe_finds_nothing_serious(opening: Open, width: int, dark: bool) -> None:
     page = opening(f"?__theme={'dark' if dark else 'light'}", width=width)
     tops = page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map((lane) => lane.getBoundingClientRect().top)")
@@ -241,6 +243,7 @@ def test_lanes_that_cannot_race_are_refused_in_words(visit: Visit, script: Scrip
     assert "The lane prompt-lookup:4 is given twice." in page.locator("#race .sd-sentence").inner_text()
 
 
+@pytest.mark.slow
 def test_a_race_of_four_lanes_is_replayed(visit: Visit, script: Script) -> None:
     page = visit(LINK)
     run(page)

@@ -136,6 +136,7 @@ def test_a_load_that_fails_says_why_and_goes_back(visit: Visit, script: Script) 
     assert tokens_shown(page, "plain") == tokens_of(script.entries, "plain")
 
 
+@pytest.mark.slow
 def test_named_models_are_kept_as_a_preset(
     visit: Visit, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_named_models_are_kept_as_a_preset(
     assert script.loads[-1].preset.name == "mine"
 
 
+@pytest.mark.slow
 def test_a_space_has_the_fields_only_for_what_its_owner_allows(
     visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_a_space_has_the_fields_only_for_what_its_owner_allows(
     expect_said(page, "someone/big: downloads up to 1.0 GB.")
 
 
+@pytest.mark.slow
 def test_a_gguf_file_races_with_a_draft_model_of_another_tokenizer(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -250,6 +250,7 @@ def test_a_server_that_is_not_there_is_said(visit: Visit) -> None:
     assert sentence(page).startswith("The server at http://127.0.0.1:9 cannot be reached")
 
 
+@pytest.mark.slow
 def test_a_public_page_has_the_fields_only_for_servers_that_its_owner_allows(
     monkeypatch: pytest.MonkeyPatch, drafting: Pair
 ) -> None:

@@ -46,7 +46,7 @@ def serious(page: Page, inside: str = "html") -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
 def test_nothing_moves_while_the_page_opens_and_a_race_runs(visit: Visit, script: Script, width: int) -> None:
     script.pace = 0.001
     page = visit("?max_new_tokens=400&k=8&prompt=one+two+three+four+five+six+seven", width=width, before=SHIFTS)
@@ -56,6 +56,7 @@ def test_nothing_moves_while_the_page_opens_and_a_race_runs(visit: Visit, script
     assert page.evaluate("window.shifts") == []
 
 
+@pytest.mark.slow
 def test_a_page_whose_script_fails_shows_its_form(tabs: Tabs, url: str, script: Script) -> None:
     page = tabs.take()
     page.route("**/main.js", lambda route: route.fulfill(body="throw 0;", content_type="text/javascript"))
@@ -83,6 +84,7 @@ def test_browsers_keep_the_scripts_and_styles(visit: Visit, script: Script) -> N
         urlopen(ours[0].replace(name, "0" * len(name)))  # of another version
 
 
+@pytest.mark.slow
 def test_a_page_that_is_only_open_draws_next_to_nothing(page: Page) -> None:
     page.evaluate(
         """() => {
@@ -150,6 +152,7 @@ FOCUSED = (
 )
 
 
+@pytest.mark.slow
 def test_it_can_be_seen_where_the_keyboard_is(visit: Visit, script: Script) -> None:
     page = visit("?__theme=light")
     page.add_style_tag(content="* { transition: none !important; }")
@@ -257,8 +260,8 @@ def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) ->
     expect(page.locator("#max-new-tokens input")).to_have_value("9")
     expect(page.locator("#preset input")).to_have_value("Other 1.7B")
     assert script.races == []
-    page.click(".sd-link")
-    link = page.evaluate("navigator.clipboard.readText()") if granted(page) else ""
+    assert granted(page)
+    link = page.evaluate("navigator.clipboard.readText()")
     run(page)
     with page.expect_download() as download:
         page.click(".sd-trace")
@@ -310,6 +313,7 @@ def test_a_link_to_a_preset_that_is_not_loaded_says_nothing_of_its_drafters(visi
     expect(page.get_by_role("option", name="draft-model (this preset has no draft model)")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_newcomer_is_told_nothing_of_the_failures_of_others(visit: Visit, unloaded: Script) -> None:
     unloaded.load_failure = MemoryError("Too large.")
     unloaded.begin()
@@ -438,6 +442,7 @@ def test_stop_looks_as_if_it_could_be_pressed_only_while_there_is_a_race(page: P
     expect(page.locator("#stop")).to_be_enabled()
 
 
+@pytest.mark.slow
 def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) -> None:
     page = visit(forgive="429")
     script.gate.clear()

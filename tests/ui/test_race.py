@@ -104,12 +104,12 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced
 
 def test_what_is_measured_before_a_race_is_told(page: Page, script: Script) -> None:
     run(page, "one two three")
-    script.says = "measuring what a pass costs on this machine"
+    script.says = "measuring what a pass costs"
     script.gate.clear()
     try:
         run(page, "one two three", until="loading")
         expect(page.locator(".sd-why-exact")).to_have_text(script.says)
-        assert page.locator(".sd-model").inner_text() == "Measuring what a pass costs on this machine"
+        assert page.locator(".sd-model").inner_text() == "Measuring what a pass costs"
     finally:
         script.gate.set()
     page.locator(".sd-arena[data-state=ended]").wait_for()
@@ -292,7 +292,7 @@ def test_what_a_lost_connection_missed_is_asked_for(
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
 
 
-@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("answers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_server_that_is_lost_during_a_race_is_told(
     visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
@@ -508,7 +508,7 @@ def test_stop_also_takes_back_a_run_that_is_still_waiting(visit: Visit, script: 
 WRONG_TOKEN = " wrong"
 
 
-def test_what_is_sent_for_a_flush_is_small(visit: Visit, script: Script) -> None:
+def test_what_is_sent_for_an_event_is_small(visit: Visit, script: Script) -> None:
     script.pace = 1 / 400
     page = visit("?max_new_tokens=200")
     page.evaluate(
@@ -519,4 +519,4 @@ def test_what_is_sent_for_a_flush_is_small(visit: Visit, script: Script) -> None
     sizes = page.evaluate("window.sizes")
     events = len(script.entries)
     assert len(sizes) < events, json.dumps([len(sizes), events])
-    assert max(sizes[2:-1]) < 12_000
+    assert sum(sizes) / events < 250  # of a message there may be many, on a busy machine

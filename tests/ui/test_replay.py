@@ -8,6 +8,7 @@ import re
 import time
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.decoding.events import Prefilled, Round
@@ -225,6 +226,7 @@ def test_a_greedy_round_is_stepped_through_by_buttons(page: Page) -> None:
     expect(page.locator(".sd-step")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_what_a_trace_lacks_is_said(page: Page) -> None:
     open_replay(page, traced(temperature=0.8, rule="rejection")[0])
     page.keyboard.press("t")
@@ -235,6 +237,7 @@ def test_what_a_trace_lacks_is_said(page: Page) -> None:
     assert words(page).endswith("This recording does not hold the other tokens.")
 
 
+@pytest.mark.slow
 def test_a_trace_of_three_lanes_with_unknown_probabilities_is_played(page: Page) -> None:
     for temperature in (0.0, 0.8):
         open_replay(page, three_lanes(temperature=temperature))

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from specdemo.decoding.events import engine_seconds
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
+from specdemo.ui.engine import Pauses
+from specdemo.ui.race import run as race_run
 
 from . import scripted
 from .browser import run, sentence, tokens_of, tokens_shown
@@ -24,7 +27,8 @@ PROMPT = "one two three four five six seven"
 CLOCK = """
   let now = performance.now();
   performance.now = () => now;
-  window.tick = (seconds) => { now += 1000 * seconds; window.specdemo.race.show.tick(); };
+  window.pass = (seconds) => (now += 1000 * seconds);
+  window.tick = (seconds) => { pass(seconds); window.specdemo.race.show.tick(); };
   window.frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
 """
 SHIFTS = """
@@ -92,7 +96,7 @@ def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(moving: 
     assert "tokens per target pass" in sentence(page)
 
 
-@pytest.mark.parametrize("pace", ["rounds", "once"])
+@pytest.mark.parametrize("pace", ["rounds", pytest.param("once", marks=pytest.mark.slow)])
 def test_the_figures_do_not_depend_on_the_pace(moving: Open, script: Script, pace: str) -> None:
     page = moving("&max_new_tokens=12", pace=pace)
     run(page, until="ended" if pace == "once" else "showing")
@@ -178,7 +182,57 @@ def test_what_is_not_measured_yet_is_waited_for(moving: Open, script: Script) ->
     assert shown(page, PLAIN) == shown(page, SPECULATIVE) == 24
 
 
-@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch, script: Script) -> Callable[[float], None]:
+    """Has the engine share its cores with the page, which then hears of a race at that interval."""
+
+    def crowd(seconds: float) -> None:
+        monkeypatch.setattr(race_run, "has_every_core", lambda loaded: True)
+        monkeypatch.setattr(script.used, "_pauses", Pauses(local=seconds))
+
+    return crowd
+
+
+def test_on_the_engines_own_cores_a_race_is_measured_first_and_then_shown(
+    moving: Open, script: Script, crowded: Callable[[float], None]
+) -> None:
+    crowded(60)
+    script.pace = 0.02
+    page = moving("&max_new_tokens=24", pace="real")
+    run(page, until="running")
+    assert sentence(page) == "Measuring. The show starts when the figures are in."
+    assert tokens_shown(page, PLAIN) == []
+    page.evaluate("pass(5)")  # which the engine takes
+    page.locator("#race .sd-arena[data-state=showing]").wait_for()
+    first, *_ = (entry.event for entry in script.entries if entry.lane == PLAIN)
+    begins = page.evaluate("specdemo.race.show.time")
+    assert begins <= engine_seconds(first)
+    tick(page, 0.1)
+    assert page.evaluate("specdemo.race.show.time") == pytest.approx(begins + 0.1)
+    tick(page, stats_of(script)[PLAIN].seconds)
+    assert page.locator("#race .sd-arena").get_attribute("data-state") == "ended"
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+
+
+def test_there_a_long_race_is_seen_now_and_then_and_can_be_stopped(
+    visit: Visit, script: Script, crowded: Callable[[float], None]
+) -> None:
+    crowded(0.2)
+    script.pace = 0.01
+    page = visit("?max_new_tokens=2000")
+    run(page, "one two three", until="running")
+    page.locator("[data-lane=speculative] .tok").nth(5).wait_for()
+    assert sentence(page) == "Measuring. The show starts when the figures are in."
+    page.click("#stop")
+    page.locator("#race .sd-arena[data-state=ended]").wait_for()
+    assert sentence(page).startswith("Stopped. ")
+    assert script.open_races == 0
+    for lane in (PLAIN, SPECULATIVE):
+        assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
+
+
+@pytest.mark.parametrize(("width", "dark"), [pytest.param(1280, False, marks=pytest.mark.slow), (390, True)])
 def test_rejected_guesses_fade_and_nothing_moves(moving: Open, script: Script, width: int, dark: bool) -> None:
     page = moving("&max_new_tokens=120" + ("&__theme=dark" if dark else ""), width=width)
     page.locator("#race .sd-pane").first.scroll_into_view_if_needed()

@@ -48,6 +48,7 @@ def test_nothing_but_the_model_occupies_a_worker_of_gradios_line() -> None:
     assert {*queued.values()} == {MODEL["concurrency_id"]}
 
 
+@pytest.mark.slow
 def test_a_race_runs_while_many_pages_look_on() -> None:
     script = Script()
     script.loading.clear()
@@ -178,6 +179,7 @@ def test_a_wait_is_put_in_words(page: Page) -> None:
 # Other visitors ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_top_bar_follows_what_others_load(visit: Visit, script: Script) -> None:
     mine, theirs = visit(), visit()
     top = mine.locator(".sd-top")
@@ -252,7 +254,7 @@ def every_core(has: bool) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("has", [True, False])
+@pytest.mark.parametrize("has", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_race_beside_which_another_page_was_served_says_so(visit: Visit, script: Script, url: str, has: bool) -> None:
     page = visit()
     with every_core(has):
@@ -341,6 +343,7 @@ def test_what_gradio_makes_for_each_visitor_counts_as_work_beside_a_race(path: s
     assert seen == [counts]
 
 
+@pytest.mark.slow
 def test_recordings_and_files_are_no_work_beside_a_race(url: str, script: Script, visit: Visit) -> None:
     page = visit()
     page.get_by_role("tab", name="Replay").click()

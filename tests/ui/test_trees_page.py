@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+from gradio_client import Client
 from playwright.sync_api import Page, expect
 
 from specdemo.decoding.events import Round
+from specdemo.models.presets import Defaults
 from specdemo.racing.race import SPECULATIVE
 from specdemo.racing.text import LaneText
-from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
+from specdemo.racing.wiring import CAUSES
+from specdemo.types import AUTO, DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.race.messages import CODES
 
-from .browser import run
+from .browser import run, sentence
 from .conftest import Visit
-from .scripted import Script
+from .scripted import PRESETS, Script
+from .test_loading import choose_preset
 from .test_page import AXE, SHIFTS, granted
 
 TREE = "?drafter=ngram&k=40&tree=true&prompt=one+two+three+four+five&max_new_tokens=24"
@@ -153,3 +160,44 @@ def test_a_tree_moves_nothing_and_reads_well_on_a_phone(visit: Visit, script: Sc
     page.evaluate(AXE)
     found = page.evaluate("axe.run()")["violations"]
     assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
+
+
+def test_a_preset_begins_with_trees_and_goes_on_with_chains_where_there_can_be_none(
+    visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = replace(PRESETS["other"], defaults=Defaults("prompt-lookup", AUTO, max_new_tokens=24, tree=True))
+    monkeypatch.setitem(PRESETS, "other", begun)
+    page = visit()
+    box = page.locator("#tree input")
+    expect(box).not_to_be_checked()
+    choose_preset(page, begun.title)
+    expect(box).to_be_checked()
+    run(page, "one two three")
+    assert (script.settings[-1].tree, script.settings[-1].k) == (True, AUTO)
+    assert page.locator(f"{LANE} h2").inner_text() == "With prompt-lookup, trees, K auto"
+    script.loads[-1].chains_only = "it is too old"
+    run(page, "one two three")
+    assert script.settings[-1].tree is False
+    assert page.locator(f"{LANE} h2").inner_text() == "With prompt-lookup"
+    assert sentence(page).endswith(" The drafts are chains and not trees: it is too old.")
+    call = {"prompt": "one two", "preset": "other", "api_name": "/compare"}
+    client = Client(page.url, verbose=False, analytics_enabled=False)
+    assert client.predict(**call)["sentence"].endswith("it is too old.")
+    script.loads[-1].chains_only = None
+    for given, tree in ({}, True), ({"tree": False}, False):
+        client.predict(**call, **given)
+        assert script.settings[-1].tree is tree
+    client.close()
+
+
+def test_a_head_that_is_always_wrong_is_doubted_on_the_page_with_the_causes_in_order(
+    visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = script.loads[-1]
+    monkeypatch.setattr(loaded, "head_formats", {"eagle": "EAGLE-3"})
+    monkeypatch.setattr(loaded, "parts", replace(loaded.parts, head_files={"eagle": Path("a head")}))
+    page = visit("?drafter=eagle&tree=true&prompt=one+two+three&max_new_tokens=60")
+    run(page)
+    told = sentence(page)
+    assert "Only 0% of the first guesses of this EAGLE-3 head pass, where 65% to 85% are usual" in told
+    assert told.endswith(f" Likely causes, in this order: {', '.join(CAUSES)}.")

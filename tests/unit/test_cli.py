@@ -266,6 +266,7 @@ LANES = ["--lane", "prompt-lookup:2", "--lane", "ngram:auto", "--lane", "lookup-
 LANE_NAMES = ["plain", *LANES[1::2]]
 
 
+@pytest.mark.slow
 def test_four_lanes_race_and_their_trace_is_run_again(command, tmp_path: Path):
     out = tmp_path / "race.jsonl"
     words = ["--prompt", "Repeat: one two three four one two three.", "--max-new-tokens", "16"]

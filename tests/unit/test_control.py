@@ -198,7 +198,10 @@ WORLDS: dict[str, World] = {
 FIXED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)  # no other K is faster by as much as one percent in any of these worlds
 
 
-@pytest.mark.parametrize("drafter", [ONE_BY_ONE, AtOnce()], ids=["one by one", "at once"])
+@pytest.mark.parametrize(
+    "drafter",
+    [pytest.param(ONE_BY_ONE, id="one by one"), pytest.param(AtOnce(), id="at once", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
 def test_auto_is_never_slower_than_the_target_alone_and_close_to_the_best_fixed_k(
     world: World, drafter: Drafter

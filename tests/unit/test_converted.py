@@ -145,7 +145,9 @@ def test_a_wheel_becomes_a_model_that_says_what_its_gguf_says(index: SimpleNames
     ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (torch.float32, torch.float16))]
+)
 def test_the_second_time_nothing_is_made(
     index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
@@ -229,6 +231,7 @@ assert "transformers.modeling_utils" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_second_start_collects_no_garbage_and_leaves_transformers_models_out(
     index: SimpleNamespace, filled: Path
 ) -> None:
@@ -494,6 +497,7 @@ def test_the_code_of_another_source_archive_never_runs(archive: Sdist, cache: Pa
 # The real weights ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_the_real_weights_are_the_pinned_ones() -> None:
     preset = find_preset("smollm2-135m")

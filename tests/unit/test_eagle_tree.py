@@ -16,7 +16,7 @@ from specdemo.drafters.heads.networks import HeadShape
 from specdemo.drafters.tree import WIDTH, Named
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import MAX_NODES, REJECTION, Draft, NotFinite, Settings
-from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
+from tests.unit.toys import MODEL_VOCAB, ModelToy, recorded, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,16 +26,23 @@ TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_s
 OTHERS = partial(HeadShape, normed_residual=True, normed_feedback=True, head_norms=True)  # as published heads are
 
 
-@pytest.fixture(scope="module", params=["torch", "library", "torch, published", "library, published"])
+ENGINES = "torch", "library", "captured"
+
+
+@pytest.fixture(scope="module", params=[*ENGINES, *(f"{engine}, published" for engine in ENGINES)])
 def toy(request: pytest.FixtureRequest) -> ModelToy:
     if "library" in request.param and library_for(torch.float32) is None:
         pytest.skip("the library is not for this CPU")
     with pytest.MonkeyPatch.context() as patch:
         if "published" in request.param:
             patch.setattr("tests.unit.toys.HeadShape", OTHERS)
-        if "torch" in request.param:
+        if "library" not in request.param:
             patch.setattr("specdemo.drafters.heads.ready.native_parts", lambda *_: None)
-        return ModelToy(model=tiny_model("llama"), window=16)  # shorter than the text
+        toy = ModelToy(model=tiny_model("llama"), window=16)  # shorter than the text
+    if "captured" in request.param:
+        Eagle.capture(toy.heads["eagle"], recorded)
+        assert toy.heads["eagle"].slots is not None
+    return toy
 
 
 def eagle_behind(toy: ModelToy, settings: Settings) -> Eagle:
@@ -48,6 +55,7 @@ def eagle_behind(toy: ModelToy, settings: Settings) -> Eagle:
     return drafter
 
 
+@torch.inference_mode()
 def shares_along(toy: ModelToy, settings: Settings, path: Sequence[int]) -> dict[int, float]:
     """What the head's chain, having drafted a path, takes for the likeliest next tokens."""
     drafter = eagle_behind(toy, settings)

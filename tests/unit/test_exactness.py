@@ -275,8 +275,18 @@ def chi_square(toy: TableToy, name: str, make_rule: Callable[[Settings], Rule] =
     return float(chi2.sf(statistic, degrees))
 
 
+DRAWING = ["draft-model", "ngram", "eagle"]  # one of each kind of drawn draft, every day
+
+
 # Under the match rule the text with a drafter is that of the target alone, token for token: see below.
-@pytest.mark.parametrize(("name", "rule"), [("none", "match"), *((name, "rejection") for name in DRAFTER_NAMES)])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("none", "match"),
+        *((name, "rejection") for name in DRAWING),
+        *(pytest.param(name, "rejection", marks=pytest.mark.slow) for name in DRAFTER_NAMES if name not in DRAWING),
+    ],
+)
 def test_sampled_runs_follow_the_targets_distribution(toy: TableToy, name: str, rule: str) -> None:
     assert chi_square(toy, name, rule=rule) > 1e-4
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from specdemo.decoding.events import emitted_tokens
+from specdemo.decoding.events import Round, branches, emitted_tokens
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.presets import Preset, find_preset, load_presets, preset_of, with_head
+from specdemo.models.presets import Defaults, Preset, find_preset, load_presets, preset_of, with_head
 from specdemo.models.published_heads import head_format
 from specdemo.models.report import report_on, save_preset
 from specdemo.models.sources import Folder, Hub
-from specdemo.racing.race import start
-from specdemo.types import BadInput, Settings, TokenKind
+from specdemo.racing.asked import DraftedLane, Request, fitted
+from specdemo.racing.race import race, start
+from specdemo.racing.summary import summary
+from specdemo.racing.trace import read_trace, trace_lines
+from specdemo.types import AUTO, BadInput, Settings, TokenKind
 from specdemo.ui.engine import facts
 from tests.conftest import Command
 
@@ -111,6 +115,7 @@ def test_a_head_is_part_of_a_presets_name_and_of_a_saved_one(
     assert find_preset(two.name) == two
     with pytest.raises(BadInput, match="There is no preset called 'a with the head b'"):
         find_preset("a with the head b")
+    assert (preset.defaults.tree, both.defaults.tree) == (True, False)  # an eagle head drafts trees
     save_preset(preset, "kept", tmp_path)
     presets, broken = load_presets(tmp_path)
     assert not broken
@@ -172,6 +177,81 @@ def test_a_preset_does_without_a_head_that_is_missing_and_says_why(
     asked = with_head(preset, "eagle", str(damaged))
     with pytest.raises(BadInput, match=r"^The head damaged lacks the tensor norm\.weight of shape \[32\]\.$"):
         load(asked, "float32", "cpu")
+
+
+def test_trees_of_a_preset_are_a_default_and_no_condition(
+    command: Command, target: Path, heads: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"""
+        title = "T"
+        description = "D"
+        target.path = "{target}"
+        heads.eagle.path = "eagle"
+        defaults.drafter = "eagle"
+        defaults.k = 6
+        defaults.tree = true
+    """
+    (tmp_path / "mine.toml").write_text(text)
+    preset = find_preset("mine", tmp_path)
+    monkeypatch.setattr("specdemo.cli.options.find_preset", lambda name: preset)
+    out = tmp_path / "race.jsonl"
+
+    def trees(*more: str) -> tuple[bool, bool, str]:
+        words = "--preset", "mine", "--prompt", "the cat", "--raw", "--max-new-tokens", "20", "--dtype", "float32"
+        status, _, told = command("record", *words, "--out", str(out), *more)
+        assert status == 0, told
+        header, entries = read_trace(trace_lines(out))
+        drafts = [entry.event.drafted for entry in entries if isinstance(entry.event, Round)]
+        return header["settings"]["tree"], any(map(branches, drafts)), told
+
+    assert trees()[:2] == (True, True)
+    assert trees("--chain")[:2] == (False, False)
+    monkeypatch.setattr("specdemo.engines.eager.EagerRunner.cannot_branch", "it is too old")
+    as_chains = "The drafts are chains and not trees: it is too old."
+    tree, branched, told = trees("--eager")
+    assert (tree, branched, as_chains in told) == (False, False, True)
+    refused = command("race", "--preset", "mine", "--prompt", "the cat", "--raw", "--eager", "--tree")
+    assert (refused[0], "A tree cannot be checked here: it is too old. Draft a chain." in refused[2]) == (2, True)
+
+
+def test_trees_are_left_out_only_where_the_preset_began_with_them(target: Path, tmp_path: Path) -> None:
+    preset = replace(preset_of(str(target)), defaults=Defaults(tree=True), skip_layers=2)
+    loaded = load(preset, "float32", "cpu")
+    asked = Request("the cat", preset.name, "layer-skip", Settings(k=3, tree=True), raw=True)
+    request, told = fitted(asked, loaded)
+    assert (request.settings, told) == (
+        replace(asked.settings, tree=False),
+        "The drafts are chains and not trees: the drafter layer-skip drafts chains only.",
+    )
+    twice = replace(asked, more=(DraftedLane("layer-skip", 3), DraftedLane("ngram", 2)))
+    assert fitted(twice, loaded)[0].more == (DraftedLane("ngram", 2),)
+    for other in (
+        replace(asked, drafter="prompt-lookup"),
+        replace(asked, drafter="none"),
+        replace(asked, settings=replace(asked.settings, k=40)),
+        replace(asked, settings=replace(asked.settings, tree=False)),
+    ):
+        assert fitted(other, loaded) == (other, "")
+    loaded.preset = replace(preset, defaults=Defaults())
+    assert fitted(asked, loaded) == (asked, "")
+    loaded.release()
+
+
+@pytest.mark.parametrize("k", [4, AUTO])
+def test_the_summary_of_a_race_doubts_a_head_that_is_always_wrong(
+    target: Path, heads: dict[str, Path], k: int | str
+) -> None:
+    loaded = load(with_head(preset_of(str(target)), "eagle", str(heads["eagle"])), "float32", "cpu")
+    ids, settings = loaded.encode("the cat sat on the mat", raw=True), Settings(k=k, max_new_tokens=120)
+    more = (DraftedLane("prompt-lookup", 2),)
+    for others in ((), more):
+        asked = Request("", "", "eagle", settings, more=others).drafted
+        entries = list(race(loaded, "eagle", ids, settings, more=others))
+        outcome = summary(loaded, ids, settings, entries, asked)
+        doubt = "of the first guesses of this speculators eagle3 head pass, where 65% to 85% are usual"
+        assert outcome["sentence"].count(doubt) == 1
+        assert doubt in outcome["verdicts"][next(iter(asked))]["sentence"]
+    loaded.release()
 
 
 def test_the_report_counts_the_memory_of_a_head(target: Path, heads: dict[str, Path]) -> None:

@@ -14,8 +14,8 @@ from specdemo.engines.cpu.library import library_for
 from specdemo.types import MAX_NODES, Draft, Settings
 from tests.unit import published
 from tests.unit.published import LAYERS, write
-from tests.unit.test_published_heads import toy_with
-from tests.unit.toys import MODEL_VOCAB, ModelToy, recorded, tiny_model
+from tests.unit.test_published_heads import target, toy_with
+from tests.unit.toys import MODEL_VOCAB, ModelToy, recorded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,7 +52,7 @@ def tree_of(toy: ModelToy, settings: Settings, nodes: int, depth: int) -> Draft:
 
 def paths_by_hand(settings: Settings, depth: int) -> list[tuple[int, ...]]:
     """All paths through the best guesses of the first places, those of the largest products first."""
-    model, (config, tensors) = tiny_model("qwen3", layers=LAYERS), published.medusa(MODEL_VOCAB)
+    model, (config, tensors) = target(), published.medusa(MODEL_VOCAB)
     _, logits = published.medusa_drafts(model, config, tensors, [LAYERS], TEXT, depth)
     rule, guesses = rule_for(settings), []
     for place in range(depth):

@@ -75,9 +75,11 @@ def test_hub_presets_name_their_pairs() -> None:
     assert (qwen.target, qwen.draft_model) == (Hub("Qwen/Qwen3-4B"), Hub("Qwen/Qwen3-0.6B"))
     assert qwen.chat_template_kwargs == {"enable_thinking": False}
     assert qwen.heads == {"eagle": Hub("AngelSlim/Qwen3-4B_eagle3"), "block": Hub("z-lab/Qwen3-4B-DFlash-b16")}
-    for name in ("qwen3-8b", "llama-3.1-8b"):
-        assert set(find_preset(name).heads) == {"eagle", "block"}
-        assert find_preset(name).defaults.drafter == "eagle"
+    opening = {"qwen3-4b": "draft-model", "qwen3-8b": "draft-model", "llama-3.1-8b": "eagle"}  # no head was run yet
+    for name, drafter in opening.items():
+        preset = find_preset(name)
+        assert set(preset.heads) == {"eagle", "block"}
+        assert (preset.defaults.drafter, preset.defaults.k, preset.defaults.tree) == (drafter, AUTO, True)
 
 
 def test_shipped_prompts_come_in_order_and_differ() -> None:
@@ -125,10 +127,11 @@ dtype = "float32"
 path = "models/small"
 [defaults]
 drafter = "ngram"
-k = 16
+k = 40
 temperature = 1
 max_new_tokens = 9
 raw = true
+tree = true
 [chat_template_kwargs]
 enable_thinking = false
 """,
@@ -138,9 +141,9 @@ enable_thinking = false
     assert preset.draft_model == Folder(tmp_path / "models" / "small")
     assert preset.ngram_table == tmp_path / "table.safetensors"
     assert preset.skip_layers == 7
-    assert (preset.defaults.drafter, preset.defaults.k) == ("ngram", 16)
+    assert (preset.defaults.drafter, preset.defaults.k) == ("ngram", 40)
     assert (preset.defaults.temperature, preset.defaults.max_new_tokens) == (1, 9)
-    assert (preset.dtype, preset.defaults.raw) == ("float32", True)
+    assert (preset.dtype, preset.defaults.raw, preset.defaults.tree) == ("float32", True, True)
     assert preset.chat_template_kwargs == {"enable_thinking": False}
 
 
@@ -190,6 +193,13 @@ BROKEN = {
     "no new tokens": (GOOD + "[defaults]\nmax_new_tokens = 0\n", "defaults.max_new_tokens", "from 1 to"),
     "unknown drafter": (GOOD + '[defaults]\ndrafter = "magic"\n', "defaults.drafter", "prompt-lookup"),
     "raw of one": (GOOD + "[defaults]\nraw = 1\n", "defaults.raw", "true or false"),
+    "tree of one": (GOOD + "[defaults]\ntree = 1\n", "defaults.tree", "true or false"),
+    "trees by a drafter of chains": (
+        GOOD + '[defaults]\ndrafter = "layer-skip"\ntree = true\n',
+        "defaults.tree",
+        "cannot be true: the drafter layer-skip drafts chains only",
+    ),
+    "too large a tree": (GOOD + "[defaults]\ntree = true\nk = 64\n", "defaults.k", "from 0 to 63"),
     "unknown dtype": ('dtype = "int8"\n' + GOOD, "dtype", "float32, bfloat16, float16"),
     "no layers to keep": ("skip_layers = 0\n" + GOOD, "skip_layers", "at least 1"),
     "absent table": ('ngram_table = "none.safetensors"\n' + GOOD, "ngram_table", "does not exist"),

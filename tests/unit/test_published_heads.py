@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdemo.decoding.drafter import DrafterParts
@@ -25,13 +27,14 @@ from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block, Medusa
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.networks import EagleHead
 from specdemo.drafters.heads.published import load_published
-from specdemo.drafters.heads.published_shape import TargetSizes
+from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import Settings, TokenKind, Verdict
 from tests.unit import published
-from tests.unit.published import HIDDEN, LAYERS, Config, Tensors, write
+from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, ids_of, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,9 +60,18 @@ BLOCKS: dict[str, tuple[Callable[[int], tuple[Config, Tensors]], list[int], bool
 FORMATS = [*EAGLES, *BLOCKS]
 
 
+@cache
+def target() -> PreTrainedModel:
+    """The tiny target; its final norm has weights, which Medusa's heads read their state behind."""
+    model = deepcopy(tiny_model("qwen3", layers=LAYERS))
+    with torch.no_grad():
+        model.base_model.norm.weight.copy_(torch.linspace(0.5, 1.5, HIDDEN))
+    return model
+
+
 def made(name: str) -> tuple[Config, Tensors, type[HeadDrafter], Drafts]:
     """A head in a format, its drafter, and the function that says what it drafts behind a text."""
-    model = tiny_model("qwen3", layers=LAYERS)
+    model = target()
     if name in EAGLES:
         make, numbers = EAGLES[name]
         config, tensors = make(MODEL_VOCAB)
@@ -73,7 +85,7 @@ def made(name: str) -> tuple[Config, Tensors, type[HeadDrafter], Drafts]:
 
 def toy_with(folder: Path, kind: type[HeadDrafter], model: Any = None) -> ModelToy:
     """A tiny target with the head in a folder."""
-    model = model or tiny_model("qwen3", layers=LAYERS)
+    model = model or target()
     embeddings = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
     files, norm = {kind.network.kind: folder}, model.base_model.norm
     final_norm = norm.weight.detach(), norm.variance_epsilon
@@ -171,6 +183,21 @@ def test_a_pickle_and_parts_are_read_as_well(tmp_path: Path, monkeypatch: pytest
     check(drafts_of(toy_with(folder, kind), kind, monkeypatch, 3, expected))
 
 
+def test_layers_that_a_configuration_does_not_name_are_those_of_the_formats() -> None:
+    """EAGLE-3's numbers 2, L // 2 and L - 3 are places in hidden_states, DFlash's are spread from 1 to L - 3."""
+    target = TargetSizes(MODEL_VOCAB, HIDDEN, 36)
+    eagle, flash = published.eagle3(MODEL_VOCAB)[0], published.dflash(MODEL_VOCAB, num_target_layers=36)[0]
+    flash["dflash_config"] = {"mask_token_id": MASK}
+    sizes = {"sliding_window": None, "layer_types": None}
+    for config, layers in (
+        (eagle, (1, 17, 32)),
+        ({**flash, **sizes, "num_hidden_layers": 5}, (1, 9, 17, 25, 33)),
+        ({**flash, **sizes, "num_hidden_layers": 1}, (18,)),
+    ):
+        found = format_of(config, "it")
+        assert ShapeReader("it", found, config, target).shape(()).state_layers == layers
+
+
 def test_tokens_that_are_not_in_order_are_brought_into_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EAGLE-3", "speculators dspark"):
         config, tensors, kind, expected = made(name)
@@ -184,7 +211,7 @@ def test_tokens_that_are_not_in_order_are_brought_into_it(tmp_path: Path, monkey
 
 def test_embeddings_that_are_a_copy_of_the_targets_are_not_kept_twice(tmp_path: Path) -> None:
     config, tensors, kind, _ = made("speculators eagle3")
-    model = tiny_model("qwen3", layers=LAYERS)
+    model = target()
     weight = model.get_input_embeddings().weight.detach()
     copied = write(tmp_path / "copied", config, {**tensors, "embed_tokens.weight": weight.clone()})
     assert toy_with(copied, kind).heads["eagle"].embedding.data_ptr() == weight.data_ptr()

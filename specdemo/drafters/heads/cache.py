@@ -50,16 +50,15 @@ class HeadCache:
         return _attend(q, keys, values, None)
 
     def branching(self, ancestors: Sequence[int], before: int, window: int) -> tuple[Rotation, Tensor]:
-        """Of tokens of a tree behind the live entries: the rotation, and which entries they see, [T, live + all].
+        """Of tokens of a tree behind the live entries: the rotation, and which of the first entries they see, [T, S].
 
         `ancestors` are those of all tokens (`rows.ancestors_of`), of which the first `before` are left out. Each sees
         the last `window` tokens.
         """
         cos, sin = self.rotations
-        words = ancestors[before:]
-        at = [self._live + word.bit_count() - 1 for word in words]
-        in_branch = torch.tensor([[bool(word >> row & 1) for row in range(len(ancestors))] for word in words])
-        in_window = torch.arange(self._live) > torch.tensor(at)[:, None] - window
+        depths, in_branch = _branches(ancestors, before)
+        at = self._live + depths
+        in_window = torch.arange(self._live) > at[:, None] - window
         return (cos[at], sin[at]), torch.cat([in_window, in_branch], 1).to(cos.device)
 
     def attend_branching(self, layer: int, q: Tensor, seen: Tensor) -> Tensor:
@@ -97,6 +96,14 @@ class DeviceCache(HeadCache):
         self.entries[layer, 0].index_copy_(1, positions, keys)
         self.entries[layer, 1].index_copy_(1, positions, values)
 
+    def branching(self, ancestors: Sequence[int], before: int, window: int) -> tuple[Rotation, Tensor]:
+        depths, in_branch = (part.to(self._start.device) for part in _branches(ancestors, before))
+        at = self._start + depths
+        seen = (self._positions < self._start) & (self._positions > at[:, None] - window)
+        seen.index_copy_(1, self._next(len(ancestors)), in_branch)
+        cos, sin = self.rotations
+        return (cos.index_select(0, at), sin.index_select(0, at)), seen
+
     def attend(self, layer: int, q: Tensor, live: int, more: int) -> Tensor:
         keys, values = self.entries[layer]
         seen = (self._positions >= self._start - live) & (self._positions < self._start + more)
@@ -104,6 +111,13 @@ class DeviceCache(HeadCache):
 
     def _next(self, count: int) -> Tensor:
         return self._start + self._positions[:count]
+
+
+def _branches(ancestors: Sequence[int], before: int) -> tuple[Tensor, Tensor]:
+    """Of each token of a tree behind the first `before`: its depth [T], and which tokens are in its branch [T, all]."""
+    words = ancestors[before:]
+    in_branch = torch.tensor([[bool(word >> row & 1) for row in range(len(ancestors))] for word in words])
+    return in_branch.sum(1) - 1, in_branch
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:

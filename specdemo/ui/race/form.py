@@ -31,9 +31,10 @@ K_CHOICES = [*((k, k) for k in (AUTO, *map(str, range(1, MAX_K + 1)))), *((f"tre
 HIDE_MATCH = (
     "(t) => { document.getElementById('match').classList.toggle('sd-off', t === 0) }"  # it changes nothing then
 )
+OF_A_TREE, OF_A_CHAIN = "Tokens of each tree.", "Tokens per round."
 SIZE_K = (  # of a tree K counts the tokens on all branches
     f"(tree, k) => ({{ maximum: tree ? {MAX_NODES} : {MAX_K}, value: tree ? k : Math.min(k, {MAX_K}), "
-    'info: tree ? "Tokens of each tree." : "Tokens per round.", __type__: "update" })'
+    f'info: tree ? "{OF_A_TREE}" : "{OF_A_CHAIN}", __type__: "update" }})'
 )
 INTERLEAVED, ISOLATED = "interleaved", "isolated"
 
@@ -68,16 +69,16 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     k, auto = _k(chosen)
     with gr.Row(elem_id="k-row"):
         form["k"] = gr.Slider(
-            *(0, MAX_K, k),
+            *(0, MAX_NODES if chosen.tree else MAX_K, k),
             step=1,
             label="Draft length K",
-            info="Tokens per round.",
+            info=OF_A_TREE if chosen.tree else OF_A_CHAIN,
             buttons=[],
             min_width=100,
             elem_id="k",
         )
         form["auto"] = gr.Checkbox(auto, label="auto", scale=0, min_width=80, elem_id="auto")
-        form["tree"] = gr.Checkbox(False, label="tree", scale=0, min_width=80, elem_id="tree")
+        form["tree"] = gr.Checkbox(chosen.tree, label="tree", scale=0, min_width=80, elem_id="tree")
     form["k"].input(None, None, form["auto"], js="() => false")
     form["tree"].change(None, [form["tree"], form["k"]], form["k"], js=SIZE_K)
     with gr.Accordion("More drafters in the same race", open=False, elem_id="lanes"):
@@ -151,7 +152,7 @@ def _k(defaults: Defaults) -> tuple[int | str, bool]:
 
 def starting_values(defaults: Defaults) -> dict[str, Any]:
     """What a preset begins with, by the names of `STARTING`."""
-    values = *_k(defaults), False, defaults.temperature, defaults.max_new_tokens, _mode(defaults)
+    values = *_k(defaults), defaults.tree, defaults.temperature, defaults.max_new_tokens, _mode(defaults)
     return dict(zip(STARTING, (defaults.drafter, *values), strict=True))
 
 

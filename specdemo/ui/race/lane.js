@@ -3,7 +3,7 @@ import * as sd from "../assets/page.js";
 import { depth, isEmitted, isTree, likeliest, walk } from "./tree.js";
 
 const ALONE = "The target writes one token in every pass.";
-const DRAFTED = "The drafter proposes a few tokens. The target checks them all in one pass and keeps those that pass.";
+const DRAFTED = "The target checks several guesses of the drafter in every pass.";
 const MAX_K = 16;
 const MAX_STRIP = 4096; // px; a longer text shares them
 const DRAFTS = ["The draft of each round", "A bar is as high as the draft was long: of a tree, its longest branch. Its dark part was accepted. The bars follow the text."];

@@ -4,14 +4,14 @@ A message holds the run's id, a sequence number and, as far as there is news, on
 
     start    the settings that the panes show and what a pass reads; it clears what an earlier run left
     lanes    {lane: [event, ...]}: what is new in each lane
-    end      the summary: the final figures, the sentence, how exact it was
+    end      the summary: the final figures, the sentence, how exact it was; the last `lanes` come with it
     status   what the model is doing before a run can begin
     error    a sentence for the person; `stopped` comes with it and says whether Stop was pressed
 
 An event holds `at`, the time of its lane's clock after it. What the pane shows of it is the `row` [round, k, tokens];
 `seconds` are the [draft, verify, all] of a round, the first two null where they are unknown, and `merged` is how many
 rounds it stands for, if more than one. `figures` are those of the lane so far; only the last event of a lane in a
-message has them.
+message has them, and of many every tenth.
 
 A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]; p, q and draw are null where they are
 unknown. In a tree, which comes in the order of its draft, the place of the token that it follows stands behind its own,
@@ -42,6 +42,7 @@ CODES = {
 }
 PREFILL = -1  # the round number of the token that prefill emits
 REST = ""  # the code of text that belongs to no single token: bytes that never became a character
+FIGURES_EVERY = 10  # events
 LIVE = (  # figures that are told while a race runs
     *("tokens", "tokens_per_second", "ttft_seconds", "prompt_seconds", "draft_seconds", "verify_seconds"),
     *("other_seconds", "acceptance_rate", "draft_efficiency", "tokens_per_round"),
@@ -67,6 +68,8 @@ class Lanes:
         lane = self.lanes[entry.lane]
         lane.stats.add(entry.event)
         lane.fresh.append(event_of(entry, lane.stats.seconds))
+        if len(lane.fresh) % FIGURES_EVERY == 0:
+            lane.fresh[-1]["figures"] = live_figures(lane.stats)
 
     def news(self) -> dict[str, Any]:
         """What is new in each lane since this was last asked."""

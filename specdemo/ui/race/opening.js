@@ -9,15 +9,15 @@ const GO_ON = 2.5; // and for what lies between the rounds that are explained
 const REST = 6; // and for the rest of the race
 const JUST = 1e-6; // seconds of the engine before a pass ends
 const LEAD = 13; // rounds before those that are explained: something moves at once
-const BEGINS = ["A model, the target, writes the same text twice: alone, and with a drafter."];
+const BEGINS = ["The target, a language model, writes the same text twice: alone, and with a drafter."];
 const CAPTIONS = [
-  ["The drafter guesses the next tokens."],
-  ["The target reads all guesses in one pass."],
-  ["It keeps those that it would have written: ", ["a", "accepted"], "."],
-  ["It replaces the first wrong guess: ", ["r", "resampled"], "."],
-  ["If all are right, it adds one more: ", ["b", "bonus"], "."],
+  ["The drafter, small and fast, guesses the next tokens: words or parts of words."],
+  ["The target reads them all in one pass, in hardly more time than it takes for one."],
+  ["It keeps the guesses that it would have written: ", ["a", "accepted"], "."],
+  ["It replaces the first wrong guess with its own token: ", ["r", "resampled"], "."],
+  ["If all guesses are right, it adds one more token: ", ["b", "bonus"], "."],
 ];
-const ENDS = ["Same text, fewer passes: a pass over several tokens takes hardly longer than a pass over one."];
+const ENDS = ["So it needs fewer passes and less time for exactly the same text."];
 const ABOUT = "A recorded race, slowed down. Press Esc to skip it, or Run to start your own.";
 
 const spans = (words) => words.map((part) => (typeof part === "string" ? part : sd.make("span", `tok ${part[0]}`, part[1])));
@@ -96,7 +96,7 @@ export class Opening {
     race.show.seek(Infinity);
     race.say("opened");
     const { plain, speculative } = race.lanes;
-    race.words(`${speculative.passes} passes instead of ${plain.passes}, and the same text.`);
+    race.words(`The target, a language model, wrote the same text in ${speculative.passes} passes instead of ${plain.passes}.`);
     const list = sd.make("ol", "sd-captions");
     for (const words of CAPTIONS) list.appendChild(sd.make("li")).append(...spans(words));
     race.parts.why.replaceChildren(list);

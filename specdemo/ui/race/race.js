@@ -8,12 +8,10 @@ import { Opening } from "./opening.js";
 import { PACE, PACES, Show, still } from "./show.js";
 import { tooltips } from "./tooltip.js";
 
-// A browser on the same processor takes from the engine what it draws: text as it comes, figures more seldom.
-const FIGURES_MS = 500;
-const CHARTS_MS = 2000;
-const SHOWN_MS = 80; // figures and charts of a race that is measured already
+const FIGURES_MS = 80; // between two times that figures and charts are drawn
 const USUAL_K = 4; // where it is not known how many tokens of a draft can be accepted
 const NARROW = 900; // px; there the arena lies below the form, see race.css
+const ON_ITS_CORES = "This browser shares the engine's cores, so until then it draws only every few seconds.";
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
 /** How many times as fast a drafted lane is by what is shown so far, see stats.speed_up. */
@@ -221,8 +219,8 @@ export class Race {
       this.show.start(message.start);
       this.show.play();
     }
-    if (message.lanes) this.show.add(message.lanes);
     if (message.end) this.measured(message.end);
+    if (message.lanes) this.show.add(message.lanes, message.end);
     if (message.error && message.stopped) this.halted(message.error);
     else if (message.error) this.fail(message.error);
     if (message.end || message.error) this.source?.close();
@@ -235,7 +233,6 @@ export class Race {
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.lanes[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
     this.words(`Finished in ${plain.seconds.toFixed(2)} s, and ${others.join(", ")}.`, "Now you see the measured race at the pace below. Skip or Stop ends the show. The figures stay the same.");
-    this.show.close(end);
   }
 
   status(status) {
@@ -251,7 +248,7 @@ export class Race {
     this.lay(drafted.map(([name]) => name));
     for (const [name, title] of [["plain", "Target alone"], ...drafted]) this.lanes[name].title(title);
     for (const lane of Object.values(this.lanes)) lane.clear(request.settings, request.weight_bytes);
-    this.due = { figures: 0, charts: 0 };
+    this.due = 0;
     const { k, tree, temperature } = request.settings;
     const [drafts, one] = [request.drafter !== "none", drafted.length === 1];
     const size = drafts && one && sd.draftSize(request.settings);
@@ -261,7 +258,8 @@ export class Race {
     this.parts.trace.disabled = this.parts.again.disabled = true;
     this.speed(null);
     this.parts.spoken.textContent = "";
-    this.words(request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
+    if (this.show.measures) this.words("Measuring. The show starts when the figures are in.", ON_ITS_CORES);
+    else this.words(request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
   }
 
   finish(end) {
@@ -291,9 +289,9 @@ export class Race {
     this.parts.ratio.toggleAttribute("data-slower", Boolean(ratio) && ratio < 0.98);
   }
 
-  /** All of it in the next frame, also the figures and charts that are drawn more seldom. */
+  /** All of it in the next frame, also the figures and charts. */
   drawNow() {
-    this.due = { figures: 0, charts: 0 };
+    this.due = 0;
     this.schedule();
   }
 
@@ -309,20 +307,15 @@ export class Race {
   draw() {
     const lanes = Object.values(this.lanes);
     const now = performance.now();
-    const calm = this.engineRuns || (this.is("opening") && this.opening.leads);
+    const calm = this.show.measures || (this.is("opening") && this.opening.leads);
     for (const lane of lanes) lane.draw(calm);
-    if (this.is("running", "showing", "opening", "opened") && now >= this.due.figures) this.drawFigures(now);
+    if (this.is("running", "showing", "opening", "opened") && now >= this.due) this.drawFigures(now);
     for (const lane of lanes) lane.scroll(); // after everything else: it makes the browser lay out what has changed
   }
 
-  /** Whether the engine is measuring on the browser's own cores. */
-  get engineRuns() {
-    return this.show.live && this.show.shared;
-  }
-
   drawFigures(now) {
-    const { lanes, drafted, engineRuns } = this;
-    this.due.figures = now + (engineRuns ? FIGURES_MS : SHOWN_MS);
+    const { lanes, drafted } = this;
+    this.due = now + FIGURES_MS;
     for (const lane of Object.values(lanes)) lane.drawFigures();
     for (const [code, node] of Object.entries(this.legendCounts)) {
       sd.put(node, String(drafted.reduce((sum, { counts }) => sum + counts[code], 0)));
@@ -330,8 +323,6 @@ export class Race {
     const ratios = Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, speedUp(lanes.plain, lane)]));
     this.speed(Math.max(...Object.values(ratios)) || null);
     if (!Object.values(lanes).every(({ figures }) => figures)) return;
-    if (now < this.due.charts) return;
-    this.due.charts = now + (engineRuns ? CHARTS_MS : SHOWN_MS);
     this.charts.show(Object.fromEntries(Object.entries(lanes).map(([name, { figures }]) => [name, figures])), ratios, false);
   }
 

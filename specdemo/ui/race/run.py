@@ -9,7 +9,7 @@ from sys import getsizeof
 from typing import Any
 
 from ...decoding.events import Round, emitted_tokens
-from ...racing.asked import PLAIN, Request
+from ...racing.asked import PLAIN, Request, fitted
 from ...racing.figures import weight_bytes
 from ...racing.trace import Entry, write_trace
 from ..engine import Engine, Said, has_every_core
@@ -60,16 +60,17 @@ class Run(Job):
                             news = {"status": asdict(engine.status)} if said else {}
                             yield self.message(start=self._beginning(), **news)
                         self._lanes.add(item)
-                    if lanes := self._lanes.news():
+                    if not self.summary and (lanes := self._lanes.news()):
                         yield self.message(lanes=lanes)
             except Exception:
                 if said and not begun:  # the top of the page still shows what was said
                     yield self.message(status=asdict(engine.status))
                 raise
-        yield self.message(end=self._ending())
+        yield self.message(lanes=self._lanes.news(), end=self._ending())
 
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         """The race itself and then its summary, in the engine's thread."""
+        self.request, told = fitted(self.request, loaded)
         request, backend = self.request, engine.backend
         others = engine.beside.watch()
         prompt_ids = loaded.encode(request.prompt, request.raw)
@@ -86,6 +87,7 @@ class Run(Job):
         if has_every_core(loaded) and others():
             self.header["disturbed"] = True
         self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries, request.drafted)
+        self.summary["sentence"] = f"{self.summary['sentence']} {told}".rstrip()
         if cut := self._cut_short:
             self.summary["sentence"] = f"{cut[0]} {self.summary['sentence']}"
 

@@ -32,10 +32,10 @@ export class Show {
     this.rewind();
   }
 
-  /** Begin with a recording, see playable.py; its end is told by `close`. */
-  load({ request, weight_bytes, lanes }, opened) {
+  /** Begin with a recording, see playable.py; an `end` makes it known as a whole. */
+  load({ request, weight_bytes, lanes }, end, opened) {
     this.start({ ...request, weight_bytes, lanes: Object.keys(lanes) }, opened);
-    this.add(Object.fromEntries(Object.entries(lanes).map(([lane, { events }]) => [lane, events])));
+    this.add(Object.fromEntries(Object.entries(lanes).map(([lane, { events }]) => [lane, events])), end);
   }
 
   rewind() {
@@ -47,20 +47,23 @@ export class Show {
     this.opened();
   }
 
-  /** Events that follow those known, {lane: [event, ...]}. */
-  add(lanes) {
+  /** Events that follow those known, {lane: [event, ...]}; the last ones come with the `end`. */
+  add(lanes, end = null) {
     for (const [name, events] of Object.entries(lanes)) {
       this.lanes[name] ??= { events: [], shown: 0 };
       this.lanes[name].events.push(...events);
     }
+    if (end) {
+      if (this.measures) this.before = performance.now(); // from here on it can be watched
+      Object.assign(this, { end, live: false });
+    }
     if (this.playing) this.tick();
   }
 
-  /** All is known. */
-  close(end) {
-    this.end = end;
-    this.live = false;
-    if (this.playing) this.tick();
+  /** Whether the engine measures on the browser's own cores. What the browser draws is then taken from the engine: it
+   *  draws when something comes in, which is seldom, and what it has not shown by the end is shown afterwards. */
+  get measures() {
+    return this.live && this.shared;
   }
 
   /** The time up to which all lanes are known. */
@@ -211,15 +214,14 @@ export class Show {
       this.seek(step < left ? this.time + step : limit);
     }
     if (this.done) return this.pause();
-    // A browser on the engine's own cores takes from it what it draws: it draws when something comes in.
     const draws = !this.live || !(this.shared || this.hurry || this.pace === "once");
     if (this.playing && draws) this.timer = setTimeout(() => this.tick(), TICK_MS);
   }
 
   /** In words, how the clock that is shown goes. */
   get scale() {
-    if (!this.length) return "";
-    if (this.pace === "once") return "Shown as it is measured.";
+    if (!this.length || this.measures) return "";
+    if (this.pace === "once") return "Shown as soon as it is measured.";
     const slower = 1 / this.rate;
     if (this.pace === "rounds") return "One round each time. Clocks: engine time.";
     if (slower < 1.05) return "Clocks: engine time, as measured.";

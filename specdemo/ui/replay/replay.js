@@ -151,8 +151,7 @@ class Replay {
     this.lane = Object.keys(data.lanes).find((lane) => lane !== "plain") ?? "plain"; // gone through round by round
     this.rounds = data.lanes[this.lane].events.filter(({ seconds }) => seconds);
     this.tell();
-    this.show.load(data, () => this.opened());
-    this.show.close(data.end);
+    this.show.load(data, data.end, () => this.opened());
     this.end = this.parts.scrub.max = this.show.horizon;
     this.ready(true);
     this.jump(0);
