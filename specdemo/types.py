@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -15,6 +16,7 @@ MAX_NODES = 63  # of a drafted tree: with the token that they follow they fill a
 AUTO = "auto"  # K as `decoding.adaptive_k` chooses it, round by round
 MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would repeat the texts of smaller ones
 MAX_STOP_STRINGS = 8
+FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
 MATCH, REJECTION = RULES = "match", "rejection"  # the verification rules, see `decoding.rule`
 
 IntIfKnown: TypeAlias = Any
@@ -194,6 +196,11 @@ def brief(value: object, most: int = 60) -> str:
     except ValueError:  # Python writes no number of more than 4,300 digits
         return "a number of thousands of digits"
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def reason(error: BaseException) -> str:
+    """What a library says of a failure, as a sentence can quote it: its first line, without the folders of a path."""
+    return FOLDERS.sub("", str(error).strip().partition("\n")[0]).rstrip(".")
 
 
 def is_text(words: str) -> bool:

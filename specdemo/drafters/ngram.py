@@ -17,7 +17,7 @@ from torch import Tensor
 from ..decoding.drafter import Drafter, DrafterParts
 from ..decoding.rule import Rule
 from ..engines.runner import Runner
-from ..types import BadInput, Draft
+from ..types import BadInput, Draft, reason
 from .chain import NextLogits, draw_chain
 from .tree import grow_by_logits
 
@@ -107,9 +107,9 @@ def load_table(path: Path) -> NgramTable:
                     )
                 )
     except (OSError, KeyError, ValueError, TypeError) as error:
-        raise BadInput(f"The n-gram table {path.name} cannot be read: {error}.") from error
+        raise BadInput(f"The n-gram table {path.name} cannot be read: {reason(error)}.") from error
     except SafetensorError as error:
-        raise BadInput(f"The n-gram table {path.name} is damaged: {error}.") from error
+        raise BadInput(f"The n-gram table {path.name} is damaged: {reason(error)}.") from error
     return NgramTable(unigram / unigram.sum(), tuple(orders), provenance)
 
 

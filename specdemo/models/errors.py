@@ -15,7 +15,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ..types import BadInput, NotFinite
+from ..types import BadInput, NotFinite, reason
 from .sources import Source
 from .store import LoadError, is_disk_full
 
@@ -52,8 +52,7 @@ def wrap_load_errors(source: Source) -> Iterator[None]:
         if sentence is None and "trust_remote_code" in str(error):
             sentence = f"{source} needs code from its own repository, which is never run here."
         if sentence is None:
-            first_line = str(error).strip().partition("\n")[0].rstrip(".")
-            sentence = f"{source} cannot be loaded: {first_line}."
+            sentence = f"{source} cannot be loaded: {reason(error)}."
         raise LoadError(sentence) from error
 
 

@@ -17,6 +17,7 @@ import httpx
 from ..system.progress import check_stopped
 from ..types import BadInput
 from .address import Address
+from .waiting import Transport
 
 CONNECT_SECONDS, SILENT_SECONDS = 5.0, 30.0  # to connect, and between two pieces of an answer
 ANSWER_SECONDS = 600.0  # for a whole answer, however lively it is
@@ -58,7 +59,9 @@ class Client:
             headers["Authorization"] = f"Bearer {key}"
         timeout = httpx.Timeout(silent_seconds, connect=CONNECT_SECONDS)
         # What environment variables and .netrc say is left alone: it could send a key, or the request, elsewhere.
-        self._http = httpx.Client(base_url=address.url, headers=headers, timeout=timeout, trust_env=False)
+        self._http = httpx.Client(
+            base_url=address.url, headers=headers, timeout=timeout, trust_env=False, transport=Transport()
+        )
 
     def close(self) -> None:
         self._http.close()

@@ -43,7 +43,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         except Exception as error:
             raise gr.Error(engine.sentence(error), print_exception=False) from error
 
-    @job
+    @job("/race")
     def race(
         request: gr.Request,
         prompt: str,
@@ -73,7 +73,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
     types = signature(race)
     arguments = [name for name in types.parameters if name != "request"]
 
-    @job
+    @job("/compare")
     def compare(request: gr.Request, *values: Any) -> dict[str, Any]:
         """Race to the end, asked for as /race, and return the summary: per lane text, token_ids, kinds, finish_reason
         and stats; then speed_up, sentence and the comparison of the texts, which is None for rejection sampling above

@@ -47,7 +47,7 @@ class Runs:
         self._runs: OrderedDict[str, Job] = OrderedDict()
         self._sizes: dict[str, int] = {}
         self._current: WeakValueDictionary[str, Job] = WeakValueDictionary()
-        self._refusals: OrderedDict[str, str] = OrderedDict()
+        self._refusals: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self, job: J, session: str | None, client: Any = None, on_page: bool = False) -> J:
@@ -78,17 +78,17 @@ class Runs:
                     self._sizes[job.id] = job.size
                 self._forget()
 
-    def refuse(self, session: str, sentence: str) -> None:
-        """Keep a sentence for `refusal` to return to the session."""
+    def refuse(self, session: str, job: str, sentence: str) -> None:
+        """Keep a sentence for `refusal` to return to what asked for the job."""
         with self._lock:
-            self._refusals[session] = sentence
+            self._refusals[session, job] = sentence
             while len(self._refusals) > MAX_REFUSALS:
                 self._refusals.popitem(last=False)
 
-    def refusal(self, session: str | None) -> str | None:
-        """Why the session's last event could not join the line; None if it could. The answer is given once."""
+    def refusal(self, session: str | None, job: str) -> str | None:
+        """Why the session's last job of this name could not join the line; None if it could. It is told once."""
         with self._lock:
-            return self._refusals.pop(session or "", None)
+            return self._refusals.pop((session or "", job), None)
 
     def _forget(self) -> None:
         """Forget the oldest jobs until the others fit. The latest, which may be running, stays.

@@ -16,8 +16,28 @@ from playwright.sync_api import expect
 
 from specdemo.decoding.events import Finished, Prefilled, Round
 from specdemo.models.presets import Defaults
-from specdemo.racing.trace import PLAIN, SPECULATIVE, Candidate, Entry, Request, Spans, TokenProbabilities, read_trace
-from specdemo.types import MAX_K, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.racing.trace import (
+    PLAIN,
+    SPECULATIVE,
+    Candidate,
+    Entry,
+    Request,
+    Spans,
+    TokenProbabilities,
+    read_trace,
+    write_trace,
+)
+from specdemo.types import (
+    MAX_K,
+    MAX_NODES,
+    BadInput,
+    DraftedToken,
+    DraftOutcome,
+    FinishReason,
+    Settings,
+    Token,
+    TokenKind,
+)
 from specdemo.ui.budgets import Budgets, starting
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.jobs import Job
@@ -25,11 +45,12 @@ from specdemo.ui.lab.plots import Section
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.lab.studies import STUDIES, Study
 from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.race import run as run_module
 from specdemo.ui.race.request import read_request
-from specdemo.ui.race.run import Run, size_of
+from specdemo.ui.race.run import MOST_BYTES, Run, size_of
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import uploaded
-from specdemo.ui.runs import OWN_RUNS, Runs
+from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS, Runs
 
 from .browser import run, served, tokens_shown
 from .conftest import Visit
@@ -108,6 +129,17 @@ def test_a_race_that_ends_in_time_says_nothing_of_it(seconds: float | None) -> N
     assert not last["end"]["stopped"]
     assert "most" not in last["end"]["sentence"]
     assert last["end"]["exactness"]["title"] == "Identical to the target alone"
+
+
+def test_a_race_ends_with_what_it_has_when_it_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "MOST_BYTES", 20_000)
+    race = Run(ask(max_new_tokens=500), seconds=60)
+    *_, last = map(json.loads, race.play(ready(Script())))
+    assert last["end"]["stopped"]
+    assert last["end"]["sentence"].startswith("It had taken 0.02 MB of memory, the most that a race may take here. ")
+    assert last["end"]["exactness"]["title"] == "Identical so far, stopped at 0.02 MB"
+    assert 1 < last["end"]["stats"][PLAIN]["tokens"] < 100
+    assert read_trace(race.trace().split("\n"))[1] == race.entries
 
 
 def test_a_race_that_a_person_stopped_says_nothing_of_a_limit() -> None:
@@ -203,8 +235,8 @@ def test_a_call_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 # Memory and files ------------------------------------------------------------------------------------------
 
 
-def largest(tokens: int) -> list[Entry]:
-    """A race of as many tokens whose every round drafts 16 and accepts none, with all that a place can hold."""
+def largest(tokens: int, k: int = MAX_K) -> list[Entry]:
+    """A race of as many tokens whose every round drafts `k` and accepts none, with all that a place can hold."""
     chance = Random(0)
 
     def share() -> float:
@@ -223,12 +255,14 @@ def largest(tokens: int) -> list[Entry]:
             drafted: tuple[DraftedToken, ...] = ()
             places: tuple[TokenProbabilities, ...] = ()
             if lane == SPECULATIVE:
-                outcomes = [DraftOutcome.REJECTED, *[DraftOutcome.UNTESTED] * (MAX_K - 1)]
+                outcomes = [DraftOutcome.REJECTED, *[DraftOutcome.UNTESTED] * (k - 1)]
                 drafted = tuple(DraftedToken(chance.randrange(150_000), f, share(), share(), share()) for f in outcomes)
-                candidates = [Candidate(chance.randrange(150_000), text(), share(), share()) for _ in range(22)]
+                candidates = [
+                    Candidate(chance.randrange(150_000), text(), share(), share(), share()) for _ in range(22)
+                ]
                 places = (TokenProbabilities(share(), tuple(candidates)),)
             kind = TokenKind.RESAMPLED if drafted else TokenKind.TARGET
-            event = Round(index, drafted, (token(kind),), share(), share(), share(), MAX_K)
+            event = Round(index, drafted, (token(kind),), share(), share(), share(), k)
             entries.append(Entry(lane, event, Spans((text(),), tuple(text() for _ in drafted)), places))
         entries.append(Entry(lane, Finished(FinishReason.LENGTH), Spans()))
     return entries
@@ -246,6 +280,14 @@ def test_the_largest_race_of_the_page_can_be_opened_again() -> None:
     told = json.loads(uploaded(trace))
     assert "error" not in told
     assert len(told["lanes"][SPECULATIVE]["events"]) == Budgets().new_tokens + 1
+
+
+@pytest.mark.parametrize("k", [MAX_K, MAX_NODES])
+def test_a_race_that_is_not_cut_short_can_be_kept_and_opened_however_many_lanes_it_has(k: int) -> None:
+    entries = largest(50, k)
+    trace = sum(map(len, write_trace({}, entries)))
+    assert trace / sum(map(size_of, entries)) * MOST_BYTES < MAX_TRACE
+    assert MOST_BYTES < KEPT_BYTES
 
 
 def test_the_estimate_of_a_race_is_near_what_it_takes() -> None:

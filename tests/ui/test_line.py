@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +20,15 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import expect
 
-from specdemo.ui.page import _look_less_often
+from specdemo.ui.lab.tab import WAITING, failed
+from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.page import _look_less_often, build_page
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving.line import MAX_OF_ADDRESS, MAX_WAITING, _line, address_of
 
 from .browser import run, served, wait_until
 from .conftest import Visit
-from .scripted import Script
+from .scripted import PROMPTS, Script
 
 CLIENTS = 64
 
@@ -109,6 +112,22 @@ def test_an_address_has_three_in_the_line(held: str, place: Any) -> None:
         )
         assert first.join("no session").status_code == 429
         assert second.join("one").status_code == 200
+
+
+def test_an_address_has_three_loads_in_the_line(held: str, place: Any) -> None:
+    with Caller(held, 1) as first, Caller(held, 2) as second:
+        assert first.join("one", "mine").status_code == 200
+        wait_until(lambda: place[1].open_races == 1)
+        fns = first.http.get("/config").json()["dependencies"]
+        load = next(fn["id"] for fn in fns if "retry" in [event for _, event in fn["targets"]])
+
+        def choose(caller: Caller, session: str) -> httpx.Response:
+            body = {"fn_index": load, "data": ["scripted"], "session_hash": session}
+            return caller.http.post("/gradio_api/queue/join", json=body)
+
+        assert [choose(first, "mine").status_code for _ in range(MAX_OF_ADDRESS + 1)] == [200, 200, 200, 429]
+        assert choose(second, "theirs").status_code == 200
+        assert first.join("one", "other").status_code == 200  # a race besides them
 
 
 def test_a_full_line_says_how_many_wait_and_how_long_that_may_take(held: str, place: Any) -> None:
@@ -205,6 +224,24 @@ def test_the_page_says_why_it_may_not_join(held: str, place: Any, visit: Visit) 
         expect(page.locator("#lab-profile [role=status]")).to_have_text(words)
         expect(page.locator("#lab-profile .lab-run")).to_be_enabled()
     page.close()
+
+
+def test_a_refusal_is_told_to_what_was_refused_and_a_cancelled_run_is_none() -> None:
+    """Gradio calls the handler of a failure for a run that was cancelled, too, maybe when another one was refused."""
+    runs, me = Runs(), SimpleNamespace(session_hash="me")
+    page = build_page(Script().engine(), runs, PROMPTS)
+    handlers = [block.fn for block in page.fns.values() if block.name == "refused"]
+    of_races = [handler for handler in handlers if "shown" not in signature(handler).parameters]
+    of_the_lab = [handler for handler in handlers if handler not in of_races]
+    assert len(of_the_lab) == len(VIEWS)
+    for handler, view in zip(of_the_lab, VIEWS, strict=True):
+        runs.refuse("me", f"lab {view}", "Others wait.")
+        for other in of_races:
+            assert other(me) == gr.skip()
+        for other in of_the_lab:
+            told = other("Stopped.", me)
+            assert told == (failed("Others wait.") if other is handler else gr.skip())
+        assert handler(WAITING, me) == failed("It could not be run.")
 
 
 # 64 at once ------------------------------------------------------------------------------------------------

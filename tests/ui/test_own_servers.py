@@ -121,6 +121,23 @@ def test_a_race_of_servers_is_told_like_any_other(drafting: Pair, plain: Pair) -
     assert all(f"Bearer {OTHER}" in heads and KEY not in heads for _, heads, _ in plain[0].asked)
 
 
+@pytest.mark.parametrize("beside", [True, False])
+def test_work_beside_a_race_of_servers_is_told(beside: bool) -> None:
+    engine = Script().engine()
+
+    def answer(connection: socket.socket) -> None:
+        if beside:
+            with engine.beside.work():
+                pass
+        connection.sendall(alone())
+
+    with serving(llamacpp_answers(answer)) as found:
+        run = ServerRun(asked(), place(found))
+        *_, last = map(json.loads, run.play(engine))
+    assert last["end"]["disturbed"] is beside
+    assert json.loads(uploaded(run.trace()))["end"]["disturbed"] is beside
+
+
 def test_without_a_baseline_it_says_so(drafting: Pair) -> None:
     told = played(ServerRun(asked(), place(drafting)), Script())
     assert [*told["lanes"]] == [SPECULATIVE]

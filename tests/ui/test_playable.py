@@ -232,7 +232,7 @@ def test_a_file_is_read_by_another_process(url: str, script: Script, monkeypatch
     monkeypatch.undo()
     assert told == json.loads(uploaded(text))
     assert posted(url, b"\xff\xfe") == {"error": "This is not a trace of specdemo."}
-    assert posted(url, b"x" * (MAX_TRACE + 1)) == {"error": "This file is too large: a trace has at most 16 MB."}
+    assert posted(url, b"x" * (MAX_TRACE + 1)) == {"error": "This file is too large: a trace has at most 32 MB."}
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,10 @@ def test_behind_a_login_a_run_is_shown_to_no_one_else() -> None:
             assert shown.status_code == 200
             assert "a text of mine" in shown.text
             assert own.get("/races/unknown").status_code == 204
+            for method, path in (("GET", "/status"), ("GET", "/recordings/unknown"), ("POST", "/replays")):
+                assert httpx.request(method, f"{url[:-1]}{path}").status_code == 401
+            assert own.get("/recordings/unknown").status_code == 404
+            assert "This is not a trace" in own.post("/replays", content=b"nothing").text
 
 
 # Failures that are not ours --------------------------------------------------------------------------------

@@ -303,7 +303,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(
     for name, content in files.items():  # as files, for what is sent to a browser takes seconds
         (tmp_path / name).write_bytes(content)
     page.locator(".sd-file").set_input_files(tmp_path / "large.jsonl")
-    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 16 MB.")
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 32 MB.")
     upload(page, b"not packed", "trace.jsonl.gz")
     expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file cannot be unpacked.")
     page.evaluate(
@@ -318,7 +318,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(
         }"""
     )
     page.locator(".sd-file").set_input_files(tmp_path / "bomb.jsonl.gz")
-    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 16 MB.")
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 32 MB.")
     assert MAX_TRACE < page.evaluate("window.unpacked") < 2 * MAX_TRACE  # and then it stops
     assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
     upload(page, gzip.compress(traced(only=PLAIN)[0].encode()), "trace.jsonl.gz")

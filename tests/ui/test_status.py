@@ -7,6 +7,8 @@ import json
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -17,9 +19,12 @@ from playwright.sync_api import Page, expect
 from specdemo.racing.race import PLAIN
 from specdemo.ui.engine import Beside, EngineTrouble
 from specdemo.ui.lab import studies
+from specdemo.ui.lab.results import Results
+from specdemo.ui.lab.views import VIEWS
 from specdemo.ui.page import build_page
 from specdemo.ui.replay.recordings import recordings
 from specdemo.ui.runs import Runs
+from specdemo.ui.serving.head import Head
 from specdemo.ui.serving.line import MODEL
 from specdemo.ui.serving.status import _news
 
@@ -291,7 +296,7 @@ def test_what_a_page_is_answered_counts_as_work_beside_a_race(monkeypatch: pytes
     assert seen == [True, True]
 
 
-def test_the_theory_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runs, seen = Script().engine(), Runs(), list[bool]()
     page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
 
@@ -302,10 +307,40 @@ def test_the_theory_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(studies, "theory_of", noted)
     monkeypatch.setattr(runs, "latest", noted)
     handlers = [getattr(block.fn, "func", block.fn) for block in page.fns.values()]
-    for name, arguments in (("attempt", (gr.EventData(None, {}), None, 1, 1, 1)), ("take", (gr.Request(),))):
+    engine.backend = replace(engine.backend, report=noted)  # which a check of a visitor's own models asks for
+    asked = (("attempt", (gr.EventData(None, {}), None, 1, 1, 1)), ("take", (gr.Request(),)), ("check", ("a/b", "")))
+    for name, arguments in asked:
         watch = engine.beside.watch()
         next(handler for handler in handlers if getattr(handler, "__name__", "") == name)(*arguments)
-    assert seen == [True, True]
+    assert seen == [True] * 3
+
+
+def test_the_last_picture_of_the_lab_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, runs, seen = Script().engine(), Runs(), list[bool]()
+    page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
+    done = SimpleNamespace(id="a", pictured=1, picture=[None], values={}, measured=None)
+    monkeypatch.setattr(runs, "latest", lambda *_: done)
+    monkeypatch.setattr(Results, "update", lambda *_: seen.append(watch()) or {})  # type: ignore[func-returns-value]
+    for show in {block.fn for block in page.fns.values() if block.name == "show"}:
+        done.view, watch = getattr(show, "__self__").view, engine.beside.watch()  # noqa: B009
+        show(None, gr.Request())
+    assert seen == [True] * len(VIEWS)
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"), [("/", True), ("/config", True), ("/config/", True), ("/gradio_api/info", True), ("/x", False)]
+)
+def test_what_gradio_makes_for_each_visitor_counts_as_work_beside_a_race(path: str, counts: bool) -> None:
+    beside = Beside()
+    seen, watch = list[bool](), beside.watch()
+
+    async def app(*_: Any) -> None:
+        seen.append(watch())
+
+    runs: Any = SimpleNamespace(engine=SimpleNamespace(beside=beside))
+    page: Any = Head(app, "", "", runs)
+    in_a_loop_of_its_own(page({"type": "http", "path": path}, None, None))
+    assert seen == [counts]
 
 
 @pytest.mark.slow

@@ -169,9 +169,10 @@ def test_a_preset_that_had_to_make_room_for_one_that_fails_is_loaded_again(
 
 
 def test_a_calibration_that_fails_leaves_the_loaded_preset_too(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = engine._loaded
+    before, given_up = engine._loaded, list[Any]()
 
-    def fails(*asked: Any) -> None:
+    def fails(loaded: Any, _: Settings) -> None:
+        given_up.append(loaded)
         raise MemoryError
 
     with monkeypatch.context() as patch:
@@ -179,5 +180,6 @@ def test_a_calibration_that_fails_leaves_the_loaded_preset_too(engine: Engine, m
         status = last(engine, LARGE)
     assert (status.stage, status.loaded) == ("failed", SMALL)
     assert "too little free memory" in status.words
+    assert [loaded.released for loaded in given_up] == [True]
     assert engine._loaded is before
     assert races(engine, SMALL)

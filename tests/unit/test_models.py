@@ -16,7 +16,7 @@ from transformers import BambaConfig, MambaConfig, PreTrainedTokenizerFast, T5Co
 from specdemo.decoding.events import emitted_tokens
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.models import placement as room
-from specdemo.models.errors import explain
+from specdemo.models.errors import explain, wrap_load_errors
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import Defaults
 from specdemo.models.sources import Folder, Hub
@@ -276,6 +276,22 @@ def test_a_truncated_checkpoint_is_named(checkpoints: dict[str, Path], tmp_path:
 )
 def test_a_failure_that_a_person_can_mend_is_a_sentence(error: Exception, words: str) -> None:
     assert words in str(explain(error))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "/home/me/a/b.safetensors"), "Permission denied: 'b.safetensors'."),
+        (OSError("No file named x in directory /home/me/a.\nSee /home/me."), "No file named x in directory a."),
+        (OSError(r"C:\Users\me\b.json is damaged"), "b.json is damaged."),
+        (ValueError("a/b: see https://example.org/c/d or 1/2"), "a/b: see https://example.org/c/d or 1/2."),
+    ],
+)
+def test_what_a_library_says_is_told_without_folders_of_this_machine(error: Exception, words: str) -> None:
+    with pytest.raises(LoadError) as caught, wrap_load_errors(Hub("me/model")):
+        raise error
+    assert str(caught.value).endswith(words)
+    assert str(caught.value).startswith("me/model cannot be loaded: ")
 
 
 def test_memory_that_cannot_be_had_is_a_sentence() -> None:

@@ -17,6 +17,7 @@ from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import find_dialect
 from specdemo.servers.lane import server_lane
+from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
 from .fake_server import Answer, head, json_answer, llamacpp_answers, recorded, replayed, serving, status, stream_answer
@@ -148,6 +149,25 @@ def test_whoever_stops_a_lane_leaves_nothing_running() -> None:
         lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings())
         next(lane.events)
         lane.events.close()  # type: ignore[attr-defined]
+        wait_until(lambda: not server.open)
+
+
+@pytest.mark.parametrize("said", [b"", replayed("llamacpp-ended")[:700]], ids=["nothing", "a beginning"])
+def test_a_server_that_is_silent_does_not_delay_a_stop(said: bytes) -> None:
+    asked, over = threading.Event(), threading.Event()
+
+    def silent(connection: socket.socket) -> None:
+        connection.sendall(said)
+        asked.set()
+        over.wait(20)
+
+    with serving(llamacpp_answers(silent)) as (server, where), Client(Address.read(where)) as client:
+        lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings())
+        began = time.perf_counter()
+        with pytest.raises(Stopped), attended(asked.is_set):
+            list(lane.events)
+        assert time.perf_counter() - began < 5  # and not the 30 seconds of silence
+        over.set()
         wait_until(lambda: not server.open)
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...types import BadInput
+from ...types import BadInput, reason
 from .networks import Head, HeadShape
 
 H = TypeVar("H", bound=Head)
@@ -41,7 +41,7 @@ def kind_of(path: Path) -> str | None:
         with safe_open(path, framework="pt") as file:
             return (file.metadata() or {}).get("kind")
     except (OSError, SafetensorError) as error:
-        raise BadInput(f"The head {path.name} cannot be read: {error}.") from error
+        raise BadInput(f"The head {path.name} cannot be read: {reason(error)}.") from error
 
 
 def load_head(kind: type[H], path: Path) -> H:
@@ -62,7 +62,7 @@ def load_head(kind: type[H], path: Path) -> H:
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         if isinstance(error, BadInput):
             raise
-        raise BadInput(f"The head {path.name} cannot be read: {error}.") from error
+        raise BadInput(f"The head {path.name} cannot be read: {reason(error)}.") from error
     return head
 
 

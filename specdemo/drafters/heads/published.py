@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...types import BadInput
+from ...types import BadInput, reason
 from .formats import Format, format_of, head_name, read_config
 from .medusa import MedusaHead, medusa_head
 from .networks import EACH, NONE, BlockHead, EagleHead, Head, HeadShape
@@ -139,8 +139,7 @@ def _read_tensors(folder: Path, name: str) -> Mapping[str, Tensor]:
             read = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             return {key: tensor for key, tensor in read.items() if isinstance(tensor, Tensor)}
     except DAMAGED as error:
-        first = str(error).strip().partition("\n")[0].rstrip(".")
-        raise BadInput(f"{name} cannot be read: {first}.") from error
+        raise BadInput(f"{name} cannot be read: {reason(error)}.") from error
     raise BadInput(f"{name} has no weights: its folder has neither {WEIGHTS} nor {PICKLES[0]}.")
 
 

@@ -27,6 +27,7 @@ from .run import LabRun
 from .views import ABLE, VIEWS, Field, View
 
 TICK_SECONDS = 1.5
+WAITING = "Waiting for the model."
 Changes = dict[Any, dict[str, Any]]
 REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
 
@@ -85,7 +86,7 @@ class ViewTab:
         """
         says, stop, leave, timer, files = self.says, self.stop, self.leave, self.timer, self.files
 
-        @job
+        @job(self.name)
         def run(request: gr.Request, progress: Any = gr.Progress(), *values: Any) -> Iterator[Updates]:  # noqa: B008
             try:
                 asked = self.read(values, seconds)
@@ -104,9 +105,10 @@ class ViewTab:
                     updates[self.downloads[kind]] = str(file)
                 yield updates
 
-        def refused(request: gr.Request) -> str:
-            """Why it was not let into the line."""
-            return failed(self.runs.refusal(request.session_hash) or "It could not be run.")
+        def refused(shown: Any, request: gr.Request) -> Any:
+            """Why it was not let into the line. For Gradio a run that is cancelled fails, too: `Stopped` stays."""
+            sentence = self.runs.refusal(request.session_hash, self.name)
+            return failed(sentence or "It could not be run.") if sentence or shown == WAITING else gr.skip()
 
         def halt(request: gr.Request) -> None:
             self.runs.stop(request.session_hash, LabRun)
@@ -121,9 +123,9 @@ class ViewTab:
             timer: {"active": True},
             files: {"visible": False},
         }
-        self.run.click(**at_once(rest | waiting | {says: {"value": "Waiting for the model."}}))
+        self.run.click(**at_once(rest | waiting | {says: {"value": WAITING}}))
         running = self.run.click(run, [preset, *self.fields.values()], outputs, preprocess=False, **MODEL, **bar)
-        running.failure(refused, None, says, queue=False, **QUIET)
+        running.failure(refused, says, says, queue=False, **QUIET)
 
         shown = {"inputs": self.seen, "outputs": [self.seen, *self.results.parts, self.measured, *self.numbers]}
         timer.tick(self.show, **shown, queue=False, **QUIET)
@@ -136,8 +138,13 @@ class ViewTab:
         # Asked to stop, a run ends by itself, after the step that it is at. One that still waits is cancelled.
         stop.click(**at_once({stop: {"interactive": False, "value": "Stopping"}, leave: {}}))
         stop.click(halt, queue=False, **QUIET)
-        left = leave.click(halt, cancels=[running], queue=False, **QUIET)  # it may just have begun
-        left.then(**at_once(again | idle | {timer: {"active": False}, says: {"value": "Stopped."}}))
+        leave.click(**at_once(again | idle | {timer: {"active": False}, says: {"value": "Stopped."}}))
+        leave.click(halt, cancels=[running], queue=False, **QUIET)  # it may just have begun
+
+    @property
+    def name(self) -> str:
+        """Its name in the line."""
+        return f"lab {self.view.name}"
 
     @property
     def numbers(self) -> list[Any]:
@@ -159,7 +166,8 @@ class ViewTab:
         asked = self.runs.latest(request.session_hash, LabRun)
         if asked is None or asked.view != self.view or not asked.picture or seen == (asked.id, asked.pictured):
             return {self.seen: gr.skip()}
-        updates = {self.seen: (asked.id, asked.pictured), **self.results.update(asked.picture)}
+        with self.engine.beside.work():  # the last picture is shown when the next in line may race already
+            updates = {self.seen: (asked.id, asked.pictured), **self.results.update(asked.picture)}
         if asked.measured:
             updates[self.measured] = asked.measured
         return updates | {self.fields[name]: value for name, value in asked.values.items()}

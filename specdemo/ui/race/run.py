@@ -20,6 +20,7 @@ from .request import shown_request
 
 # About what each takes in memory, measured.
 ENTRY_BYTES, TOKEN_BYTES, PLACE_BYTES, CANDIDATE_BYTES = 300, 260, 200, 220
+MOST_BYTES = 48_000_000  # of a race: all that are kept have to share memory, and Replay has to open its trace
 
 
 class Run(Job):
@@ -87,8 +88,8 @@ class Run(Job):
             self.header["disturbed"] = True
         self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries, request.drafted)
         self.summary["sentence"] = f"{self.summary['sentence']} {told}".rstrip()
-        if self._cut_short:
-            self.summary["sentence"] = f"It had run for {self.limit}. {self.summary['sentence']}"
+        if cut := self._cut_short:
+            self.summary["sentence"] = f"{cut[0]} {self.summary['sentence']}"
 
     def _kept(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         """The entries of the race, each of them kept, until it is told to stop."""
@@ -96,12 +97,18 @@ class Run(Job):
             self.entries.append(entry)
             self._entry_bytes += size_of(entry)
             yield entry
-            if self.stop.is_set():
+            if self.stop.is_set() or self._entry_bytes > MOST_BYTES:
                 break
 
     @property
-    def _cut_short(self) -> bool:
-        return self.overdue and not self._is_whole
+    def _cut_short(self) -> tuple[str, str] | None:
+        """If a limit has ended the race: a sentence, and words for the badge."""
+        if self._is_whole:
+            return None
+        if self._entry_bytes > MOST_BYTES:
+            size = f"{MOST_BYTES / 1e6:g} MB"
+            return f"It had taken {size} of memory, the most that a race may take here.", f"stopped at {size}"
+        return (f"It had run for {self.limit}.", f"stopped after {self.seconds:g} s") if self.overdue else None
 
     @property
     def _is_whole(self) -> bool:
@@ -120,9 +127,8 @@ class Run(Job):
         """What the page shows of the summary; the texts it has already."""
         summary, stopped = self.summary, not self._is_whole
         badge = exactness(summary, self.request, self.header["environment"], stopped)
-        if self._cut_short:
-            stopping = f"stopped after {self.seconds:g} s"
-            badge["title"] = f"{badge['title']}, {stopping}" if badge["title"] else stopping.capitalize()
+        if cut := self._cut_short:
+            badge["title"] = f"{badge['title']}, {cut[1]}" if badge["title"] else cut[1].capitalize()
         return {
             "stopped": stopped,
             "speed_up": summary["speed_up"],

@@ -56,7 +56,7 @@ class ServerRun(Run):
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         # What the servers draft, and how, is theirs.
         settings = replace(self.request.settings, k=0, tree=False, rule=REJECTION)
-        race = ServerRace(Asked(self.request.prompt, self.request.raw, settings))
+        race, disturbed = ServerRace(Asked(self.request.prompt, self.request.raw, settings)), engine.beside.watch()
         self.header = {"environment": {}}
         places, self._places = self._places, []
         with self._limited(), ExitStack() as opened:
@@ -67,6 +67,8 @@ class ServerRun(Run):
         if not self.entries:
             raise self._before_it_began()
         self.header = {**trace_header(race), "isolated": True, "environment": {}}
+        if disturbed():
+            self.header["disturbed"] = True
         nothing = {"token_ids": [], "stats": Stats().as_dict()}
         self.summary = {PLAIN: nothing, SPECULATIVE: nothing} | outcome(race)
         if self._asked == 1:

@@ -42,6 +42,7 @@ from .own_servers import add_own_servers, read_servers
 from .run import Run
 
 STOP_SECONDS = 2.0
+RACE = "race"  # its name in the line
 Reads = tuple[gr.Button, list[Any], Callable[[Sequence[Any]], Run]]
 
 
@@ -103,7 +104,7 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], reads: Sequence
     """
 
     def runner(read: Callable[[Sequence[Any]], Run]) -> Any:
-        @job
+        @job(RACE)
         def run(request: gr.Request, *values: Any) -> Iterator[str]:
             """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
             try:
@@ -123,7 +124,7 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], reads: Sequence
 
     def refused(request: gr.Request) -> Any:
         """Why it was not let into the line."""
-        sentence = runs.refusal(request.session_hash)
+        sentence = runs.refusal(request.session_hash, RACE)
         return refusal(sentence) if sentence else gr.skip()
 
     def stop(request: gr.Request) -> None:

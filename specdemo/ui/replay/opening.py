@@ -15,7 +15,7 @@ from pathlib import Path
 from ..values import to_json
 from .playable import uploaded
 
-MAX_TRACE = 16_000_000  # bytes of a file, unpacked; twice what the largest race of the page takes, see `budgets`
+MAX_TRACE = 32_000_000  # bytes of a file, unpacked; more than any race of the page takes, see `run.MOST_BYTES`
 OPENING_SECONDS = 60.0  # a file may take, from its first byte
 OPENING_MEMORY = 500_000_000 + 40 * MAX_TRACE  # bytes: what Python needs to begin, and the objects of the largest trace
 OPEN = "import os; getattr(os, 'nice', int)(15); from specdemo.ui.replay.opening import open_file; open_file()"

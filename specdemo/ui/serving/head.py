@@ -9,14 +9,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..runs import Runs
 
+TELLING = "/config", "/gradio_api/info"  # what Gradio makes anew for every program that comes to call
 KEEP = (b"cache-control", b"public, max-age=31536000, immutable")  # what has its content's hash in its name
 
 
 class Head:
     """Middleware that puts elements at the beginning and at the end of the page's head.
 
-    Serving the page counts as work besides the engine. Browsers would ask for Gradio's hundred files at every visit
-    whether they have changed, as long as these are young.
+    Serving the page, or telling a program what it is made of, counts as work besides the engine. Browsers would ask for
+    Gradio's hundred files at every visit whether they have changed, as long as these are young.
     """
 
     def __init__(self, app: ASGIApp, first: str, last: str, runs: Runs) -> None:
@@ -42,5 +43,8 @@ class Head:
         elif scope["type"] == "http" and scope["path"] == "/":
             with self.runs.engine.beside.work():
                 await self.app(scope, receive, send_on)
+        elif scope["type"] == "http" and scope["path"].rstrip("/") in TELLING:
+            with self.runs.engine.beside.work():
+                await self.app(scope, receive, send)
         else:
             await self.app(scope, receive, send)

@@ -30,18 +30,27 @@ CANCELLING = "/gradio_api/cancel"
 JOINING = re.compile(r"/gradio_api/(?:queue/join|call/(?:v2/)?(?P<name>[^/]+))/?$")
 
 
-def job(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a handler whose event is a race or a measurement, and not the loading of a preset."""
-    handler.is_job = True  # type: ignore[attr-defined]
-    return handler
+def job(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a handler whose event is a race or a measurement, and not the loading of a preset.
+
+    Args:
+        name: what asks for it, by which that learns why it may not join.
+    """
+
+    def mark(handler: Callable[..., Any]) -> Callable[..., Any]:
+        handler.job = name  # type: ignore[attr-defined]
+        return handler
+
+    return mark
 
 
 class Door:
     """Middleware that lets an event join the line, or answers 429 with a sentence on why it may not; and keeps Gradio
     from cancelling another event than the one that a page names.
 
-    One race or measurement for each session and three for each address can be waiting or running, and sixteen events
-    can wait. The page asks for the sentence by `Runs.refusal`, because Gradio's script shows it for some seconds only.
+    One race or measurement for each session and three for each address can be waiting or running, besides three loads
+    of presets for each address, and sixteen events can wait. The page asks for the sentence by `Runs.refusal`, because
+    Gradio's script shows it for some seconds only.
     """
 
     def __init__(self, app: ASGIApp, runs: Runs, proxied: bool = False) -> None:
@@ -76,7 +85,7 @@ class Door:
             if not sentence:
                 return await self.app(scope, again, send)
         if session and _is_job(fn):
-            self.runs.refuse(session, sentence)
+            self.runs.refuse(session, fn.fn.job, sentence)
         by_client = fn.api_visibility == "public" and called["name"] is None  # which reads no other answer
         told = [{"__type__": "validate", "is_valid": False, "parameter_name": "line", "message": sentence}]
         answer = JSONResponse({"detail": told if by_client else sentence}, 422 if by_client else 429)
@@ -85,17 +94,16 @@ class Door:
     def _refusal(self, scope: Scope, fn: Any, session: str) -> str:
         """A sentence if the event may not join, else an empty text."""
         waiting, running = _line(scope["app"].get_blocks())
-        if _is_job(fn):
-            jobs = [event for event in (*running, *waiting) if _is_job(event.fn)]
-            places = {id(event): f"waiting at place {number}" for number, event in enumerate(waiting, 1)}
-            for event in jobs:
-                if session and event.session_hash == session:
-                    return f"Your last one is still {places.get(id(event), 'running')}: wait for it, or stop it."
-            address = address_of(scope, self.proxied)
-            theirs = [event for event in jobs if address_of(event.request.scope, self.proxied) == address]
-            if len(theirs) >= MAX_OF_ADDRESS:
-                last = places.get(id(theirs[-1]), "running")
-                return f"{len(theirs)} from your address are in the line, the last {last}: wait for one to end."
+        alike = [event for event in (*running, *waiting) if _is_job(event.fn) == _is_job(fn)]
+        places = {id(event): f"waiting at place {number}" for number, event in enumerate(waiting, 1)}
+        for event in alike:
+            if _is_job(fn) and session and event.session_hash == session:
+                return f"Your last one is still {places.get(id(event), 'running')}: wait for it, or stop it."
+        address = address_of(scope, self.proxied)
+        theirs = [event for event in alike if address_of(event.request.scope, self.proxied) == address]
+        if len(theirs) >= MAX_OF_ADDRESS:
+            last = places.get(id(theirs[-1]), "running")
+            return f"{len(theirs)} from your address are in the line, the last {last}: wait for one to end."
         if len(waiting) >= MAX_WAITING:
             return f"{len(waiting)} are waiting; try again {self._in(len(waiting))}."
         return ""
@@ -110,7 +118,7 @@ class Door:
 
 
 def _is_job(fn: Any) -> bool:
-    return getattr(fn.fn, "is_job", False) is True
+    return hasattr(fn.fn, "job")
 
 
 def address_of(scope: Scope, proxied: bool) -> str:
