@@ -42,7 +42,7 @@ def costs(found: Figures, which: str = "both") -> str:
     a_draft = f"a draft, {often}," if often else "a draft"
     longer = f"makes a pass {found.check_cost - 1:.0%} longer"
     if which == "checking":
-        return f"checking {a_draft} {longer} ({found.rows:.1f} rows for each token of the text)"
+        return f"checking {a_draft} {longer} ({found.rows:.1f} tokens read for each one written)"
     drafting = f"{a_draft} costs {'under 1%' if found.draft_cost < 0.01 else f'{found.draft_cost:.0%}'} of a pass"
     return f"{drafting}, and checking it {longer}" if which == "both" and found.check_cost > EVEN[1] else drafting
 
@@ -140,21 +140,21 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
         rate += f", {min(reached / memory_rate, 1.0):.0%} of what the memory allows"
     rows = {
         "speed-up": f"{found.speed_up:.2f}x, give or take {found.noise:.0%}",
-        "tokens a round": f"{found.tokens:.2f}",
-        "tokens a round to break even": f"{found.needed:.2f}",
-        "a token of the target alone": f"{token_ms:.1f} ms",
-        "a round": f"{found.needed * token_ms:.1f} ms",
-        "extra time of a round": ", ".join(
+        "tokens per round": f"{found.tokens:.2f}",
+        "tokens per round to break even": f"{found.needed:.2f}",
+        "time per token, target alone": f"{token_ms:.1f} ms",
+        "time per round": f"{found.needed * token_ms:.1f} ms",
+        "extra time per round": ", ".join(
             f"{part} {round(cost * token_ms, 1) + 0.0} ms" for part, cost in found.parts.items()
         ),
-        "weights that a pass of the target alone reads": f"{pass_bytes / 1e9:.3f} GB{rate}" if pass_bytes else "",
+        "weights read per pass, target alone": f"{pass_bytes / 1e9:.3f} GB{rate}" if pass_bytes else "",
         "longest round": f"{1000 * max(lane.round_times):.1f} ms",
-        "rows for each token of the text": _text(found.rows, ".2f"),
+        "tokens read per token written": _text(found.rows, ".2f"),
         "acceptance rate (of tested)": _text(lane.acceptance_rate, ".0%"),
-        "acceptance rate to break even, if all positions were alike": _text(found.needed_acceptance, ".0%"),
+        "acceptance rate to break even, if equal at every position": _text(found.needed_acceptance, ".0%"),
         "draft efficiency (of drafted)": _text(lane.draft_efficiency, ".0%"),
-        "passed at each position, of those tested there": ", ".join(f"{p / t:.0%}" for t, p in places if t),
-        "passed at each position, of all drafts": ", ".join(f"{p / len(drafts):.0%}" for _, p in places),
+        "accepted at each position, of those tested there": ", ".join(f"{p / t:.0%}" for t, p in places if t),
+        "accepted at each position, of all drafts": ", ".join(f"{p / len(drafts):.0%}" for _, p in places),
         "expected speed-up for each K": ", ".join(f"K {k} {speed:.2f}x" for k, speed in enumerate(found.by_k, 1)),
     }
     return [(name, value) for name, value in rows.items() if value]

@@ -113,7 +113,7 @@ def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:
     """
     kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1)
     if settings.k == AUTO and kind not in loaded.costs:
-        tell("measuring what a pass costs")
+        tell("measuring the cost of a pass")
         runner = loaded.target_runner(MAX_K + 2)
         most_k = min(MAX_K, runner.exact_rows - 1) if runner.exact_rows else MAX_K  # what is exact stays exact
         loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), most_k), most_k)
@@ -126,7 +126,7 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
     Not where passes are slow: there the reading of the prompts alone would keep people waiting.
     """
     if costs.baseline_seconds <= SLOW_PASS:
-        tell(f"measuring what drafts by {drafter} cost")
+        tell(f"measuring the cost of drafts by {drafter}")
         head = loaded.parts.head_files.get(drafter)
         drafts = TRIED_DRAFTS if head and head.is_dir() else 0
         prompt_ids = prompt_ids[-TRIED_TOKENS:]

@@ -103,7 +103,7 @@ def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = N
     per_pass = f"{_tokens(found.tokens)} tokens per target pass"
     verdict = {
         -1: f"Slower, {ratio:.2f}x as fast as the target alone",
-        0: f"Tied with the target alone ({ratio:.2f}x, and {found.noise:.0%} is noise)",
+        0: f"Tied with the target alone ({ratio:.2f}x, within timing noise of {found.noise:.0%})",
         1: f"{ratio:.2f}x as fast as the target alone",
     }[found.side]
     reading = _reading(alone, drafting, ratio)

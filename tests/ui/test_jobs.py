@@ -212,11 +212,11 @@ def test_stop_interrupts_a_prefill_and_the_next_run_works(before: int) -> None:
 
 def test_what_the_engine_says_before_a_race_is_a_status_and_the_model_is_ready_again_after_it() -> None:
     reached = threading.Event()
-    engine = slow_engine("measuring what a pass costs", reached)
+    engine = slow_engine("measuring the cost of a pass", reached)
     run = Run(ask(max_new_tokens=20))
     messages = play(engine, run)
     told = next(message["status"] for message in messages if message.get("status", {}).get("stage") == "loading")
-    while told["words"] != "measuring what a pass costs":  # it was loaded first
+    while told["words"] != "measuring the cost of a pass":  # it was loaded first
         told = next(messages).get("status", told)
     run.stop.set()
     with pytest.raises(EngineTrouble):

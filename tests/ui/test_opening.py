@@ -27,15 +27,16 @@ PASSES = {
     lane: Stats.of(entry.event for entry in ENTRIES if entry.lane == lane).rounds + 1 for lane in (PLAIN, SPECULATIVE)
 }
 CAPTIONS = [  # in their order, one at a time
-    "The target, a language model, writes the same text twice: alone, and with a drafter.",
-    "The drafter, small and fast, guesses the next tokens: words or parts of words.",
-    "The target reads them all in one pass, in hardly more time than it takes for one.",
+    "A language model, the target, writes the same text twice: alone, and with a drafter.",
+    "Alone, it needs one pass for every token: a word or a part of a word.",
+    "The drafter, a small and fast helper, guesses the next tokens.",
+    "The target checks all of them in one pass, which takes hardly longer than a pass for one token.",
     "It keeps the guesses that it would have written: accepted.",
-    "It replaces the first wrong guess with its own token: resampled.",
-    "The drafter, small and fast, guesses the next tokens: words or parts of words.",
-    "The target reads them all in one pass, in hardly more time than it takes for one.",
-    "If all guesses are right, it adds one more token: bonus.",
-    "So it needs fewer passes and less time for exactly the same text.",
+    "The first wrong guess is rejected. The target's own token takes its place: resampled.",
+    "The drafter, a small and fast helper, guesses the next tokens.",
+    "The target checks all of them in one pass, which takes hardly longer than a pass for one token.",
+    "If all guesses are right, the same pass gives one more token: bonus.",
+    "So the target writes exactly the same text in fewer passes and less time.",
 ]
 RESULT = (
     f"The target, a language model, wrote the same text in {PASSES[SPECULATIVE]} passes instead of {PASSES[PLAIN]}."
@@ -92,7 +93,7 @@ def test_each_step_is_shown_with_its_caption(opening: Open) -> None:
         seen.append((caption(page), kinds(page)))
         page.evaluate("seconds => tick(seconds)", seconds)
     assert [words for words, _ in seen] == CAPTIONS
-    _, guess, read, keep, replace, _, second, add, _ = (shown for _, shown in seen)
+    _, _, guess, read, keep, replace, _, second, add, _ = (shown for _, shown in seen)
     known = guess.rstrip("g")
     assert guess == read
     assert len(guess) > len(known) + 1
@@ -130,6 +131,7 @@ def test_run_ends_it(opening: Open, script: Script) -> None:
     page.click("#run")
     page.locator("#race .sd-arena[data-state=waiting]").wait_for()
     assert tokens_shown(page, PLAIN) == tokens_shown(page, SPECULATIVE) == []
+    assert {*page.locator("#race .sd-legend b").all_inner_texts()} == {"0"}
     script.gate.set()
     page.locator("#race .sd-arena[data-state=showing]").wait_for()
     page.get_by_role("button", name="Skip").click()
@@ -143,7 +145,7 @@ def test_whoever_wants_no_motion_sees_the_end_and_all_captions(visit: Visit, scr
     page = visit()
     page.locator("#race .sd-arena[data-state=opened]").wait_for()
     shown = page.locator("#race .sd-captions").inner_text()
-    places = [shown.index(words) for words in CAPTIONS[1:5]]
+    places = [shown.index(words) for words in CAPTIONS[2:6]]
     assert places == sorted(places)
     assert tokens_shown(page, SPECULATIVE) == tokens_of(ENTRIES, SPECULATIVE)
     assert page.evaluate("specdemo.race.opening.timer === undefined")

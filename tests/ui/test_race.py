@@ -104,12 +104,12 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced
 
 def test_what_is_measured_before_a_race_is_told(page: Page, script: Script) -> None:
     run(page, "one two three")
-    script.says = "measuring what a pass costs"
+    script.says = "measuring the cost of a pass"
     script.gate.clear()
     try:
         run(page, "one two three", until="loading")
-        expect(page.locator(".sd-why-exact")).to_have_text(script.says)
-        assert page.locator(".sd-model").inner_text() == "Measuring what a pass costs"
+        expect(page.locator(".sd-why-exact")).to_have_text("Measuring the cost of a pass.")
+        assert page.locator(".sd-model").inner_text() == "Measuring the cost of a pass"
     finally:
         script.gate.set()
     page.locator(".sd-arena[data-state=ended]").wait_for()

@@ -339,7 +339,7 @@ def test_the_race_just_run_is_replayed(visit: Visit, script: Script) -> None:
     page.click("#run")
     page.locator("#race[data-state=ended], #race [data-state=ended]").wait_for()
     page.get_by_role("button", name="Replay", exact=True).click()
-    expect(page.locator(".sd-facts-of")).to_contain_text("The race that this page ran last.")
+    expect(page.locator(".sd-facts-of")).to_contain_text("The last race on this page.")
     page.keyboard.press("End")
     page.locator(f"{REPLAY} [data-state=ended]").wait_for()
     for lane in (PLAIN, SPECULATIVE):

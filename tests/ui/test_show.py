@@ -78,9 +78,10 @@ def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(moving: 
     run(page, until="showing")
     stats = stats_of(script)
     alone, drafted = stats[PLAIN].seconds, stats[SPECULATIVE].seconds
-    assert sentence(page) == f"Finished in {alone:.2f} s, and with prompt-lookup in {drafted:.2f} s."
+    assert sentence(page) == f"Finished: alone in {alone:.2f} s, with prompt-lookup in {drafted:.2f} s."
     assert script.open_races == 0  # the engine is free, whatever is still to be shown
-    assert page.locator(".sd-scale").inner_text() == f"Shown {12 / alone:.1f}× slower. Clocks: engine time."
+    scale = f"Shown {12 / alone:.1f}× slower. The clocks show the measured time."
+    assert page.locator(".sd-scale").inner_text() == scale
     tick(page, 6 - page.evaluate("specdemo.race.show.time") * 12 / alone)
     assert page.locator("#race [data-lane=plain] .sd-clock").inner_text() == f"{alone / 2:.2f} s"
     assert 0.4 * 60 < shown(page, PLAIN) < 0.6 * 60
@@ -118,7 +119,7 @@ def test_the_chosen_pace_is_remembered_and_real_time_is_the_engines(moving: Open
     page.evaluate(f"() => {{ {CLOCK} }}")
     expect(page.locator("#race .sd-pace")).to_have_value("real")
     run(page, until="showing")
-    assert page.locator(".sd-scale").inner_text() == "Clocks: engine time, as measured."
+    assert page.locator(".sd-scale").inner_text() == "Shown in real time, as measured."
     before = page.evaluate("specdemo.race.show.time")
     tick(page, 0.1)
     assert page.evaluate("specdemo.race.show.time") == pytest.approx(before + 0.1)
@@ -200,7 +201,7 @@ def test_on_the_engines_own_cores_a_race_is_measured_first_and_then_shown(
     script.pace = 0.02
     page = moving("&max_new_tokens=24", pace="real")
     run(page, until="running")
-    assert sentence(page) == "Measuring. The show starts when the figures are in."
+    assert sentence(page) == "Measuring the race."
     assert tokens_shown(page, PLAIN) == []
     page.evaluate("pass(5)")  # which the engine takes
     page.locator("#race .sd-arena[data-state=showing]").wait_for()
@@ -223,7 +224,7 @@ def test_there_a_long_race_is_seen_now_and_then_and_can_be_stopped(
     page = visit("?max_new_tokens=2000")
     run(page, "one two three", until="running")
     page.locator("[data-lane=speculative] .tok").nth(5).wait_for()
-    assert sentence(page) == "Measuring. The show starts when the figures are in."
+    assert sentence(page) == "Measuring the race."
     page.click("#stop")
     page.locator("#race .sd-arena[data-state=ended]").wait_for()
     assert sentence(page).startswith("Stopped. ")

@@ -128,7 +128,7 @@ def test_it_says_why_and_what_to_do() -> None:
     ("row", "cause"),
     [
         (round_(4, 0, draft=0.005, verify=0.011), "a draft costs 50% of a pass"),
-        (round_(4, 0, verify=0.018), "checking a draft makes a pass 80% longer (5.0 rows for each token of the text)"),
+        (round_(4, 0, verify=0.018), "checking a draft makes a pass 80% longer (5.0 tokens read for each one written)"),
         (round_(4, 0, other=0.0055), "35% of a round is neither drafting nor a pass"),
         (round_(4, 0, draft=0.0005), "too few guesses pass, 0% of those tested where 5% would do"),
     ],
@@ -151,8 +151,8 @@ def test_what_is_within_the_noise_is_a_tie_without_advice() -> None:
     shaky = run([round_(0, 0, 0.0, PASS * (1 + i % 2)) for i in range(100)])
     lane = run([round_(1, 1, 0.0, 0.028)] * 40)
     assert race_verdict(shaky, lane, DraftedLane("ngram", 1)) == (
-        "Tied with the target alone (1.07x, and 13% is noise): 2.0 tokens per target pass; a draft costs under 1% of a "
-        "pass, and checking it makes a pass 87% longer."
+        "Tied with the target alone (1.07x, within timing noise of 13%): 2.0 tokens per target pass; a draft costs "
+        "under 1% of a pass, and checking it makes a pass 87% longer."
     )
 
 
@@ -215,7 +215,7 @@ def test_what_a_server_does_not_tell_is_left_out() -> None:
         "Slower, 0.67x as fast as the target alone: a round needs 3.00 tokens to break even and has 2.00. "
         "For a text like this one, use the target alone."
     )
-    assert "extra time of a round" not in dict(found.numbers)
+    assert "extra time per round" not in dict(found.numbers)
     merged = [replace(round_(0, 0), emitted=(Token(None, TokenKind.UNKNOWN),) * 3, merged=2)] * 20
     json.dumps(judge(alone(), run(merged)).as_dict(), allow_nan=False)
 
@@ -278,7 +278,7 @@ def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -
     assert judged is not None
     assert [tuple(row) for row in verdict["numbers"]] == numbers(judged)
     shown = dict(verdict["numbers"])
-    assert shown["tokens a round"] == f"{lanes[SPECULATIVE].tokens_per_round:.2f}"
+    assert shown["tokens per round"] == f"{lanes[SPECULATIVE].tokens_per_round:.2f}"
     assert len(judged.by_k) >= 3
     assert judged.by_k[2] == pytest.approx(judged.speed_up)
 
@@ -296,15 +296,13 @@ def test_a_race_is_judged_by_its_own_rounds(temperature: float, tmp_path: Any) -
 def test_the_bytes_of_a_pass_are_read_from_a_trace(environment: dict[str, Any], size: int | None) -> None:
     assert weight_bytes(environment) == size
     shown = dict(numbers(figures([round_(4, 3)] * 40), size and size * 10**9))
-    assert shown.get("weights that a pass of the target alone reads") == (
-        size and f"{size}.000 GB, {size * 100:.1f} GB/s"
-    )
+    assert shown.get("weights read per pass, target alone") == (size and f"{size}.000 GB, {size * 100:.1f} GB/s")
 
 
 def test_the_numbers_say_how_close_a_pass_is_to_what_the_memory_allows() -> None:
     found = figures([round_(4, 3)] * 40)
     for rate, share in ((4e11, "75%"), (2e11, "100%")):  # the memory may have been faster during the race
-        read = dict(numbers(found, 3 * 10**9, rate))["weights that a pass of the target alone reads"]
+        read = dict(numbers(found, 3 * 10**9, rate))["weights read per pass, target alone"]
         assert read == f"3.000 GB, 300.0 GB/s, {share} of what the memory allows"
 
 

@@ -269,7 +269,7 @@ def test_the_summary_and_the_table_hold_every_lane(toy: Any) -> None:
         assert (f"{name}: {verdict['sentence']}" in lines) == (verdict["sentence"] not in found["sentence"])
     behind = table(found, "draft-model", why=True).split("\n")
     assert behind[: len(lines)] == lines
-    told = [line for line in behind[len(lines) :] if line.startswith("  tokens a round  ")]
+    told = [line for line in behind[len(lines) :] if line.startswith("  tokens per round  ")]
     assert [float(line.split()[-1]) for line in told] == pytest.approx(
         [found[name]["stats"]["tokens_per_round"] for name in NAMES if found["verdicts"][name]["numbers"]], abs=0.006
     )

@@ -125,8 +125,8 @@ def test_what_takes_a_while_before_a_run_is_told_the_first_time(toy: Any) -> Non
         with attended(lambda: False, told.append):
             start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO))
     assert told == [
-        "measuring what a pass costs",
-        "measuring what drafts by draft-model cost",
+        "measuring the cost of a pass",
+        "measuring the cost of drafts by draft-model",
     ]
 
 

@@ -199,8 +199,8 @@ ALONE = lane(30, 1, 0.1, [])  # 31 tokens in 3 s
         ),
         (
             lane(30, 1, 0.101, [R], draft=0.002),
-            "Tied with the target alone (0.99x, and 2% is noise): 1.00 tokens per target pass; a draft costs 2% of a "
-            "pass.",
+            "Tied with the target alone (0.99x, within timing noise of 2%): 1.00 tokens per target pass; a draft "
+            "costs 2% of a pass.",
         ),
         (
             lane(30, 1, 0.08, [R], draft=0.01),
@@ -251,8 +251,8 @@ def test_a_few_passes_say_nothing_of_what_drafting_and_checking_cost() -> None:
     assert drafting(4, 0.01).endswith(": 1.25 tokens per target pass; a draft was made in 4 of 16 rounds.")
     assert drafting(4, 0.5).startswith("Slower, 0.56x as fast as the target alone: a round needs 2.25 tokens to ")
     assert drafting(8, 0.5).startswith(
-        "Slower, 0.47x, because checking a draft, made in 8 of 20 rounds, makes a pass 400% longer (1.3 rows for each "
-        "token of the text): a round needs 3.00 tokens to break even and has 1.40."
+        "Slower, 0.47x, because checking a draft, made in 8 of 20 rounds, makes a pass 400% longer (1.3 tokens read "
+        "for each one written): a round needs 3.00 tokens to break even and has 1.40."
     )
 
 

@@ -17,7 +17,7 @@ from ...studies.statistics import CONFIDENCE
 from .plots import Figure, Picture, Row, Section, bars, lines, table
 from .views import K_SWEEP
 
-DRAFT_LENGTH = "draft length K (tokens per round)"
+DRAFT_LENGTH = "draft length K (drafted tokens per round)"
 ROUNDS = {"label": DRAFT_LENGTH, "format": ",.0f"}
 SHARE = {"format": ".0%", "from": 0, "to": 1}
 
@@ -96,7 +96,7 @@ def of_theory(costs: theory.Costs, alpha: float, found: Explained | None = None)
     plots = [
         lines(
             "Speed-up for each K",
-            f"If {alpha:.0%} of the tested tokens pass, wherever they stand.",
+            f"If {alpha:.0%} of the tested tokens pass, at every position.",
             ROUNDS,
             {"label": "times the target alone", "format": "times", "from": 0},
             series,
@@ -116,7 +116,7 @@ def of_theory(costs: theory.Costs, alpha: float, found: Explained | None = None)
         ("ideal_speedup", "speed-up if all pass and checking is free", "times3"),
         ("verify_cost", "a checking pass takes", "times"),
         ("break_even_alpha", "break-even alpha", ".3f"),
-        ("expected_tokens", "tokens a round", ".2f"),
+        ("expected_tokens", "tokens per round", ".2f"),
         ("speedup", "speed-up", "times3"),
     ]
     rows = table("For each K", columns, theory.table(costs, alpha))

@@ -105,7 +105,7 @@ class View:
 
 
 def _k(value: int, group: str = "") -> Field:
-    return Field("k", "Draft length K (tokens per round)", "whole", value, 1, MAX_K, group=group)
+    return Field("k", "Draft length K (drafted tokens per round)", "whole", value, 1, MAX_K, group=group)
 
 
 def _temperature(value: float, low: float = 0.0) -> Field:
@@ -184,14 +184,14 @@ DOMAINS = View(
 LOSSLESS = View(
     "lossless",
     "Is it lossless?",
-    "Does drafting change what the model says? Three checks answer. At temperature 0 every text must be the target's "
-    "own, token for token. Above 0 the probabilities of every next token must be the target's own. They are first "
-    "computed from the model's probabilities, then estimated by sampling thousands of rounds. Pick a broken rule and "
-    "watch the test catch it.",
+    "Does drafting change what the model says? Three checks answer this. At temperature 0 every text must be the "
+    "target's own, token for token. Above 0 the probabilities of every next token must be the target's own. They are "
+    "first computed from the model's probabilities, then estimated by sampling thousands of rounds. Pick a broken rule "
+    "and watch the test catch it.",
     (
         DRAFTER,
         Field("rule", "Verification rule", "choice", MATCH, choices={MATCH: "Match", REJECTION: "Rejection sampling"}),
-        Field("broken", "Broken rule of the samples", "list", "", choices={"": "None: the rule above", **DESCRIPTIONS}),
+        Field("broken", "Broken rule for samples", "list", "", choices={"": "None: the rule above", **DESCRIPTIONS}),
         _k(2),
         _temperature(1.0, 0.05),
         Field("rounds", "Samples", "whole", 1600, 0, 20_000),
@@ -200,11 +200,11 @@ LOSSLESS = View(
     ),
 )
 SERVERS, PRESET, BOUNDS = "Your servers", "Or the preset", "How much"
-BASELINE = "Without it, there is no speed-up to tell."
+BASELINE = "Without it, no speed-up can be computed."
 DOCTOR = View(
     "doctor",
     "Does it pay?",
-    "Speculation is on, and it is not faster: why? This view examines a server that you run, or the preset: what is "
+    "Speculation is on, but it is not faster. Why? This view examines a server that you run, or the preset: what is "
     "accepted at each position, what a round costs, and the speed-up over eight kinds of prompts, with many requests "
     "at once and with longer prompts. It says which setting to change and whether the text stays the same.",
     (

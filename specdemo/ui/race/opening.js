@@ -9,15 +9,16 @@ const GO_ON = 2.5; // and for what lies between the rounds that are explained
 const REST = 6; // and for the rest of the race
 const JUST = 1e-6; // seconds of the engine before a pass ends
 const LEAD = 13; // rounds before those that are explained: something moves at once
-const BEGINS = ["The target, a language model, writes the same text twice: alone, and with a drafter."];
+const BEGINS = ["A language model, the target, writes the same text twice: alone, and with a drafter."];
+const ALONE = ["Alone, it needs one pass for every token: a word or a part of a word."];
 const CAPTIONS = [
-  ["The drafter, small and fast, guesses the next tokens: words or parts of words."],
-  ["The target reads them all in one pass, in hardly more time than it takes for one."],
+  ["The drafter, a small and fast helper, guesses the next tokens."],
+  ["The target checks all of them in one pass, which takes hardly longer than a pass for one token."],
   ["It keeps the guesses that it would have written: ", ["a", "accepted"], "."],
-  ["It replaces the first wrong guess with its own token: ", ["r", "resampled"], "."],
-  ["If all guesses are right, it adds one more token: ", ["b", "bonus"], "."],
+  ["The first wrong guess is ", ["x", "rejected"], ". The target's own token takes its place: ", ["r", "resampled"], "."],
+  ["If all guesses are right, the same pass gives one more token: ", ["b", "bonus"], "."],
 ];
-const ENDS = ["So it needs fewer passes and less time for exactly the same text."];
+const ENDS = ["So the target writes exactly the same text in fewer passes and less time."];
 const ABOUT = "A recorded race, slowed down. Press Esc to skip it, or Run to start your own.";
 
 const spans = (words) => words.map((part) => (typeof part === "string" ? part : sd.make("span", `tok ${part[0]}`, part[1])));
@@ -37,8 +38,10 @@ const scenes = ({ plain, speculative: { events } }) => {
   const begins = ({ at, seconds: [draft, , all] }) => Math.max(first, at - all + draft); // the pass: the guesses are there
   const end = Math.max(events.at(-1).at, plain.events.at(-1).at);
   if (!right) return [[first, end, REST, BEGINS]];
+  const halfway = (first + begins(wrong)) / 2;
   return [
-    [first, begins(wrong), GO_ON, BEGINS],
+    [first, halfway, READ, BEGINS],
+    [halfway, begins(wrong), READ, ALONE],
     [begins(wrong), begins(wrong), READ, guess],
     [begins(wrong), wrong.at - JUST, READ, read],
     [wrong.at, wrong.at, READ, keep],
@@ -66,7 +69,7 @@ export class Opening {
 
   /** Whether the rounds that are explained are still to come: no guess of others fades beside theirs. */
   get leads() {
-    return this.at < 2;
+    return this.at < 3;
   }
 
   next() {
@@ -108,5 +111,6 @@ export class Opening {
   clear() {
     clearTimeout(this.timer);
     this.race.show.rewind();
+    for (const count of Object.values(this.race.legendCounts)) sd.put(count, "0");
   }
 }

@@ -1,7 +1,7 @@
 // The arena: takes the messages of a run (see messages.py) and draws them.
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
-import { askPlace, placeInWords } from "../assets/top.js";
+import { askPlace, placeInWords, sentence } from "../assets/top.js";
 import { Charts } from "./charts.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
@@ -11,7 +11,7 @@ import { tooltips } from "./tooltip.js";
 const FIGURES_MS = 80; // between two times that figures and charts are drawn
 const USUAL_K = 4; // where it is not known how many tokens of a draft can be accepted
 const NARROW = 900; // px; there the arena lies below the form, see race.css
-const ON_ITS_CORES = "This browser shares the engine's cores, so until then it draws only every few seconds.";
+const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. After the race it shows the rest.";
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
 /** How many times as fast a drafted lane is by what is shown so far, see stats.speed_up. */
@@ -232,14 +232,14 @@ export class Race {
     this.say("showing");
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.lanes[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
-    this.words(`Finished in ${plain.seconds.toFixed(2)} s, and ${others.join(", ")}.`, "Now you see the measured race at the pace below. Skip or Stop ends the show. The figures stay the same.");
+    this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip or Stop jumps to the end. The figures stay the same.");
   }
 
   status(status) {
     page.showStatus(status);
     if (status.stage !== "loading") return;
     this.say("loading");
-    this.words("The race starts as soon as the model is ready.", status.words);
+    this.words("The race starts as soon as the model is ready.", `${sentence(status.words)}.`);
   }
 
   start(request) {
@@ -258,7 +258,7 @@ export class Race {
     this.parts.trace.disabled = this.parts.again.disabled = true;
     this.speed(null);
     this.parts.spoken.textContent = "";
-    if (this.show.measures) this.words("Measuring. The show starts when the figures are in.", ON_ITS_CORES);
+    if (this.show.measures) this.words("Measuring the race.", ON_ITS_CORES);
     else this.words(request.isolated ? "Running one lane after the other." : "Racing.", "Point at a token to see its test.");
   }
 

@@ -223,8 +223,8 @@ export class Show {
     if (!this.length || this.measures) return "";
     if (this.pace === "once") return "Shown as soon as it is measured.";
     const slower = 1 / this.rate;
-    if (this.pace === "rounds") return "One round each time. Clocks: engine time.";
-    if (slower < 1.05) return "Clocks: engine time, as measured.";
-    return `Shown ${slower < 10 ? slower.toFixed(1) : Math.round(slower)}× slower. Clocks: engine time.`;
+    if (this.pace === "rounds") return "Shown one round at a time. The clocks show the measured time.";
+    if (slower < 1.05) return "Shown in real time, as measured.";
+    return `Shown ${slower < 10 ? slower.toFixed(1) : Math.round(slower)}× slower. The clocks show the measured time.`;
   }
 }

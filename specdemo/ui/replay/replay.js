@@ -13,7 +13,7 @@ const RACE = ":race"; // chosen instead of a recording
 const FILE = ":file";
 const WHOSE = {
   recording: "A recording that ships with this page, not measured here.",
-  race: "The race that this page ran last.",
+  race: "The last race on this page.",
   file: "From your file, not measured here.",
 };
 
@@ -62,7 +62,7 @@ class Replay {
       groups[category].append(new Option(`${prompt.trim().split("\n")[0]} (${settings})`, name));
     }
     const file = Object.assign(new Option("Your file", FILE), { hidden: true });
-    this.which.append(...Object.values(groups), new Option("The race this page ran last", RACE), file);
+    this.which.append(...Object.values(groups), new Option("The last race on this page", RACE), file);
   }
 
   buttons() {

@@ -163,7 +163,7 @@ export class Step {
     const [draft, verify] = this.seconds;
     return [
       `The drafter proposes ${many(this.draft.length, "token")} in ${millis(draft)}. The target reads the draft in one pass of ${millis(verify)}, ` +
-        "which says at every place how likely each token would be. Then the drafted tokens are tested from left to right.",
+        "which computes the probability of every token at each position. Then the drafted tokens are tested from left to right.",
     ];
   }
 
