@@ -52,25 +52,17 @@ def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_results(results: Mapping[str, Any], drafter: str) -> str:
-    """The speed-ups of a drafter at each temperature, with K = auto and with the best K; empty if not measured."""
+    """The speed-ups of a drafter at each temperature, with K = auto and with the best fixed K; empty if not measured."""
     rows = [row for row in results["rows"] if row["drafter"] == drafter]
     there = results["environment"]
     dtype, weights = there["dtype"], there["weights_dtype"]
     numbers = dtype if weights == dtype else f"{dtype} with {weights} weights"
-    family = f" ({str(there['cpu_model']).split(',')[0]})" if there["cpu_model"] else ""  # a name has generations
-    where = f"{there['cpu']}{family}, {there['cores']} cores, {numbers}, {results['prompts']} prompts"
-    temperatures = sorted({row["temperature"] for row in rows})
+    where = f"{there['cores']} cores of {there['cpu']}, {numbers}, {results['prompts']} prompts"
     told = []
-    for auto in (True, False):
-        kind = [row for row in rows if (row["k"] == AUTO) == auto]
-        best = [_best(kind, temperature) for temperature in temperatures]
-        speeds = ", ".join(f"{row['speed_up']:.2f}x" if row else "–" for row in best)
-        ks = AUTO if auto else f"K = {', '.join(str(row['k']) if row else '–' for row in best)}"
-        told += [f"{speeds} with {ks}"] if kind else []
-    when = ", ".join(f"{temperature:g}" for temperature in temperatures)
-    return f"Measured at temperature {when}: {'; '.join(told)}. On {where}." if told else ""
-
-
-def _best(rows: list[Mapping[str, Any]], temperature: float) -> Mapping[str, Any] | None:
-    here = [row for row in rows if row["temperature"] == temperature]
-    return max(here, key=lambda row: row["speed_up"]) if here else None
+    for temperature in sorted({row["temperature"] for row in rows}):
+        here = [row for row in rows if row["temperature"] == temperature]
+        fixed = sorted((row for row in here if row["k"] != AUTO), key=lambda row: row["speed_up"])
+        best = [*(row for row in here if row["k"] == AUTO), *fixed[-1:]]
+        speeds = " and ".join(f"{row['speed_up']:.2f}x with K = {row['k']}" for row in best)
+        told.append(f"{speeds} at temperature {temperature:g}")
+    return f"Measured speed-up: {'; '.join(told)}. On {where}." if told else ""

@@ -31,7 +31,9 @@ class LaneVerdict:
     figures: Figures | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("speed_up", "sentence", "notes", "numbers")}
+        """Ready for JSON; `slower` is whether it is beyond the noise."""
+        told = {name: getattr(self, name) for name in ("speed_up", "sentence", "notes", "numbers")}
+        return {**told, "slower": self.figures is not None and self.figures.side < 0}
 
 
 def judge_lane(

@@ -312,7 +312,7 @@ def test_the_table_of_drafters_is_over_all_prompts_and_can_be_told(outcome: dict
         "prompts": 2,
         "rows": json.loads(json.dumps(rows)),
     }
-    assert describe_results(told, "ngram").startswith("Measured at temperature 0, 0.8: ")
+    assert describe_results(told, "ngram").startswith("Measured speed-up: ")
 
 
 def test_the_assistant_is_set_up_for_a_run_and_then_as_before(loaded: Loaded) -> None:

@@ -265,7 +265,8 @@ export class Race {
   finish(end) {
     this.draw();
     this.drawFigures(performance.now());
-    this.speed(end.speed_up);
+    const verdicts = Object.values(end.verdicts ?? {});
+    this.speed(end.speed_up, verdicts.length > 0 && verdicts.every(({ slower }) => slower));
     const why = end.disturbed ? `${end.exactness.words} ${DISTURBED}` : end.exactness.words;
     this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, why);
     this.behind(end.verdicts ?? {});
@@ -284,9 +285,10 @@ export class Race {
     this.parts.spoken.textContent = sentence;
   }
 
-  speed(ratio) {
+  /** Only the verdict knows what is noise: until then nothing is called slower. */
+  speed(ratio, slower = false) {
     this.parts.ratio.textContent = ratio ? `${ratio.toFixed(2)}×` : "–";
-    this.parts.ratio.toggleAttribute("data-slower", Boolean(ratio) && ratio < 0.98);
+    this.parts.ratio.toggleAttribute("data-slower", slower);
   }
 
   /** All of it in the next frame, also the figures and charts. */
