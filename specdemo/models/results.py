@@ -52,7 +52,7 @@ def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_results(results: Mapping[str, Any], drafter: str) -> str:
-    """The speed-ups of a drafter at each temperature, with K = auto and with the best fixed K; empty if not measured."""
+    """A drafter's speed-ups at each temperature, with K = auto and with the best fixed K; empty if not measured."""
     rows = [row for row in results["rows"] if row["drafter"] == drafter]
     there = results["environment"]
     dtype, weights = there["dtype"], there["weights_dtype"]
