@@ -79,7 +79,7 @@ def head(
     rate: Annotated[float, Option(help="The highest learning rate of the matrices.")] = 2e-3,
     draft_vocab: Annotated[int, Option(min=1, help="How many tokens it can draft.")] = 8192,
     mlp: Annotated[int, Option(min=1, help="Width of its feed-forward part.")] = 1280,
-    depth: Annotated[int, Option(min=1, help="Layers of a block head; blocks of each place of a medusa head.")] = 1,
+    depth: Annotated[int, Option(min=1, help="Layers of a block head.")] = 1,
     layers: Annotated[str, Option(help="Layers of the target that the head reads, such as 8,20,29.")] = "",
     seed: Seed = 0,
     states: States = None,
@@ -92,8 +92,8 @@ def head(
     kind_of(kind)
     if not 0 < rate < 1:
         raise BadInput("The rate must be between 0 and 1.")
-    if kind == "eagle" and depth != 1:
-        raise BadInput("An eagle head has one layer: leave out --depth.")
+    if kind != "block" and depth != 1:
+        raise BadInput("Only block heads have several layers: leave out --depth.")
     if kind == "medusa" and layers:
         raise BadInput("A medusa head reads the target's last layer: leave out --layers.")
     state_layers = tuple(numbers(layers, int, "Layers")) if layers else ()

@@ -43,7 +43,6 @@ NORM_RATE = 1e-3
 WARM_UP = 30  # steps
 CHUNK = {"cpu": 128, "cuda": 2**15}  # rows of logits at a time
 VALIDATED_ROWS, VALIDATED_STEPS = 16, 5
-BIGRAMS = "token_ids", "before.weight", "after.weight"  # of a block head, what a medusa head can begin with
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Plan:
     rate: float = 2e-3
     draft_vocab: int = 8192
     mlp: int = 1280
-    depth: int = 1  # layers of a block head, blocks of each place of a medusa head
+    depth: int = 1  # layers of a block head
     state_layers: tuple[int, ...] = ()  # of the target, whose outputs the head reads; `default_layers` if empty
     seed: int = 0
 
@@ -82,7 +81,7 @@ def train_head(
     Args:
         states_folder: where the target's hidden states are stored, so that they are computed only once.
         begin_with: a trained head to continue from. It keeps its sizes, its vocabulary and, in the card, its history.
-            A medusa head may also begin with the vocabulary and the bigram term of a block head.
+            A medusa head may also begin with the bigram term of a block head.
     Raises:
         BadInput: there is no text to train on or to hold out, or no such head for this target.
     """
@@ -90,19 +89,17 @@ def train_head(
     torch.manual_seed(plan.seed)
     model.requires_grad_(False)
     history = None
-    if begin_with and plan.kind == "medusa" and kind_of(begin_with) == "block":
-        block = load_head_for(model.get_output_embeddings().weight, BlockHead, begin_with)
-        head = new_head(model, replace(plan, draft_vocab=block.shape.draft_vocab), train)
-        bigrams = {name: weight for name, weight in block.state_dict().items() if name in BIGRAMS}
-        head.load_state_dict(bigrams, strict=False)
-        history = _history(begin_with)
-    elif begin_with:
-        head = load_head_for(model.get_output_embeddings().weight, KINDS[plan.kind], begin_with).to(model.device)
+    if begin_with:
+        bigrams_only = plan.kind == "medusa" and kind_of(begin_with) == "block"
+        kind = BlockHead if bigrams_only else KINDS[plan.kind]
+        head = load_head_for(model.get_output_embeddings().weight, kind, begin_with).to(model.device)
+        if bigrams_only:
+            head = with_bigrams(new_head(model, plan, train), head)
         history = _history(begin_with)
     else:
         head = new_head(model, plan, train)
     shape = head.shape
-    sizes = {"draft_vocab": shape.draft_vocab, "mlp": shape.mlp, "depth": shape.depth + shape.blocks}
+    sizes = {"draft_vocab": shape.draft_vocab, "mlp": shape.mlp, "depth": shape.depth}
     sizes["steps"] = min(plan.steps, shape.most_drafted)
     plan = replace(plan, state_layers=shape.state_layers, **sizes)  # type: ignore[arg-type]
     shards = [Shard(model, shape.state_layers, path, states_folder) for path in train]
@@ -217,23 +214,30 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
     )
     if plan.kind == "medusa":
         target = TargetSizes(shape.vocab_size, shape.hidden, layers)
-        shape = medusa_shape(target, shape.eps, plan.steps, plan.depth, shape.draft_vocab, shape.rank)
+        shape = medusa_shape(target, shape.eps, plan.steps, shape.draft_vocab, mlp=plan.mlp, rank=shape.rank)
     head = KINDS[plan.kind](shape)
     for module in head.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
     with torch.no_grad():  # at first its output is the target's last hidden state
-        if isinstance(head, MedusaHead):
-            assert head.state_norm is not None
-            head.state_norm.copy_(model.base_model.norm.weight)
-        else:
+        head.norm.weight.copy_(model.base_model.norm.weight)
+        if not isinstance(head, MedusaHead):
             head.fuse.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
-            head.norm.weight.copy_(model.base_model.norm.weight)
         for name, weight in head.named_parameters():
-            if name.startswith("places.") or name.endswith(("out.weight", "down.weight", "after.weight")):
+            if name.endswith(("out.weight", "down.weight", "after.weight")):
                 weight.zero_()
     head.token_ids.copy_(most_frequent(_in_answers(train, shape.vocab_size), shape.draft_vocab))
     return head.to(model.device)
+
+
+@torch.no_grad()
+def with_bigrams(head: Head, block: Any) -> Head:
+    """A medusa head that begins with the bigram term of a block head, for the tokens which that one can draft."""
+    assert isinstance(head, MedusaHead)
+    known = torch.isin(head.token_ids, block.token_ids)
+    head.before.load_state_dict(block.before.state_dict())
+    head.after.weight[known] = block.after.weight[torch.searchsorted(block.token_ids, head.token_ids[known])]
+    return head
 
 
 def most_frequent(counts: Tensor, size: int) -> Tensor:
@@ -315,6 +319,7 @@ def position_losses(
     target's likeliest of all tokens, and `overlap`, the sum of min(p, q), the probability that a token drawn from q is
     accepted.
     """
+    judged = not torch.is_grad_enabled()
     rows = model.get_output_embeddings().weight.detach()[head.token_ids]
     output = partial(F.linear, weight=rows)
     answers = F.pad(text.roles[:, 1:] == ASSISTANT, (0, 1))  # the token after the column is part of an answer
@@ -324,15 +329,16 @@ def position_losses(
         with torch.no_grad():
             chunks = last.flatten(0, 1).split(CHUNK[last.device.type])
             wanted = torch.cat([output(some).float().softmax(-1).bfloat16() for some in chunks])
+            if judged:
+                favourites = torch.cat([model.get_output_embeddings()(some).argmax(-1) for some in chunks])
         for xs, rows, columns in OUTPUTS[head.kind](head, text, steps):
             counted = answers[rows, columns]
             row, column = rows[counted], columns[counted]
             logits = output(head.norm(xs[counted])) + head.bigram_bias(text.embedded[row, column])
-            p = wanted[row * text.tokens.shape[1] + column]
-            facts = {}
-            if not torch.is_grad_enabled():
-                favourite = model.get_output_embeddings()(last[row, column]).argmax(-1)
-                facts["agrees"] = head.token_ids[logits.argmax(-1)] == favourite
+            before = row * text.tokens.shape[1] + column
+            p, facts = wanted[before], {}
+            if judged:
+                facts["agrees"] = head.token_ids[logits.argmax(-1)] == favourites[before]
                 facts["overlap"] = torch.minimum(p, logits.softmax(-1)).sum(-1)
             yield Distil.apply(logits, p), facts
 

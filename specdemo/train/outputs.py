@@ -91,9 +91,7 @@ def block_outputs(head: BlockHead, text: Text, steps: int) -> Outputs:
 
 def medusa_outputs(head: MedusaHead, text: Text, steps: int) -> Outputs:
     """Each place of a Medusa head learns the target's distribution so many tokens further on."""
-    state = head.fused(text.states)
-    for place in range(steps):
-        ahead = place + 1
-        same = text.begin[:, ahead:] == text.begin[:, :-ahead]
-        row, column = torch.nonzero(same, as_tuple=True)
-        yield head.place(place, state[row, column]), row, column + ahead
+    pending = text.embedded.roll(-1, 1)
+    for ahead, x in enumerate(head.guesses(pending, head.fused(text.states))[:steps], start=1):
+        row, column = torch.nonzero(text.begin[:, ahead:] == text.begin[:, :-ahead], as_tuple=True)
+        yield x[row, column], row, column + ahead

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -329,19 +330,21 @@ def test_training_goes_on_from_a_trained_head(kind: type[Head], text: Path, tmp_
         train_head(tiny_model("llama"), replace(go_on, kind=other), text, second, {}, begin_with=first)
 
 
-def test_a_medusa_head_begins_with_the_vocabulary_and_the_bigrams_of_a_block_head(text: Path, tmp_path: Path) -> None:
+def test_a_medusa_head_begins_with_the_bigrams_of_a_block_head(text: Path, tmp_path: Path) -> None:
     block, out = tmp_path / "block.safetensors", tmp_path / "medusa.safetensors"
     plan = Plan("block", 600, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32)
     train_head(tiny_model("llama"), plan, text, block, {})
     little = replace(plan, kind="medusa", tokens=1, rate=1e-9, draft_vocab=30)
     train_head(tiny_model("llama"), little, text, out, {}, begin_with=block)
     given, taken = load_head(BlockHead, block).state_dict(), load_head(MedusaHead, out).state_dict()
-    assert torch.equal(given["token_ids"], taken["token_ids"])
-    for name in ("before.weight", "after.weight"):
-        assert given[name].abs().max() > 0
-        torch.testing.assert_close(given[name], taken[name], atol=2e-3, rtol=1e-2)
+    near = partial(torch.testing.assert_close, atol=2e-3, rtol=1e-2)
+    near(given["before.weight"], taken["before.weight"])
+    after = dict(zip(given["token_ids"].tolist(), given["after.weight"], strict=True))
+    for token, weight in zip(taken["token_ids"].tolist(), taken["after.weight"], strict=True):
+        near(weight, after.pop(token, torch.zeros(64)))
+    assert not after  # those that only the block head can draft
     card = json.loads(out.with_suffix(".json").read_text())
-    assert (card["plan"]["draft_vocab"], card["began_with"]["plan"]["kind"]) == (24, "block")
+    assert (card["plan"]["draft_vocab"], card["began_with"]["plan"]["kind"]) == (30, "block")
 
 
 def test_states_that_one_kind_of_head_keeps_serve_one_that_reads_fewer_layers(text: Path, tmp_path: Path) -> None:

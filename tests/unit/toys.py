@@ -290,7 +290,9 @@ def untrained_heads(
     state_layers = 0, layers // 2, layers - 1
     sizes = heads, 1, hidden // heads, 2 * hidden
     shape = HeadShape(vocab, hidden, state_layers, draft_vocab, 2, *sizes, 1e-5, window)
-    medusa = medusa_shape(TargetSizes(vocab, hidden, layers), 1e-5, places=5, blocks=1, draft_vocab=draft_vocab, rank=8)
+    medusa = medusa_shape(
+        TargetSizes(vocab, hidden, layers), 1e-5, places=5, draft_vocab=draft_vocab, mlp=2 * hidden, rank=8
+    )
     kinds: dict[type[Head], HeadShape] = {EagleHead: shape, BlockHead: shape, MedusaHead: medusa}
     made = {}
     for seed, (kind, sizes_of_it) in enumerate(kinds.items()):

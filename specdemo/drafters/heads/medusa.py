@@ -1,10 +1,11 @@
 """Medusa (Cai et al., arXiv 2401.10774): residual blocks and an output of its own for each place of a draft.
 
-It reads the target's last hidden state, behind the target's final norm, and nothing else of the text: it has no decoder
-layer. All places are filled in one pass, as those of a block head are, so it drafts chains and trees as that one does.
+It reads the target's last hidden state and nothing else of the text: it has no decoder layer. All places are filled in
+one pass, as those of a block head are, so it drafts chains and trees as that one does.
 
-A head trained here shares the target's output rows among its places, and has the bigram term of a block head, by which
-a place knows what was drawn for the one before (in the manner of Hydra, arXiv 2402.05109).
+A head trained here is smaller and knows more (in the manner of Hydra, arXiv 2402.05109). It also reads the pending
+token; by the bigram term of a block head, a place knows what was drawn for the one before. The places share the
+target's output rows and the first half of a gated layer.
 """
 
 from __future__ import annotations
@@ -25,32 +26,48 @@ Take = Callable[[str, tuple[int, ...]], Tensor]  # a tensor by its name and shap
 
 
 class MedusaHead(BlockHead):
-    """For each place `shape.blocks` residual blocks x + silu(W x + b)."""
+    """Places with `shape.blocks` residual blocks x + silu(W x + b) each, behind the target's final norm; with none, as
+    trained here, places that share a gated layer of `shape.mlp` features, before that norm."""
 
     kind = "medusa"
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__(shape)
-        self.blank = None
-        self.fuse, self.norm = nn.Identity(), nn.Identity()  # type: ignore[assignment]
-        self.places = nn.ModuleList(
-            nn.ModuleList(nn.Linear(shape.hidden, shape.hidden) for _ in range(shape.blocks))
-            for _ in range(shape.most_drafted)
-        )
+        self.blank, places = None, shape.most_drafted
+        self.fuse = nn.Identity()  # type: ignore[assignment]
+        if shape.blocks:
+            self.norm = nn.Identity()  # type: ignore[assignment]
+            self.places = nn.ModuleList(
+                nn.ModuleList(nn.Linear(shape.hidden, shape.hidden) for _ in range(shape.blocks)) for _ in range(places)
+            )
+        else:
+            self.token_norm = nn.RMSNorm(shape.hidden, shape.eps)
+            self.gate_up = nn.Linear(2 * shape.hidden, 2 * shape.mlp, bias=False)
+            self.down = nn.Linear(shape.mlp, places * shape.hidden, bias=False)
 
-    def place(self, index: int, x: Tensor) -> Tensor:
-        """What one place makes of the target's normed state, [..., T, hidden] -> [..., T, hidden]."""
-        for block in cast(nn.ModuleList, self.places[index]):
-            x = x + F.silu(block(x))
-        return x
+    def guesses(self, pending: Tensor, last: Tensor) -> Tensor:
+        """What the places make of the embedded pending token and the target's state, both [..., hidden]:
+        [places, ..., hidden]."""
+        if not self.shape.blocks:
+            gate, up = self.gate_up(torch.cat([self.token_norm(pending.to(last.dtype)), last], -1)).chunk(2, -1)
+            return last + torch.stack(self.down(F.silu(gate) * up).chunk(self.shape.most_drafted, -1))
+        places = []
+        for blocks in self.places:
+            x = last
+            for block in cast(nn.ModuleList, blocks):
+                x = x + F.silu(block(x))
+            places.append(x)
+        return torch.stack(places)
 
     def block(self, pending: Tensor, last: Tensor, k: int) -> Tensor:
         """See `BlockHead`. The row of the pending token gives nothing: what follows it is the first place's."""
-        return torch.cat([pending[None].to(last.dtype), *(self.place(index, last[None]) for index in range(k))])
+        return torch.cat([pending[None].to(last.dtype), self.guesses(pending[None], last[None])[:k, 0]])
 
 
-def medusa_shape(target: TargetSizes, eps: float, places: int, blocks: int, draft_vocab: int, rank: int) -> HeadShape:
-    """The sizes of a head with so many places; it has no decoder layer, so theirs stand for nothing."""
+def medusa_shape(
+    target: TargetSizes, eps: float, places: int, draft_vocab: int, *, blocks: int = 0, mlp: int = 0, rank: int = 0
+) -> HeadShape:
+    """The sizes of a head with so many places; it has no decoder layer, so most of theirs stand for nothing."""
     return HeadShape(
         vocab_size=target.vocab_size,
         hidden=target.hidden,
@@ -61,7 +78,7 @@ def medusa_shape(target: TargetSizes, eps: float, places: int, blocks: int, draf
         heads=1,
         kv_heads=1,
         width=2,
-        mlp=1,
+        mlp=mlp,
         eps=eps,
         window=1,
         state_norms=ALL,
@@ -87,7 +104,7 @@ def medusa_head(name: str, config: Config, target: TargetSizes, take: Take) -> M
     (weight, eps), hidden = target.final_norm, target.hidden
     places, blocks = min(stated[0] or 0, MAX_K), stated[1]
     with torch.device("meta"):
-        head = MedusaHead(medusa_shape(target, eps, places, blocks, target.vocab_size, rank=0))
+        head = MedusaHead(medusa_shape(target, eps, places, target.vocab_size, blocks=blocks))
     weights = {"token_ids": torch.arange(target.vocab_size), "state_norm": weight[None]}
     for i in range(places):
         for j in range(blocks):

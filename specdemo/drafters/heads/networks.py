@@ -57,7 +57,7 @@ class HeadShape:
     normed_context: bool = True  # the target's fused states go through the norms of the layers too
     rank: int = 64  # of the bigram term; 0 where there is none
     bigram_table: bool = False  # the bigram term begins with a table of tokens and not with their embeddings
-    blocks: int = 0  # of a medusa head: residual blocks of each place
+    blocks: int = 0  # of a medusa head: residual blocks of each place; 0 where these share a gated layer
 
     @property
     def windows(self) -> tuple[int, ...]:
