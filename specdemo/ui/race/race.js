@@ -265,11 +265,12 @@ export class Race {
   finish(end) {
     this.draw();
     this.drawFigures(performance.now());
-    const verdicts = Object.values(end.verdicts ?? {});
-    this.speed(end.speed_up, verdicts.length > 0 && verdicts.every(({ slower }) => slower));
+    const verdicts = end.verdicts ?? {};
+    const lanes = Object.values(verdicts);
+    this.speed(end.speed_up, lanes.length > 0 && lanes.every(({ slower }) => slower));
     const why = end.disturbed ? `${end.exactness.words} ${DISTURBED}` : end.exactness.words;
     this.words(end.stopped ? `Stopped. ${end.sentence}` : end.sentence, why);
-    this.behind(end.verdicts ?? {});
+    this.behind(verdicts);
     this.badge(end.exactness.title, end.exactness.mark);
     this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
     this.parts.trace.disabled = this.parts.again.disabled = false;
