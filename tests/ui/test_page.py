@@ -103,8 +103,8 @@ def test_a_page_that_is_only_open_draws_next_to_nothing(page: Page) -> None:
 
 
 LONGEST = (
-    "Slower, 0.36x, because a draft, made in 17 of 20 rounds, costs 285% of a pass: a round needs 3.42 tokens to break "
-    "even and has 1.23. Try K = 2 (1.23x by these rounds), or a nearly free drafter such as prompt-lookup or ngram.",
+    "Slower, 0.36×, because a draft, made in 17 of 20 rounds, costs 285% of a pass: a round needs 3.42 tokens to break "
+    "even and has 1.23. Try K = 2 (1.23× by these rounds), or a nearly free drafter such as prompt-lookup or ngram.",
     "At temperature 0.75 each lane draws its own tokens from the same distribution, so the texts could differ, though "
     "these do not. What the target would say, and how often, is unchanged.",
 )

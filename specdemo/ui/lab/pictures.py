@@ -220,8 +220,8 @@ def _temperature_words(rows: Sequence[Row]) -> Iterator[str]:
         low, high = (pick(mine, key=lambda row: row["speedup"].mean) for pick in (min, max))
         told = "; where it is below 1, do not speculate" if low["speedup"].mean < 1 else ""
         yield (
-            f"{drafter} on {category} prompts: from {high['speedup'].mean:.2f}x at T = {high['temperature']:g} to "
-            f"{low['speedup'].mean:.2f}x at T = {low['temperature']:g}{told}."
+            f"{drafter} on {category} prompts: from {high['speedup'].mean:.2f}× at T = {high['temperature']:g} to "
+            f"{low['speedup'].mean:.2f}× at T = {low['temperature']:g}{told}."
         )
 
 
