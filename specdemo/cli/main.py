@@ -251,6 +251,7 @@ def record(
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, more=asked.more))
         header = summary.trace_header(loaded, asked.drafter, asked.prompt, asked.raw, asked.settings, asked.more)
+        header["environment"] = summary.measured(header["environment"])
         save_trace(out, header, entries)
         typer.echo(f"{out}: {len(entries)} events.")
 

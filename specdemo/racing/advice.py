@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import sqrt
 from statistics import fmean, median
 
-from .figures import EVEN, Figures
+from .figures import EVEN, Figures, memory_share
 from .stats import Stats
 
 BETTER = 1.05  # how many times as fast another K must be, by the figures, to be advised
@@ -136,8 +136,8 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
     one_pass = fmean(plain.verify_times) if plain.verify_times else 0.0
     reached = pass_bytes / one_pass if pass_bytes and one_pass else 0.0
     rate = f", {reached / 1e9:.1f} GB/s" if reached else ""
-    if reached and memory_rate:
-        rate += f", {min(reached / memory_rate, 1.0):.0%} of what the memory allows"
+    if (share := memory_share(plain, pass_bytes, memory_rate)) is not None:
+        rate += f", {share:.0%} of what the memory allows"
     rows = {
         "speed-up": f"{found.speed_up:.2f}×, give or take {found.noise:.0%}",
         "tokens per round": f"{found.tokens:.2f}",

@@ -9,7 +9,7 @@ from typing import Any
 from .advice import MUCH, action, costs, notes, numbers, reason
 from .asked import DraftedLane
 from .compare import Comparison, exact_rows
-from .figures import EVEN, Figures, weight_bytes
+from .figures import EVEN, Figures, memory_rate_of, weight_bytes
 from .stats import Pace, Stats, speed_up
 
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
@@ -55,7 +55,7 @@ def judge_lane(
         return LaneVerdict(speed_up(plain, lane), sentence)
     rows = exact_rows(environment, asked.drafter if asked else "")
     told = notes(found, comparison.identical if comparison else None, rows)
-    table = numbers(found, weight_bytes(environment), environment.get("memory_rate"))
+    table = numbers(found, weight_bytes(environment), memory_rate_of(environment))
     return LaneVerdict(found.speed_up, sentence, told, table, found)
 
 

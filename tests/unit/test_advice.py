@@ -17,7 +17,7 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines.memory_rate import memory_rate
 from specdemo.racing.advice import action, notes, numbers, reason
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
-from specdemo.racing.figures import Figures, alpha_for, noise, weight_bytes
+from specdemo.racing.figures import Figures, alpha_for, memory_shares, noise, weight_bytes
 from specdemo.racing.race import race
 from specdemo.racing.stats import Stats, speed_up
 from specdemo.racing.summary import summary
@@ -304,6 +304,24 @@ def test_the_numbers_say_how_close_a_pass_is_to_what_the_memory_allows() -> None
     for rate, share in ((4e11, "75%"), (2e11, "100%")):  # the memory may have been faster during the race
         read = dict(numbers(found, 3 * 10**9, rate))["weights read per pass, target alone"]
         assert read == f"3.000 GB, 300.0 GB/s, {share} of what the memory allows"
+
+
+@pytest.mark.parametrize(
+    ("environment", "shares"),
+    [
+        ({"placement": {"cpu": 3 * 10**9}, "memory_rate": 4e11}, [0.75, 0.375, None]),
+        ({"placement": {"cpu": 3 * 10**9}, "memory_rate": 2e11}, [1.0, 0.75, None]),
+        ({"placement": {"cpu": 3 * 10**9}}, [None] * 3),
+        ({"placement": {"cuda:0": 10**9, "cpu": 2 * 10**9}, "memory_rate": 4e11}, [None] * 3),  # two memories
+        ({"placement": {"cpu": 3 * 10**9}, "memory_rate": "fast"}, [None] * 3),  # a file may say anything
+        ({"memory_rate": 4e11}, [None] * 3),
+    ],
+)
+def test_each_lane_has_its_share_of_what_the_memory_allows_where_that_is_known(
+    environment: dict[str, Any], shares: list[float | None]
+) -> None:
+    lanes = {"plain": alone(), "slower": alone(seconds=2 * PASS), "short": alone(4)}
+    assert memory_shares(lanes, environment) == dict(zip(lanes, shares, strict=True))
 
 
 def test_the_memory_is_measured_for_weights_that_do_not_fit_in_caches() -> None:
