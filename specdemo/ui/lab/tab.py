@@ -280,10 +280,10 @@ def offer(field: Field, engine: Engine, preset: Any, missing: Mapping[str, str],
     able = [name for name in ABLE if name not in missing]
     own = engine.presets[preset].defaults.drafter
     usual = own if own in able else next(iter(able), None)
-    info = "; ".join(f"{name}: {why}" for name, why in missing.items())
+    info = ", ".join(f"{name} ({why})" for name, why in missing.items())
     if field.kind == "drafter":
         value: Any = chosen if chosen in able else usual
     else:
         kept = [name for name in able if name in chosen] if isinstance(chosen, list) else []
         value = kept or (able if field.value == "all" else [usual])
-    return gr.update(choices=able, value=value, info=f"Not here: {info}." if info else "")
+    return gr.update(choices=able, value=value, info=f"Not available here: {info}." if info else "")

@@ -34,14 +34,24 @@ export class Race {
     element.replaceChildren(sd.clone("sd-race"));
     element.classList.add("sd-arena");
     Object.assign(this, { root: element, trigger, server, lanes: {}, parts: sd.parts(element) });
-    this.lay(["speculative"]);
     this.legend();
     this.charts = new Charts(this.parts);
-    this.charts.clear(this.lanes, USUAL_K);
     this.show = new Show(this, () => this.moved());
     this.listen();
     tooltips(element);
     this.say("idle");
+    this.blank();
+  }
+
+  /** Nothing of a race is there. */
+  blank() {
+    this.lanes = {};
+    this.lay(["speculative"]);
+    for (const count of Object.values(this.legendCounts)) sd.put(count, "0");
+    this.charts.clear(this.lanes, USUAL_K);
+    this.parts.how.textContent = "";
+    this.speed(null);
+    this.show.clear();
     this.moved();
   }
 
@@ -150,12 +160,15 @@ export class Race {
   waiting() {
     if (this.state === "showing") this.skip();
     if (this.busy) return;
-    if (this.is("opening", "opened")) this.opening.clear();
+    const opens = this.is("opening", "opened");
     this.run = null;
     this.say("waiting");
+    if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
     if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
-    this.words("Waiting for the model.");
+    const { stage, preset, words } = page.status ?? {};
+    if (stage === "loading" && preset === page.preset) this.doing(words);
+    else this.words("Waiting for the model.");
     askPlace(() => this.state === "waiting" && !this.run);
   }
 
@@ -239,7 +252,12 @@ export class Race {
     page.showStatus(status);
     if (status.stage !== "loading") return;
     this.say("loading");
-    this.words("The race starts as soon as the model is ready.", `${sentence(status.words)}.`);
+    this.doing(status.words);
+  }
+
+  /** What the server does before a race can begin. */
+  doing(words) {
+    this.words(`${sentence(words)}.`, "The race starts when this is done.");
   }
 
   start(request) {
@@ -274,8 +292,13 @@ export class Race {
     this.badge(end.exactness.title, end.exactness.mark);
     this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
     this.parts.trace.disabled = this.parts.again.disabled = false;
+    this.tellMemory(end);
     this.charts.show(end.stats, end.speed_ups, true);
     this.say("ended");
+  }
+
+  tellMemory({ memory_shares: shares, memory_rate: rate }) {
+    for (const [name, share] of Object.entries(shares)) this.lanes[name]?.tellMemory(share, rate);
   }
 
   fail(sentence) {

@@ -55,6 +55,7 @@ export class Step {
     if (!player.rounds.length) return player.refuse("This recording has no round to step through.");
     const drafted = player.rounds.findIndex(({ row }) => row[1]);
     this.open = true;
+    this.node.style.minHeight = "";
     this.to(player.current < 0 ? Math.max(drafted, 0) : player.current);
     this.node.focus({ preventScroll: true });
     this.node.scrollIntoView({ block: "nearest" });
@@ -95,7 +96,6 @@ export class Step {
     const { temperature, rule } = player.data.request.settings;
     this.greedy = temperature === 0;
     this.matches = rule === "match" && !this.greedy;
-    this.node.classList.toggle("sd-greedy", this.greedy);
     Object.assign(this, { seconds, places });
     this.draft = tokens.filter((token) => token.length > 3);
     this.branches = isTree(tokens);
@@ -144,6 +144,7 @@ export class Step {
     const [words, ...body] = this.steps[step].draw();
     this.parts.words.textContent = words;
     this.parts.body.replaceChildren(...body);
+    this.node.style.minHeight = `${this.node.offsetHeight}px`; // it never shrinks, so that the buttons stay where they are
   }
 
   /** The text so far and the draft; what became of a drafted token shows from its own test on. */
