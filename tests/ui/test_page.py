@@ -453,7 +453,7 @@ def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) ->
         if number == 0:
             wait_until(lambda: script.open_races == 1)
     run(page, until="failed")
-    assert re.fullmatch(r"16 are waiting; try again (later|in about .*)\.", sentence(page))
+    assert re.fullmatch(r"16 requests are waiting. Try again (later|in about .*)\.", sentence(page))
     expect(visit().locator(".sd-model")).to_have_text("Scripted 135M")  # for that there is room
     script.gate.set()
     wait_until(lambda: script.ended_races == MAX_WAITING + 1)

@@ -67,7 +67,7 @@ class ViewTab:
                         self.stop = gr.Button("Stop", interactive=False, min_width=80, elem_classes="lab-stop")
                         self.leave = gr.Button("Stop", visible=False, min_width=80, elem_classes="lab-leave")
                     if view.name == "theory":
-                        self.from_race = gr.Button("Take my last race")
+                        self.from_race = gr.Button("Use my last race")
                 with gr.Column(elem_classes="lab-results"):
                     self.says = gr.HTML(html_template='<p role="status">${value}</p>', elem_classes="lab-says")
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
@@ -222,7 +222,7 @@ class ViewTab:
             except Exception as error:
                 return {self.says: failed(self.engine.sentence(error))}
             found = {self.fields[name]: value for name, value in numbers.items()}
-            said = "Numbers and measured point are those of the race that you ran last."
+            said = "The numbers and the measured point are those of your last race."
             return {**answer(measured, [*numbers.values()]), **found, self.measured: measured, self.says: said}
 
         # One event for all of them: the answer to an earlier number cannot come after that to a later one.

@@ -6,7 +6,7 @@ const ALONE = "The target writes one token in every pass.";
 const DRAFTED = "The target checks several guesses of the drafter in every pass.";
 const MAX_K = 16;
 const MAX_STRIP = 4096; // px; a longer text shares them
-const DRAFTS = ["The draft of each round", "A bar is as high as the draft was long: of a tree, its longest branch. Its dark part was accepted. The bars follow the text."];
+const DRAFTS = ["The draft of each round", "The height of a bar is the length of the draft; in a tree, of its longest branch. The dark part was accepted. The bars follow the text."];
 const PASSES = ["Passes", "How often the target ran, including the pass that reads the prompt. A pass takes nearly the same time for one token as for several."];
 const READ = "Weights read";
 const MEMORY = "Share of the memory's speed";
@@ -52,7 +52,7 @@ export class Lane {
     this.parts.bar.style.transform = "scaleX(0)";
     const size = bytes && `Every pass reads the target's weights, ${gigabytes(bytes)} GB, whether it writes one token or several.`;
     this.tellMemory(null);
-    this.parts.readWhy.sdWhy = [READ, size || "It is not known how large the target's weights are."];
+    this.parts.readWhy.sdWhy = [READ, size || "The size of the target's weights is not known."];
   }
 
   atBottom() {

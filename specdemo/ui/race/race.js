@@ -11,7 +11,7 @@ import { tooltips } from "./tooltip.js";
 const FIGURES_MS = 80; // between two times that figures and charts are drawn
 const USUAL_K = 4; // where it is not known how many tokens of a draft can be accepted
 const NARROW = 900; // px; there the arena lies below the form, see race.css
-const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. After the race it shows the rest.";
+const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. It shows the rest after the race.";
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
 /** How many times as fast a drafted lane is by what is shown so far, see stats.speed_up. */
@@ -175,7 +175,7 @@ export class Race {
   /** Where a race that waits is in the line, see status.py. */
   place(line) {
     if (this.state !== "waiting" || this.run) return;
-    this.words(placeInWords(line), "Your race starts when those before it have ended.");
+    this.words(placeInWords(line), "Your race starts when the races before it have ended.");
   }
 
   /** The run is over without a last message: it was cancelled or never got into the queue. */
@@ -245,7 +245,7 @@ export class Race {
     this.say("showing");
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.lanes[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
-    this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip or Stop jumps to the end. The figures stay the same.");
+    this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end. The figures stay the same.");
   }
 
   status(status) {

@@ -232,6 +232,6 @@ export class Show {
     const slower = 1 / this.rate;
     if (this.pace === "rounds") return "Shown one round at a time. The clocks show the measured time.";
     if (slower < 1.05) return "Shown in real time, as measured.";
-    return `Shown ${slower < 10 ? slower.toFixed(1) : Math.round(slower)}× slower. The clocks show the measured time.`;
+    return `Slowed down ${slower < 10 ? slower.toFixed(1) : Math.round(slower)}×. The clocks show the measured time.`;
   }
 }

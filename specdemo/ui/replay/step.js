@@ -194,11 +194,11 @@ export class Step {
     const chance = Math.min(1, p / q);
     const why =
       q === 1
-        ? `The drafter names this token and no other, so q is 1. It passes with the chance ${equals("p", p)}.`
+        ? `The drafter names this token and no other, so q is 1. It passes with probability ${equals("p", p)}.`
         : p >= q
           ? `The target finds it as likely as the drafter does, or likelier: ${equals("p", p)}, ${equals("q", q)}. So it is sure to pass.`
-          : `The target finds it less likely than the drafter does: ${equals("p", p)}, ${equals("q", q)}. It passes with the chance ${equals("p / q", chance)}.`;
-    const verdict = passed ? "below: it passes." : "not below: it fails.";
+          : `The target finds it less likely than the drafter does: ${equals("p", p)}, ${equals("q", q)}. It passes with probability ${equals("p / q", chance)}.`;
+    const verdict = passed ? "which is below that: it passes." : "which is not below that: it fails.";
     return [`${head} ${why} The draw is ${share(draw)}, ${verdict}${lost}`, this.gauge(chance, draw, passed), ...bars];
   }
 
@@ -265,7 +265,7 @@ export class Step {
         make("tr", at ? "" : "sd-first", make("td", "", make("code", "", said(text))), make("td", "", share(value)), make("td", "", time.toPrecision(3))),
       );
       const heads = ["token", letter, `e / ${letter}`].map((name) => make("th", "", name));
-      return make("table", "", make("caption", "", `${title}: the least e / ${letter}`), make("tr", "", ...heads), ...rows);
+      return make("table", "", make("caption", "", `${title}: the smallest e / ${letter}`), make("tr", "", ...heads), ...rows);
     });
     return make("div", "sd-arrivals", ...tables);
   }
