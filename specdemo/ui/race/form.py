@@ -109,7 +109,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
             min_width=100,
             elem_id="max-new-tokens",
         )
-        form["seed"] = gr.Number(usual.seed, label="Seed", info="Fixes the random draws.", min_width=80, elem_id="seed")
+        form["seed"] = gr.Number(usual.seed, label="Seed", info="For random draws.", min_width=80, elem_id="seed")
     form["preset"] = gr.Dropdown(
         menu(presets),
         value=first.name,
