@@ -257,7 +257,7 @@ export class Race {
 
   /** What the server does before a race can begin. */
   doing(words) {
-    this.words(`${sentence(words)}.`, "The race starts when this is done.");
+    this.words(`${sentence(words)}.`, "Then the race starts.");
   }
 
   start(request) {
