@@ -38,7 +38,7 @@ CLOCK = """() => {
   };
 }"""
 FILMED = """
-  #controls, .sd-results, .sd-legend, .sd-pacing { display: none !important; }
+  #controls, .sd-results, .sd-behind, .sd-legend, .sd-pacing { display: none !important; }
   .sd-sentence { min-height: 2.7em !important; font-size: 22px !important; }
   .sd-exact { min-height: 6em !important; }
 """

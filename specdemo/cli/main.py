@@ -251,6 +251,7 @@ def record(
         prompt_ids = loaded.encode(asked.prompt, asked.raw)
         entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, more=asked.more))
         header = summary.trace_header(loaded, asked.drafter, asked.prompt, asked.raw, asked.settings, asked.more)
+        header["environment"] = summary.measured(header["environment"])
         save_trace(out, header, entries)
         typer.echo(f"{out}: {len(entries)} events.")
 
@@ -279,7 +280,7 @@ def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:
     titles = {PLAIN: "target alone", SPECULATIVE: f"with {drafter}"}
     lanes = {name: {**outcome[name]["stats"], "speed-up": ""} for name in (PLAIN, *verdicts)}
     for name, found in verdicts.items():
-        lanes[name]["speed-up"] = None if found["speed_up"] is None else f"{found['speed_up']:.2f}x"
+        lanes[name]["speed-up"] = None if found["speed_up"] is None else f"{found['speed_up']:.2f}×"
     shapes = {**FIGURES, "speed-up": "{}"}
     lines = lanes_table([titles.get(name, name) for name in lanes], list(lanes.values()), shapes)
     said = {name: found["sentence"] for name, found in verdicts.items()}
@@ -314,6 +315,8 @@ def texts_compared(verdicts: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Run the command line; every error a person can mend is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a file may have no place for every character
     try:
         status = app(prog_name="specdemo", standalone_mode=False)
     except BadInput as error:

@@ -43,16 +43,16 @@ DRAFTERS = {
     ),
     "eagle": Entry(
         "heads.eagle:Eagle",
-        "A trained head that reads the target's hidden states. Good guesses; each costs a thin layer.",
+        "A trained head that reads the target's hidden states. Good guesses; each costs one thin layer.",
     ),
     "block": Entry(
         "heads.block:Block",
-        "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less apt.",
+        "A trained head that drafts all K tokens in one pass. Cheaper than eagle, and a little less accurate.",
         parallel_drafting=True,
     ),
     "medusa": Entry(
         "heads.block:Medusa",
-        "A trained head with an output for each place of the draft, all made of one hidden state. The cheapest head.",
+        "A trained head with one output for each position of the draft, all from one hidden state. The cheapest head.",
         parallel_drafting=True,
     ),
     "lookup-block": Entry(
@@ -68,7 +68,7 @@ DRAFTERS = {
     ),
     "lookahead": Entry(
         "lookahead:Lookahead",
-        "The target's own passes guess ahead and collect phrases. Needs no model; pays where rows of a pass are free.",
+        "The target's own passes guess ahead and collect phrases. Needs no model. Pays off if long passes are cheap.",
     ),
     "layer-skip": Entry(
         "layer_skip:LayerSkip",

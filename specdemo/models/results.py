@@ -63,6 +63,6 @@ def describe_results(results: Mapping[str, Any], drafter: str) -> str:
         here = [row for row in rows if row["temperature"] == temperature]
         fixed = sorted((row for row in here if row["k"] != AUTO), key=lambda row: row["speed_up"])
         best = [*(row for row in here if row["k"] == AUTO), *fixed[-1:]]
-        speeds = " and ".join(f"{row['speed_up']:.2f}x with K = {row['k']}" for row in best)
+        speeds = " and ".join(f"{row['speed_up']:.2f}× with K = {row['k']}" for row in best)
         told.append(f"{speeds} at temperature {temperature:g}")
     return f"Measured speed-up: {'; '.join(told)}. On {where}." if told else ""

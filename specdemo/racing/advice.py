@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import sqrt
 from statistics import fmean, median
 
-from .figures import EVEN, Figures
+from .figures import EVEN, Figures, memory_share
 from .stats import Stats
 
 BETTER = 1.05  # how many times as fast another K must be, by the figures, to be advised
@@ -61,7 +61,7 @@ def action(found: Figures) -> str:
         if best > found.k:
             share = sum(draft.accepted >= found.k for draft in found.lane.drafts_tested) / found.lane.drafts
             return f"Try K = {best}: {share:.0%} of the drafts passed up to their last token."
-        return f"Try K = {best} ({speed:.2f}x by these rounds){f', or {free}' if free else ''}."
+        return f"Try K = {best} ({speed:.2f}× by these rounds){f', or {free}' if free else ''}."
     if found.side >= 0:
         return ""
     return f"Try {free}." if free else "For a text like this one, use the target alone."
@@ -136,10 +136,10 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
     one_pass = fmean(plain.verify_times) if plain.verify_times else 0.0
     reached = pass_bytes / one_pass if pass_bytes and one_pass else 0.0
     rate = f", {reached / 1e9:.1f} GB/s" if reached else ""
-    if reached and memory_rate:
-        rate += f", {min(reached / memory_rate, 1.0):.0%} of what the memory allows"
+    if (share := memory_share(plain, pass_bytes, memory_rate)) is not None:
+        rate += f", {share:.0%} of what the memory allows"
     rows = {
-        "speed-up": f"{found.speed_up:.2f}x, give or take {found.noise:.0%}",
+        "speed-up": f"{found.speed_up:.2f}×, give or take {found.noise:.0%}",
         "tokens per round": f"{found.tokens:.2f}",
         "tokens per round to break even": f"{found.needed:.2f}",
         "time per token, target alone": f"{token_ms:.1f} ms",
@@ -155,7 +155,7 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
         "draft efficiency (of drafted)": _text(lane.draft_efficiency, ".0%"),
         "accepted at each position, of those tested there": ", ".join(f"{p / t:.0%}" for t, p in places if t),
         "accepted at each position, of all drafts": ", ".join(f"{p / len(drafts):.0%}" for _, p in places),
-        "expected speed-up for each K": ", ".join(f"K {k} {speed:.2f}x" for k, speed in enumerate(found.by_k, 1)),
+        "expected speed-up for each K": ", ".join(f"K {k} {speed:.2f}×" for k, speed in enumerate(found.by_k, 1)),
     }
     return [(name, value) for name, value in rows.items() if value]
 

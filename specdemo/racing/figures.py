@@ -122,6 +122,32 @@ def weight_bytes(environment: Mapping[str, Any]) -> int | None:
     return sum(sizes) if known else None
 
 
+def memory_rate_of(environment: Mapping[str, Any]) -> float | None:
+    """Bytes per second that the memory streamed after a race. None where the environment does not say, or where the
+    memory is not all there is: other weights lie elsewhere."""
+    rate, placement = environment.get("memory_rate"), environment.get("placement")
+    known = isinstance(rate, float) and 0 < rate < float("inf")
+    return rate if known and isinstance(placement, dict) and len(placement) == 1 else None
+
+
+def memory_share(lane: Stats, pass_bytes: int | None, rate: float | None) -> float | None:
+    """How close a mean pass of a lane comes to what the memory allows, at most 1; None where that is not known.
+
+    Args:
+        pass_bytes: how many bytes of weights a pass of the target reads.
+        rate: bytes per second that the memory streams.
+    """
+    if not pass_bytes or not rate or len(lane.verify_times) < ENOUGH or not fmean(lane.verify_times):
+        return None
+    return min(pass_bytes / fmean(lane.verify_times) / rate, 1.0)
+
+
+def memory_shares(lanes: Mapping[str, Stats], environment: Mapping[str, Any]) -> dict[str, float | None]:
+    """`memory_share` of each lane."""
+    read, rate = weight_bytes(environment), memory_rate_of(environment)
+    return {name: memory_share(lane, read, rate) for name, lane in lanes.items()}
+
+
 def noise(plain: Stats, lane: Stats) -> float:
     """By which share the ratio of two lanes may be off by chance, at least that of `EVEN`.
 

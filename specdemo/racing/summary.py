@@ -14,7 +14,7 @@ from ..models.loaded import Loaded
 from ..types import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name
 from .compare import compare, exact_rows, first_to_part, is_comparable
-from .figures import weight_bytes
+from .figures import memory_rate_of, memory_shares, weight_bytes
 from .stats import Stats, outcome_of
 from .text import LaneText
 from .trace import Entry
@@ -35,16 +35,15 @@ def summary(
     `drafted` lanes (usually one, of an unknown K): its `speed_up`, a `sentence`, `notes`, `numbers` (see `LaneVerdict`)
     and the `comparison` of its text with that of the target alone, which is None for rejection sampling above
     temperature 0: there the texts differ by chance, their distribution does not. For the whole race the largest
-    `speed_up`, a `sentence`, and the `comparison` of the lane that parts first.
+    `speed_up`, a `sentence`, and the `comparison` of the lane that parts first. Where known, `memory_shares` say how
+    close the passes of each lane come to what the memory allows, and `memory_rate` what that is in bytes per second.
     """
     drafted = {SPECULATIVE: None} if drafted is None else drafted
     lanes = {lane: [entry.event for entry in entries if entry.lane == lane] for lane in (PLAIN, *drafted)}
     stats = {lane: Stats.of(events) for lane, events in lanes.items()}
     tokens = {lane: [token for event in events for token in emitted_tokens(event)] for lane, events in lanes.items()}
     comparisons = {lane: compare(tokens[PLAIN], tokens[lane]) for lane in drafted if is_comparable(settings)}
-    environment = loaded.environment()
-    if pass_bytes := weight_bytes(environment):
-        environment["memory_rate"] = memory_rate(environment["device"], pass_bytes)
+    environment = measured(loaded.environment())
     verdicts = {
         lane: judge_lane(stats[PLAIN], stats[lane], asked, comparisons.get(lane), environment)
         for lane, asked in drafted.items()
@@ -61,7 +60,16 @@ def summary(
         "speed_up": max((found.speed_up for found in verdicts.values() if found.speed_up is not None), default=None),
         "sentence": " ".join([sentence, *doubts.values()]),
         "comparison": asdict(first_to_part(comparisons.values())) if comparisons else None,
+        "memory_shares": memory_shares(stats, environment),
+        "memory_rate": memory_rate_of(environment),
     }
+
+
+def measured(environment: dict[str, Any]) -> dict[str, Any]:
+    """An environment of a loaded preset with what its memory streams now, `memory_rate`, where that is known."""
+    read = weight_bytes(environment)
+    rate = memory_rate(environment["device"], read) if read else None
+    return {**environment, "memory_rate": rate} if rate else environment
 
 
 def _doubt(loaded: Loaded, drafter: str, stats: Stats) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from .advice import MUCH, action, costs, notes, numbers, reason
 from .asked import DraftedLane
 from .compare import Comparison, exact_rows
-from .figures import EVEN, Figures, weight_bytes
+from .figures import EVEN, Figures, memory_rate_of, weight_bytes
 from .stats import Pace, Stats, speed_up
 
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
@@ -55,7 +55,7 @@ def judge_lane(
         return LaneVerdict(speed_up(plain, lane), sentence)
     rows = exact_rows(environment, asked.drafter if asked else "")
     told = notes(found, comparison.identical if comparison else None, rows)
-    table = numbers(found, weight_bytes(environment), environment.get("memory_rate"))
+    table = numbers(found, weight_bytes(environment), memory_rate_of(environment))
     return LaneVerdict(found.speed_up, sentence, told, table, found)
 
 
@@ -85,10 +85,10 @@ def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = N
 
     The ratio is `Pace.to`: the speeds of both lanes after the prompt. `asked` is that of `Figures.of`. For example:
 
-        2.22x as fast as the target alone: 3.0 tokens per target pass; a draft costs 5% of a pass, and checking it makes
+        2.22× as fast as the target alone: 3.0 tokens per target pass; a draft costs 5% of a pass, and checking it makes
         a pass 30% longer.
-        Slower, 0.92x, because a draft costs 117% of a pass: a round needs 2.60 tokens to break even and has 2.40. Try
-        K = 2 (1.12x by these rounds), or a nearly free drafter such as prompt-lookup or ngram.
+        Slower, 0.92×, because a draft costs 117% of a pass: a round needs 2.60 tokens to break even and has 2.40. Try
+        K = 2 (1.12× by these rounds), or a nearly free drafter such as prompt-lookup or ngram.
     """
     alone, drafting = plain.pace, speculative.pace
     ratio, shorter = drafting.to(alone), min(plain.tokens, speculative.tokens)
@@ -104,9 +104,9 @@ def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = N
         return f"{words}." if chance == "0%" else f"{words}; the {chance} between them is timing noise."
     per_pass = f"{_tokens(found.tokens)} tokens per target pass"
     verdict = {
-        -1: f"Slower, {ratio:.2f}x as fast as the target alone",
-        0: f"Tied with the target alone ({ratio:.2f}x, within timing noise of {found.noise:.0%})",
-        1: f"{ratio:.2f}x as fast as the target alone",
+        -1: f"Slower, {ratio:.2f}× as fast as the target alone",
+        0: f"Tied with the target alone ({ratio:.2f}×, within timing noise of {found.noise:.0%})",
+        1: f"{ratio:.2f}× as fast as the target alone",
     }[found.side]
     reading = _reading(alone, drafting, ratio)
     if shorter < FEW_TOKENS:
@@ -114,7 +114,7 @@ def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = N
     if found.side < 0:
         why = reason(found)
         needs = f"a round needs {found.needed:.2f} tokens to break even and has {found.tokens:.2f}"
-        words = f"Slower, {ratio:.2f}x, because {why}: {needs}" if why else f"{verdict}: {needs}"
+        words = f"Slower, {ratio:.2f}×, because {why}: {needs}" if why else f"{verdict}: {needs}"
     else:
         words = "; ".join(part for part in (per_pass, costs(found), _remainder(found)) if part)
         words = f"{verdict}: {words}"
@@ -124,7 +124,7 @@ def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = N
 def _remainder(found: Figures) -> str:
     """What the costs of drafts and passes leave out."""
     if found.speed_up > found.tokens * EVEN[1]:
-        return f"anything above {_tokens(found.tokens)}x is timing noise"
+        return f"anything above {_tokens(found.tokens)}× is timing noise"
     rest = found.parts.get("rest", 0.0)
     return f"{rest / found.needed:.0%} of a round is neither drafting nor a pass" if rest >= MUCH else ""
 
@@ -144,7 +144,7 @@ def _reading(alone: Pace, drafting: Pace, ratio: float) -> str:
     low, high = sorted((ratio, 1.0))  # where it would lie if both lanes read the prompt at the same speed
     if not low * EVEN[0] <= whole <= high * EVEN[1]:
         words = f" took {'longer' if whole < ratio else 'less time'} with the drafter, {share} of the time"
-    return f" Reading the prompt{words}: {whole:.2f}x overall."
+    return f" Reading the prompt{words}: {whole:.2f}× overall."
 
 
 def _side(ratio: float) -> int:

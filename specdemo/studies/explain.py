@@ -57,10 +57,10 @@ class Explained:
         what = "a draft" if self.parallel else "a drafted token"
         lines = [
             f"{self.alpha:.0%} of the tested guesses passed, {what} cost {self.draft_cost:.0%} of a target "
-            f"pass, and drafts were up to {self.k} long: the formula says {self.predicted:.2f}x. "
-            f"Measured: {self.measured:.2f}x."
+            f"pass, and drafts were up to {self.k} long: the formula says {self.predicted:.2f}×. "
+            f"Measured: {self.measured:.2f}×."
         ]
-        return lines + [f"{part.change:+.2f}x  {part.words}" for part in self.parts]
+        return lines + [f"{part.change:+.2f}×  {part.words}" for part in self.parts]
 
 
 def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool = False) -> Explained:

@@ -211,7 +211,7 @@ def _best(where: str, by_k: Mapping[int | str, Sequence[Run]]) -> dict[str, Any]
     k = best or max(logs, key=lambda k: fmean(logs[k].values()))
     gain = geometric_mean(_speedups(by_k[k]), len(logs))
     assert gain is not None
-    gained = f"{gain.mean:.2f}x the target alone"
+    gained = f"{gain.mean:.2f}× the target alone"
     if gain.low is not None:
         gained += f" ({gain.low:.2f} to {gain.high:.2f})"
     of = f" of {len(logs)}" if len(logs) > 1 else ""

@@ -108,5 +108,5 @@ def in_words(costs: Costs, alpha: float | None = None) -> list[str]:
         if k == 0:
             lines.append(f"If {alpha:.0%} pass, do not speculate: no K is faster than the target alone.")
         else:
-            lines.append(f"If {alpha:.0%} pass, K = {k} is best: {speed_up(alpha, k, costs):.2f}x the target alone.")
+            lines.append(f"If {alpha:.0%} pass, K = {k} is best: {speed_up(alpha, k, costs):.2f}× the target alone.")
     return lines

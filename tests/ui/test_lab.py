@@ -261,7 +261,7 @@ def test_theory_answers_at_once_and_sets_a_measurement_beside_it(new_lab: Open) 
 
 def test_theory_takes_the_numbers_of_the_last_race(new_lab: Open) -> None:
     page, shown = new_lab("theory")
-    shown.get_by_role("button", name="Take my last race").click()
+    shown.get_by_role("button", name="Use my last race").click()
     expect(says(shown)).to_contain_text("run one in the Race tab first")
     page.get_by_role("tab", name="Race").click()
     page.fill("#max-new-tokens input", "48")
@@ -270,7 +270,7 @@ def test_theory_takes_the_numbers_of_the_last_race(new_lab: Open) -> None:
     stats = page.evaluate("[...document.querySelectorAll('.sd-figures dd')].map(dd => dd.textContent)")
     ratio = page.locator(".sd-ratio").inner_text()
     page.get_by_role("tab", name="Lab").click()
-    shown.get_by_role("button", name="Take my last race").click()
+    shown.get_by_role("button", name="Use my last race").click()
     expect(figure(shown, "Speed-up for each K").locator("svg.marks .role-mark text")).to_have_text(ratio)
     assert f"{100 * float(page.input_value('#lab-theory-alpha input')):.0f}%" == stats[0]
 
@@ -403,7 +403,9 @@ def test_while_a_run_goes_on_its_visitor_cannot_race_and_another_can_leave_the_l
     page.get_by_role("tab", name="Race").click()
     page.fill("#prompt textarea", "one two three")
     page.click("#run")
-    expect(page.locator("#race .sd-sentence")).to_have_text("Your last one is still running: wait for it, or stop it.")
+    expect(page.locator("#race .sd-sentence")).to_have_text(
+        "Your last request is still running: wait for it, or stop it."
+    )
     page.get_by_role("tab", name="Lab").click()
     other = visit(at=lab_url)
     other.get_by_role("tab", name="Lab").click()
@@ -476,7 +478,7 @@ def test_a_server_that_is_lost_during_a_run_is_told(new_lab: Open, engine: Engin
 def test_what_is_wrong_is_said(lab: Open) -> None:
     page, shown = lab("sweep")
     measure(page, "sweep", until="not 9999", max_new_tokens=9999)
-    expect(says(shown)).to_have_text('"Tokens of each text" must be a whole number from 8 to 512, not 9999.')
+    expect(says(shown)).to_have_text('"Tokens per text" must be a whole number from 8 to 512, not 9999.')
     measure(page, "sweep")
     choose(page, "theory")
     fill(page, "theory", {"alpha": 2})
@@ -515,13 +517,13 @@ def test_drafters_that_a_preset_lacks_are_not_offered_and_the_reason_is_told(new
     page.get_by_role("option").nth(1).click()
     page.get_by_role("tab", name="Lab").click()
     drafter = shown.locator("#lab-domains-drafter")
-    expect(drafter).to_contain_text("draft-model: this preset has no draft model")
+    expect(drafter).to_contain_text("draft-model (this preset has no draft model)")
     drafter.locator("input").click()
     expect(page.get_by_role("option")).to_have_text([re.compile("prompt-lookup$"), re.compile("lookahead$")])
     page.keyboard.press("Escape")
     boxes = choose(page, "sweep").locator("#lab-sweep-drafters")
     expect(boxes.get_by_role("checkbox")).to_have_count(2)
-    expect(boxes).to_contain_text("eagle: this preset ships no eagle head")
+    expect(boxes).to_contain_text("eagle (this preset ships no eagle head)")
     list(engine.follow("toy"))
 
 
@@ -589,7 +591,7 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
     monkeypatch.setattr(pictures, "of_domains", lambda *_: [section])
     page, shown = lab("domains")
     measure(page, "domains")
-    assert HOSTILE in shown.locator(".lab-section li").inner_text()
+    expect(shown.locator(".lab-section li")).to_contain_text(HOSTILE)  # after the picture of an earlier test
     assert [part.inner_text() for part in shown.locator(".lab-section .prose strong").all()][:2] == [HOSTILE, HOSTILE]
     drawn = shown.locator(".lab-figure").nth(0)
     boxes = [box(dot) for dot in drawn.locator("[aria-roledescription=point]").all()]

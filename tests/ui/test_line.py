@@ -87,11 +87,11 @@ def test_a_session_has_one_in_the_line(held: str) -> None:
         again = first.join("two", "mine")
         assert (again.status_code, again.json()["detail"]) == (
             429,
-            "Your last one is still running: wait for it, or stop it.",
+            "Your last request is still running: wait for it, or stop it.",
         )
         assert second.join("one", "theirs").status_code == 200
         assert second.join("two", "theirs").json()["detail"] == (
-            "Your last one is still waiting at place 1: wait for it, or stop it."
+            "Your last request is still waiting at place 1: wait for it, or stop it."
         )
 
 
@@ -108,7 +108,7 @@ def test_an_address_has_three_in_the_line(held: str, place: Any) -> None:
         refused = first.join("one", "session 4")
         assert refused.status_code == 429
         assert refused.json()["detail"] == (
-            "3 from your address are in the line, the last waiting at place 2: wait for one to end."
+            "3 requests from your address are in the line, the last one waiting at place 2: wait until one ends."
         )
         assert first.join("no session").status_code == 429
         assert second.join("one").status_code == 200
@@ -138,10 +138,10 @@ def test_a_full_line_says_how_many_wait_and_how_long_that_may_take(held: str, pl
     wait_until(lambda: place[1].open_races == 1)
     answers = [caller.join("one") for caller in callers[1:]]
     assert [answer.status_code for answer in answers] == [200] * MAX_WAITING + [429] * 2
-    assert answers[-1].json()["detail"] == "16 are waiting; try again later."
+    assert answers[-1].json()["detail"] == "16 requests are waiting. Try again later."
     for seconds, when in ((0.5, "in about 8 s"), (11.0, "in about 3 minutes")):  # the first has used up its own by now
         recent.append(seconds)
-        assert callers[-1].join("one").json()["detail"] == f"16 are waiting; try again {when}."
+        assert callers[-1].join("one").json()["detail"] == f"16 requests are waiting. Try again {when}."
         recent.clear()
     for caller in callers:
         caller.http.close()
@@ -154,7 +154,7 @@ def test_a_python_client_is_told_the_sentence(held: str, monkeypatch: pytest.Mon
     with Caller(held, 2) as other:
         wait_until(lambda: other.join("one", client.session_hash).status_code == 429)
         for endpoint in ("/race", "/compare"):
-            with pytest.raises(Exception, match="Your last one is still running: wait for it, or stop it"):
+            with pytest.raises(Exception, match="Your last request is still running: wait for it, or stop it"):
                 client.predict(prompt="two", api_name=endpoint)
     waiting.cancel()
     client.close()
@@ -217,7 +217,7 @@ def test_the_page_says_why_it_may_not_join(held: str, place: Any, visit: Visit) 
     with Caller(held, 1) as neighbour:
         fill(neighbour, place[1])
         run(page, "one two three", until="failed")
-        words = "3 from your address are in the line, the last waiting at place 2: wait for one to end."
+        words = "3 requests from your address are in the line, the last one waiting at place 2: wait until one ends."
         expect(page.locator(".sd-sentence").first).to_have_text(words)
         page.get_by_role("tab", name="Lab").click()
         page.click("#lab-profile .lab-run")
@@ -284,7 +284,7 @@ def test_64_at_once_are_served_or_told_their_place_and_leave_no_memory_behind() 
             if status == 200:  # its own prompt's, and whole
                 assert text == (f"w{number}x y{number}z" * 4)
             else:
-                assert (status, text.partition(";")[0]) == (429, f"{MAX_WAITING} are waiting")
+                assert (status, text.partition(".")[0]) == (429, f"{MAX_WAITING} requests are waiting")
         assert MAX_WAITING <= len(served_ones) < CLIENTS
         assert script.open_races == 0
         gc.collect()

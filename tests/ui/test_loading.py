@@ -19,7 +19,7 @@ def test_loading_shows_progress_and_run_waits_for_it(visit: Visit, unloaded: Scr
     expect(page.locator(".sd-model")).to_have_text("Downloading, 10% done")
     expect(page.locator(".sd-progress")).to_have_attribute("value", "0.1")
     run(page, "one two three", until="loading")
-    assert sentence(page) == "The race starts as soon as the model is ready."
+    assert sentence(page) == "Downloading, 10% done."
     unloaded.loading.set()
     page.locator(".sd-arena[data-state=ended]").wait_for()
     expect(page.locator(".sd-model")).to_have_text("Scripted 135M")

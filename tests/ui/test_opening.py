@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from specdemo.models.presets import load_prompts
+from specdemo.models.presets import DEFAULT_PRESET, load_presets, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats, speed_up
 from specdemo.racing.trace import read_trace
@@ -71,10 +71,12 @@ def kinds(page: Page, lane: str = SPECULATIVE) -> str:
     return "".join(code for _, code in tokens_shown(page, lane))
 
 
-def test_the_recording_is_a_race_of_the_prompt_that_the_form_begins_with() -> None:
+def test_the_recording_is_a_race_of_what_the_form_begins_with() -> None:
     prompts = load_prompts()
     assert HEADER["prompt"] == next(iter(prompts.values()))[0]
-    assert HEADER["settings"]["rule"] == "match"
+    defaults = load_presets()[0][DEFAULT_PRESET].defaults
+    assert (HEADER["preset"], HEADER["drafter"]) == (DEFAULT_PRESET, defaults.drafter)
+    assert (HEADER["settings"]["k"], HEADER["settings"]["rule"]) == (defaults.k, "match")
     assert playable(HEADER, ENTRIES)["end"]["exactness"]["mark"] == "same"
 
 
@@ -132,6 +134,10 @@ def test_run_ends_it(opening: Open, script: Script) -> None:
     page.locator("#race .sd-arena[data-state=waiting]").wait_for()
     assert tokens_shown(page, PLAIN) == tokens_shown(page, SPECULATIVE) == []
     assert {*page.locator("#race .sd-legend b").all_inner_texts()} == {"0"}
+    shown = page.locator("#race .sd-arena").inner_text()
+    assert caption(page) == "Waiting for the model."
+    assert not any(words in shown for words in ("recording", "lookup-eagle", "K auto", "of 128 tokens", "GB/s"))
+    expect(page.locator("#race .sd-skip")).to_be_disabled()
     script.gate.set()
     page.locator("#race .sd-arena[data-state=showing]").wait_for()
     page.get_by_role("button", name="Skip").click()

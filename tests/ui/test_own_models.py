@@ -90,7 +90,7 @@ def test_a_load_is_cancelled_and_the_preset_before_races(visit: Visit, script: S
     expect(page.locator(".sd-top")).to_have_attribute("data-stage", "loading")
     expect(page.locator(".sd-model")).to_contain_text("10% done")
     page.click("#own-cancel")
-    expect_said(page, "Cancelled. What was downloaded by then is kept.")
+    expect_said(page, "Cancelled. What was already downloaded is kept.")
     script.loading.set()
     expect(page.locator(".sd-model")).to_have_text(before)
     expect(page.locator("#preset input")).to_have_value(before)
@@ -149,7 +149,7 @@ def test_named_models_are_kept_as_a_preset(
     page.locator("#own-name input, #own-name textarea").fill("mine")
     save.click()
     title = f"big + {tmp_path.name}"
-    expect_said(page, f"Saved: the menu has it as {title}.")
+    expect_said(page, f"Saved. In the menu it is {title}.")
     mine = read_preset(tmp_path / "mine.toml")
     assert (mine.target, mine.draft_model) == (Hub("someone/big"), Folder(tmp_path))
     page.click("#preset input")

@@ -103,8 +103,8 @@ def test_a_page_that_is_only_open_draws_next_to_nothing(page: Page) -> None:
 
 
 LONGEST = (
-    "Slower, 0.36x, because a draft, made in 17 of 20 rounds, costs 285% of a pass: a round needs 3.42 tokens to break "
-    "even and has 1.23. Try K = 2 (1.23x by these rounds), or a nearly free drafter such as prompt-lookup or ngram.",
+    "Slower, 0.36×, because a draft, made in 17 of 20 rounds, costs 285% of a pass: a round needs 3.42 tokens to break "
+    "even and has 1.23. Try K = 2 (1.23× by these rounds), or a nearly free drafter such as prompt-lookup or ngram.",
     "At temperature 0.75 each lane draws its own tokens from the same distribution, so the texts could differ, though "
     "these do not. What the target would say, and how often, is unchanged.",
 )
@@ -453,7 +453,7 @@ def test_a_full_line_is_told_politely(visit: Visit, script: Script, url: str) ->
         if number == 0:
             wait_until(lambda: script.open_races == 1)
     run(page, until="failed")
-    assert re.fullmatch(r"16 are waiting; try again (later|in about .*)\.", sentence(page))
+    assert re.fullmatch(r"16 requests are waiting. Try again (later|in about .*)\.", sentence(page))
     expect(visit().locator(".sd-model")).to_have_text("Scripted 135M")  # for that there is room
     script.gate.set()
     wait_until(lambda: script.ended_races == MAX_WAITING + 1)

@@ -107,6 +107,7 @@ def test_more_lanes_are_told_whatever_they_are_called() -> None:
         **end,
         "speed_ups": {SPECULATIVE: ratio, "drafted-2": ratio},
         "stats": {**end["stats"], "drafted-2": end["stats"][SPECULATIVE]},
+        "memory_shares": {**end["memory_shares"], "drafted-2": end["memory_shares"][SPECULATIVE]},
         "verdicts": dict.fromkeys((NAMES[0], NAMES[2]), end["verdicts"][SPECULATIVE]),
         "sentence": f"The fastest lane is {NAMES[0]}, tied with {NAMES[2]}. {end['sentence']}",
     }

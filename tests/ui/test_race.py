@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Iterator
+from statistics import fmean
 
 import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
@@ -92,8 +93,14 @@ def test_the_tokens_in_the_page_are_those_of_the_engine(raced: Raced) -> None:
 
 def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced) -> None:
     page, entries = raced
-    behind = page.locator(".sd-behind")
+    behind = page.locator("#race .sd-behind")
+    place = (
+        "['.sd-board', '.sd-lanes'].map((part) => document.querySelector(`#race ${part}`).getBoundingClientRect().top)"
+    )
+    behind.locator("summary").scroll_into_view_if_needed()
+    before = page.evaluate(place)
     behind.locator("summary").click()
+    assert page.evaluate(place) == before  # it opens below what one reads
     shown = dict(zip(behind.locator("dt").all_inner_texts(), behind.locator("dd").all_inner_texts(), strict=True))
     plain, drafted = (Stats.of(e.event for e in entries if e.lane == lane) for lane in (PLAIN, SPECULATIVE))
     found = Figures.of(plain, drafted, DraftedLane("prompt-lookup", 4))
@@ -102,13 +109,26 @@ def test_the_numbers_behind_the_verdict_are_there_for_those_who_ask(raced: Raced
     assert f"{found.tokens:.1f} tokens per target pass" in sentence(page)
 
 
+def test_a_lane_says_how_close_its_passes_come_to_what_the_memory_allows(raced: Raced) -> None:
+    page, entries = raced
+    for lane in (PLAIN, SPECULATIVE):
+        times = Stats.of(entry.event for entry in entries if entry.lane == lane).verify_times
+        share = PLACEMENT["cpu"] / fmean(times) / MEMORY_RATE
+        shown = page.locator(f"#race [data-lane={lane}] .sd-memory")
+        assert shown.inner_text() == f"A pass reads at {share:.0%} of the memory's speed"
+    shown.hover()
+    assert "the memory read 30.0 GB/s." in page.locator(".sd-tip").inner_text()
+    page.evaluate("specdemo.race.lanes.plain.tellMemory(null)")
+    assert page.locator("#race [data-lane=plain] .sd-memory").inner_text() == ""
+
+
 def test_what_is_measured_before_a_race_is_told(page: Page, script: Script) -> None:
     run(page, "one two three")
     script.says = "measuring the cost of a pass"
     script.gate.clear()
     try:
         run(page, "one two three", until="loading")
-        expect(page.locator(".sd-why-exact")).to_have_text("Measuring the cost of a pass.")
+        expect(page.locator(".sd-sentence")).to_have_text("Measuring the cost of a pass.")
         assert page.locator(".sd-model").inner_text() == "Measuring the cost of a pass"
     finally:
         script.gate.set()
@@ -206,6 +226,20 @@ def test_under_the_match_rule_the_tooltip_tells_what_the_target_drew(raced: Race
     page.locator("[data-lane=speculative] .tok.a").first.hover()
     assert tip.locator("dd").all_inner_texts()[-1].endswith("the same token: accepted")
     assert not {"min(1", "Draw"} & set(tip.inner_text().split())
+    for height in (900, 560):  # it never lies over the line of its token
+        page.set_viewport_size({"width": 1280, "height": height})
+        for token in page.locator("[data-lane=speculative] .sd-rd > .tok").all()[::5]:
+            token.scroll_into_view_if_needed()
+            lines, top, bottom = token.evaluate(
+                """async (token) => {
+                    await new Promise((done) => setTimeout(done, 60));  // scrolling, which may go on here, hides it
+                    token.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
+                    const { top, bottom } = document.querySelector(".sd-tip.open").getBoundingClientRect();
+                    return [[...token.getClientRects()].map((box) => [box.top, box.bottom]), top, bottom];
+                }"""
+            )
+            assert 0 <= top < bottom <= height
+            assert all(bottom <= line_top or top >= line_bottom for line_top, line_bottom in lines)
 
 
 def test_the_tooltip_fits_a_phone(raced: Raced) -> None:

@@ -169,7 +169,7 @@ def test_a_sampled_round_is_stepped_through_with_its_distributions(page: Page) -
     for token, place in zip(event.drafted, places, strict=False):
         page.keyboard.press("ArrowRight")
         passed = token.outcome is DraftOutcome.ACCEPTED
-        assert ("below: it passes" if passed else "not below: it fails") in words(page)
+        assert ("below that: it passes" if passed else "not below that: it fails") in words(page)
         assert (page.locator(".sd-passes").count(), page.locator(".sd-fails").count()) == (passed, not passed)
         assert token.p is not None
         assert token.q is not None

@@ -134,7 +134,7 @@ def test_who_waits_is_told_the_place_in_the_line_and_the_wait(visit: Visit, scri
     expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 1, a few seconds.")
     run(third, "epsilon zeta", until="waiting")
     expect(third.locator("#race .sd-sentence")).to_have_text("Waiting: number 2 of 2, a few seconds.")
-    expect(third.locator("#race .sd-why-exact")).to_have_text("Your race starts when those before it have ended.")
+    expect(third.locator("#race .sd-why-exact")).to_have_text("Your race starts when the races before it have ended.")
     expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 2, a few seconds.")
     second.click("#stop")
     expect(third.locator("#race .sd-sentence")).to_contain_text("Waiting: number 1 of 1")

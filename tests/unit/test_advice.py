@@ -17,7 +17,7 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines.memory_rate import memory_rate
 from specdemo.racing.advice import action, notes, numbers, reason
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane
-from specdemo.racing.figures import Figures, alpha_for, noise, weight_bytes
+from specdemo.racing.figures import Figures, alpha_for, memory_shares, noise, weight_bytes
 from specdemo.racing.race import race
 from specdemo.racing.stats import Stats, speed_up
 from specdemo.racing.summary import summary
@@ -119,8 +119,8 @@ def test_noise_is_that_of_passes_that_do_the_same_work() -> None:
 def test_it_says_why_and_what_to_do() -> None:
     slow = [round_(4, n, 0.0117, 0.0143) for n in (4, 1, 1, 0, 1, 2)] * 10
     assert race_verdict(alone(), run(slow), EAGLE) == (
-        "Slower, 0.96x, because a draft costs 117% of a pass: a round needs 2.60 tokens to break even and has 2.50. "
-        "Try K = 1 (1.31x by these rounds), or a nearly free drafter such as prompt-lookup or ngram."
+        "Slower, 0.96×, because a draft costs 117% of a pass: a round needs 2.60 tokens to break even and has 2.50. "
+        "Try K = 1 (1.31× by these rounds), or a nearly free drafter such as prompt-lookup or ngram."
     )
 
 
@@ -151,7 +151,7 @@ def test_what_is_within_the_noise_is_a_tie_without_advice() -> None:
     shaky = run([round_(0, 0, 0.0, PASS * (1 + i % 2)) for i in range(100)])
     lane = run([round_(1, 1, 0.0, 0.028)] * 40)
     assert race_verdict(shaky, lane, DraftedLane("ngram", 1)) == (
-        "Tied with the target alone (1.07x, within timing noise of 13%): 2.0 tokens per target pass; a draft costs "
+        "Tied with the target alone (1.07×, within timing noise of 13%): 2.0 tokens per target pass; a draft costs "
         "under 1% of a pass, and checking it makes a pass 87% longer."
     )
 
@@ -160,7 +160,7 @@ def test_lanes_within_the_noise_of_each_other_are_tied() -> None:
     rows = {"eagle:4": round_(4, 3, 0.01), "ngram:4": round_(4, 2, 0.0052), "draft-model:1": round_(1, 1, 0.006)}
     verdicts = {name: judge(alone(), run([row] * 40)) for name, row in rows.items()}
     words = lanes_verdict(verdicts)
-    assert words.startswith("The fastest lane is eagle:4, tied with ngram:4. 2.00x as fast as the target alone: 4.0 ")
+    assert words.startswith("The fastest lane is eagle:4, tied with ngram:4. 2.00× as fast as the target alone: 4.0 ")
     assert words.endswith(" In draft-model:1 more guesses pass, 100% of the tested ones, but a token takes longer.")
     assert lanes_verdict({"eagle:4": verdicts["eagle:4"]}) == verdicts["eagle:4"].sentence
     nothing = judge(run([]), run([]))
@@ -212,7 +212,7 @@ def test_what_a_server_does_not_tell_is_left_out() -> None:
     plain = run([replace(row, draft_seconds=None, verify_seconds=None) for row in [round_(0, 0)] * 50])
     found = judge(plain, run(rounds))
     assert found.sentence == (
-        "Slower, 0.67x as fast as the target alone: a round needs 3.00 tokens to break even and has 2.00. "
+        "Slower, 0.67× as fast as the target alone: a round needs 3.00 tokens to break even and has 2.00. "
         "For a text like this one, use the target alone."
     )
     assert "extra time per round" not in dict(found.numbers)
@@ -304,6 +304,24 @@ def test_the_numbers_say_how_close_a_pass_is_to_what_the_memory_allows() -> None
     for rate, share in ((4e11, "75%"), (2e11, "100%")):  # the memory may have been faster during the race
         read = dict(numbers(found, 3 * 10**9, rate))["weights read per pass, target alone"]
         assert read == f"3.000 GB, 300.0 GB/s, {share} of what the memory allows"
+
+
+@pytest.mark.parametrize(
+    ("environment", "shares"),
+    [
+        ({"placement": {"cpu": 3 * 10**9}, "memory_rate": 4e11}, [0.75, 0.375, None]),
+        ({"placement": {"cpu": 3 * 10**9}, "memory_rate": 2e11}, [1.0, 0.75, None]),
+        ({"placement": {"cpu": 3 * 10**9}}, [None] * 3),
+        ({"placement": {"cuda:0": 10**9, "cpu": 2 * 10**9}, "memory_rate": 4e11}, [None] * 3),  # two memories
+        ({"placement": {"cpu": 3 * 10**9}, "memory_rate": "fast"}, [None] * 3),  # a file may say anything
+        ({"memory_rate": 4e11}, [None] * 3),
+    ],
+)
+def test_each_lane_has_its_share_of_what_the_memory_allows_where_that_is_known(
+    environment: dict[str, Any], shares: list[float | None]
+) -> None:
+    lanes = {"plain": alone(), "slower": alone(seconds=2 * PASS), "short": alone(4)}
+    assert memory_shares(lanes, environment) == dict(zip(lanes, shares, strict=True))
 
 
 def test_the_memory_is_measured_for_weights_that_do_not_fit_in_caches() -> None:

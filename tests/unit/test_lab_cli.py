@@ -68,7 +68,7 @@ def test_explain_reads_a_trace(run: Run, trace: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "gap.json").read_text())
     assert status == 0
     assert found["predicted"] + sum(part["change"] for part in found["parts"]) == pytest.approx(found["measured"])
-    assert f"{found['measured']:.2f}x" in out
+    assert f"{found['measured']:.2f}×" in out
 
 
 def test_domains_counts_in_a_trace(run: Run, trace: Path) -> None:

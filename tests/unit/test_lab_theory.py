@@ -115,7 +115,7 @@ def test_in_words() -> None:
     ]
     assert theory.in_words(Costs(0.001))[1].startswith("To be any faster, hardly any of the tested guesses must pass")
     assert theory.in_words(Costs(1.2))[1] == "With these costs it cannot be faster, even if every guess passed."
-    assert "K = 2 is best: 1.10x" in theory.in_words(Costs(0.73), 0.9)[2]
+    assert "K = 2 is best: 1.10×" in theory.in_words(Costs(0.73), 0.9)[2]
 
 
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf")])

@@ -263,7 +263,7 @@ def test_the_summary_and_the_table_hold_every_lane(toy: Any) -> None:
     assert lines[0].split() == ["target", "alone", *NAMES]
     assert len({len(line) for line in lines[:10]}) == 1
     speeds = next(line for line in lines if line.startswith("speed-up")).split()[1:]
-    assert speeds == ["-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios.values()]
+    assert speeds == ["-" if ratio is None else f"{ratio:.2f}×" for ratio in ratios.values()]
     assert "Identical to the target alone, token for token." in lines
     for name, verdict in found["verdicts"].items():
         assert (f"{name}: {verdict['sentence']}" in lines) == (verdict["sentence"] not in found["sentence"])

@@ -77,12 +77,12 @@ def test_lanes_are_compared_behind_their_prompts_wherever_they_end(plain: int, s
     assert [lane.tokens_per_second for lane in lanes] == pytest.approx([10, 20])
     assert speed_up(*lanes) == pytest.approx(2)
     words = race_verdict(*lanes)
-    assert words.startswith("2.00x as fast as the target alone: 2.0 tokens per target pass")
+    assert words.startswith("2.00× as fast as the target alone: 2.0 tokens per target pass")
     longest = max(lane.tokens for lane in lanes)
     whole = (2.5 + 0.1 * (longest - 1)) / (3.5 + 0.05 * (longest - 1))
     low, high = sorted((2.5 / (2.5 + 0.1 * (longest - 1)), 3.5 / (3.5 + 0.05 * (longest - 1))))
     reading = f"Reading the prompt, which drafting does not speed up, took {low:.0%} to {high:.0%} of the time"
-    assert f". {reading}: {whole:.2f}x overall." in words
+    assert f". {reading}: {whole:.2f}× overall." in words
     assert words.endswith("A short text says little.") == (plain < 15)
 
 
@@ -180,32 +180,32 @@ ALONE = lane(30, 1, 0.1, [])  # 31 tokens in 3 s
     [
         (
             lane(10, 3, 0.11, [A, A], draft=0.006),
-            "2.73x as fast as the target alone: 3.0 tokens per target pass; a draft costs 6% of a pass.",
+            "2.73× as fast as the target alone: 3.0 tokens per target pass; a draft costs 6% of a pass.",
         ),
         (
             lane(10, 3, 0.135, [A, A], draft=0.0001, verify=0.13),
-            "2.22x as fast as the target alone: 3.0 tokens per target pass; a draft costs under 1% of a pass, "
+            "2.22× as fast as the target alone: 3.0 tokens per target pass; a draft costs under 1% of a pass, "
             "and checking it makes a pass 30% longer.",
         ),
         (
             lane(10, 3, 0.2, [A, A], draft=0.006),  # half of it is neither drafting nor checking
-            "1.50x as fast as the target alone: 3.0 tokens per target pass; a draft costs 6% of a pass; 47% of a round "
+            "1.50× as fast as the target alone: 3.0 tokens per target pass; a draft costs 6% of a pass; 47% of a round "
             "is neither drafting nor a pass.",
         ),
         (
             lane(30, 1, 0.2, [R], draft=0.1),
-            "Slower, 0.50x, because a draft costs 100% of a pass: a round needs 2.00 tokens to break even and has "
+            "Slower, 0.50×, because a draft costs 100% of a pass: a round needs 2.00 tokens to break even and has "
             "1.00. For a text like this one, use the target alone.",
         ),
         (
             lane(30, 1, 0.101, [R], draft=0.002),
-            "Tied with the target alone (0.99x, within timing noise of 2%): 1.00 tokens per target pass; a draft "
+            "Tied with the target alone (0.99×, within timing noise of 2%): 1.00 tokens per target pass; a draft "
             "costs 2% of a pass.",
         ),
         (
             lane(30, 1, 0.08, [R], draft=0.01),
-            "1.25x as fast as the target alone: 1.00 tokens per target pass; a draft costs 10% of a pass; "
-            "anything above 1.00x is timing noise.",
+            "1.25× as fast as the target alone: 1.00 tokens per target pass; a draft costs 10% of a pass; "
+            "anything above 1.00× is timing noise.",
         ),
         (lane(30, 1, 0.1, []), "Nothing was drafted, so both lanes did the same work."),
         (
@@ -249,9 +249,9 @@ def test_a_few_passes_say_nothing_of_what_drafting_and_checking_cost() -> None:
         return race_verdict(alone(13 + 2 * checks), raced(0.0, rows))
 
     assert drafting(4, 0.01).endswith(": 1.25 tokens per target pass; a draft was made in 4 of 16 rounds.")
-    assert drafting(4, 0.5).startswith("Slower, 0.56x as fast as the target alone: a round needs 2.25 tokens to ")
+    assert drafting(4, 0.5).startswith("Slower, 0.56× as fast as the target alone: a round needs 2.25 tokens to ")
     assert drafting(8, 0.5).startswith(
-        "Slower, 0.47x, because checking a draft, made in 8 of 20 rounds, makes a pass 400% longer (1.3 tokens read "
+        "Slower, 0.47×, because checking a draft, made in 8 of 20 rounds, makes a pass 400% longer (1.3 tokens read "
         "for each one written): a round needs 3.00 tokens to break even and has 1.40."
     )
 
@@ -260,8 +260,8 @@ def test_a_short_race_is_told_to_be_short() -> None:
     rounds = [round_([A], 2, 0.004, 0.18, 0.19)] * 4
     told = race_verdict(alone(9, prompt=0.1), raced(0.21, rounds))
     assert told == (
-        "1.05x as fast as the target alone: 2.0 tokens per target pass. Reading the prompt took longer with the "
-        "drafter, 11% to 22% of the time: 0.93x overall. A short text says little."
+        "1.05× as fast as the target alone: 2.0 tokens per target pass. Reading the prompt took longer with the "
+        "drafter, 11% to 22% of the time: 0.93× overall. A short text says little."
     )
     assert "short" in race_verdict(alone(15), raced(0.0, [round_([A], 2, 0.01, 0.1, 0.11)] * 7))
     assert "short" not in race_verdict(alone(17), raced(0.0, [round_([A], 2, 0.01, 0.1, 0.11)] * 8))
@@ -270,7 +270,7 @@ def test_a_short_race_is_told_to_be_short() -> None:
 def test_a_long_prompt_explains_why_many_tokens_a_pass_gain_little() -> None:
     drafting = raced(6.0, [round_([A] * 7, 8, 0.001, 0.172, 0.175)] * 5)
     assert race_verdict(alone(41, prompt=6.0), drafting) == (
-        "4.57x as fast as the target alone: 8.0 tokens per target pass; a draft costs 1% of a pass, and "
+        "4.57× as fast as the target alone: 8.0 tokens per target pass; a draft costs 1% of a pass, and "
         "checking it makes a pass 72% longer. Reading the prompt, which drafting does not speed up, took "
-        "60% to 87% of the time: 1.45x overall."
+        "60% to 87% of the time: 1.45× overall."
     )

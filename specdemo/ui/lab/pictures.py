@@ -33,8 +33,8 @@ def of_profile(summary: Mapping[str, list[dict[str, Any]]], k: int) -> Picture:
     plots = [
         lines(
             "What a pass over several tokens takes",
-            "As a multiple of a pass over one token. Flat is good: checking costs nothing. The whisker ends where the "
-            "slowest tenth begins.",
+            "As a multiple of a pass over one token. A flat line is good: checking costs nothing. The whisker ends "
+            "where the slowest tenth begins.",
             {"label": "tokens in the pass", "format": ",.0f"},
             {"label": "times a pass over one", "format": "times", "from": 0},
             curves,
@@ -103,7 +103,7 @@ def of_theory(costs: theory.Costs, alpha: float, found: Explained | None = None)
             [(1, "the target alone")],
         ),
         lines(
-            "Acceptance rate that pays",
+            "Acceptance rate that pays off",
             "Below the curve, drafting is slower than the target alone. Above it, drafting is faster.",
             ROUNDS,
             {"label": "acceptance rate", **SHARE},
@@ -141,7 +141,7 @@ def _explained(found: Explained) -> Section:
         ),
         lines(
             "Acceptance rate by position in the draft",
-            "The formula takes them to be all alike.",
+            "The formula assumes that they are all equal.",
             {"label": "position in the draft", "ticks": [str(place) for place in range(1, found.k + 1)]},
             {"label": "acceptance rate", **SHARE},
             [("measured", [[place, rate] for place, rate in enumerate(found.by_position) if rate is not None])],
@@ -191,7 +191,7 @@ def of_sweep(plan: sweep.Plan, runs: Sequence[sweep.Run], vary: str) -> Picture:
             {"label": "times the target alone", "format": "times"},
             rules=[(1, "the target alone")],
         ),
-        plot("Tokens per second", "The same as a speed.", "tokens_per_second", {"label": "tokens/s"}, alone=True),
+        plot("Tokens per second", "The speed itself.", "tokens_per_second", {"label": "tokens/s"}, alone=True),
         plot("Acceptance rate", "Accepted / tested.", "acceptance_rate", share),
         plot("Draft efficiency", "Accepted / drafted.", "draft_efficiency", share),
     ]
@@ -220,8 +220,8 @@ def _temperature_words(rows: Sequence[Row]) -> Iterator[str]:
         low, high = (pick(mine, key=lambda row: row["speedup"].mean) for pick in (min, max))
         told = "; where it is below 1, do not speculate" if low["speedup"].mean < 1 else ""
         yield (
-            f"{drafter} on {category} prompts: from {high['speedup'].mean:.2f}x at T = {high['temperature']:g} to "
-            f"{low['speedup'].mean:.2f}x at T = {low['temperature']:g}{told}."
+            f"{drafter} on {category} prompts: from {high['speedup'].mean:.2f}× at T = {high['temperature']:g} to "
+            f"{low['speedup'].mean:.2f}× at T = {low['temperature']:g}{told}."
         )
 
 
@@ -236,7 +236,7 @@ def of_domains(counts: domains.Counts, left_out: Sequence[str] = ()) -> Picture:
         domains.KIND: ("By kind of token", "What the drafted token itself was."),
         domains.POSITION: (
             "By position in the draft",
-            "Later tokens of a draft rest on earlier ones; only those that were tested count.",
+            "A later token of a draft builds on the earlier ones. Only tested tokens count.",
         ),
     }
     plots = []
@@ -281,7 +281,7 @@ def of_greedy(checks: Sequence[greedy.GreedyCheck]) -> Section:
         "Token for token, as the target alone writes them.",
         ".0%",
         rows,
-        whisker="with those that part at a near-tie, which rounding decides",
+        whisker="with those that differ from a near-tie on, which rounding decides",
     )
     told = table("Every text", columns, [asdict(check) for check in checks])
     return Section("", greedy.in_words(checks), [plot], [told], "1. At temperature 0, token for token")

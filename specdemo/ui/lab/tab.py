@@ -67,7 +67,7 @@ class ViewTab:
                         self.stop = gr.Button("Stop", interactive=False, min_width=80, elem_classes="lab-stop")
                         self.leave = gr.Button("Stop", visible=False, min_width=80, elem_classes="lab-leave")
                     if view.name == "theory":
-                        self.from_race = gr.Button("Take my last race")
+                        self.from_race = gr.Button("Use my last race")
                 with gr.Column(elem_classes="lab-results"):
                     self.says = gr.HTML(html_template='<p role="status">${value}</p>', elem_classes="lab-says")
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
@@ -222,7 +222,7 @@ class ViewTab:
             except Exception as error:
                 return {self.says: failed(self.engine.sentence(error))}
             found = {self.fields[name]: value for name, value in numbers.items()}
-            said = "Numbers and measured point are those of the race that you ran last."
+            said = "The numbers and the measured point are those of your last race."
             return {**answer(measured, [*numbers.values()]), **found, self.measured: measured, self.says: said}
 
         # One event for all of them: the answer to an earlier number cannot come after that to a later one.
@@ -280,10 +280,10 @@ def offer(field: Field, engine: Engine, preset: Any, missing: Mapping[str, str],
     able = [name for name in ABLE if name not in missing]
     own = engine.presets[preset].defaults.drafter
     usual = own if own in able else next(iter(able), None)
-    info = "; ".join(f"{name}: {why}" for name, why in missing.items())
+    info = ", ".join(f"{name} ({why})" for name, why in missing.items())
     if field.kind == "drafter":
         value: Any = chosen if chosen in able else usual
     else:
         kept = [name for name in able if name in chosen] if isinstance(chosen, list) else []
         value = kept or (able if field.value == "all" else [usual])
-    return gr.update(choices=able, value=value, info=f"Not here: {info}." if info else "")
+    return gr.update(choices=able, value=value, info=f"Not available here: {info}." if info else "")

@@ -114,7 +114,7 @@ def _temperature(value: float, low: float = 0.0) -> Field:
 
 DRAFTER = Field("drafter", "Drafter", "drafter")
 PROMPT = Field("prompt", "Prompt", "text", "Tell me about the sea.")
-NEW_TOKENS = Field("max_new_tokens", "Tokens of each text", "whole", 48, 8, 512)
+NEW_TOKENS = Field("max_new_tokens", "Tokens per text", "whole", 48, 8, 512)
 TRY, MEASURE = "Numbers to try", "Or measure them here"
 
 PROFILE = View(
@@ -136,8 +136,8 @@ THEORY = View(
     "takes, and how often a drafted token passes (alpha). Change them to see what the theory predicts for each K. Then "
     "measure, to see how far a real run is from the prediction, and why.",
     (
-        Field("draft_ms", "One drafted token takes, ms", "number", 1.0, 0, 10_000, group=TRY),
-        Field("target_ms", "One pass of the target takes, ms", "number", 30.0, 0.001, 10_000, group=TRY),
+        Field("draft_ms", "Time for one drafted token, ms", "number", 1.0, 0, 10_000, group=TRY),
+        Field("target_ms", "Time for one pass of the target, ms", "number", 30.0, 0.001, 10_000, group=TRY),
         Field("alpha", "Acceptance rate, alpha", "number", 0.6, 0, 1, group=TRY),
         Field("drafter", "Drafter", "drafter", group=MEASURE),
         _k(4, MEASURE),
@@ -163,7 +163,7 @@ SWEEP = View(
         Field("drafters", "Drafters", "drafters"),
         Field("k", "K, if the temperature varies", "whole", 4, 1, MAX_K),
         Field("temperature", "Temperature, if K varies", "number", 0.0, 0, 2),
-        Field("prompts", "Prompts of each category", "whole", 4, 1, 4),
+        Field("prompts", "Prompts per category", "whole", 4, 1, 4),
         Field("seeds", "Samples per prompt", "whole", 1, 1, 10, info=SEEDS),
         NEW_TOKENS,
     ),
@@ -177,7 +177,7 @@ DOMAINS = View(
         DRAFTER,
         _k(4),
         _temperature(0.0),
-        Field("prompts", "Prompts of each category", "whole", 2, 1, 3),
+        Field("prompts", "Prompts per category", "whole", 2, 1, 3),
         NEW_TOKENS,
     ),
 )
@@ -191,7 +191,7 @@ LOSSLESS = View(
     (
         DRAFTER,
         Field("rule", "Verification rule", "choice", MATCH, choices={MATCH: "Match", REJECTION: "Rejection sampling"}),
-        Field("broken", "Broken rule for samples", "list", "", choices={"": "None: the rule above", **DESCRIPTIONS}),
+        Field("broken", "Broken rule to sample with", "list", "", choices={"": "None: the rule above", **DESCRIPTIONS}),
         _k(2),
         _temperature(1.0, 0.05),
         Field("rounds", "Samples", "whole", 1600, 0, 20_000),
@@ -203,7 +203,7 @@ SERVERS, PRESET, BOUNDS = "Your servers", "Or the preset", "How much"
 BASELINE = "Without it, no speed-up can be computed."
 DOCTOR = View(
     "doctor",
-    "Does it pay?",
+    "Does it pay off?",
     "Speculation is on, but it is not faster. Why? This view examines a server that you run, or the preset: what is "
     "accepted at each position, what a round costs, and the speed-up over eight kinds of prompts, with many requests "
     "at once and with longer prompts. It says which setting to change and whether the text stays the same.",
@@ -214,7 +214,7 @@ DOCTOR = View(
         Field("baseline_key", "Its API key", "key", "", group=SERVERS),
         Field("drafter", "Drafter", "drafter", group=PRESET),
         _k(4, PRESET),
-        Field("prompts", "Prompts of each kind", "whole", 1, 1, 3, group=BOUNDS),
+        Field("prompts", "Prompts per kind", "whole", 1, 1, 3, group=BOUNDS),
         replace(NEW_TOKENS, group=BOUNDS),
         Field("at_once", "Requests at once, at most", "whole", 4, 0, 16, info="0 leaves them out.", group=BOUNDS),
         Field("context", "Longest prompt, tokens", "whole", 1024, 0, 4096, info="0 leaves it out.", group=BOUNDS),

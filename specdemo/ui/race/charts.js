@@ -3,7 +3,7 @@ import * as sd from "../assets/page.js";
 
 const FIGURES = [
   ["acceptance_rate", "Acceptance rate", sd.percent,
-    "Accepted / tested: of the drafted tokens that were tested, how many passed. It says how well the drafter knows the target."],
+    "Accepted / tested: of the drafted tokens that were tested, how many passed. It says how well the drafter predicts the target."],
   ["draft_efficiency", "Draft efficiency", sd.percent,
     "Accepted / drafted: of all drafted tokens, how many were used. Those after a rejected one are lost, so it falls as K grows."],
   ["tokens_per_round", "Tokens per round", (value) => sd.number(value, 2),

@@ -31,7 +31,7 @@ K_CHOICES = [*((k, k) for k in (AUTO, *map(str, range(1, MAX_K + 1)))), *((f"tre
 HIDE_MATCH = (
     "(t) => { document.getElementById('match').classList.toggle('sd-off', t === 0) }"  # it changes nothing then
 )
-OF_A_TREE, OF_A_CHAIN = "Tokens of each tree.", "Guesses per round."
+OF_A_TREE, OF_A_CHAIN = "Tokens in each tree.", "Guesses per round."
 SIZE_K = (  # of a tree K counts the tokens on all branches
     f"(tree, k) => ({{ maximum: tree ? {MAX_NODES} : {MAX_K}, value: tree ? k : Math.min(k, {MAX_K}), "
     f'info: tree ? "{OF_A_TREE}" : "{OF_A_CHAIN}", __type__: "update" }})'
@@ -109,7 +109,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
             min_width=100,
             elem_id="max-new-tokens",
         )
-        form["seed"] = gr.Number(usual.seed, label="Seed", info="Fixes the draws.", min_width=80, elem_id="seed")
+        form["seed"] = gr.Number(usual.seed, label="Seed", info="For random draws.", min_width=80, elem_id="seed")
     form["preset"] = gr.Dropdown(
         menu(presets),
         value=first.name,

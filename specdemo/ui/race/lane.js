@@ -6,9 +6,10 @@ const ALONE = "The target writes one token in every pass.";
 const DRAFTED = "The target checks several guesses of the drafter in every pass.";
 const MAX_K = 16;
 const MAX_STRIP = 4096; // px; a longer text shares them
-const DRAFTS = ["The draft of each round", "A bar is as high as the draft was long: of a tree, its longest branch. Its dark part was accepted. The bars follow the text."];
+const DRAFTS = ["The draft of each round", "The height of a bar is the length of the draft; in a tree, of its longest branch. The dark part was accepted. The bars follow the text."];
 const PASSES = ["Passes", "How often the target ran, including the pass that reads the prompt. A pass takes nearly the same time for one token as for several."];
 const READ = "Weights read";
+const MEMORY = "Share of the memory's speed";
 const gigabytes = (bytes) => {
   const size = bytes / 1e9;
   return size.toFixed(size < 10 ? 2 : size < 100 ? 1 : 0);
@@ -50,7 +51,8 @@ export class Lane {
     for (const [part, text] of Object.entries(shown)) this.parts[part].textContent = text;
     this.parts.bar.style.transform = "scaleX(0)";
     const size = bytes && `Every pass reads the target's weights, ${gigabytes(bytes)} GB, whether it writes one token or several.`;
-    this.parts.readWhy.sdWhy = [READ, size || "It is not known how large the target's weights are."];
+    this.tellMemory(null);
+    this.parts.readWhy.sdWhy = [READ, size || "The size of the target's weights is not known."];
   }
 
   atBottom() {
@@ -142,6 +144,17 @@ export class Lane {
     if (this.exact && this.figures.finish_reason) shown.state = ENDINGS[this.figures.finish_reason];
     for (const [part, text] of Object.entries(shown)) sd.put(parts[part], text);
     parts.bar.style.transform = `scaleX(${Math.min(1, this.tokens / this.max)})`;
+  }
+
+  /** How close its passes come to what the memory allows, null if unknown; `rate` is that of the memory, in bytes per second. */
+  tellMemory(share, rate) {
+    const { memory } = this.parts;
+    const known = share !== null;
+    const size = sd.percent(share);
+    memory.textContent = known ? `A pass reads at ${size} of the memory's speed` : "";
+    memory.sdWhy = known && [MEMORY, `A pass reads all weights from memory, so it cannot be faster than the memory. Right after the race the memory read ${gigabytes(rate)} GB/s. The passes of this lane read at ${size} of that.`];
+    if (known) memory.tabIndex = 0;
+    else memory.removeAttribute("tabindex");
   }
 
   /** The strip under the text: a pixel for each token, emitted or drafted, which the browser stretches. */

@@ -19,7 +19,7 @@ const CAPTIONS = [
   ["If all guesses are right, the same pass gives one more token: ", ["b", "bonus"], "."],
 ];
 const ENDS = ["So the target writes exactly the same text in fewer passes and less time."];
-const ABOUT = "A recorded race, slowed down. Press Esc to skip it, or Run to start your own.";
+const HOW_ON = "Press Esc to skip it, or Run to start your own.";
 
 const spans = (words) => words.map((part) => (typeof part === "string" ? part : sd.make("span", `tok ${part[0]}`, part[1])));
 
@@ -56,8 +56,9 @@ const scenes = ({ plain, speculative: { events } }) => {
 export class Opening {
   /** `data` is a recording with the lanes of a usual race, see playable.py. */
   constructor(race, data) {
-    Object.assign(this, { race, scenes: scenes(data.lanes) });
-    race.show.load(data);
+    const { preset, drafter } = data.request;
+    Object.assign(this, { race, scenes: scenes(data.lanes), about: `A recorded race of ${preset} with ${drafter}, slowed down. ${HOW_ON}` });
+    race.show.load(data, null, () => race.tellMemory(data.end));
   }
 
   play() {
@@ -78,7 +79,7 @@ export class Opening {
     this.began = performance.now();
     this.race.say("opening");
     this.race.root.toggleAttribute("data-explains", this.scenes[this.at][3] !== ENDS);
-    this.race.words("", ABOUT);
+    this.race.words("", this.about);
     this.race.parts.sentence.replaceChildren(...spans(this.scenes[this.at][3]));
     this.tick();
   }
@@ -96,6 +97,7 @@ export class Opening {
   end() {
     clearTimeout(this.timer);
     const { race } = this;
+    race.root.toggleAttribute("data-explains", false);
     race.show.seek(Infinity);
     race.say("opened");
     const { plain, speculative } = race.lanes;
@@ -110,7 +112,7 @@ export class Opening {
   /** Nothing of it is left. */
   clear() {
     clearTimeout(this.timer);
-    this.race.show.rewind();
-    for (const count of Object.values(this.race.legendCounts)) sd.put(count, "0");
+    this.race.root.toggleAttribute("data-explains", false);
+    this.race.blank();
   }
 }

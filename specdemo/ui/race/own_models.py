@@ -45,7 +45,7 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
             label="Draft model", info="Optional, named in the same way.", max_lines=1, elem_id="own-draft"
         )
         own.look = gr.Button("Check", elem_id="own-check")
-        own.said = gr.Textbox(label="What it takes", visible=False, lines=2, max_lines=14, elem_id="own-said")
+        own.said = gr.Textbox(label="What it needs", visible=False, lines=2, max_lines=14, elem_id="own-said")
         with gr.Row():
             own.load = gr.Button("Load", variant="primary", interactive=False, min_width=80, elem_id="own-load")
             own.cancel = gr.Button("Cancel", interactive=False, min_width=80, elem_id="own-cancel")
@@ -111,7 +111,7 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNam
             stop.set()
             ended.wait(STOP_SECONDS)  # or it would ask for its preset again
         engine.begin_loading(before)
-        said = _say("Cancelled. What was downloaded by then is kept.")
+        said = _say("Cancelled. What was already downloaded is kept.")
         return [said, gr.update(interactive=True), gr.update(interactive=False), *choose(before)]
 
     def save(target: Any, draft: Any, name: Any) -> list[Any]:
@@ -123,7 +123,7 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNam
         except Exception as error:
             return [_say(engine.sentence(error)), gr.skip()]
         engine.add(saved)
-        return [_say(f"Saved: the menu has it as {saved.title}."), gr.update(choices=menu(engine.presets))]
+        return [_say(f"Saved. In the menu it is {saved.title}."), gr.update(choices=menu(engine.presets))]
 
     here = {"preprocess": False, "queue": False}
     for field in named:

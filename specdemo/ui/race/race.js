@@ -11,7 +11,7 @@ import { tooltips } from "./tooltip.js";
 const FIGURES_MS = 80; // between two times that figures and charts are drawn
 const USUAL_K = 4; // where it is not known how many tokens of a draft can be accepted
 const NARROW = 900; // px; there the arena lies below the form, see race.css
-const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. After the race it shows the rest.";
+const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. It shows the rest after the race.";
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
 /** How many times as fast a drafted lane is by what is shown so far, see stats.speed_up. */
@@ -34,14 +34,24 @@ export class Race {
     element.replaceChildren(sd.clone("sd-race"));
     element.classList.add("sd-arena");
     Object.assign(this, { root: element, trigger, server, lanes: {}, parts: sd.parts(element) });
-    this.lay(["speculative"]);
     this.legend();
     this.charts = new Charts(this.parts);
-    this.charts.clear(this.lanes, USUAL_K);
     this.show = new Show(this, () => this.moved());
     this.listen();
     tooltips(element);
     this.say("idle");
+    this.blank();
+  }
+
+  /** Nothing of a race is there. */
+  blank() {
+    this.lanes = {};
+    this.lay(["speculative"]);
+    for (const count of Object.values(this.legendCounts)) sd.put(count, "0");
+    this.charts.clear(this.lanes, USUAL_K);
+    this.parts.how.textContent = "";
+    this.speed(null);
+    this.show.clear();
     this.moved();
   }
 
@@ -150,19 +160,22 @@ export class Race {
   waiting() {
     if (this.state === "showing") this.skip();
     if (this.busy) return;
-    if (this.is("opening", "opened")) this.opening.clear();
+    const opens = this.is("opening", "opened");
     this.run = null;
     this.say("waiting");
+    if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
     if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
-    this.words("Waiting for the model.");
+    const { stage, preset, words } = page.status ?? {};
+    if (stage === "loading" && preset === page.preset) this.doing(words);
+    else this.words("Waiting for the model.");
     askPlace(() => this.state === "waiting" && !this.run);
   }
 
   /** Where a race that waits is in the line, see status.py. */
   place(line) {
     if (this.state !== "waiting" || this.run) return;
-    this.words(placeInWords(line), "Your race starts when those before it have ended.");
+    this.words(placeInWords(line), "Your race starts when the races before it have ended.");
   }
 
   /** The run is over without a last message: it was cancelled or never got into the queue. */
@@ -232,14 +245,19 @@ export class Race {
     this.say("showing");
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.lanes[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
-    this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip or Stop jumps to the end. The figures stay the same.");
+    this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end. The figures stay the same.");
   }
 
   status(status) {
     page.showStatus(status);
     if (status.stage !== "loading") return;
     this.say("loading");
-    this.words("The race starts as soon as the model is ready.", `${sentence(status.words)}.`);
+    this.doing(status.words);
+  }
+
+  /** What the server does before a race can begin. */
+  doing(words) {
+    this.words(`${sentence(words)}.`, "Then the race starts.");
   }
 
   start(request) {
@@ -274,8 +292,13 @@ export class Race {
     this.badge(end.exactness.title, end.exactness.mark);
     this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
     this.parts.trace.disabled = this.parts.again.disabled = false;
+    this.tellMemory(end);
     this.charts.show(end.stats, end.speed_ups, true);
     this.say("ended");
+  }
+
+  tellMemory({ memory_shares: shares, memory_rate: rate }) {
+    for (const [name, share] of Object.entries(shares)) this.lanes[name]?.tellMemory(share, rate);
   }
 
   fail(sentence) {

@@ -87,6 +87,8 @@ class Run(Job):
         if has_every_core(loaded) and others():
             self.header["disturbed"] = True
         self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries, request.drafted)
+        if rate := self.summary["memory_rate"]:
+            self.header["environment"]["memory_rate"] = rate
         self.summary["sentence"] = f"{self.summary['sentence']} {told}".rstrip()
         if cut := self._cut_short:
             self.summary["sentence"] = f"{cut[0]} {self.summary['sentence']}"
@@ -137,6 +139,8 @@ class Run(Job):
             "verdicts": summary["verdicts"],
             "exactness": badge,
             "stats": {lane: summary[lane]["stats"] for lane in (PLAIN, *self.request.drafted)},
+            "memory_shares": summary.get("memory_shares", {}),
+            "memory_rate": summary.get("memory_rate"),
             "disturbed": self.header.get("disturbed", False),
         }
 

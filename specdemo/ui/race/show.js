@@ -22,13 +22,20 @@ const finished = (lane) => Boolean(last(lane).figures?.finish_reason);
 export class Show {
   /** `moved` is called after every step of the clock. */
   constructor(race, moved = () => {}) {
-    Object.assign(this, { race, moved, pace: chosenPace(), lanes: {}, end: null, time: 0 });
+    Object.assign(this, { race, moved, pace: chosenPace() });
+    this.clear();
   }
 
-  /** Begin anew with nothing known. `opened` is called whenever the arena has been cleared. */
-  start(request, opened = () => {}) {
+  /** Nothing is known. */
+  clear() {
     this.pause();
-    Object.assign(this, { request, opened, lanes: {}, end: null, hurry: false, live: true, shared: request.shared });
+    Object.assign(this, { request: null, lanes: {}, end: null, time: 0, hurry: false, live: false, shared: false });
+  }
+
+  /** Begin anew. `opened` is called whenever the arena has been cleared. */
+  start(request, opened = () => {}) {
+    this.clear();
+    Object.assign(this, { request, opened, live: true, shared: request.shared });
     this.rewind();
   }
 
@@ -225,6 +232,6 @@ export class Show {
     const slower = 1 / this.rate;
     if (this.pace === "rounds") return "Shown one round at a time. The clocks show the measured time.";
     if (slower < 1.05) return "Shown in real time, as measured.";
-    return `Shown ${slower < 10 ? slower.toFixed(1) : Math.round(slower)}× slower. The clocks show the measured time.`;
+    return `Slowed down ${slower < 10 ? slower.toFixed(1) : Math.round(slower)}×. The clocks show the measured time.`;
   }
 }

@@ -4,6 +4,7 @@ import { PLACE, isTree, likeliest } from "./tree.js";
 
 const ID = "sd-tooltip";
 const MOST_BRANCHES = 8;
+const GAP = 8; // px between a tooltip and what it is about, or the edge of the window
 
 /** Under the match rule, and in a tree, a drafted token passes if it is `own`, which the target wrote at its place. */
 const matched = ([text, code], own) =>
@@ -56,12 +57,28 @@ const branches = ({ tried, tokens }) => {
 
 const fillWhy = (tip, [title, words]) => tip.replaceChildren(make("p", "sd-tip-head", title), make("p", "", words));
 
+/** From where to where no tooltip lies, so that one can go on reading: of a token, all lines of its round. */
+const kept = (target, pane) => {
+  const parts = pane ? [target, ...(target.closest(".sd-rd")?.querySelectorAll(".tok") ?? [])] : [target];
+  const boxes = parts.flatMap((part) => [...part.getClientRects()]);
+  const [top, bottom] = [Math.min(...boxes.map((box) => box.top)), Math.max(...boxes.map((box) => box.bottom))];
+  const seen = pane?.getBoundingClientRect() ?? { top, bottom };
+  return { top: Math.max(top, seen.top), bottom: Math.min(bottom, seen.bottom) };
+};
+
+/** Above or below it: where there is room, and of a token where less text is covered. */
 const put = (tip, target) => {
-  const box = target.getClientRects()[0] || target.getBoundingClientRect();
+  const pane = target.closest(".sd-pane");
+  const { top, bottom } = kept(target, pane);
+  tip.style.maxHeight = "none";
   const { width, height } = tip.getBoundingClientRect();
-  const left = Math.max(8, Math.min(box.left, window.innerWidth - width - 8));
-  const below = box.bottom + 8 + height <= window.innerHeight;
-  tip.style.transform = `translate(${left}px, ${below ? box.bottom + 8 : Math.max(8, box.top - height - 8)}px)`;
+  const [above, below] = [top - 2 * GAP, window.innerHeight - bottom - 2 * GAP]; // px of room
+  const text = pane?.getBoundingClientRect();
+  const liked = text && top - text.top < text.bottom - bottom ? above : below;
+  const room = liked >= height ? liked : Math.max(above, below);
+  tip.style.maxHeight = `${room}px`;
+  const left = Math.max(GAP, Math.min(target.getClientRects()[0].left, window.innerWidth - width - GAP));
+  tip.style.transform = `translate(${left}px, ${room === below ? bottom + GAP : top - GAP - Math.min(height, room)}px)`;
 };
 
 export const tooltips = (root) => {

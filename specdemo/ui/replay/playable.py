@@ -22,7 +22,7 @@ from typing import Any
 from ...decoding.events import Event, Round
 from ...racing.asked import DraftedLane
 from ...racing.compare import compare, is_comparable, tokens_of
-from ...racing.figures import weight_bytes
+from ...racing.figures import memory_rate_of, memory_shares, weight_bytes
 from ...racing.stats import Stats
 from ...racing.trace import (
     PLAIN,
@@ -162,6 +162,8 @@ def _ending(
         "speed_up": None,
         "speed_ups": {},
         "stats": {side: found.as_dict() for side, found in stats.items()},
+        "memory_shares": memory_shares(stats, environment),
+        "memory_rate": memory_rate_of(environment),
         "disturbed": disturbed,
     }
     if not drafted:

@@ -14,7 +14,7 @@ from .playable import playable_json, playable_request
 
 RECORDINGS = Path(__file__).resolve().parents[3] / "presets" / "recordings"
 SUFFIX = ".jsonl.gz"
-OPENING = "code-3-eagle"  # of the prompt that the form begins with
+OPENING = "code-3"  # of the prompt, the drafter and the K that the form begins with
 
 
 @cache

@@ -189,6 +189,7 @@ class Replay {
       lane.node.hidden = !recorded;
       if (recorded?.title) lane.title(recorded.title);
     }
+    this.race.tellMemory(this.data.end); // now, so that nothing moves when it ends
     this.race.words("A recording.", "Press Play, go round by round, or step through a round.");
   }
 

@@ -55,6 +55,7 @@ export class Step {
     if (!player.rounds.length) return player.refuse("This recording has no round to step through.");
     const drafted = player.rounds.findIndex(({ row }) => row[1]);
     this.open = true;
+    this.node.style.minHeight = "";
     this.to(player.current < 0 ? Math.max(drafted, 0) : player.current);
     this.node.focus({ preventScroll: true });
     this.node.scrollIntoView({ block: "nearest" });
@@ -95,7 +96,6 @@ export class Step {
     const { temperature, rule } = player.data.request.settings;
     this.greedy = temperature === 0;
     this.matches = rule === "match" && !this.greedy;
-    this.node.classList.toggle("sd-greedy", this.greedy);
     Object.assign(this, { seconds, places });
     this.draft = tokens.filter((token) => token.length > 3);
     this.branches = isTree(tokens);
@@ -144,6 +144,7 @@ export class Step {
     const [words, ...body] = this.steps[step].draw();
     this.parts.words.textContent = words;
     this.parts.body.replaceChildren(...body);
+    this.node.style.minHeight = `${this.node.offsetHeight}px`; // it never shrinks, so that the buttons stay where they are
   }
 
   /** The text so far and the draft; what became of a drafted token shows from its own test on. */
@@ -193,11 +194,11 @@ export class Step {
     const chance = Math.min(1, p / q);
     const why =
       q === 1
-        ? `The drafter names this token and no other, so q is 1. It passes with the chance ${equals("p", p)}.`
+        ? `The drafter names this token and no other, so q is 1. It passes with probability ${equals("p", p)}.`
         : p >= q
           ? `The target finds it as likely as the drafter does, or likelier: ${equals("p", p)}, ${equals("q", q)}. So it is sure to pass.`
-          : `The target finds it less likely than the drafter does: ${equals("p", p)}, ${equals("q", q)}. It passes with the chance ${equals("p / q", chance)}.`;
-    const verdict = passed ? "below: it passes." : "not below: it fails.";
+          : `The target finds it less likely than the drafter does: ${equals("p", p)}, ${equals("q", q)}. It passes with probability ${equals("p / q", chance)}.`;
+    const verdict = passed ? "which is below that: it passes." : "which is not below that: it fails.";
     return [`${head} ${why} The draw is ${share(draw)}, ${verdict}${lost}`, this.gauge(chance, draw, passed), ...bars];
   }
 
@@ -264,7 +265,7 @@ export class Step {
         make("tr", at ? "" : "sd-first", make("td", "", make("code", "", said(text))), make("td", "", share(value)), make("td", "", time.toPrecision(3))),
       );
       const heads = ["token", letter, `e / ${letter}`].map((name) => make("th", "", name));
-      return make("table", "", make("caption", "", `${title}: the least e / ${letter}`), make("tr", "", ...heads), ...rows);
+      return make("table", "", make("caption", "", `${title}: the smallest e / ${letter}`), make("tr", "", ...heads), ...rows);
     });
     return make("div", "sd-arrivals", ...tables);
   }

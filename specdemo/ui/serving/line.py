@@ -98,14 +98,16 @@ class Door:
         places = {id(event): f"waiting at place {number}" for number, event in enumerate(waiting, 1)}
         for event in alike:
             if _is_job(fn) and session and event.session_hash == session:
-                return f"Your last one is still {places.get(id(event), 'running')}: wait for it, or stop it."
+                return f"Your last request is still {places.get(id(event), 'running')}: wait for it, or stop it."
         address = address_of(scope, self.proxied)
         theirs = [event for event in alike if address_of(event.request.scope, self.proxied) == address]
         if len(theirs) >= MAX_OF_ADDRESS:
             last = places.get(id(theirs[-1]), "running")
-            return f"{len(theirs)} from your address are in the line, the last {last}: wait for one to end."
+            return (
+                f"{len(theirs)} requests from your address are in the line, the last one {last}: wait until one ends."
+            )
         if len(waiting) >= MAX_WAITING:
-            return f"{len(waiting)} are waiting; try again {self._in(len(waiting))}."
+            return f"{len(waiting)} requests are waiting. Try again {self._in(len(waiting))}."
         return ""
 
     def _in(self, waiting: int) -> str:
