@@ -101,6 +101,7 @@ def film(page: Page, path: Path) -> None:
 
     page.locator("#race .sd-arena[data-state=opening]").wait_for()
     page.evaluate(CLOCK)
+    page.evaluate("specdemo.race.opening.play()")  # from its beginning
     page.add_style_tag(content=FILMED)
     box = page.locator("#arena").bounding_box()
     assert box

@@ -18,6 +18,10 @@ from .serving.stream import stream_route
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
+FONTS = (
+    f":root {{ --font: {', '.join(FONT)}; --font-mono: {', '.join(MONO)} }}"  # until Gradio loads them with the theme
+)
+
 
 def launch_options(runs: Runs, proxied: bool = False) -> dict[str, Any]:
     """What `Blocks.launch` needs for the page of these runs, besides where to serve it.
@@ -29,7 +33,7 @@ def launch_options(runs: Runs, proxied: bool = False) -> dict[str, Any]:
         "app_kwargs": {
             "routes": [stream_route(runs), status_route(runs), modules_route(), *replay_routes()],
             "middleware": [
-                Middleware(Head, first=script_tags(), last=style_tags(), runs=runs),
+                Middleware(Head, first=script_tags(), last=f"{style_tags()}<style>{FONTS}</style>", runs=runs),
                 Middleware(Door, runs=runs, proxied=proxied),
             ],
         },

@@ -1,8 +1,10 @@
 // The page's scripts. What Gradio's events call stands in `window.specdemo`.
 import { page } from "./assets/page.js";
 import * as top from "./assets/top.js";
+import { openAhead } from "./race/ahead.js";
 import * as form from "./race/form.js";
 import { mountRace } from "./race/race.js";
 import { mountReplay } from "./replay/replay.js";
 
 Object.assign(page, top, form, { mountRace, mountReplay });
+openAhead();

@@ -52,13 +52,13 @@ def build_page(
         )
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race-tab"):
-                form = add_race(engine, runs, prompts, budgets)
+                form = add_race(engine, runs, prompts, budgets, "" if notes else opening_file())
             with gr.Tab("Lab", id="lab-tab"):
                 add_lab(engine, runs, form["preset"], top, budgets)
             with gr.Tab("Replay", id="replay-tab"):
                 add_replay(runs)
         wire_presets(engine, form, top, budgets)
-        filled = fill_from_link(page, engine, form, notes, budgets, opening_file())
+        filled = fill_from_link(page, engine, form, notes, budgets)
         _wire_opening(engine, form, top, filled)
 
         async def leave(request: gr.Request) -> None:

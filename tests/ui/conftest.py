@@ -152,7 +152,7 @@ def page(tabs: Tabs, used: list[tuple[Page, str]], url: str, script: Script) -> 
         else:
             page.set_default_timeout(20_000)
             page.goto(url)
-            page.locator(".sd-board").wait_for()
+            page.locator("#race .sd-board").wait_for()
             page.locator("[data-stage=ready]").wait_for()
             left = page.evaluate(LEFT)
         yield page
@@ -199,7 +199,7 @@ def visits(chromium: Browser, tabs: Tabs, url: str) -> Iterator[Visit]:
         page.set_default_timeout(20_000)
         heard.enter_context(listening(page, troubles, forgive))
         page.goto(at + query)
-        page.locator(".sd-board").wait_for()
+        page.locator("#race .sd-board").wait_for()
         page.locator(until).wait_for()
         return page
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from specdemo.models.presets import DEFAULT_PRESET, load_presets, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
@@ -15,8 +15,9 @@ from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.recordings import OPENING
 
 from .browser import run, tokens_of, tokens_shown
-from .conftest import Visit
+from .conftest import Tabs, Visit, listening
 from .scripted import PROMPTS, Script
+from .test_page import SHIFTS as ALL_SHIFTS
 from .test_page import serious
 from .test_playable import lines_of
 from .test_show import SHIFTS
@@ -52,11 +53,12 @@ CLOCK = """() => {
 
 @pytest.fixture
 def opening(visit: Visit) -> Open:
-    """Opens the page on a clock that only `tick` moves, and waits for the opening to begin."""
+    """Opens the page and begins the opening again, on a clock that only `tick` moves."""
 
     def open_page(query: str = "", width: int = 1280) -> Page:
         page = visit(query, width=width, motion=True, until="#race .sd-arena[data-state=opening]")
         page.evaluate(CLOCK)
+        page.evaluate("specdemo.race.opening.play(), frame()")
         page.evaluate(SHIFTS)
         return page
 
@@ -80,11 +82,47 @@ def test_the_recording_is_a_race_of_what_the_form_begins_with() -> None:
     assert playable(HEADER, ENTRIES)["end"]["exactness"]["mark"] == "same"
 
 
-def test_something_real_moves_within_a_second_before_any_model_is_loaded(opening: Open, unloaded: Script) -> None:
-    page = opening()
-    page.evaluate("tick(1)")
-    assert all(len(tokens_shown(page, lane)) > 2 for lane in (PLAIN, SPECULATIVE))
-    assert unloaded.loads == []
+def test_something_real_moves_before_gradio_has_made_the_page_and_before_any_model_is_loaded(
+    tabs: Tabs, url: str, unloaded: Script
+) -> None:
+    page, held, troubles = tabs.take(motion=True), list[Route](), list[str]()
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.route("**/assets/core-*.js", hold)  # of Gradio
+    with listening(page, troubles):
+        page.goto(url, wait_until="commit")
+        arena = page.locator(".sd-ahead .sd-arena[data-state=opening]")
+        arena.wait_for()
+        page.evaluate(CLOCK)
+        page.evaluate(ALL_SHIFTS)
+        page.evaluate("tick(1)")
+        assert all(len(tokens_shown(page, lane)) > 2 for lane in (PLAIN, SPECULATIVE))
+        assert serious(page, ".sd-ahead") == []
+        place = arena.bounding_box()
+        page.get_by_role("button", name="Skip").focus()
+        for route in held:
+            route.continue_()
+        page.locator("#race .sd-arena[data-state=opening]").wait_for()
+        assert page.locator(".sd-ahead").count() == 0
+        assert page.locator("#race .sd-arena").bounding_box() == place
+        expect(page.get_by_role("button", name="Skip")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator("#race .sd-captions li")).to_have_count(5)
+        assert page.evaluate("window.shifts") == []
+    assert unloaded.loads == troubles == []
+    tabs.give_back(page)
+
+
+@pytest.mark.slow
+def test_the_page_does_without_a_recording(tabs: Tabs, url: str, script: Script) -> None:
+    page = tabs.take(motion=True)
+    page.route("**/recordings/*", lambda route: route.abort())
+    page.goto(url)
+    run(page, until="showing")
+    tabs.give_back(page)
 
 
 def test_each_step_is_shown_with_its_caption(opening: Open) -> None:

@@ -419,7 +419,7 @@ def test_dark_or_light_is_kept_once_it_was_chosen(visit: Visit, script: Script, 
 
     def again(query: str = "") -> bool:
         page.goto(url + query)
-        page.locator(".sd-board").wait_for()
+        page.locator("#race .sd-board").wait_for()
         return is_dark(page)
 
     page.click(".sd-dark")

@@ -160,6 +160,7 @@ def test_behind_a_login_a_run_is_shown_to_no_one_else() -> None:
         run = runs.begin(Run(ask()), "mine")
         run.messages.append(run.message(status={"words": "a text of mine"}))
         run.ended.set()
+        assert '"elem_id":"race"' not in httpx.get(url).text  # see ahead.js
         stranger = httpx.get(f"{url}races/{run.id}")
         assert (stranger.status_code, stranger.text) == (401, "")
         assert httpx.get(f"{url}races/{run.id}", headers={"cookie": "access-token=x"}).status_code == 401

@@ -7,8 +7,7 @@ const press = (id) => document.querySelector(`#${id}`)?.click();
 // --- the line at the top
 
 export const mountTop = (element, props, watch, trigger) => {
-  const shade = chosenShade();
-  if (shade) document.body.classList.toggle("dark", shade === "dark");
+  document.body.classList.toggle("dark", isDark());
   const top = sd.clone("sd-top").firstElementChild;
   element.replaceChildren(top);
   const { dark, help, retry, progress, model, facts } = sd.parts(top);
@@ -102,13 +101,16 @@ const shown = (status, titles) => {
 
 export const sentence = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
-// --- dark or light: as the address says, else as it was chosen here, else as Gradio found it
+// --- dark or light: as the address says, else as it was chosen here, else as the system is
 
 const SHADE = "specdemo-shade";
 
 export const toggleDark = () => sd.keep(SHADE, document.body.classList.toggle("dark") ? "dark" : "light");
 
-const chosenShade = () => (new URLSearchParams(window.location.search).has("__theme") ? null : sd.kept(SHADE));
+export const isDark = () => {
+  const shade = new URLSearchParams(window.location.search).get("__theme") ?? sd.kept(SHADE);
+  return shade === "dark" || (shade !== "light" && window.matchMedia("(prefers-color-scheme: dark)").matches);
+};
 
 // --- help and keys
 
@@ -136,7 +138,7 @@ document.addEventListener("keydown", (event) => {
   }
   if (event.key === "Escape" && page.race?.state === "opening") return page.race.skip();
   const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable], dialog[open]");
-  if (typing || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+  if (typing || !page.fields || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
   const key = event.key.toLowerCase();
   const act = KEYS[key] || (raceShows() && RACE_KEYS[key]);
   if (!act) return;

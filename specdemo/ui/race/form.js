@@ -55,8 +55,9 @@ export const pressed = (values) => {
 };
 
 /** The page was opened: what the form begins with, and where the address says something that can be used, that. */
-export const opened = ({ fields, choices, starting, notes, recording }, values) => {
+export const opened = ({ fields, choices, starting, notes }, values) => {
   document.body.classList.add("sd-open");
+  page.race?.settle();
   page.fields = fields;
   window.restFrames?.();
   const query = new URLSearchParams(window.location.search);
@@ -78,7 +79,7 @@ export const opened = ({ fields, choices, starting, notes, recording }, values) 
   if (ignored.length) page.race?.words("Part of the link cannot be used and was left out.", ignored.join(", "));
   else if (fields.some((name) => query.has(name))) page.race?.words("The form was filled in from a link.", "Press Run to start.");
   else if (notes.length) page.race?.words("Some files could not be read.", notes.join(" "));
-  else page.race?.open(recording);
+  else if (page.race?.is("idle")) page.race.open(page.race.recording);
   chose((page.asked = filled[fields.indexOf("preset")]));
   return filled;
 };

@@ -75,6 +75,14 @@ export class Race {
     for (const [name, act] of Object.entries(clicks)) parts[name].addEventListener("click", act);
   }
 
+  /** The page is open: the arena goes to its place there, if it has begun in front of it, see ahead.js. */
+  settle() {
+    const focused = document.activeElement;
+    this.home.replaceChildren(this.root);
+    if (this.root.contains(focused)) focused.focus({ preventScroll: true });
+    document.querySelector(".sd-ahead")?.remove();
+  }
+
   /** Begin with a recorded race, unless somebody has pressed Run before it is here. */
   async open(file) {
     this.root.toggleAttribute("data-opens", true); // on a phone it comes before the form until Run is pressed
@@ -361,7 +369,8 @@ export class Race {
 }
 
 export const mountRace = (element, props, watch, trigger, server) => {
-  page.race = new Race(element, trigger, server);
+  page.race ??= new Race(element.firstElementChild, trigger, server);
+  Object.assign(page.race, { trigger, server, home: element, recording: props.recording });
   watch("value", () => {
     const { run, error } = JSON.parse(props.value);
     if (run) page.race.follow(run);

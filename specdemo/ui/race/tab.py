@@ -46,11 +46,14 @@ RACE = "race"  # its name in the line
 Reads = tuple[gr.Button, list[Any], Callable[[Sequence[Any]], Run]]
 
 
-def add_race(engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], budgets: Budgets) -> dict[str, Any]:
+def add_race(
+    engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], budgets: Budgets, recording: str
+) -> dict[str, Any]:
     """Add the contents of the tab to the page that is being built. Returns the controls of its form by name.
 
     Args:
         prompts: example prompts by category.
+        recording: what a page opens with that no link fills in, see `recordings`; empty for nothing.
     """
     with gr.Row(elem_id="stage"):
         with gr.Column(scale=0, min_width=330, elem_id="controls"):
@@ -65,6 +68,7 @@ def add_race(engine: Engine, runs: Runs, prompts: Mapping[str, Sequence[str]], b
                 js_on_load="specdemo.mountRace(element, props, watch, trigger, server); // 'link', 'cancel', 'forget'",
                 apply_default_css=False,
                 server_functions=_answers(runs),
+                recording=recording,
                 elem_id="race",
             )
     fields = [form[name] for name in FIELDS]
@@ -193,13 +197,12 @@ def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Bu
 
 
 def fill_from_link(
-    page: gr.Blocks, engine: Engine, form: dict[str, Any], notes: Sequence[str], budgets: Budgets, recording: str
+    page: gr.Blocks, engine: Engine, form: dict[str, Any], notes: Sequence[str], budgets: Budgets
 ) -> Any:
     """Fill in the form of a page that is opened, from its link where that says something. Returns that event.
 
     Args:
         notes: sentences that the page shows once.
-        recording: what a page opens with that no link fills in, see `recordings`.
     """
     choices = {
         "preset": list(engine.presets),
@@ -210,6 +213,6 @@ def fill_from_link(
         **{k: [value for _, value in K_CHOICES] for _, k in MORE_LANES},
     }
     begins = {name: starting_values(starting(preset.defaults, budgets)) for name, preset in engine.presets.items()}
-    known = {"fields": FIELDS, "choices": choices, "starting": begins, "notes": list(notes), "recording": recording}
+    known = {"fields": FIELDS, "choices": choices, "starting": begins, "notes": list(notes)}
     fields = [form[name] for name in FIELDS]
     return page.load(None, fields, fields, js=f"(...values) => specdemo.opened({json.dumps(known)}, values)")
