@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from math import inf
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ OUTLIER = 1.5  # a pass that takes this many times the usual, or more, counts as
 CALIBRATION_SECONDS = 0.6
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as far as auto takes them
 
+Kind = tuple[str, bool]  # of a draft: the name of its source, and whether it is a tree
 Steps = TypeVar("Steps", float, np.ndarray)
 
 
@@ -37,28 +39,23 @@ class CostModel:
     One object serves all runs of the same models with the same kind of sampling.
 
     Attributes:
+        most_k: the largest K that auto picks: a pass over it was measured.
         passes: the cost of a pass by the tokens that it reads; the one at 0 means nothing.
         baseline_seconds: the seconds of a pass over one token, as the machine is now.
-        drafts: what the latest run knows of each kind of draft, by `adaptive_k.Kind.name`.
+        drafts: what the latest run knows of each kind of draft.
         first_guesses: how many first guesses of all runs passed, and how many did not, by (drafter, whether it did).
         tried: the drafters, for chains only or for trees too, that `race.try_out` has measured.
     """
 
-    def __init__(self, seconds: Mapping[int, float], most_k: int = MAX_K) -> None:
-        """`seconds` are those of some passes by the tokens read; those between lie on a line. Auto picks no K above
-        `most_k`. An interruption makes a pass look dear and never cheap, so none is taken to cost more than a longer
-        one.
-
-        Raises:
-            ValueError: that of one token is missing, or none reaches `most_k + 1`.
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        """`seconds` are those of some passes, from one token on, by the tokens read; those between lie on a line. An
+        interruption makes a pass look dear and never cheap, so none is taken to cost more than a longer one.
         """
-        if 1 not in seconds or max(seconds) <= most_k:
-            raise ValueError(f"The seconds of passes from 1 token to at least {most_k + 1} are needed.")
         lengths = sorted(seconds)
         least = np.minimum.accumulate([seconds[tokens] for tokens in reversed(lengths)])[::-1]
-        self.most_k, self.baseline_seconds = most_k, float(least[0])
+        self.most_k, self.baseline_seconds = lengths[-1] - 1, float(least[0])
         self.passes = np.interp(range(lengths[-1] + 1), lengths, least / least[0])
-        self.drafts: defaultdict[str, DraftStats] = defaultdict(DraftStats)
+        self.drafts: defaultdict[Kind, DraftStats] = defaultdict(DraftStats)
         self.first_guesses: Counter[tuple[str, bool]] = Counter()
         self.tried: set[tuple[str, bool]] = set()
 
@@ -68,10 +65,6 @@ class CostModel:
             slower = min(max(seconds / self.baseline_seconds / self.passes[tokens], 1 / OUTLIER), OUTLIER)
             self.passes[tokens] *= slower**FOLLOW
             self.baseline_seconds *= slower**DRIFT
-
-    def pass_over(self, tokens: np.ndarray) -> np.ndarray:
-        """The costs of passes over these many tokens, which may be means."""
-        return np.interp(tokens, np.arange(len(self.passes)), self.passes)
 
 
 @torch.inference_mode()
@@ -108,17 +101,14 @@ class DraftStats:
     Attributes:
         idle: rounds since the last draft, in this run and earlier ones; infinite before the first.
         reading: what the first draft of a run costs more, by the tokens of the prompt.
-        asked: drafts that were to reach a position.
-        made: those that did; a drafter may stop earlier.
-        tested: those of which all guesses before the position passed, whether they reached it or not.
+        tested: drafts of which all guesses before the position passed, whether they reached it or not.
         passed: those whose guess there passed.
     """
 
     def __init__(self) -> None:
         self.idle, self.reading = inf, 0.0
         self._timed, self._sums = 0, np.zeros(5)  # of 1, x, y, x x and x y, for x steps of cost y
-        self._counts = np.zeros((4, MAX_K))
-        self.asked, self.made, self.tested, self.passed = self._counts  # views
+        self.tested, self.passed = np.zeros(MAX_K), np.zeros(MAX_K)
 
     def learn_cost(self, steps: float, cost: float) -> None:
         """One more draft. The relative error counts, so that a draft which was held up counts for little."""
@@ -147,23 +137,17 @@ class DraftStats:
 
         The positions of a tree are the ranks of its tokens, the best first. All of them count as tested.
         """
-        if not outcomes:
-            return
-        passed, made = outcomes.count(DraftOutcome.ACCEPTED), len(outcomes)
-        self._counts *= FORGET
-        self.asked[:asked] += 1
-        self.made[:made] += 1
-        self.tested[: asked if tree else min(passed + 1, asked)] += 1
-        if tree:
-            self.passed[:made] += [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
-        else:
-            self.passed[:passed] += 1
+        if outcomes:
+            passes = [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
+            self.tested, self.passed = FORGET * self.tested, FORGET * self.passed
+            self.tested[: asked if tree else min(sum(passes) + 1, asked)] += 1
+            self.passed[: len(passes)] += passes
 
     def for_another_text(self) -> DraftStats:
         """A copy in which what passed so far weighs little."""
-        stats = DraftStats()
-        stats.idle, stats.reading, stats._timed, stats._sums = self.idle, self.reading, self._timed, self._sums
-        stats._counts += self._counts * (PRIOR_TESTS / max(float(self.tested[0]), PRIOR_TESTS))
+        stats = copy(self)
+        weight = PRIOR_TESTS / max(float(self.tested[0]), PRIOR_TESTS)
+        stats.tested, stats.passed = weight * self.tested, weight * self.passed
         return stats
 
     def chances(self) -> list[float]:
@@ -171,14 +155,5 @@ class DraftStats:
 
         In a tree it is the chance that the token of rank i is on the path, whatever became of the others.
         """
-        return _shares(self.passed, self.tested, 0.5)
-
-    def shares_made(self) -> list[float]:
-        """m_i: the share of drafts that reach guess i if they are to; at first that of the one before."""
-        return _shares(self.made, self.asked, 1.0)
-
-
-def _shares(parts: np.ndarray, totals: np.ndarray, share: float) -> list[float]:
-    """Part of total by position; each has the one before it as its prior, and the first one `share`."""
-    pairs = zip(parts.tolist(), totals.tolist(), strict=True)
-    return [share := (part + PRIOR_TESTS * share) / (total + PRIOR_TESTS) for part, total in pairs]
+        chance, tests = 0.5, zip(self.passed.tolist(), self.tested.tolist(), strict=True)
+        return [chance := (passed + PRIOR_TESTS * chance) / (tested + PRIOR_TESTS) for passed, tested in tests]

@@ -109,7 +109,7 @@ def decode(
             k = control.choose(most, last, drafter.draft_source(ids))
             draft = Draft()
             if k:
-                draft = drafter.propose_tree(ids, k, most) if control.kind.tree else drafter.propose(ids, k)
+                draft = drafter.propose_tree(ids, k, most) if control.branches else drafter.propose(ids, k)
             drafted = timestamp(drafting_on)
 
             parents = None if draft.parents is None else rows_of(draft.parents)

@@ -116,7 +116,7 @@ def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:
         tell("measuring the cost of a pass")
         runner = loaded.target_runner(MAX_K + 2)
         most_k = min(MAX_K, runner.exact_rows - 1) if runner.exact_rows else MAX_K  # what is exact stays exact
-        loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), most_k), most_k)
+        loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), most_k))
     return loaded.costs.get(kind)
 
 

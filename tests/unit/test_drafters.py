@@ -381,7 +381,7 @@ def test_auto_with_drafts_that_stop_writes_the_targets_text_and_can_be_run_again
         plain = ids_of(decode(toy.target_runner(64), NoDrafter(), PROMPT, replace(settings, k=0)))
         costs = CostModel({1: 1.0, MAX_K + 1: 2.0})
         for _ in range(2):
-            costs.drafts["draft-model"].learn_cost(1, 0.1 / costs.baseline_seconds)
+            costs.drafts["draft-model", False].learn_cost(1, 0.1 / costs.baseline_seconds)
         drafted = []
         for _ in range(8):
             runner = toy.target_runner(64)

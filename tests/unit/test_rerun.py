@@ -34,7 +34,7 @@ def fickle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         DraftLengthController,
         "_choose",
-        lambda self, costs, source, most: min(choices.randrange(5), most),
+        lambda self, costs, most: min(choices.randrange(5), most),
     )
 
 

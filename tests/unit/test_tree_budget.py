@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from specdemo.decoding import loop
-from specdemo.decoding.adaptive_k import DraftLengthController, Kind, best_length
+from specdemo.decoding.adaptive_k import DraftLengthController, best_length
 from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
@@ -77,16 +77,16 @@ def speed(
         chances: see `Guesser`.
     """
     guesser, costs = Guesser(chances), CostModel(passes)
-    for kind in Kind(guesser), Kind(guesser, tree=True):
+    for branching, each in drafting.items():
         for count in (1, 4) * 2:
-            costs.drafts[kind.name].learn_cost(count, drafting[kind.tree] * count)
+            costs.drafts[guesser.name, branching].learn_cost(count, each * count)
     true_passes = np.interp(range(64), list(passes), list(passes.values()))
     luck, control = random.Random(seed), DraftLengthController(k, costs, 1, tree)
     written, seconds, last = 0, 0.0, None
     drafts: list[tuple[int, bool]] = []
     while written < tokens:
         asked = control.choose(tokens - written - 1, last, guesser)
-        branching = bool(asked) and control.kind.tree
+        branching = bool(asked) and control.branches
         ids, parents = best_first(guesser, asked) if branching else ([0] * asked, list(range(-1, asked - 1)))
         drawn = luck.choices(range(len(chances) + 1), [*chances, 1 - sum(chances)], k=len(ids) + 1)
         path = walk(ids, parents, drawn)
@@ -141,27 +141,26 @@ def share_of(name: str, wanted: Any) -> float:
 def test_the_form_and_the_size_follow_from_the_costs() -> None:
     assert share_of("rows cost nothing and guesses are torn", lambda k, tree: tree and k > 12) > 0.9
     assert share_of("as on this CPU, torn", lambda k, tree: 1 <= k <= 9) > 0.9
-    assert share_of("as on this CPU, torn", lambda k, tree: tree) > 0.3  # a chain of one is nearly as good
+    assert share_of("as on this CPU, torn", lambda k, tree: tree) > 0.2  # a chain of one is nearly as good
     assert share_of("as on this CPU, trees are dear to draft", lambda k, tree: k and not tree) > 0.8
-    assert share_of("as on this CPU, guesses never pass", lambda k, tree: not k) > 0.5
+    assert share_of("as on this CPU, guesses never pass", lambda k, tree: not k) > 0.4  # a try loses 1% of a pass
     assert share_of("every row costs a pass", lambda k, tree: not k) > 0.6
 
 
 def test_the_best_tree_is_that_of_the_highest_rate() -> None:
-    costs, kind = CostModel({1: 1.0, 5: 1.2, 9: 1.4, 17: 3.0}), Kind(Guesser([]), tree=True)
+    costs, guesser = CostModel({1: 1.0, 5: 1.2, 9: 1.4, 17: 3.0}), Guesser([])
+    stats = DraftStats()
     for count in (1, 8, 1, 8):
-        costs.drafts[kind.name].learn_cost(count, 0.1 + 0.01 * count)
-    stats, shares = costs.drafts[kind.name], [0.5, 0.4, 0.3, 0.2, 0.2, 0.15, 0.1, 0.1, 0.01, *[0.0] * 7]
+        stats.learn_cost(count, 0.1 + 0.01 * count)
+    shares = [0.5, 0.4, 0.3, 0.2, 0.2, 0.15, 0.1, 0.1, 0.01, *[0.0] * 7]
     stats.tested, stats.passed = np.full(MAX_K, 1e6), 1e6 * np.array(shares)
-    rates = [
-        (1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + costs.drafts[kind.name].cost(k))
-        for k in range(1, MAX_K + 1)
-    ]
-    best = best_length(costs, stats, kind, MAX_K)
+    rates = [(1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + stats.cost(k)) for k in range(1, MAX_K + 1)]
+    best = best_length(costs, stats, guesser, True, MAX_K)
     assert best.rate == pytest.approx(max(rates))
     assert best.k == 1 + rates.index(max(rates)) > 3
-    shorter = best_length(costs, stats, kind, 3)
-    assert shorter.k == 3
+    assert best_length(costs, stats, guesser, True, 3).k == 3
+    stats.passed[:] = 0  # so the smallest is the best; one of a single token would be a chain
+    assert best_length(costs, stats, guesser, True, MAX_K).k == 2
 
 
 def test_the_positions_of_a_tree_are_ranks_and_all_of_them_count() -> None:
@@ -170,7 +169,6 @@ def test_the_positions_of_a_tree_are_ranks_and_all_of_them_count() -> None:
         stats.learn([REJECTED, ACCEPTED, UNTESTED, ACCEPTED], 6, tree=True)
     assert stats.chances()[:4] == pytest.approx([0, 1, 0, 1], abs=0.2)
     assert stats.chances()[5] < 0.05  # asked for and not made: what is not there does not pass
-    assert stats.shares_made()[3] == 1.0 > 0.2 > stats.shares_made()[4]
     stats.learn([ACCEPTED] * 63, 63, tree=True)  # a tree of a fixed size, larger than auto takes
 
 
@@ -240,15 +238,15 @@ def test_a_race_with_auto_trees_is_tried_out_and_run_again(
     settings = Settings(k=AUTO, temperature=0.8, max_new_tokens=40, tree=True)
     choices = random.Random(5)
 
-    def choose(self: Any, costs: CostModel, source: Drafter, most: int) -> int:
-        self.kind = Kind(source, tree=choices.random() < 0.5)
+    def choose(self: Any, costs: CostModel, most: int) -> int:
+        self.branches = choices.random() < 0.5
         return min(choices.randrange(6), most)
 
     monkeypatch.setattr(DraftLengthController, "_choose", choose)
     entries = list(race(toy, name, PROMPT, settings))
     (costs,) = toy.costs.values()
     assert costs.tried == {(name, True)}
-    assert {kind for kind in costs.drafts if kind.endswith(" tree")}
+    assert {name for name, branching in costs.drafts if branching}
     plain, drafted = ([e.event for e in entries if e.lane == lane] for lane in ("plain", "speculative"))
     assert ids_of(plain) == ids_of(drafted)
     rounds = [event for event in drafted if isinstance(event, Round) and event.drafted]
@@ -287,7 +285,7 @@ def test_what_cannot_branch_is_refused_with_auto_as_with_a_size(toy: Any) -> Non
 def test_a_fixed_tree_teaches_auto_what_it_cost(toy: Any) -> None:
     start(toy, "ngram", PROMPT, Settings(k=AUTO, tree=True))
     (costs,) = toy.costs.values()
-    before = costs.drafts["ngram tree"].asked[0]
+    before = costs.drafts["ngram", True].tested[0]
     list(start(toy, "ngram", PROMPT, Settings(k=63, max_new_tokens=60, tree=True)))
-    assert costs.drafts["ngram tree"].asked[0] > before
+    assert costs.drafts["ngram", True].tested[0] > before
     assert torch.isfinite(torch.tensor(costs.passes)).all()
