@@ -31,11 +31,12 @@ CAPTIONS = [  # in their order, one at a time
     "A language model, the target, writes the same text twice: alone, and with a drafter.",
     "Alone, it needs one pass for every token: a word or a part of a word.",
     "The drafter, a small and fast helper, guesses the next tokens.",
-    "The target checks all of them in one pass, which takes hardly longer than a pass for one token.",
+    "The target checks them all in one pass. This takes little longer than for one token: both read all weights.",
     "It keeps the guesses that it would have written: accepted.",
-    "The first wrong guess is rejected. The target's own token takes its place: resampled.",
+    "The first wrong guess is rejected, those behind it stay untested. "
+    "The target's own token takes its place: resampled.",
     "The drafter, a small and fast helper, guesses the next tokens.",
-    "The target checks all of them in one pass, which takes hardly longer than a pass for one token.",
+    "The target checks them all in one pass. This takes little longer than for one token: both read all weights.",
     "If all guesses are right, the same pass gives one more token: bonus.",
     "So the target writes exactly the same text in fewer passes and less time.",
 ]

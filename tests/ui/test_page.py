@@ -384,7 +384,7 @@ def test_the_keys_work_except_while_typing(visit: Visit, script: Script) -> None
     assert sentence(page).startswith("Stopped.")
 
 
-def test_the_prompt_is_run_from_inside_it(visit: Visit, script: Script) -> None:
+def test_ctrl_enter_runs_the_prompt_from_inside_it_and_from_elsewhere(visit: Visit, script: Script) -> None:
     page = visit("?prompt=")
     page.locator("#prompt textarea").press_sequentially("one two")
     page.keyboard.press("Enter")
@@ -392,6 +392,7 @@ def test_the_prompt_is_run_from_inside_it(visit: Visit, script: Script) -> None:
     page.keyboard.press("Control+Enter")
     page.locator(".sd-arena[data-state=ended]").wait_for()
     page.locator("#prompt textarea").press_sequentially("three")
+    page.locator("#prompt textarea").blur()
     page.keyboard.press("Meta+Enter")
     wait_until(lambda: len(script.races) == 2)
     assert page.locator("#prompt textarea").input_value() == "one two\nthree"

@@ -132,7 +132,7 @@ const KEYS = { d: toggleDark, "?": showHelp };
 const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
 const raceShows = () => Boolean(page.race?.root.offsetParent); // and not another tab
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && event.target.closest?.("#prompt")) {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && raceShows()) {
     event.preventDefault();
     return press("run");
   }

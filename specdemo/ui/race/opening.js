@@ -13,9 +13,9 @@ const BEGINS = ["A language model, the target, writes the same text twice: alone
 const ALONE = ["Alone, it needs one pass for every token: a word or a part of a word."];
 const CAPTIONS = [
   ["The drafter, a small and fast helper, guesses the next tokens."],
-  ["The target checks all of them in one pass, which takes hardly longer than a pass for one token."],
+  ["The target checks them all in one pass. This takes little longer than for one token: both read all weights."],
   ["It keeps the guesses that it would have written: ", ["a", "accepted"], "."],
-  ["The first wrong guess is ", ["x", "rejected"], ". The target's own token takes its place: ", ["r", "resampled"], "."],
+  ["The first wrong guess is ", ["x", "rejected"], ", those behind it stay ", ["u", "untested"], ". The target's own token takes its place: ", ["r", "resampled"], "."],
   ["If all guesses are right, the same pass gives one more token: ", ["b", "bonus"], "."],
 ];
 const ENDS = ["So the target writes exactly the same text in fewer passes and less time."];
@@ -56,8 +56,9 @@ const scenes = ({ plain, speculative: { events } }) => {
 export class Opening {
   /** `data` is a recording with the lanes of a usual race, see playable.py. */
   constructor(race, data) {
-    const { preset, drafter } = data.request;
-    Object.assign(this, { race, scenes: scenes(data.lanes), about: `A recorded race of ${preset} with ${drafter}, slowed down. ${HOW_ON}` });
+    const { request: { preset, drafter }, facts: { cores, device_name: device }, lanes } = data;
+    const about = `A race of ${preset} with ${drafter}, recorded on ${cores} cores of ${device} and slowed down. ${HOW_ON}`;
+    Object.assign(this, { race, about, scenes: scenes(lanes) });
     race.show.load(data, null, () => race.tellMemory(data.end));
   }
 
