@@ -40,7 +40,7 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
         rate(k) = E[tokens](k) / (T(k + 1) + D(k))
         E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k
 
-    a_i is the chance that guess i is made and passes if those before it did, T(n) the cost of a pass over n tokens and
+    a_i is the chance that guess i passes if those before it did, T(n) the cost of a pass over n tokens and
     D(k) = a + b k that of drafting k, both in passes over one token.
 
     In a tree guess i is the token of rank i, and a_i the chance that it is on the path, so E[tokens](k) is

@@ -101,7 +101,7 @@ class DraftStats:
     Attributes:
         idle: rounds since the last draft, in this run and earlier ones; infinite before the first.
         reading: what the first draft of a run costs more, by the tokens of the prompt.
-        tested: drafts of which all guesses before the position passed, whether they reached it or not.
+        tested: drafts that had a guess at the position, behind guesses that all passed.
         passed: those whose guess there passed.
     """
 
@@ -133,14 +133,15 @@ class DraftStats:
         return constant + each * steps if each >= 0 else y / n + 0.0 * steps  # no draft costs less for being longer
 
     def learn(self, outcomes: Sequence[DraftOutcome], asked: int, tree: bool = False) -> None:
-        """One more draft was tested. One that stopped before `asked` tokens failed where it stopped; none if empty.
+        """One more draft was tested, up to its first rejected guess. It may have stopped before `asked` tokens.
 
-        The positions of a tree are the ranks of its tokens, the best first. All of them count as tested.
+        The positions of a tree are the ranks of its tokens, the best first. All of them count as tested, and a token
+        that was left out did not pass.
         """
-        if outcomes:
-            passes = [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
+        passes = [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
+        if passes:
             self.tested, self.passed = FORGET * self.tested, FORGET * self.passed
-            self.tested[: asked if tree else min(sum(passes) + 1, asked)] += 1
+            self.tested[: asked if tree else min(sum(passes) + 1, len(passes))] += 1
             self.passed[: len(passes)] += passes
 
     def for_another_text(self) -> DraftStats:
@@ -151,7 +152,7 @@ class DraftStats:
         return stats
 
     def chances(self) -> list[float]:
-        """a_i: the chance that guess i is made and passes if those before it did; at first that of the one before.
+        """a_i: the chance that guess i passes if those before it did; at first that of the one before.
 
         In a tree it is the chance that the token of rank i is on the path, whatever became of the others.
         """

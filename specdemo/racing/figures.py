@@ -162,7 +162,7 @@ def noise(plain: Stats, lane: Stats) -> float:
 
 def speeds_by_k(reached: Sequence[float], made: Sequence[float], each: float, fixed: float = 0.0) -> list[float]:
     """The speed-up by K from 1 on, by what a race with one K measured. It is that of `adaptive_k.best_length`, with
-    costs that lie on a line:
+    costs that lie on a line, and of drafts that may stop before k:
 
         speed(k) = (1 + r_1 + ... + r_k) / (1 + fixed + each (m_1 + ... + m_k))
 

@@ -14,6 +14,7 @@ from specdemo.decoding import loop
 from specdemo.decoding.adaptive_k import DraftLengthController
 from specdemo.decoding.costs import (
     FOLLOW,
+    FORGET,
     LENGTHS,
     OUTLIER,
     CostModel,
@@ -198,13 +199,12 @@ def test_the_chance_of_a_guess_is_even_until_tests_say_more() -> None:
     assert chances(PASSED)[:4] == pytest.approx([2 / 3, 7 / 9, 23 / 27, 23 / 27])
 
 
-def test_a_draft_that_stopped_failed_where_it_did() -> None:
+def test_a_draft_that_stopped_says_nothing_of_the_guesses_that_it_did_not_make() -> None:
     stats = DraftStats()
-    for _ in range(100):
-        stats.learn(PASSED, 6)
-    assert stats.chances()[2] > 0.8 > 0.2 > stats.chances()[3]
-    stats.learn([], 6)  # it had nothing to say, which says nothing of its guesses
-    assert stats.chances()[0] > 0.8
+    for outcomes in [PASSED] * 50 + [FAILED] * 50 + [[]] * 50:
+        stats.learn(outcomes, 6)
+    assert stats.chances()[0] < 0.2
+    assert stats.tested[:4].tolist() == pytest.approx([20, 20 * FORGET**50, 20 * FORGET**50, 0], rel=0.1)
 
 
 def test_older_drafts_weigh_less() -> None:
