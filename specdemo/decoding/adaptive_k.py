@@ -106,16 +106,16 @@ class DraftLengthController:
     def _choose(self, costs: CostModel, most: int) -> int:
         """The K of most tokens per second; 0 where drafting does not pay, but for a try now and then."""
         source = self.source
-        known = {tree: self._known(costs, tree) for tree in ((False, True) if self.tree and most > 1 else (False,))}
         plans = self._plans.get(source.name)
         if plans is None:
             longest = min(most, costs.most_k)
-            plans = [best_length(costs, stats, source, tree, longest) for tree, stats in known.items()]
-            self._plans[source.name] = plans = sorted(plans, key=lambda plan: plan.rate)
+            trees = (False, True) if self.tree and longest > 1 else (False,)
+            found = (best_length(costs, self._known(costs, tree), source, tree, longest) for tree in trees)
+            plans = self._plans[source.name] = sorted(found, key=lambda plan: plan.rate)
         alone = 1 / float(costs.passes[1:].min())  # the rate without drafts; the cost at one token may be old
         highest = plans[-1].rate
         begun = source.name in self._up_to_date
-        reading = 0.0 if begun else self.prompt_tokens * max(stats.reading for stats in known.values())
+        reading = 0.0 if begun else self.prompt_tokens * max(self._known(costs, plan.tree).reading for plan in plans)
         pays = most * (1 / alone - 1 / highest) > reading  # if the rest of the text goes like this
         for plan in plans:
             stats = self._known(costs, plan.tree)

@@ -231,6 +231,15 @@ def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(toy: A
         assert True in forms, name
 
 
+def test_where_no_pass_of_three_tokens_is_taken_drafts_are_chains() -> None:
+    costs, guesser = CostModel({1: 1.0, 2: 1.0}), Guesser([0.9])
+    for branching in (False, True):
+        for _ in range(2):
+            costs.drafts[guesser.name, branching].learn_cost(1, 0.1)
+    control = DraftLengthController(AUTO, costs, tree=True)
+    assert (control.choose(100, None, guesser), control.branches) == (1, False)
+
+
 @pytest.mark.parametrize("name", ["lookup-ngram", "draft-model", "prompt-lookup"])
 def test_a_race_with_auto_trees_is_tried_out_and_run_again(
     toy: Any, name: str, monkeypatch: pytest.MonkeyPatch
