@@ -18,9 +18,8 @@ from .serving.stream import stream_route
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
 
-FONTS = (
-    f":root {{ --font: {', '.join(FONT)}; --font-mono: {', '.join(MONO)} }}"  # until Gradio loads them with the theme
-)
+# Until Gradio loads them with the theme.
+FONTS = f"<style>:root {{ --font: {', '.join(FONT)}; --font-mono: {', '.join(MONO)} }}</style>"
 
 
 def launch_options(runs: Runs, proxied: bool = False) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def launch_options(runs: Runs, proxied: bool = False) -> dict[str, Any]:
         "app_kwargs": {
             "routes": [stream_route(runs), status_route(runs), modules_route(), *replay_routes()],
             "middleware": [
-                Middleware(Head, first=script_tags(), last=f"{style_tags()}<style>{FONTS}</style>", runs=runs),
+                Middleware(Head, first=script_tags(), last=style_tags() + FONTS, runs=runs),
                 Middleware(Door, runs=runs, proxied=proxied),
             ],
         },
