@@ -395,6 +395,12 @@ def test_ctrl_enter_runs_the_prompt_from_inside_it_and_from_elsewhere(visit: Vis
     page.locator("#prompt textarea").blur()
     page.keyboard.press("Meta+Enter")
     wait_until(lambda: len(script.races) == 2)
+    page.locator(".sd-arena[data-state=ended]").wait_for()
+    page.keyboard.press("?")
+    page.keyboard.press("Control+Enter")  # behind the help
+    page.wait_for_timeout(300)
+    assert page.locator(".sd-arena").get_attribute("data-state") == "ended"
+    assert len(script.races) == 2
     assert page.locator("#prompt textarea").input_value() == "one two\nthree"
 
 

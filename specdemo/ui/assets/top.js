@@ -132,13 +132,14 @@ const KEYS = { d: toggleDark, "?": showHelp };
 const RACE_KEYS = { r: () => press("run"), s: () => press("stop"), h: () => page.race.parts.hide.click(), n: () => page.race.show.next() };
 const raceShows = () => Boolean(page.race?.root.offsetParent); // and not another tab
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && raceShows()) {
+  const inDialog = event.target.closest?.("dialog[open]");
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.repeat && raceShows() && !inDialog) {
     event.preventDefault();
     return press("run");
   }
   if (event.key === "Escape" && page.race?.state === "opening") return page.race.skip();
-  const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable], dialog[open]");
-  if (typing || !page.fields || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+  const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select, [contenteditable]");
+  if (typing || inDialog || !page.fields || event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
   const key = event.key.toLowerCase();
   const act = KEYS[key] || (raceShows() && RACE_KEYS[key]);
   if (!act) return;
