@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from itertools import repeat
 from typing import NamedTuple
 
-import numpy as np
-
 from ..types import DraftOutcome
 from .costs import CostModel, DraftStats, Kind
 from .drafter import Drafter
@@ -26,10 +24,10 @@ PROBING = 0.0125  # share of the time that tries may lose: drafts of a kind that
 class Plan(NamedTuple):
     """A draft of one kind at its best length, and what a round with it is expected to do."""
 
-    tree: bool
-    k: int
     rate: float  # tokens in the time of a pass over one token
     cost: float  # of the round
+    k: int
+    tree: bool
     stop_below: float  # see `Drafter.stop_below`
 
 
@@ -46,17 +44,18 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
     In a tree guess i is the token of rank i, and a_i the chance that it is on the path, so E[tokens](k) is
     1 + a_1 + a_2 + ... + a_k.
     """
-    least = 1 + tree
-    longest = longest if stats.cost_known else least
-    chances = stats.chances()[:longest]
-    tokens = 1 + np.cumsum(chances if tree else np.cumprod(chances))
-    round_costs = costs.passes[2 : longest + 2] + stats.cost(source.steps(np.arange(1.0, longest + 1)))
-    rates = tokens / round_costs
-    k = least + int(np.argmax(rates[least - 1 :]))
+    longest = longest if stats.cost_known else 1 + tree
+    constant, each = stats.line()
+    tokens, passing, found = 1.0, 1.0, list[tuple[float, float, int]]()
+    for k, chance in enumerate(stats.chances()[:longest], start=1):
+        passing = chance if tree else passing * chance
+        tokens += passing
+        cost = costs.passes[k + 1] + constant + each * source.steps(k)
+        found.append((tokens / cost, cost, k))
+    rate, cost, k = max(found[tree:])
     # A guess that is less likely to pass than this costs more than it brings.
-    each = (round_costs[k - 1] - round_costs[0]) / max(k - 1, 1)
-    stop_below = 0.0 if source.parallel_drafting and not tree else rates[k - 1] * each
-    return Plan(tree, k, float(rates[k - 1]), float(round_costs[k - 1]), float(stop_below))
+    stop_below = 0.0 if source.parallel_drafting and not tree else rate * (cost - found[0][1]) / max(k - 1, 1)
+    return Plan(rate, cost, k, tree, stop_below)
 
 
 class DraftLengthController:
@@ -85,7 +84,7 @@ class DraftLengthController:
         """
         self.costs, self.prompt_tokens, self.tree = costs, prompt_tokens, tree
         self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
-        self._plans: dict[str, list[Plan]] = {}  # by the drafter's name, until its next draft
+        self._plans: dict[Kind, Plan] = {}  # until the next draft of the kind
         self._up_to_date: dict[str, bool] = {}  # those that drafted in this run, and if they did when last asked
         self._drafts: dict[Kind, DraftStats] = {}  # of this run: one beside it writes at another place of the text
 
@@ -106,13 +105,13 @@ class DraftLengthController:
     def _choose(self, costs: CostModel, most: int) -> int:
         """The K of most tokens per second; 0 where drafting does not pay, but for a try now and then."""
         source = self.source
-        plans = self._plans.get(source.name)
-        if plans is None:
-            longest = min(most, costs.most_k)
-            trees = (False, True) if self.tree and longest > 1 else (False,)
-            found = (best_length(costs, self._known(costs, tree), source, tree, longest) for tree in trees)
-            plans = self._plans[source.name] = sorted(found, key=lambda plan: plan.rate)
-        alone = 1 / float(costs.passes[1:].min())  # the rate without drafts; the cost at one token may be old
+        longest = min(most, costs.most_k)
+        kinds = [(source.name, tree) for tree in (False, True)[: 1 + (self.tree and longest > 1)]]
+        for kind in kinds:
+            if kind not in self._plans:
+                self._plans[kind] = best_length(costs, self._known(costs, kind[1]), source, kind[1], longest)
+        plans = sorted(self._plans[kind] for kind in kinds)
+        alone = 1 / min(costs.passes[1:])  # the rate without drafts; the cost at one token may be old
         highest = plans[-1].rate
         begun = source.name in self._up_to_date
         reading = 0.0 if begun else self.prompt_tokens * max(self._known(costs, plan.tree).reading for plan in plans)
@@ -143,13 +142,14 @@ class DraftLengthController:
         if not last.k:
             return
         stats, steps = self._known(costs, self.branches), source.steps(len(outcomes))
-        cost, usual = last.draft_seconds / costs.baseline_seconds, stats.cost(steps)
+        constant, each = stats.line()
+        cost, usual = last.draft_seconds / costs.baseline_seconds, constant + each * steps
         if self._up_to_date.get(source.name) or cost < usual:
             stats.learn_cost(steps, cost)
         elif source.name not in self._up_to_date:  # it also read the prompt
             stats.reading = (cost - usual) / self.prompt_tokens
         self._up_to_date[source.name] = True
-        self._plans.pop(source.name, None)
+        self._plans.pop((source.name, self.branches), None)
         stats.idle = 0.0
         stats.learn(outcomes, last.k, self.branches)
         if outcomes:

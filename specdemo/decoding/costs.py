@@ -10,8 +10,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from copy import copy
+from itertools import accumulate, zip_longest
 from math import inf
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ CALIBRATION_SECONDS = 0.6
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as far as auto takes them
 
 Kind = tuple[str, bool]  # of a draft: the name of its source, and whether it is a tree
-Steps = TypeVar("Steps", float, np.ndarray)
 
 
 class CostModel:
@@ -52,9 +51,9 @@ class CostModel:
         interruption makes a pass look dear and never cheap, so none is taken to cost more than a longer one.
         """
         lengths = sorted(seconds)
-        least = np.minimum.accumulate([seconds[tokens] for tokens in reversed(lengths)])[::-1]
-        self.most_k, self.baseline_seconds = lengths[-1] - 1, float(least[0])
-        self.passes = np.interp(range(lengths[-1] + 1), lengths, least / least[0])
+        least = list(accumulate((seconds[tokens] for tokens in reversed(lengths)), min))[::-1]
+        self.most_k, self.baseline_seconds = lengths[-1] - 1, least[0]
+        self.passes = (np.interp(range(lengths[-1] + 1), lengths, least) / least[0]).tolist()
         self.drafts: defaultdict[Kind, DraftStats] = defaultdict(DraftStats)
         self.first_guesses: Counter[tuple[str, bool]] = Counter()
         self.tried: set[tuple[str, bool]] = set()
@@ -98,6 +97,8 @@ class DraftStats:
     """What is known of one kind of draft: what k steps cost, a + b k, and how many guesses pass, by position. Older
     drafts weigh less.
 
+    Plain Python does it between two passes: the processor's caches are cold then, and NumPy takes three times as long.
+
     Attributes:
         idle: rounds since the last draft, in this run and earlier ones; infinite before the first.
         reading: what the first draft of a run costs more, by the tokens of the prompt.
@@ -107,30 +108,30 @@ class DraftStats:
 
     def __init__(self) -> None:
         self.idle, self.reading = inf, 0.0
-        self._timed, self._sums = 0, np.zeros(5)  # of 1, x, y, x x and x y, for x steps of cost y
-        self.tested, self.passed = np.zeros(MAX_K), np.zeros(MAX_K)
+        self._timed, self._sums = 0, [0.0] * 5  # of 1, x, y, x x and x y, for x steps of cost y
+        self.tested, self.passed = [0.0] * MAX_K, [0.0] * MAX_K
 
     def learn_cost(self, steps: float, cost: float) -> None:
         """One more draft. The relative error counts, so that a draft which was held up counts for little."""
         if steps:  # one without a token says nothing of the others
             self._timed += 1
-            terms = np.array([1.0, steps, cost, steps * steps, steps * cost])
-            self._sums = FORGET * self._sums + terms / max(cost, 0.01) ** 2
+            weight, terms = max(cost, 0.01) ** -2, (1.0, steps, cost, steps * steps, steps * cost)
+            self._sums = [FORGET * total + weight * term for total, term in zip(self._sums, terms, strict=True)]
 
     @property
     def cost_known(self) -> bool:
         """Whether two drafts were timed: one may have been held up."""
         return self._timed > 1
 
-    def cost(self, steps: Steps) -> Steps:
-        """a + b k for k `steps`, by least squares; 0 while it is not known."""
+    def line(self) -> tuple[float, float]:
+        """a and b, by least squares; 0 while they are not known."""
         if not self.cost_known:
-            return 0.0 * steps
-        n, x, y, xx, xy = self._sums.tolist()
+            return 0.0, 0.0
+        n, x, y, xx, xy = self._sums
         # The constant is held back a little: drafts of one length say nothing of it.
         constant = max((xx * y - x * xy) / (1.03 * n * xx - x * x), 0.0)
         each = (xy - constant * x) / xx
-        return constant + each * steps if each >= 0 else y / n + 0.0 * steps  # no draft costs less for being longer
+        return (constant, each) if each >= 0 else (y / n, 0.0)  # no draft costs less for being longer
 
     def learn(self, outcomes: Sequence[DraftOutcome], asked: int, tree: bool = False) -> None:
         """One more draft was tested, up to its first rejected guess. It may have stopped before `asked` tokens.
@@ -140,15 +141,15 @@ class DraftStats:
         """
         passes = [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
         if passes:
-            self.tested, self.passed = FORGET * self.tested, FORGET * self.passed
-            self.tested[: asked if tree else min(sum(passes) + 1, len(passes))] += 1
-            self.passed[: len(passes)] += passes
+            tests = asked if tree else min(sum(passes) + 1, len(passes))
+            self.tested = [FORGET * tested + (i < tests) for i, tested in enumerate(self.tested)]
+            self.passed = [FORGET * old + new for old, new in zip_longest(self.passed, passes, fillvalue=False)]
 
     def for_another_text(self) -> DraftStats:
         """A copy in which what passed so far weighs little."""
         stats = copy(self)
-        weight = PRIOR_TESTS / max(float(self.tested[0]), PRIOR_TESTS)
-        stats.tested, stats.passed = weight * self.tested, weight * self.passed
+        weight = PRIOR_TESTS / max(self.tested[0], PRIOR_TESTS)
+        stats.tested, stats.passed = ([weight * count for count in counts] for counts in (self.tested, self.passed))
         return stats
 
     def chances(self) -> list[float]:
@@ -156,5 +157,5 @@ class DraftStats:
 
         In a tree it is the chance that the token of rank i is on the path, whatever became of the others.
         """
-        chance, tests = 0.5, zip(self.passed.tolist(), self.tested.tolist(), strict=True)
+        chance, tests = 0.5, zip(self.passed, self.tested, strict=True)
         return [chance := (passed + PRIOR_TESTS * chance) / (tested + PRIOR_TESTS) for passed, tested in tests]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,9 +99,9 @@ class Drafter:
         """
         return self
 
-    def steps(self, tokens: Any) -> Any:
-        """How many steps, one after another, drafts of this many tokens take (a number or an array)."""
-        return np.minimum(tokens, 1.0) if self.parallel_drafting else tokens
+    def steps(self, tokens: int) -> int:
+        """How many steps, one after another, a draft of this many tokens takes."""
+        return min(tokens, 1) if self.parallel_drafting else tokens
 
     def observe(self, verdict: Verdict) -> None:
         """What the target made of the last proposal."""

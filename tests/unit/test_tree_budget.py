@@ -29,7 +29,7 @@ from specdemo.racing.rerun import again, differences
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.system import hardware
 from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings
-from tests.unit.test_control import FLAT, RISING, Clock
+from tests.unit.test_control import FLAT, RISING, Clock, cost_of
 from tests.unit.toys import PROMPT, VOCAB, TableToy, decode, ids_of, letters_tokenizer, ngram_file, random_table
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -153,13 +153,13 @@ def test_the_best_tree_is_that_of_the_highest_rate() -> None:
     for count in (1, 8, 1, 8):
         stats.learn_cost(count, 0.1 + 0.01 * count)
     shares = [0.5, 0.4, 0.3, 0.2, 0.2, 0.15, 0.1, 0.1, 0.01, *[0.0] * 7]
-    stats.tested, stats.passed = np.full(MAX_K, 1e6), 1e6 * np.array(shares)
-    rates = [(1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + stats.cost(k)) for k in range(1, MAX_K + 1)]
+    stats.tested, stats.passed = [1e6] * MAX_K, [1e6 * share for share in shares]
+    rates = [(1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + cost_of(stats, k)) for k in range(1, MAX_K + 1)]
     best = best_length(costs, stats, guesser, True, MAX_K)
     assert best.rate == pytest.approx(max(rates))
     assert best.k == 1 + rates.index(max(rates)) > 3
     assert best_length(costs, stats, guesser, True, 3).k == 3
-    stats.passed[:] = 0  # so the smallest is the best; one of a single token would be a chain
+    stats.passed = [0.0] * MAX_K  # so the smallest is the best; one of a single token would be a chain
     assert best_length(costs, stats, guesser, True, MAX_K).k == 2
 
 
