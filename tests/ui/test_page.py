@@ -212,6 +212,28 @@ def test_the_pane_stays_at_the_bottom_unless_the_reader_scrolled_up(visit: Visit
     assert pane.evaluate("pane => pane.scrollHeight - pane.scrollTop - pane.clientHeight") < 5
 
 
+def test_a_draft_that_is_read_before_the_browser_tells_of_the_scrolling_moves_no_pane(visit: Visit) -> None:
+    """The event of a scroll comes a frame later, and the guesses that it made room for may be gone by then."""
+    page = visit()
+    assert page.evaluate("""async () => {
+        const lane = specdemo.race.lanes.speculative;
+        const tokens = (count) => Array(count).fill(["some words ", "a", 1, 0]);
+        const row = (round, count) => ({ row: [round, 16, tokens(count)], at: 1, seconds: 1 });
+        lane.clear({ max_new_tokens: 400 });
+        for (const round of [1, 2, 3]) {
+            lane.take(row(round, 60));
+            lane.guess(row(round + 1, 30));
+            lane.draw(true);
+            lane.scroll();
+            lane.guess(null);
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+        }
+        lane.draw(true);
+        lane.scroll();
+        return lane.parts.pane.scrollTop > 100 && lane.atBottom();
+    }""")
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

@@ -29,7 +29,8 @@ export class Lane {
     this.guesses = sd.make("span", "sd-guesses");
     this.title(place ? "With a drafter" : "Target alone");
     text.dataset.empty = place ? DRAFTED : ALONE;
-    pane.addEventListener("scroll", () => (this.stuck = this.atBottom()), { passive: true });
+    const scrolled = () => pane.scrollTop === this.top || (this.stuck = this.atBottom()); // by the reader, not by `scroll`
+    pane.addEventListener("scroll", scrolled, { passive: true });
     this.clear({});
   }
 
@@ -122,11 +123,13 @@ export class Lane {
   scroll() {
     if (!this.stuck) return;
     const { pane } = this.parts;
-    if (!this.guesses.isConnected || !this.guesses.previousSibling) return void (pane.scrollTop = 1e9);
-    const room = parseFloat(getComputedStyle(pane).paddingBottom);
-    const range = document.createRange();
-    range.selectNodeContents(this.guesses.previousSibling);
-    pane.scrollTop += range.getBoundingClientRect().bottom + room - pane.getBoundingClientRect().bottom;
+    if (this.guesses.isConnected && this.guesses.previousSibling) {
+      const room = parseFloat(getComputedStyle(pane).paddingBottom);
+      const range = document.createRange();
+      range.selectNodeContents(this.guesses.previousSibling);
+      pane.scrollTop += range.getBoundingClientRect().bottom + room - pane.getBoundingClientRect().bottom;
+    } else pane.scrollTop = 1e9;
+    this.top = pane.scrollTop;
   }
 
   drawFigures() {
