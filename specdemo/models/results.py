@@ -52,7 +52,7 @@ def _circumstances(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_results(results: Mapping[str, Any], drafter: str) -> str:
-    """A drafter's speed-ups at each temperature, with K = auto and with the best fixed K; empty if not measured."""
+    """A drafter's speed-up at each temperature, with the best K; empty if not measured."""
     rows = [row for row in results["rows"] if row["drafter"] == drafter]
     there = results["environment"]
     dtype, weights = there["dtype"], there["weights_dtype"]
@@ -60,9 +60,10 @@ def describe_results(results: Mapping[str, Any], drafter: str) -> str:
     where = f"{there['cores']} cores of {there['cpu']}, {numbers}, {results['prompts']} prompts"
     told = []
     for temperature in sorted({row["temperature"] for row in rows}):
-        here = [row for row in rows if row["temperature"] == temperature]
-        fixed = sorted((row for row in here if row["k"] != AUTO), key=lambda row: row["speed_up"])
-        best = [*(row for row in here if row["k"] == AUTO), *fixed[-1:]]
-        speeds = " and ".join(f"{row['speed_up']:.2f}× with K = {row['k']}" for row in best)
-        told.append(f"{speeds} at temperature {temperature:g}")
-    return f"Measured speed-up: {'; '.join(told)}. On {where}." if told else ""
+        best = max((row for row in rows if row["temperature"] == temperature), key=_speed_up)
+        told.append(f"{best['speed_up']:.2f}× at temperature {temperature:g} (K = {best['k']})")
+    return f"Measured speed-up: {', '.join(told)}. On {where}." if told else ""
+
+
+def _speed_up(row: Mapping[str, Any]) -> tuple[float, bool]:
+    return row["speed_up"], row["k"] == AUTO

@@ -27,17 +27,21 @@ HEADER, ENTRIES = read_trace(lines_of(OPENING))
 PASSES = {
     lane: Stats.of(entry.event for entry in ENTRIES if entry.lane == lane).rounds + 1 for lane in (PLAIN, SPECULATIVE)
 }
+CHECKS = (
+    "One pass of the target checks them all. It takes little longer than for one token: "
+    "each pass reads all weights once."
+)
 CAPTIONS = [  # in their order, one at a time
     "A language model, the target, writes the same text twice: alone, and with a drafter.",
-    "Alone, it needs one pass for every token: a word or a part of a word.",
-    "The drafter, a small and fast helper, guesses the next tokens.",
-    "The target checks them all in one pass. This takes little longer than for one token: both read all weights.",
-    "It keeps the guesses that it would have written: accepted.",
-    "The first wrong guess is rejected, those behind it stay untested. "
-    "The target's own token takes its place: resampled.",
-    "The drafter, a small and fast helper, guesses the next tokens.",
-    "The target checks them all in one pass. This takes little longer than for one token: both read all weights.",
-    "If all guesses are right, the same pass gives one more token: bonus.",
+    "Alone, it needs one pass, a run of the whole model, for every token: a word or a part of a word.",
+    "The drafter, a small, fast helper, guesses the next tokens.",
+    CHECKS,
+    "It keeps each guess it would have written: accepted.",
+    "The first wrong guess is rejected; the target's own token replaces it: resampled. "
+    "Later guesses are dropped: untested.",
+    "The drafter, a small, fast helper, guesses the next tokens.",
+    CHECKS,
+    "If all are right, the same pass gives one more token: bonus.",
     "So the target writes exactly the same text in fewer passes and less time.",
 ]
 RESULT = (

@@ -2,8 +2,8 @@
 import * as sd from "../assets/page.js";
 import { depth, isEmitted, isTree, likeliest, walk } from "./tree.js";
 
-const ALONE = "The target writes one token in every pass.";
-const DRAFTED = "The target checks several guesses of the drafter in every pass.";
+const ALONE = "In each pass, the target writes one token.";
+const DRAFTED = "In each pass, the target checks several of the drafter's guesses.";
 const MAX_K = 16;
 const MAX_STRIP = 4096; // px; a longer text shares them
 const DRAFTS = ["The draft of each round", "The height of a bar is the length of the draft; in a tree, of its longest branch. The dark part was accepted. The bars follow the text."];

@@ -10,13 +10,13 @@ const REST = 6; // and for the rest of the race
 const JUST = 1e-6; // seconds of the engine before a pass ends
 const LEAD = 13; // rounds before those that are explained: something moves at once
 const BEGINS = ["A language model, the target, writes the same text twice: alone, and with a drafter."];
-const ALONE = ["Alone, it needs one pass for every token: a word or a part of a word."];
+const ALONE = ["Alone, it needs one pass, a run of the whole model, for every token: a word or a part of a word."];
 const CAPTIONS = [
-  ["The drafter, a small and fast helper, guesses the next tokens."],
-  ["The target checks them all in one pass. This takes little longer than for one token: both read all weights."],
-  ["It keeps the guesses that it would have written: ", ["a", "accepted"], "."],
-  ["The first wrong guess is ", ["x", "rejected"], ", those behind it stay ", ["u", "untested"], ". The target's own token takes its place: ", ["r", "resampled"], "."],
-  ["If all guesses are right, the same pass gives one more token: ", ["b", "bonus"], "."],
+  ["The drafter, a small, fast helper, guesses the next tokens."],
+  ["One pass of the target checks them all. It takes little longer than for one token: each pass reads all weights once."],
+  ["It keeps each guess it would have written: ", ["a", "accepted"], "."],
+  ["The first wrong guess is ", ["x", "rejected"], "; the target's own token replaces it: ", ["r", "resampled"], ". Later guesses are dropped: ", ["u", "untested"], "."],
+  ["If all are right, the same pass gives one more token: ", ["b", "bonus"], "."],
 ];
 const ENDS = ["So the target writes exactly the same text in fewer passes and less time."];
 const HOW_ON = "Press Esc to skip it, or Run to start your own.";

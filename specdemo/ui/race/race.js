@@ -253,7 +253,7 @@ export class Race {
     this.say("showing");
     const { plain, ...drafted } = end.stats;
     const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.lanes[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
-    this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end. The figures stay the same.");
+    this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end and do not change the results.");
   }
 
   status(status) {
