@@ -1,50 +1,33 @@
-"""How many tokens to draft next: a fixed K, or K = auto, which follows what rounds cost and how many guesses pass.
+"""How many tokens to draft next: a fixed K, or K = auto, which takes the K of the highest expected speed.
 
-Under the match rule the text does not depend on K, so K may depend on everything: earlier rounds and runs, the clock,
+Under the match rule the text does not depend on K, so auto may go by everything: earlier rounds and runs, the clock,
 and the draft itself. Under rejection sampling a choice that depends on drawn tokens would change the distribution, so
-auto needs the match rule above temperature 0.
-
-Where drafts may branch, auto chooses the form as well: the tree of the best n tokens, the chain of k, or no draft.
+above temperature 0 auto needs the match rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
-from typing import NamedTuple
 
 from ..types import DraftOutcome
-from .costs import CostModel, DraftStats, Kind
+from .costs import CostModel, DraftStats, Plan
 from .drafter import Drafter
 from .events import Round
 
-PROBING = 0.0125  # share of the time that tries may lose: drafts of a kind that does not pay, to see if that changed
-
-
-class Plan(NamedTuple):
-    """A draft of one kind at its best length, and what a round with it is expected to do."""
-
-    rate: float  # tokens in the time of a pass over one token
-    cost: float  # of the round
-    k: int
-    tree: bool
-    stop_below: float  # see `Drafter.stop_below`
+PROBING = 0.0125  # share of the time that tries may lose: drafts that do not pay, made to see if that changed
 
 
 def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool, longest: int) -> Plan:
-    """The K up to `longest` of the highest rate, the least one until it is known what a draft costs. That is 1, and 2
-    in a tree: one of a single token is a chain that costs more.
+    """The K up to `longest` of the highest rate, in tokens in the time of a pass over one token.
 
         rate(k) = E[tokens](k) / (T(k + 1) + D(k))
-        E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k
+        E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k for a chain, 1 + a_1 + a_2 + ... + a_k for a tree
 
-    a_i is the chance that guess i passes if those before it did, T(n) the cost of a pass over n tokens and
-    D(k) = a + b k that of drafting k, both in passes over one token.
-
-    In a tree guess i is the token of rank i, and a_i the chance that it is on the path, so E[tokens](k) is
-    1 + a_1 + a_2 + ... + a_k.
+    T(n) is the cost of a pass over n tokens, D(k) = a + b k that of drafting k, and a_i as `DraftStats.chances` has it.
     """
-    longest = longest if stats.cost_known else 1 + tree
+    shortest = 1 + tree  # a tree of one token is a chain that costs more
+    longest = longest if stats.cost_known else shortest
     constant, each = stats.line()
     tokens, passing, found = 1.0, 1.0, list[tuple[float, float, int]]()
     for k, chance in enumerate(stats.chances()[:longest], start=1):
@@ -61,8 +44,8 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
 class DraftLengthController:
     """Chooses the K of every round of one run, and whether its draft is a tree.
 
-    Where a drafter hands over to others (`Drafter.draft_source`), each of them is judged by itself, because a copied
-    phrase is worth a long draft, and a head's guess a short one or none.
+    Each drafter that others hand over to (`Drafter.draft_source`) is judged by itself: a copied phrase is worth a long
+    draft, a head's guess a short one or none.
 
     Attributes:
         source, branches: the drafter that K was chosen for last, and whether its draft is a tree.
@@ -80,16 +63,15 @@ class DraftLengthController:
     ) -> None:
         """`k` is AUTO, which needs `costs`, a fixed K, or the K of each round and whether its draft is a tree.
 
-        `costs` learns from all of them. With `tree` drafts may branch, and those of a fixed K do.
+        `costs` learns from all of them. With `tree` auto may draft trees, and a fixed K does.
         """
         self.costs, self.prompt_tokens, self.tree = costs, prompt_tokens, tree
         self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
-        self._plans: dict[Kind, Plan] = {}  # until the next draft of the kind
-        self._up_to_date: dict[str, bool] = {}  # those that drafted in this run, and if they did when last asked
-        self._drafts: dict[Kind, DraftStats] = {}  # of this run: one beside it writes at another place of the text
+        self._drafts: dict[tuple[str, bool], DraftStats] = {}  # a run beside this one is at another place of its text
+        self._begun: set[str] = set()  # the drafters that have read the prompt
 
     def choose(self, most: int, last: Round | None, source: Drafter) -> int:
-        """How many tokens `source` drafts next, after the `last` round of this run; in which form, say `branches`.
+        """How many tokens `source` drafts next, after the `last` round of this run; `branches` says in which form.
 
         There is room for `most` tokens one behind the other.
         """
@@ -103,32 +85,30 @@ class DraftLengthController:
         return self._choose(self.costs, most) if most else 0
 
     def _choose(self, costs: CostModel, most: int) -> int:
-        """The K of most tokens per second; 0 where drafting does not pay, but for a try now and then."""
-        source = self.source
-        longest = min(most, costs.most_k)
-        kinds = [(source.name, tree) for tree in (False, True)[: 1 + (self.tree and longest > 1)]]
-        for kind in kinds:
-            if kind not in self._plans:
-                self._plans[kind] = best_length(costs, self._known(costs, kind[1]), source, kind[1], longest)
-        plans = sorted(self._plans[kind] for kind in kinds)
-        alone = 1 / min(costs.passes[1:])  # the rate without drafts; the cost at one token may be old
-        highest = plans[-1].rate
-        begun = source.name in self._up_to_date
-        reading = 0.0 if begun else self.prompt_tokens * max(self._known(costs, plan.tree).reading for plan in plans)
-        pays = most * (1 / alone - 1 / highest) > reading  # if the rest of the text goes like this
-        for plan in plans:
-            stats = self._known(costs, plan.tree)
+        """The K of the highest rate; 0 where drafting does not pay, but for a try now and then."""
+        source, longest = self.source, min(most, costs.most_k)
+        plans, idle, reading = list[Plan](), list[float](), 0.0
+        for tree in (False, True)[: 1 + (self.tree and longest > 1)]:
+            stats = self._known(costs, tree)
+            stats.plan = stats.plan or best_length(costs, stats, source, tree, longest)
             stats.idle += 1
-            loss = plan.cost * ((highest if pays else alone) - plan.rate) + reading * alone  # of a try, in tokens
-            if (pays and plan.rate == highest) or stats.idle > loss * len(plans) / PROBING:
+            plans.append(stats.plan)
+            reading = max(reading, stats.reading)
+        reading *= self.prompt_tokens * (source.name not in self._begun)
+        rate, alone = max(plans).rate, 1 / min(costs.passes[1:])  # the cost at one token may be old
+        if most * (1 / alone - 1 / rate) > reading:  # it pays, if the rest of the text goes like this
+            reading = 0.0
+        else:
+            rate = alone
+        for plan in sorted(plans):
+            loss = plan.cost * (rate - plan.rate) + reading * alone  # of a draft, in tokens
+            if self._known(costs, plan.tree).idle * PROBING > loss * len(plans):
                 self.branches, source.stop_below = plan.tree, plan.stop_below
                 return min(plan.k, most)
-        if begun:
-            self._up_to_date[source.name] = False
         return 0
 
     def _known(self, costs: CostModel, tree: bool) -> DraftStats:
-        """What this run knows of a kind of draft by the source; it begins with what the run before it knew."""
+        """What this run knows of chains or trees by the source; it begins with what the run before it knew."""
         kind = self.source.name, tree
         if kind not in self._drafts:
             self._drafts[kind] = costs.drafts[kind] = costs.drafts[kind].for_another_text()
@@ -144,12 +124,12 @@ class DraftLengthController:
         stats, steps = self._known(costs, self.branches), source.steps(len(outcomes))
         constant, each = stats.line()
         cost, usual = last.draft_seconds / costs.baseline_seconds, constant + each * steps
-        if self._up_to_date.get(source.name) or cost < usual:
+        if source.name in self._begun or cost < usual:
             stats.learn_cost(steps, cost)
-        elif source.name not in self._up_to_date:  # it also read the prompt
+        else:  # it also read the prompt
             stats.reading = (cost - usual) / self.prompt_tokens
-        self._up_to_date[source.name] = True
-        self._plans.pop((source.name, self.branches), None)
+        self._begun.add(source.name)
+        stats.plan = None
         stats.idle = 0.0
         stats.learn(outcomes, last.k, self.branches)
         if outcomes:

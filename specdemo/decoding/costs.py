@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import accumulate, zip_longest
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +30,15 @@ OUTLIER = 1.5  # a pass that takes this many times the usual, or more, counts as
 CALIBRATION_SECONDS = 0.6
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as far as auto takes them
 
-Kind = tuple[str, bool]  # of a draft: the name of its source, and whether it is a tree
+
+class Plan(NamedTuple):
+    """The best draft of one kind, and what a round with it is expected to do."""
+
+    rate: float  # tokens in the time of a pass over one token
+    cost: float  # of the round
+    k: int
+    tree: bool
+    stop_below: float  # see `Drafter.stop_below`
 
 
 class CostModel:
@@ -54,7 +63,7 @@ class CostModel:
         least = list(accumulate((seconds[tokens] for tokens in reversed(lengths)), min))[::-1]
         self.most_k, self.baseline_seconds = lengths[-1] - 1, least[0]
         self.passes = (np.interp(range(lengths[-1] + 1), lengths, least) / least[0]).tolist()
-        self.drafts: defaultdict[Kind, DraftStats] = defaultdict(DraftStats)
+        self.drafts: defaultdict[tuple[str, bool], DraftStats] = defaultdict(DraftStats)
         self.first_guesses: Counter[tuple[str, bool]] = Counter()
         self.tried: set[tuple[str, bool]] = set()
 
@@ -108,6 +117,7 @@ class DraftStats:
 
     def __init__(self) -> None:
         self.idle, self.reading = inf, 0.0
+        self.plan: Plan | None = None
         self._timed, self._sums = 0, [0.0] * 5  # of 1, x, y, x x and x y, for x steps of cost y
         self.tested, self.passed = [0.0] * MAX_K, [0.0] * MAX_K
 
@@ -148,6 +158,7 @@ class DraftStats:
     def for_another_text(self) -> DraftStats:
         """A copy in which what passed so far weighs little."""
         stats = copy(self)
+        stats.plan = None
         weight = PRIOR_TESTS / max(self.tested[0], PRIOR_TESTS)
         stats.tested, stats.passed = ([weight * count for count in counts] for counts in (self.tested, self.passed))
         return stats
