@@ -1,13 +1,15 @@
-"""How many tokens to draft next: a fixed K, or K = auto, which takes the K of the highest expected speed.
+"""How many tokens to draft next: a fixed K, or K = auto, which takes the form and the length of the highest rate.
 
-Under the match rule the text does not depend on K, so auto may go by everything: earlier rounds and runs, the clock,
+Under the match rule the text does not depend on K, so K may depend on everything: earlier rounds and runs, the clock,
 and the draft itself. Under rejection sampling a choice that depends on drawn tokens would change the distribution, so
-above temperature 0 auto needs the match rule.
+auto needs the match rule above temperature 0.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
+from copy import deepcopy
 from itertools import repeat
 
 from ..types import DraftOutcome
@@ -15,64 +17,55 @@ from .costs import CostModel, DraftStats, Plan
 from .drafter import Drafter
 from .events import Round
 
-PROBING = 0.0125  # share of the time that tries may lose: drafts that do not pay, made to see if that changed
+PROBING = 0.0125  # share of the time that tries may lose: drafts of a kind that does not pay, to see if that changed
+Form = tuple[int, bool]  # of a draft: K, and whether it is a tree
 
 
-def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool, longest: int) -> Plan:
-    """The K up to `longest` of the highest rate, in tokens in the time of a pass over one token.
+def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool) -> Plan:
+    """The K of the highest rate, in tokens in the time of a pass over one token:
 
         rate(k) = E[tokens](k) / (T(k + 1) + D(k))
-        E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k for a chain, 1 + a_1 + a_2 + ... + a_k for a tree
+        E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k of a chain
+                       1 + a_1 + a_2 + ... + a_k of a tree
 
-    T(n) is the cost of a pass over n tokens, D(k) = a + b k that of drafting k, and a_i as `DraftStats.chances` has it.
+    T(n) is the cost of a pass over n tokens, D(k) = a + b k that of drafting k, and a_i see `DraftStats.chances`. The
+    K is the least one until it is known what a draft costs: 1, and 2 in a tree, since a tree of one token is a chain.
     """
-    shortest = 1 + tree  # a tree of one token is a chain that costs more
-    longest = longest if stats.cost_known else shortest
     constant, each = stats.line()
     tokens, passing, found = 1.0, 1.0, list[tuple[float, float, int]]()
-    for k, chance in enumerate(stats.chances()[:longest], start=1):
+    for k, (chance, checking) in enumerate(zip(stats.chances(), costs.passes[2:], strict=False), start=1):
         passing = chance if tree else passing * chance
         tokens += passing
-        cost = costs.passes[k + 1] + constant + each * source.steps(k)
+        cost = checking + constant + each * source.steps(k)
         found.append((tokens / cost, cost, k))
-    rate, cost, k = max(found[tree:])
+    rate, cost, k = max(found[tree : None if stats.timed > 1 else 1 + tree])
     # A guess that is less likely to pass than this costs more than it brings.
-    stop_below = 0.0 if source.parallel_drafting and not tree else rate * (cost - found[0][1]) / max(k - 1, 1)
-    return Plan(rate, cost, k, tree, stop_below)
+    return Plan(rate, cost, k, tree, stop_below=rate * (cost - constant - costs.passes[1]) / k)
 
 
 class DraftLengthController:
     """Chooses the K of every round of one run, and whether its draft is a tree.
 
-    Each drafter that others hand over to (`Drafter.draft_source`) is judged by itself: a copied phrase is worth a long
-    draft, a head's guess a short one or none.
-
-    Attributes:
-        source, branches: the drafter that K was chosen for last, and whether its draft is a tree.
+    Where a drafter hands over to others (`Drafter.draft_source`), each of them is judged by itself, because a copied
+    phrase is worth a long draft, and a head's guess a short one or none.
     """
 
-    source: Drafter
-    branches = False
+    source: Drafter  # that K was chosen for last
+    branches = False  # whether its draft is a tree
 
     def __init__(
-        self,
-        k: int | str | Iterable[tuple[int, bool]],
-        costs: CostModel | None,
-        prompt_tokens: int = 1,
-        tree: bool = False,
+        self, k: int | str | Iterable[Form], costs: CostModel | None, prompt_tokens: int = 1, tree: bool = False
     ) -> None:
-        """`k` is AUTO, which needs `costs`, a fixed K, or the K of each round and whether its draft is a tree.
-
-        `costs` learns from all of them. With `tree` auto may draft trees, and a fixed K does.
+        """`k` is AUTO, which needs `costs`, a fixed K, or that of each round. With `tree` auto may draft trees, and a
+        fixed K does. `costs` learns from all of them.
         """
         self.costs, self.prompt_tokens, self.tree = costs, prompt_tokens, tree
         self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
-        self._drafts: dict[tuple[str, bool], DraftStats] = {}  # a run beside this one is at another place of its text
-        self._begun: set[str] = set()  # the drafters that have read the prompt
+        self._begun: set[str] = set()  # the drafters that drafted in this run, and so have read the prompt
+        self._drafts = deepcopy(costs.drafts) if costs else defaultdict(DraftStats)  # lanes side by side learn apart
 
     def choose(self, most: int, last: Round | None, source: Drafter) -> int:
         """How many tokens `source` drafts next, after the `last` round of this run; `branches` says in which form.
-
         There is room for `most` tokens one behind the other.
         """
         if self.costs and last:
@@ -86,33 +79,21 @@ class DraftLengthController:
 
     def _choose(self, costs: CostModel, most: int) -> int:
         """The K of the highest rate; 0 where drafting does not pay, but for a try now and then."""
-        source, longest = self.source, min(most, costs.most_k)
-        plans, idle, reading = list[Plan](), list[float](), 0.0
-        for tree in (False, True)[: 1 + (self.tree and longest > 1)]:
-            stats = self._known(costs, tree)
-            stats.plan = stats.plan or best_length(costs, stats, source, tree, longest)
+        source, plans = self.source, list[Plan]()
+        for tree in (False, True) if self.tree and costs.most_k > 1 else (False,):
+            stats = costs.drafts[source.name, tree] = self._drafts[source.name, tree]
             stats.idle += 1
+            stats.plan = stats.plan or best_length(costs, stats, source, tree)
             plans.append(stats.plan)
-            reading = max(reading, stats.reading)
-        reading *= self.prompt_tokens * (source.name not in self._begun)
-        rate, alone = max(plans).rate, 1 / min(costs.passes[1:])  # the cost at one token may be old
-        if most * (1 / alone - 1 / rate) > reading:  # it pays, if the rest of the text goes like this
-            reading = 0.0
-        else:
-            rate = alone
+        rate = max(1 / costs.passes[1], max(plans).rate)
+        reading = 0.0 if source.name in self._begun else costs.reading[source.name] * self.prompt_tokens
+        saved = most * (costs.passes[1] - 1 / rate)  # if the rest of the text goes like this
         for plan in sorted(plans):
-            loss = plan.cost * (rate - plan.rate) + reading * alone  # of a draft, in tokens
-            if self._known(costs, plan.tree).idle * PROBING > loss * len(plans):
+            loss = plan.cost * (rate - plan.rate) + max(reading - saved, 0.0)  # in tokens; 0 of the best where it pays
+            if self._drafts[source.name, plan.tree].idle * PROBING > loss * len(plans):
                 self.branches, source.stop_below = plan.tree, plan.stop_below
                 return min(plan.k, most)
         return 0
-
-    def _known(self, costs: CostModel, tree: bool) -> DraftStats:
-        """What this run knows of chains or trees by the source; it begins with what the run before it knew."""
-        kind = self.source.name, tree
-        if kind not in self._drafts:
-            self._drafts[kind] = costs.drafts[kind] = costs.drafts[kind].for_another_text()
-        return self._drafts[kind]
 
     def _learn(self, costs: CostModel, last: Round) -> None:
         """Learn what the last round cost, and what became of its draft."""
@@ -121,16 +102,14 @@ class DraftLengthController:
             costs.learn_pass(len(outcomes) + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
-        stats, steps = self._known(costs, self.branches), source.steps(len(outcomes))
-        constant, each = stats.line()
-        cost, usual = last.draft_seconds / costs.baseline_seconds, constant + each * steps
-        if source.name in self._begun or cost < usual:
+        stats = costs.drafts[source.name, self.branches] = self._drafts[source.name, self.branches]
+        steps, (constant, each) = source.steps(len(outcomes)), stats.line()
+        cost = last.draft_seconds / costs.baseline_seconds
+        if source.name in self._begun or cost <= constant + each * steps:
             stats.learn_cost(steps, cost)
         else:  # it also read the prompt
-            stats.reading = (cost - usual) / self.prompt_tokens
+            costs.reading[source.name] = (cost - constant - each * steps) / self.prompt_tokens
         self._begun.add(source.name)
-        stats.plan = None
-        stats.idle = 0.0
         stats.learn(outcomes, last.k, self.branches)
         if outcomes:
             costs.first_guesses[source.name, outcomes[0] is DraftOutcome.ACCEPTED] += 1

@@ -1,7 +1,6 @@
-"""What the parts of a round cost on this machine, and how many guesses pass: what K = auto goes by (`adaptive_k`).
+"""What K = auto (`adaptive_k`) goes by: the costs of passes and drafts on this machine, and how many guesses pass.
 
-The unit of cost is a pass over one token at the machine's present speed, which takes `CostModel.baseline_seconds`. That
-follows the load of the machine, so that costs measured at different times can be compared.
+The unit of cost is a pass over one token at the machine's present speed: that of drafts does not change with its load.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from copy import copy
-from itertools import accumulate, zip_longest
+from dataclasses import dataclass
+from itertools import zip_longest
 from math import inf
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from ..types import MAX_K, Draft, DraftOutcome
 from .rule import Rule
 
 FORGET = 0.95  # the weight that a draft keeps when one more is made
-PRIOR_TESTS = 2.0  # what a position's prior weighs in tests, and all tests of earlier texts
+PRIOR_TESTS = 2.0  # what a position's prior weighs, in tests
 FOLLOW = 0.02  # how fast the costs of passes follow the last one
 DRIFT = 0.2  # how fast `baseline_seconds` does
 OUTLIER = 1.5  # a pass that takes this many times the usual, or more, counts as this many times
@@ -31,41 +30,22 @@ CALIBRATION_SECONDS = 0.6
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as far as auto takes them
 
 
-class Plan(NamedTuple):
-    """The best draft of one kind, and what a round with it is expected to do."""
-
-    rate: float  # tokens in the time of a pass over one token
-    cost: float  # of the round
-    k: int
-    tree: bool
-    stop_below: float  # see `Drafter.stop_below`
-
-
 class CostModel:
-    """What passes and drafts cost, and how many guesses pass, learnt from every round of every run.
-
-    One object serves all runs of the same models with the same kind of sampling.
-
-    Attributes:
-        most_k: the largest K that auto picks: a pass over it was measured.
-        passes: the cost of a pass by the tokens that it reads; the one at 0 means nothing.
-        baseline_seconds: the seconds of a pass over one token, as the machine is now.
-        drafts: what the latest run knows of each kind of draft.
-        first_guesses: how many first guesses of all runs passed, and how many did not, by (drafter, whether it did).
-        tried: the drafters, for chains only or for trees too, that `race.try_out` has measured.
-    """
+    """What all runs of the same models with the same kind of sampling teach, round by round."""
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
-        """`seconds` are those of some passes, from one token on, by the tokens read; those between lie on a line. An
-        interruption makes a pass look dear and never cheap, so none is taken to cost more than a longer one.
-        """
+        """`seconds` are those of some passes, from one token on, by the tokens read; those between lie on a line."""
         lengths = sorted(seconds)
-        least = list(accumulate((seconds[tokens] for tokens in reversed(lengths)), min))[::-1]
-        self.most_k, self.baseline_seconds = lengths[-1] - 1, least[0]
+        # An interruption makes a pass look dear and never cheap, so none is taken to cost more than a longer one.
+        least = np.minimum.accumulate([seconds[tokens] for tokens in reversed(lengths)])[::-1]
+        self.most_k = lengths[-1] - 1  # the largest K that auto picks: a pass over it was measured
+        self.baseline_seconds = float(least[0])  # of a pass over one token, as the machine is now
+        # The cost of a pass by the tokens that it reads; the one at 0 means nothing.
         self.passes = (np.interp(range(lengths[-1] + 1), lengths, least) / least[0]).tolist()
-        self.drafts: defaultdict[tuple[str, bool], DraftStats] = defaultdict(DraftStats)
-        self.first_guesses: Counter[tuple[str, bool]] = Counter()
-        self.tried: set[tuple[str, bool]] = set()
+        self.drafts = defaultdict[tuple[str, bool], DraftStats](DraftStats)  # by (drafter, whether they are trees)
+        self.reading = defaultdict[str, float](float)  # of a prompt's token by the first draft of a run, by drafter
+        self.first_guesses = Counter[tuple[str, bool]]()  # how many there were, by (drafter, whether they passed)
+        self.tried = set[tuple[str, bool]]()  # what `race.try_out` has measured: (drafter, whether trees too)
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """A pass over `tokens` tokens, with everything else in its round but the drafting, took `seconds`."""
@@ -79,94 +59,79 @@ class CostModel:
 def measure_passes(runner: Runner, rule: Rule, most_k: int) -> dict[int, float]:
     """The seconds of passes that auto takes, with what follows them in a round, by the tokens that they read.
 
-    Args:
-        runner: it is free, and is so again afterwards.
     Raises:
         Stopped: whoever waits for it has stopped it.
     """
-    lengths = [*(tokens for tokens in LENGTHS if tokens <= most_k), most_k + 1]
-    seconds = dict.fromkeys(lengths, inf)
-    end, turn = time.perf_counter() + CALIBRATION_SECONDS, 0
+    seconds = {min(tokens, most_k + 1): inf for tokens in LENGTHS}
     try:
         runner.prefill([0])
-        while not turn or time.perf_counter() < end:  # the first pass of a length also sets up its kernels
-            for tokens in seconds:
+        end = time.perf_counter() + CALIBRATION_SECONDS
+        while (
+            inf in seconds.values() or time.perf_counter() < end
+        ):  # the first pass of a length also sets up its kernels
+            for tokens, least in seconds.items():
                 check_stopped()
                 began = time.perf_counter()
                 rule.verify(runner.forward([0] * tokens), Draft([0] * (tokens - 1)), position=1)
-                seconds[tokens] = min(seconds[tokens], time.perf_counter() - began)
+                seconds[tokens] = min(least, time.perf_counter() - began)
                 runner.rollback(1)
-            turn += 1
     finally:
         runner.release()
     return seconds
 
 
+class Plan(NamedTuple):
+    """The best draft of one kind, and what a round with it is expected to do."""
+
+    rate: float  # tokens in the time of a pass over one token
+    cost: float  # of the round
+    k: int
+    tree: bool
+    stop_below: float  # see `Drafter.stop_below`
+
+
+@dataclass
 class DraftStats:
-    """What is known of one kind of draft: what k steps cost, a + b k, and how many guesses pass, by position. Older
-    drafts weigh less.
+    """What a kind of draft costs, a + b k for k steps, and how many of its guesses pass. Older drafts weigh less.
 
-    Plain Python does it between two passes: the processor's caches are cold then, and NumPy takes three times as long.
-
-    Attributes:
-        idle: rounds since the last draft, in this run and earlier ones; infinite before the first.
-        reading: what the first draft of a run costs more, by the tokens of the prompt.
-        tested: drafts that had a guess at the position, behind guesses that all passed.
-        passed: those whose guess there passed.
+    All in plain Python: between two passes the processor's caches are cold, and NumPy takes three times as long.
     """
 
-    def __init__(self) -> None:
-        self.idle, self.reading = inf, 0.0
-        self.plan: Plan | None = None
-        self._timed, self._sums = 0, [0.0] * 5  # of 1, x, y, x x and x y, for x steps of cost y
-        self.tested, self.passed = [0.0] * MAX_K, [0.0] * MAX_K
+    idle: float = inf  # rounds since the last draft, in this run and earlier ones
+    plan: Plan | None = None  # the best such draft; None if it has to be looked for
+    timed: int = 0  # drafts whose cost was learnt; one may have been held up, so that takes two
+    sums: Sequence[float] = (0.0,) * 5  # of 1, x, y, x x and x y, for drafts of x steps that cost y
+    tested: Sequence[float] = (0.0,) * MAX_K  # by position, drafts with a guess there and none rejected before it
+    passed: Sequence[float] = (0.0,) * MAX_K  # those whose guess there passed
 
     def learn_cost(self, steps: float, cost: float) -> None:
-        """One more draft. The relative error counts, so that a draft which was held up counts for little."""
+        """One more draft. The relative error counts, so one that was held up counts for little."""
         if steps:  # one without a token says nothing of the others
-            self._timed += 1
+            self.timed += 1
             weight, terms = max(cost, 0.01) ** -2, (1.0, steps, cost, steps * steps, steps * cost)
-            self._sums = [FORGET * total + weight * term for total, term in zip(self._sums, terms, strict=True)]
-
-    @property
-    def cost_known(self) -> bool:
-        """Whether two drafts were timed: one may have been held up."""
-        return self._timed > 1
+            self.sums = [FORGET * total + weight * term for total, term in zip(self.sums, terms, strict=True)]
 
     def line(self) -> tuple[float, float]:
         """a and b, by least squares; 0 while they are not known."""
-        if not self.cost_known:
+        if self.timed < 2:
             return 0.0, 0.0
-        n, x, y, xx, xy = self._sums
-        # The constant is held back a little: drafts of one length say nothing of it.
-        constant = max((xx * y - x * xy) / (1.03 * n * xx - x * x), 0.0)
-        each = (xy - constant * x) / xx
-        return (constant, each) if each >= 0 else (y / n, 0.0)  # no draft costs less for being longer
+        n, x, y, xx, xy = self.sums
+        # The 1.03 puts what drafts of one length cost down to their steps. No draft costs less for being longer.
+        each = min(max((1.03 * n * xy - x * y) / (1.03 * n * xx - x * x), 0.0), y / x)
+        return (y - each * x) / n, each
 
     def learn(self, outcomes: Sequence[DraftOutcome], asked: int, tree: bool = False) -> None:
-        """One more draft was tested, up to its first rejected guess. It may have stopped before `asked` tokens.
-
-        The positions of a tree are the ranks of its tokens, the best first. All of them count as tested, and a token
-        that was left out did not pass.
+        """One more draft of at most `asked` tokens was tested. The positions of a tree are the ranks of its tokens, the
+        best first, and count as tested whatever became of them.
         """
+        self.idle, self.plan = 0.0, None
         passes = [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
         if passes:
             tests = asked if tree else min(sum(passes) + 1, len(passes))
             self.tested = [FORGET * tested + (i < tests) for i, tested in enumerate(self.tested)]
             self.passed = [FORGET * old + new for old, new in zip_longest(self.passed, passes, fillvalue=False)]
 
-    def for_another_text(self) -> DraftStats:
-        """A copy in which what passed so far weighs little."""
-        stats = copy(self)
-        stats.plan = None
-        weight = PRIOR_TESTS / max(self.tested[0], PRIOR_TESTS)
-        stats.tested, stats.passed = ([weight * count for count in counts] for counts in (self.tested, self.passed))
-        return stats
-
     def chances(self) -> list[float]:
-        """a_i: the chance that guess i passes if those before it did; at first that of the one before.
-
-        In a tree it is the chance that the token of rank i is on the path, whatever became of the others.
-        """
+        """a_i: the chance that guess i passes, in a chain if those before it do. Its prior is the chance before it."""
         chance, tests = 0.5, zip(self.passed, self.tested, strict=True)
         return [chance := (passed + PRIOR_TESTS * chance) / (tested + PRIOR_TESTS) for passed, tested in tests]

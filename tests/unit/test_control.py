@@ -354,6 +354,6 @@ def test_no_other_length_than_the_chosen_one_has_a_higher_rate(
     stats.tested, stats.passed = [1e6] * MAX_K, [1e6 * chance for chance in chances]
     passing = list(accumulate(stats.chances(), mul))
     rates = [(1 + sum(passing[:k])) / (costs.passes[k + 1] + cost_of(stats, k)) for k in range(1, MAX_K + 1)]
-    best = best_length(costs, stats, ONE_BY_ONE, False, MAX_K)
+    best = best_length(costs, stats, ONE_BY_ONE, False)
     assert best.rate == pytest.approx(max(rates))
     assert rates[best.k - 1] == pytest.approx(best.rate)

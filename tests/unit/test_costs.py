@@ -223,7 +223,7 @@ def test_what_the_first_draft_of_a_run_reads_is_put_down_to_the_tokens_of_its_pr
         k = choosing.choose(100, None, ONE_BY_ONE)
         drafted = (DraftedToken(0, DraftOutcome.ACCEPTED, 1, 1, 0),) * k
         choosing.choose(100, Round(0, drafted, (), first, 1.0, first + 1, k), ONE_BY_ONE)
-        assert costs.drafts[NAME, False].reading * 1500 == pytest.approx(first - 0.1)
+        assert costs.reading[NAME] * 1500 == pytest.approx(first - 0.1)
     assert cost_of(costs.drafts[NAME, False], 1) == pytest.approx(0.1)
 
 

@@ -155,12 +155,12 @@ def test_the_best_tree_is_that_of_the_highest_rate() -> None:
     shares = [0.5, 0.4, 0.3, 0.2, 0.2, 0.15, 0.1, 0.1, 0.01, *[0.0] * 7]
     stats.tested, stats.passed = [1e6] * MAX_K, [1e6 * share for share in shares]
     rates = [(1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + cost_of(stats, k)) for k in range(1, MAX_K + 1)]
-    best = best_length(costs, stats, guesser, True, MAX_K)
+    best = best_length(costs, stats, guesser, True)
     assert best.rate == pytest.approx(max(rates))
     assert best.k == 1 + rates.index(max(rates)) > 3
-    assert best_length(costs, stats, guesser, True, 3).k == 3
+    assert best_length(CostModel({1: 1.0, 4: 1.15}), stats, guesser, True).k == 3
     stats.passed = [0.0] * MAX_K  # so the smallest is the best; one of a single token would be a chain
-    assert best_length(costs, stats, guesser, True, MAX_K).k == 2
+    assert best_length(costs, stats, guesser, True).k == 2
 
 
 def test_the_positions_of_a_tree_are_ranks_and_all_of_them_count() -> None:
