@@ -28,8 +28,8 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
         E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k of a chain
                        1 + a_1 + a_2 + ... + a_k of a tree
 
-    T(n) is the cost of a pass over n tokens, D(k) = a + b k that of drafting k, and a_i see `DraftStats.chances`. The
-    K is the least one until it is known what a draft costs: 1, and 2 in a tree, since a tree of one token is a chain.
+    T(n) is the cost of a pass over n tokens, D(k) = a + b k that of drafting k, and a_i as in `DraftStats.chances`.
+    Until it is known what a draft costs, K is the least: 1, and 2 in a tree, since a tree of one token is a chain.
     """
     constant, each = stats.line()
     tokens, passing, found = 1.0, 1.0, list[tuple[float, float, int]]()
@@ -44,11 +44,7 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
 
 
 class DraftLengthController:
-    """Chooses the K of every round of one run, and whether its draft is a tree.
-
-    Where a drafter hands over to others (`Drafter.draft_source`), each of them is judged by itself, because a copied
-    phrase is worth a long draft, and a head's guess a short one or none.
-    """
+    """Chooses the K of every round of one run, and whether its draft is a tree, by what it knows of each source."""
 
     source: Drafter  # that K was chosen for last
     branches = False  # whether its draft is a tree
@@ -56,8 +52,8 @@ class DraftLengthController:
     def __init__(
         self, k: int | str | Iterable[Form], costs: CostModel | None, prompt_tokens: int = 1, tree: bool = False
     ) -> None:
-        """`k` is AUTO, which needs `costs`, a fixed K, or that of each round. With `tree` auto may draft trees, and a
-        fixed K does. `costs` learns from all of them.
+        """`k` is AUTO, which needs `costs`, a fixed K, or what each round drafts; `costs` learns from all of them. With
+        `tree` AUTO may draft trees, and a fixed K does.
         """
         self.costs, self.prompt_tokens, self.tree = costs, prompt_tokens, tree
         self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
@@ -89,7 +85,7 @@ class DraftLengthController:
         reading = 0.0 if source.name in self._begun else costs.reading[source.name] * self.prompt_tokens
         saved = most * (costs.passes[1] - 1 / rate)  # if the rest of the text goes like this
         for plan in sorted(plans):
-            loss = plan.cost * (rate - plan.rate) + max(reading - saved, 0.0)  # in tokens; 0 of the best where it pays
+            loss = plan.cost * (rate - plan.rate) + max(reading - saved, 0.0)  # in tokens; 0 of the best if it pays
             if self._drafts[source.name, plan.tree].idle * PROBING > loss * len(plans):
                 self.branches, source.stop_below = plan.tree, plan.stop_below
                 return min(plan.k, most)

@@ -1,6 +1,7 @@
 """What K = auto (`adaptive_k`) goes by: the costs of passes and drafts on this machine, and how many guesses pass.
 
-The unit of cost is a pass over one token at the machine's present speed: that of drafts does not change with its load.
+The unit of cost is a pass over one token at the machine's present speed, so that costs do not change with its load.
+It is all plain Python between two passes: the processor's caches are cold then, and NumPy takes three times as long.
 """
 
 from __future__ import annotations
@@ -92,10 +93,7 @@ class Plan(NamedTuple):
 
 @dataclass
 class DraftStats:
-    """What a kind of draft costs, a + b k for k steps, and how many of its guesses pass. Older drafts weigh less.
-
-    All in plain Python: between two passes the processor's caches are cold, and NumPy takes three times as long.
-    """
+    """What a kind of draft costs, a + b k for k steps, and how many of its guesses pass. Older drafts weigh less."""
 
     idle: float = inf  # rounds since the last draft, in this run and earlier ones
     plan: Plan | None = None  # the best such draft; None if it has to be looked for
