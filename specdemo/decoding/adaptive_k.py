@@ -39,8 +39,9 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
         cost = checking + constant + each * source.steps(k)
         found.append((tokens / cost, cost, k))
     rate, cost, k = max(found[tree : None if stats.timed > 1 else 1 + tree])
-    # A guess that is less likely to pass than this costs more than it brings.
-    return Plan(rate, cost, k, tree, stop_below=rate * (cost - constant - costs.passes[1]) / k)
+    # A guess that is less likely to pass than this costs more than it brings. A chain made at once has cost it already.
+    least = 0.0 if source.parallel_drafting and not tree else rate * (cost - constant - costs.passes[1]) / k
+    return Plan(rate, cost, k, tree, stop_below=least)
 
 
 class DraftLengthController:

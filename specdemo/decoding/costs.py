@@ -67,9 +67,8 @@ def measure_passes(runner: Runner, rule: Rule, most_k: int) -> dict[int, float]:
     try:
         runner.prefill([0])
         end = time.perf_counter() + CALIBRATION_SECONDS
-        while (
-            inf in seconds.values() or time.perf_counter() < end
-        ):  # the first pass of a length also sets up its kernels
+        # The first pass of a length also sets up its kernels.
+        while inf in seconds.values() or time.perf_counter() < end:
             for tokens, least in seconds.items():
                 check_stopped()
                 began = time.perf_counter()
