@@ -12,6 +12,7 @@ from . import api
 from .budgets import Budgets
 from .engine import Engine
 from .lab.tab import add_lab
+from .part import Part
 from .race.form import describe, menu
 from .race.tab import add_race, fill_from_link, wire_presets
 from .replay.recordings import opening_file
@@ -42,10 +43,9 @@ def build_page(
         budgets: how much a visitor may ask for.
     """
     with gr.Blocks(title="specdemo", analytics_enabled=False, fill_width=True, delete_cache=KEPT_FILES) as page:
-        top = gr.HTML(
-            html_template="<div></div>",
-            js_on_load="specdemo.mountTop(element, props, watch, trigger); // 'retry', 'able'",
-            apply_default_css=False,
+        top = Part(
+            "mountTop",
+            ("retry", "able"),
             titles={name: preset.title for name, preset in engine.presets.items()},
             drafters=list(DRAFTERS),
             elem_id="top",

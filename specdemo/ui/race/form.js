@@ -4,7 +4,7 @@ import { page } from "../assets/page.js";
 
 // --- the examples
 
-export const mountExamples = (element, props, trigger) => {
+export const mountExamples = (element, props, watch, trigger) => {
   const [categories, prompts] = [["sd-categories", "Kinds of examples"], ["sd-prompts", "Examples"]].map(([name, label]) =>
     Object.assign(sd.make("div", name), { role: "group", ariaLabel: label }),
   );

@@ -14,6 +14,7 @@ from ...racing.asked import TREE
 from ...racing.trace import Request
 from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, BadInput, Settings, brief
 from ..budgets import Budgets, starting
+from ..part import Part
 from ..values import one_of
 from .request import read_request, whole_if_it_is
 
@@ -52,10 +53,9 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
         placeholder="Ask something, or pick an example.",
         elem_id="prompt",
     )
-    form["examples"] = gr.HTML(
-        html_template="<div></div>",
-        js_on_load="specdemo.mountExamples(element, props, trigger); // 'pick'",
-        apply_default_css=False,
+    form["examples"] = Part(
+        "mountExamples",
+        ("pick",),
         prompts=dict(prompts),
         hard=[category for category in prompts if category in HARD],
         elem_id="examples",

@@ -18,6 +18,7 @@ from ...drafters.names import DRAFTERS
 from ...types import BadInput
 from ..budgets import Budgets, starting
 from ..engine import Engine, EngineTrouble
+from ..part import Part
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET, job
 from ..values import one_of, to_json
@@ -63,10 +64,9 @@ def add_race(
                     add_own_models(engine, form, budgets)
                     own_server = add_own_servers()
         with gr.Column(scale=1, min_width=320, elem_id="arena"):
-            arena = gr.HTML(
-                html_template="<div></div>",
-                js_on_load="specdemo.mountRace(element, props, watch, trigger, server); // 'link', 'cancel', 'forget'",
-                apply_default_css=False,
+            arena = Part(
+                "mountRace",
+                ("link", "cancel", "forget"),
                 server_functions=_answers(runs),
                 recording=recording,
                 elem_id="race",

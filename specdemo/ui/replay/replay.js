@@ -274,6 +274,6 @@ page.showReplay = () => {
   page.replay?.last();
 };
 
-export const mountReplay = (element, props, server) => {
+export const mountReplay = (element, props, watch, trigger, server) => {
   page.replay = new Replay(element, props, server);
 };

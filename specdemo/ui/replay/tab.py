@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gradio as gr
-
 from ...types import BadInput
+from ..part import Part
 from ..race.run import Run
 from ..runs import Runs
 from .opening import MAX_TRACE
@@ -17,10 +16,8 @@ from .recordings import recordings
 
 def add_replay(runs: Runs) -> None:
     """Add the contents of the tab to the page that is being built."""
-    gr.HTML(
-        html_template="<div></div>",
-        js_on_load="specdemo.mountReplay(element, props, server);",
-        apply_default_css=False,
+    Part(
+        "mountReplay",
         server_functions=[_run_of(runs)],
         recordings=recordings(),
         limit=MAX_TRACE,
