@@ -77,7 +77,7 @@ class DraftLengthController:
     def _choose(self, costs: CostModel, most: int) -> int:
         """The K of the highest rate; 0 where drafting does not pay, but for a try now and then."""
         source, plans = self.source, list[Plan]()
-        for tree in (False, True) if self.tree and costs.most_k > 1 else (False,):
+        for tree in (False, True) if self.tree and min(most, costs.most_k) > 1 else (False,):
             stats = costs.drafts[source.name, tree] = self._drafts[source.name, tree]
             stats.idle += 1
             stats.plan = stats.plan or best_length(costs, stats, source, tree)
@@ -101,11 +101,11 @@ class DraftLengthController:
             return
         stats = costs.drafts[source.name, self.branches] = self._drafts[source.name, self.branches]
         steps, (constant, each) = source.steps(len(outcomes)), stats.line()
-        cost = last.draft_seconds / costs.baseline_seconds
-        if source.name in self._begun or cost <= constant + each * steps:
+        cost, usual = last.draft_seconds / costs.baseline_seconds, constant + each * steps
+        if source.name in self._begun or cost <= usual:
             stats.learn_cost(steps, cost)
         else:  # it also read the prompt
-            costs.reading[source.name] = (cost - constant - each * steps) / self.prompt_tokens
+            costs.reading[source.name] = (cost - usual) / self.prompt_tokens
         self._begun.add(source.name)
         stats.learn(outcomes, last.k, self.branches)
         if outcomes:

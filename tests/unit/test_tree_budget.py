@@ -240,6 +240,18 @@ def test_where_no_pass_of_three_tokens_is_taken_drafts_are_chains() -> None:
     assert (control.choose(100, None, guesser), control.branches) == (1, False)
 
 
+def test_where_the_text_has_room_for_one_token_more_the_draft_is_a_chain() -> None:
+    costs, guesser = CostModel(FLAT), Guesser([0.9])
+    for most, tree in ((100, True), (1, False)):
+        for _ in range(2):
+            costs.drafts[guesser.name, True].learn_cost(1, 0.001)
+            costs.drafts[guesser.name, False].learn_cost(1, 5.0)
+        costs.drafts[guesser.name, False].idle = 0.0
+        control = DraftLengthController(AUTO, costs, tree=True)
+        control.choose(most, None, guesser)
+        assert control.branches is tree, most
+
+
 @pytest.mark.parametrize("name", ["lookup-ngram", "draft-model", "prompt-lookup"])
 def test_a_race_with_auto_trees_is_tried_out_and_run_again(
     toy: Any, name: str, monkeypatch: pytest.MonkeyPatch

@@ -29,7 +29,9 @@ export class Lane {
     this.guesses = sd.make("span", "sd-guesses");
     this.title(place ? "With a drafter" : "Target alone");
     text.dataset.empty = place ? DRAFTED : ALONE;
-    const scrolled = () => pane.scrollTop === this.top || (this.stuck = this.atBottom()); // by the reader, not by `scroll`
+    const scrolled = () => {
+      if (pane.scrollTop !== this.top) this.stuck = this.atBottom(); // by the reader, not by `scroll`
+    };
     pane.addEventListener("scroll", scrolled, { passive: true });
     this.clear({});
   }
