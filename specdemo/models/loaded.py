@@ -51,10 +51,10 @@ class Loaded:
 
     `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens a run
     may hold, `eos_ids` the tokens that end a text, `weights` says which weights these are, for the header of a trace.
-    `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. `parts` are what its
-    drafters need. `placement` are the bytes of the target's weights on each device, `held` those of all models,
-    `token_bytes` those of a token's keys and values: the target's, then the draft model's. `bytes_per_pass` are those
-    of weights that a pass of the target reads for one token, see `Part.share_read`.
+    `engine` runs the target: graph, native, fused or eager; `exact_rows` and `exact_tree_rows` are those of its
+    runners. `parts` are what its drafters need. `placement` are the bytes of the target's weights on each device,
+    `held` those of all models, `token_bytes` those of a token's keys and values: the target's, then the draft model's.
+    `bytes_per_pass` are those of weights that a pass of the target reads for one token, see `Part.share_read`.
     """
 
     preset: Preset
@@ -72,6 +72,7 @@ class Loaded:
     weights: dict[str, Any]
     engine: str
     exact_rows: int
+    exact_tree_rows: int
     make_target_runner: MakeRunner | None
     token_bytes: tuple[int, ...]
     bytes_per_pass: int
@@ -139,6 +140,7 @@ class Loaded:
             "bytes_per_pass": self.bytes_per_pass,
             "engine": self.engine,
             "exact_rows": self.exact_rows,
+            "exact_tree_rows": self.exact_tree_rows,
             "drafts_by_text": self.parts.translator is not None,
             "dtype": str(self.dtype).removeprefix("torch."),
             "weights_dtype": str(self.weights_dtype).removeprefix("torch."),
@@ -260,6 +262,7 @@ def _load(
         final_norm=opened.final_norm,
         translator=translation,
     )
+    runner = opened.make_runner(1)
     return Loaded(
         preset=preset,
         open_model=opened.open_model,
@@ -277,7 +280,8 @@ def _load(
         eos_ids=_eos_ids(target, preset),
         weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
         engine=opened.engine,
-        exact_rows=opened.make_runner(1).exact_rows,
+        exact_rows=runner.exact_rows,
+        exact_tree_rows=runner.exact_tree_rows,
         make_target_runner=opened.make_runner,
     )
 

@@ -114,5 +114,5 @@ def differences(recorded: Sequence[Entry], entries: Sequence[Entry]) -> dict[str
 def other_environment(loaded: Loaded, header: dict[str, Any]) -> list[str]:
     """What decides the last bits of logits and was another when a trace was recorded, "dtype float32" say."""
     then, now = environment_of(header), loaded.environment()
-    names = ("engine", "exact_rows", "dtype", "weights_dtype", "device_name", "torch")
+    names = ("engine", "exact_rows", "exact_tree_rows", "dtype", "weights_dtype", "device_name", "torch")
     return [f"{name} {then[name]}" for name in names if name in then and then[name] != now[name]]

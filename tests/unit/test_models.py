@@ -110,6 +110,7 @@ def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> No
     assert json.loads(json.dumps(facts)) == facts
     assert (facts["device"], facts["dtype"], facts["weights_dtype"]) == ("cpu", "bfloat16", "bfloat16")
     assert facts["exact_rows"] == loaded.target_runner(1).exact_rows
+    assert facts["exact_tree_rows"] == loaded.target_runner(1).exact_tree_rows
     assert facts["cpu"]
     assert facts["torch"] == torch.__version__
     assert facts["placement"] == {"cpu": 2 * sum(p.numel() for p in loaded.model.parameters())}
