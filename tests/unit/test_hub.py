@@ -19,6 +19,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
+from specdemo.models.converted import LAYOUT
 from specdemo.models.loaded import load
 from specdemo.models.presets import Hub, Preset
 from specdemo.models.store import LoadError
@@ -212,7 +213,7 @@ def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: Sim
 def test_models_of_the_hub_load_by_name(hub: SimpleNamespace) -> None:
     loaded = [hub.told[f"held someone/{name}"] for name in ("tiny", "tiny:tiny.gguf")]
     assert loaded == [hub.told["look someone/tiny"]["weights"]] * 2
-    assert (hub.home / "own" / f"tiny-{sha256(hub.folder / 'tiny.gguf')[:12]}-v1").is_dir()  # converted once
+    assert (hub.home / "own" / f"tiny-{sha256(hub.folder / 'tiny.gguf')[:12]}-v{LAYOUT}").is_dir()  # converted once
 
 
 def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(hub: SimpleNamespace) -> None:
