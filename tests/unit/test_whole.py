@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from specdemo.models import converted as converting
 from specdemo.models.converted import converted
+from specdemo.models.gguf_config import check_header
+from specdemo.models.gguf_header import Header
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
@@ -146,6 +148,14 @@ def test_what_a_gguf_file_lacks_is_named_and_nothing_is_kept(
         with pytest.raises(LoadError, match=words):
             load(preset, "float32", "cpu")
     assert {path.name.partition("-")[0] for path in cache.iterdir() if path.suffix != ".lock"} <= {"whole"}
+
+
+def test_half_of_what_experts_need_is_refused() -> None:
+    """transformers takes zeros for the other half."""
+    header = Header({"general.architecture": "qwen3moe"}, {"blk.0.ffn_up_exps.weight": (32, 16, 4)})
+    with pytest.raises(LoadError, match=r"it has blk\.0\.ffn_up_exps\.weight and no blk\.0\.ffn_gate_exps\.weight\.$"):
+        check_header("moe.gguf", header)
+    check_header("moe.gguf", Header(header.fields, {**header.shapes, "blk.0.ffn_gate_exps.weight": (32, 16, 4)}))
 
 
 def test_what_an_earlier_version_made_of_a_file_is_made_again_and_deleted(cache: Path, tmp_path: Path) -> None:
