@@ -248,9 +248,14 @@ def _load(
     for other in draft_opened:
         held |= {name: held.get(name, 0) + size for name, size in other.placement.items()}
     dtype_here = compute_dtype(chosen_dtype, opened.device)
+    make_draft_runner = draft_opened[0].make_runner if drafts else None
+    if make_draft_runner and translation:  # it reads the end of a text that is too long for it
+        make_draft_runner = _within(make_draft_runner, drafts[0].config)
     drafter_parts = DrafterParts(
         embeddings=opened.embeddings,
-        make_draft_runner=_within(draft_opened[0].make_runner, drafts[0].config) if drafts else None,
+        make_draft_runner=make_draft_runner,
+        draft_context=context_of(drafts[0].config) if drafts else None,
+        draft_name=str(preset.draft_model or ""),
         ngram_table=preset.ngram_table,
         skip_layers=preset.skip_layers,
         head_files=heads if opened.embeddings is not None else {},
@@ -273,7 +278,7 @@ def _load(
         dtype=dtype_here,
         weights_dtype=dtype_here if opened.engine == "eager" else chosen_dtype,
         token_bytes=tuple(part.keys_and_values * dtype_here.itemsize for part in parts),
-        context=min(context_of(found.config) for found in (target, *([] if translation else drafts))),
+        context=context_of(target.config),
         eos_ids=_eos_ids(target, preset),
         weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
         engine=opened.engine,

@@ -87,8 +87,8 @@ def tiny(kind: str, vocab_size: int, seed: int = 0, **more: Any) -> PreTrainedMo
     }
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}
     if kind == "gpt2":
-        gpt2 = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=128, **ids, **more)
-        return GPT2LMHeadModel(gpt2).eval()
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+        return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **{**shape, **ids, **more})).eval()
     if kind == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab_size, head_dim=8, **{**ids, **sizes, **more})).eval()
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **{**ids, **sizes, **more})).eval()

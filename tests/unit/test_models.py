@@ -97,7 +97,7 @@ def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> No
     loaded = load(preset, dtype="bfloat16", device="cpu", progress=lambda *stage: seen.append(stage))
     assert loaded.model.dtype == torch.bfloat16
     assert not loaded.model.training
-    assert loaded.context == 128  # the smaller of the two
+    assert (loaded.context, loaded.parts.draft_context) == (256, 128)
     assert loaded.eos_ids == {2}
     assert loaded.parts.skip_layers == 1
     assert loaded.weights == {
