@@ -104,7 +104,7 @@ def serve(
 @with_options
 def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: AsJson = False) -> None:
     """Generate with a drafter; tokens stream in, coloured by where they came from."""
-    asked = decoding.request(prompt, models.preset)
+    asked = decoding.request(prompt, models.chosen)
     with models.loaded() as loaded:
         from ..racing import race, summary
 
@@ -177,7 +177,7 @@ def race_(
         return
     if prompt is None:
         raise BadInput("Say what to race on, with --prompt, or give a trace with --again.")
-    asked = decoding.request(prompt, models.preset, lane)
+    asked = decoding.request(prompt, models.chosen, lane)
     with models.loaded() as loaded:
         from ..racing import race, summary
 
@@ -242,7 +242,7 @@ def record(
     lane: LaneNames = None,
 ) -> None:
     """Run a race and write its trace to a file."""
-    asked = decoding.request(prompt, models.preset, lane)
+    asked = decoding.request(prompt, models.chosen, lane)
     check_writable(out)
     with models.loaded() as loaded:
         from ..racing import race, summary
