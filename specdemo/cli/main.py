@@ -105,7 +105,7 @@ def serve(
 def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: AsJson = False) -> None:
     """Generate with a drafter; tokens stream in, coloured by where they came from."""
     asked = decoding.request(prompt, models.chosen)
-    with models.loaded() as loaded:
+    with models.loaded(raw=asked.raw) as loaded:
         from ..racing import race, summary
 
         asked = decoding.fitted(asked, loaded)
@@ -178,7 +178,7 @@ def race_(
     if prompt is None:
         raise BadInput("Say what to race on, with --prompt, or give a trace with --again.")
     asked = decoding.request(prompt, models.chosen, lane)
-    with models.loaded() as loaded:
+    with models.loaded(raw=asked.raw) as loaded:
         from ..racing import race, summary
 
         asked = decoding.fitted(asked, loaded, lane)
@@ -203,7 +203,7 @@ def _race_again(path: Path, device: Device, json_: bool) -> None:
     asked, there = request_of(header), environment_of(header)
     dtype, eager = str(there.get("weights_dtype", "auto")), there.get("engine") == "eager"
     models = ModelsOrEager(preset=asked.preset, dtype=dtype, device=device, eager=eager)
-    with models.loaded() as loaded:
+    with models.loaded(raw=asked.raw) as loaded:
         from ..racing import rerun, summary
 
         entries = list(rerun.again(loaded, header, recorded))
@@ -244,7 +244,7 @@ def record(
     """Run a race and write its trace to a file."""
     asked = decoding.request(prompt, models.chosen, lane)
     check_writable(out)
-    with models.loaded() as loaded:
+    with models.loaded(raw=asked.raw) as loaded:
         from ..racing import race, summary
 
         asked = decoding.fitted(asked, loaded, lane)

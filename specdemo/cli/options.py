@@ -7,7 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from inspect import Parameter, signature
 from pathlib import Path
@@ -158,14 +158,18 @@ class Models:
             typer.echo(f"Saved as {reporting.save_preset(preset, self.save_preset)}.", err=True)
 
     @contextmanager
-    def loaded(self, eager: bool = False) -> Iterator[Loaded]:
+    def loaded(self, eager: bool = False, raw: bool | None = None) -> Iterator[Loaded]:
         """The models, with the stages of a long load told on stderr; freed at the end.
 
+        Args:
+            raw: whether prompts are continued without the chat template; None is as the preset has it.
         Raises:
             BadInput: there is no such preset.
             LoadError: it cannot be loaded.
         """
         preset = self.chosen
+        if raw is not None:
+            preset = replace(preset, defaults=replace(preset.defaults, raw=raw))
         if self.target is not None or self.head is not None:
             self.look(preset)
         load = import_quickly("specdemo.models.loaded").load
@@ -197,8 +201,8 @@ class ModelsOrEager(Models):
     eager: Annotated[bool, Option("--eager", help="Run the models by transformers' own forward.")] = False
 
     @contextmanager
-    def loaded(self, eager: bool = False) -> Iterator[Loaded]:
-        with super().loaded(self.eager) as loaded:
+    def loaded(self, eager: bool = False, raw: bool | None = None) -> Iterator[Loaded]:
+        with super().loaded(self.eager, raw) as loaded:
             yield loaded
 
 

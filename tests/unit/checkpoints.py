@@ -124,10 +124,10 @@ def full_preset(folder: Path) -> Preset:
     return preset_of(*folders, ngram_table=ngram_file(folder, len(tokenizer)), skip_layers=1, heads=files)
 
 
-def write_gguf(path: Path) -> PreTrainedModel:
+def write_gguf(path: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> PreTrainedModel:
     """A tiny Llama with its tokenizer as a GGUF file in float32; returns the model that was written."""
-    tokenizer = make_tokenizer()
-    vocab = tokenizer.get_vocab()
+    tokenizer = tokenizer or make_tokenizer()
+    vocab, added = tokenizer.get_vocab(), tokenizer.added_tokens_encoder
     core = tokenizer.backend_tokenizer
     model = tiny("llama", len(vocab), tie_word_embeddings=False)
     config = model.config
@@ -143,13 +143,14 @@ def write_gguf(path: Path) -> PreTrainedModel:
     writer.add_vocab_size(len(vocab))
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(sorted(vocab, key=vocab.__getitem__))
-    writer.add_token_types([3 if token in SPECIALS else 1 for token in sorted(vocab, key=vocab.__getitem__)])
+    kinds = [3 if token in SPECIALS else 4 if token in added else 1 for token in sorted(vocab, key=vocab.__getitem__)]
+    writer.add_token_types(kinds)  # control, user defined, normal
     writer.add_token_merges([" ".join(pair) for pair in merges_of(core)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    writer.add_chat_template(CHATML)
+    writer.add_chat_template(str(tokenizer.chat_template))
     for name, weight in model.state_dict().items():
         writer.add_tensor(gguf_name(name), gguf_weight(name, weight, config).contiguous().numpy())
     writer.write_header_to_file()
