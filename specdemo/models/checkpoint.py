@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -98,11 +99,21 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
-        stated = file_of(name_or_path, revision, "generation_config.json")
-        generation = json.loads(stated.read_text(encoding="utf-8")) if stated else config.to_dict()
-        return Checkpoint(
-            source, name_or_path, revision, variant, identity, config, tokenizer, generation.get("eos_token_id")
-        )
+        eos = _stated_eos(partial(file_of, name_or_path, revision), config)
+        return Checkpoint(source, name_or_path, revision, variant, identity, config, tokenizer, eos)
+
+
+def _stated_eos(file: Callable[[str], Path | None], config: PreTrainedConfig) -> int | list[int] | None:
+    """The tokens that end a text: those of generation_config.json or, where it has none, those of config.json.
+
+    transformers' `generate` does not stop at the latter, but they are the model's own.
+    """
+    names = "generation_config.json", "config.json"
+    generation, model = (json.loads(path.read_text(encoding="utf-8")) if (path := file(name)) else {} for name in names)
+    for stated in (generation, model, model.get("text_config") or {}):
+        if (eos := stated.get("eos_token_id")) is not None:
+            return cast("int | list[int]", eos)
+    return None if generation else config.to_dict().get("eos_token_id")  # a family's default, as transformers has it
 
 
 def fetch_weights(checkpoint: Checkpoint, progress: Progress) -> list[Path]:

@@ -95,8 +95,8 @@ def tiny(kind: str, vocab_size: int, seed: int = 0, **more: Any) -> PreTrainedMo
     }
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}
     if kind == "gpt2":
-        gpt2 = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=128, **ids, **more)
-        return GPT2LMHeadModel(gpt2).eval()
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+        return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **{**shape, **ids, **more})).eval()
     if kind == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab_size, head_dim=8, **{**ids, **sizes, **more})).eval()
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **{**ids, **sizes, **more})).eval()
@@ -165,15 +165,16 @@ def write_gguf(
     model: PreTrainedModel | None = None,
     header: Mapping[str, Any] | None = None,
     tensors: Mapping[str, torch.Tensor | None] | None = None,
+    tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> PreTrainedModel:
-    """A tiny model, if none is given a Llama, with its tokenizer as a GGUF file in float32; returns the model.
+    """A tiny model, if none is given a Llama, with a tokenizer as a GGUF file in float32; returns the model.
 
     Args:
         header: further fields that begin with the architecture's name, which is left out here.
         tensors: further ones, or those to be left out (None), by llama.cpp's names.
     """
-    tokenizer = make_tokenizer()
-    vocab = tokenizer.get_vocab()
+    tokenizer = tokenizer or make_tokenizer()
+    vocab, added = tokenizer.get_vocab(), tokenizer.added_tokens_encoder
     core = tokenizer.backend_tokenizer
     model = model or tiny("llama", len(vocab), tie_word_embeddings=False)
     config: Any = model.config
@@ -203,14 +204,17 @@ def write_gguf(
         kinds.get(type(value), writer.add_array)(f"{kind}.{key}", value)
     writer.add_vocab_size(len(vocab))
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(sorted(vocab, key=vocab.__getitem__))
-    writer.add_token_types([3 if token in SPECIALS else 1 for token in sorted(vocab, key=vocab.__getitem__)])
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    writer.add_token_list(tokens)
+    writer.add_token_types(  # control, user defined, normal
+        [3 if token in SPECIALS else 4 if token in added else 1 for token in tokens]
+    )
     writer.add_token_merges([" ".join(pair) for pair in merges_of(core)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    writer.add_chat_template(CHATML)
+    writer.add_chat_template(str(tokenizer.chat_template))
     names = get_tensor_name_map(
         next(one for one, name in MODEL_ARCH_NAMES.items() if name == kind), config.num_hidden_layers
     )
