@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..types import BadInput
+from .cpu_level import SWITCH, level
 
 CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux
 CONTAINERS = (  # of cgroup 2 and 1: a container's limit, its usage, and how much of that is cached files
@@ -95,13 +97,16 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 def cpu_multiplies_bf16() -> bool:
     """Whether the CPU has instructions for bfloat16 products. Without them bfloat16 is slower than float32."""
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+    return _has("amx_bf16") or _has("avx512_bf16")
 
 
 def cpu_reads_float16() -> bool:
     """Whether torch can multiply float32 inputs by float16 weights (FBGEMM). Measured on x86 CPUs only."""
-    return quantized_engine() in ("x86", "fbgemm") and bool(torch.cpu.get_capabilities().get("avx2"))
+    return quantized_engine() in ("x86", "fbgemm") and _has("avx2")
+
+
+def _has(feature: str) -> bool:
+    return bool(torch.cpu.get_capabilities().get(feature)) and not feature.startswith(level().hidden)
 
 
 def attends_in_groups(dtype: torch.dtype, device: torch.device) -> bool:
@@ -188,7 +193,8 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_name() -> str:
-    return _cpu_info(CPU_INFO).get("model name") or platform.processor() or platform.machine()
+    name = _cpu_info(CPU_INFO).get("model name") or platform.processor() or platform.machine()
+    return f"{name} ({SWITCH}={os.environ[SWITCH]})" if level().hidden else name
 
 
 def cpu_model() -> str | None:
@@ -200,7 +206,8 @@ def cpu_model() -> str | None:
 
 def cpu_flags() -> frozenset[str]:
     """The CPU's features as the Linux kernel names them; empty if they cannot be read."""
-    return frozenset(_cpu_info(CPU_INFO).get("flags", "").split())
+    hidden = level().hidden
+    return frozenset(flag for flag in _cpu_info(CPU_INFO).get("flags", "").split() if not flag.startswith(hidden))
 
 
 @cache

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specdemo.system import hardware
+from specdemo.system.cpu_level import SWITCH
 from specdemo.types import BadInput
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -327,6 +328,7 @@ def test_a_cpu_is_told_by_its_name_and_by_its_makers_numbers(
 ) -> None:
     monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(hardware.platform, "processor", lambda: "a processor")
+    monkeypatch.delenv(SWITCH, raising=False)
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
     assert (hardware.cpu_name(), hardware.cpu_model()) == (name, model)
