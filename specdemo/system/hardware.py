@@ -81,18 +81,20 @@ def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         # Older GPUs emulate bfloat16, slowly.
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    if cpu_multiplies_bf16():
-        return torch.bfloat16
-    return torch.float16 if cpu_reads_float16() else torch.float32
+    # Where the CPU only widens weights, float16 is no faster than bfloat16, and some weights are too large for it.
+    return torch.bfloat16 if cpu_multiplies_bf16() or cpu_widens_weights() else torch.float32
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The type that a model with weights of this type computes in.
 
     On a CPU float16 only stores weights, and everything is computed in float32: a pass takes most of its time to read
-    the weights, and float16 halves them.
+    the weights, and float16 halves them. So does bfloat16 on a CPU that widens weights and has no products of it.
     """
-    return torch.float32 if dtype == torch.float16 and device.type == "cpu" else dtype
+    if device.type != "cpu" or dtype.itemsize != 2:
+        return dtype
+    stored_only = dtype == torch.float16 or (cpu_widens_weights() and not cpu_multiplies_bf16())
+    return torch.float32 if stored_only else dtype
 
 
 def cpu_multiplies_bf16() -> bool:
@@ -100,8 +102,11 @@ def cpu_multiplies_bf16() -> bool:
     return _has("amx_bf16") or _has("avx512_bf16")
 
 
-def cpu_reads_float16() -> bool:
-    """Whether torch can multiply float32 inputs by float16 weights (FBGEMM). Measured on x86 CPUs only."""
+def cpu_widens_weights() -> bool:
+    """Whether products with float32 inputs can widen 16-bit weights: by `native.c`, or in torch by FBGEMM.
+
+    Measured on x86 CPUs only.
+    """
     return quantized_engine() in ("x86", "fbgemm") and _has("avx2")
 
 

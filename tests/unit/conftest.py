@@ -43,11 +43,26 @@ def run_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
             pytest.skip("this CPU lacks more")
         monkeypatch.setenv(cpu_level.SWITCH, level)
         library_for.cache_clear()
-        if library_for(torch.float32) is None:
+        if library_for(torch.bfloat16) is None:
             pytest.skip("no gcc")
 
     yield run_as
     library_for.cache_clear()
+
+
+@pytest.fixture(
+    params=[
+        *(("", dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+        *((level, torch.bfloat16) for level in cpu_level.LEVELS),
+    ],
+    ids=lambda kind: " ".join(map(str, filter(None, kind))),
+)
+def weights_dtype(request: pytest.FixtureRequest, run_as: Callable[[str], None]) -> torch.dtype:
+    """Each type of weights of the C library; bfloat16 also as it is widened on older CPUs."""
+    level, dtype = request.param
+    if level:
+        run_as(level)
+    return dtype
 
 
 @pytest.fixture(scope="module")
