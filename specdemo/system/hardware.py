@@ -111,7 +111,13 @@ def cpu_widens_weights() -> bool:
 
 
 def _has(feature: str) -> bool:
-    return bool(torch.cpu.get_capabilities().get(feature)) and not feature.startswith(level().hidden)
+    return bool(_capabilities().get(feature)) and not feature.startswith(level().hidden)
+
+
+@cache
+def _capabilities() -> Mapping[str, bool]:
+    """Torch takes a few microseconds to tell them, and every pass asks."""
+    return torch.cpu.get_capabilities()
 
 
 def attends_in_groups(dtype: torch.dtype, device: torch.device) -> bool:

@@ -134,7 +134,7 @@ def without_onednn(monkeypatch):
     """As on a Mac, whose torch has neither oneDNN nor any of its operators, nor FBGEMM; the CPU has no bfloat16."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"neon": True})
+    monkeypatch.setattr(hardware, "_capabilities", lambda: {"neon": True})
     monkeypatch.setattr(hardware, "quantized_engine", lambda: "qnnpack")
 
 

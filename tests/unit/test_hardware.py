@@ -245,7 +245,7 @@ def test_the_dtype_of_other_cpus(
     monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], engine: str, expected: torch.dtype
 ) -> None:
     """Never float16, which is no faster than bfloat16 on a CPU and lacks its range."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(hardware, "_capabilities", lambda: capabilities)
     monkeypatch.setattr(hardware, "quantized_engine", lambda: engine)
     assert hardware.choose_dtype("auto", torch.device("cpu")) == expected
 
@@ -266,7 +266,7 @@ def test_a_cpu_only_stores_what_it_has_no_products_of(
     monkeypatch: pytest.MonkeyPatch, capabilities: str, dtype: torch.dtype, device: str, expected: torch.dtype
 ) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, capabilities: True})
+    monkeypatch.setattr(hardware, "_capabilities", lambda: {"avx2": True, capabilities: True})
     monkeypatch.setattr(hardware, "quantized_engine", lambda: "x86")
     assert hardware.compute_dtype(dtype, torch.device(device)) == expected
 
