@@ -15,7 +15,7 @@ from ..decoding.loop import rule_for
 from ..drafters.names import drafter_class
 from ..models.loaded import Loaded
 from ..types import AUTO, BadInput, Settings
-from .asked import PLAIN, DraftedLane
+from .asked import PLAIN, DraftedLane, lane_of
 from .compare import first_difference
 from .lanes import race_lanes
 from .race import check_drafter, check_fits, decode_loaded, lanes_of
@@ -58,15 +58,8 @@ def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
     Raises:
         BadInput: what a lane tells is no drafter or no K.
     """
-    asked, lanes = request_of(header), {}
-    for lane in header["lanes"]:
-        drafter = lane.get("drafter", "none" if lane["name"] == PLAIN else asked.drafter)
-        if not isinstance(drafter, str):
-            raise BadInput(f"The trace does not say who drafted in its lane {lane['name']}.")
-        told = {name: lane.get(name, getattr(asked.settings, name)) for name in ("k", "tree")}
-        settings = replace(asked.settings, **told)
-        lanes[lane["name"]] = DraftedLane(drafter, settings.k, settings.tree)
-    return lanes
+    asked = request_of(header)
+    return {lane["name"]: lane_of(lane, asked) for lane in header["lanes"]}
 
 
 def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[tuple[int, bool]]]:
