@@ -1,7 +1,8 @@
-"""A race between a server that speculates and one that does not."""
+"""Texts that servers write, as lanes, and a race between a server that speculates and one that does not."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -13,11 +14,10 @@ from ..racing.compare import OWN_DRAFTER
 from ..racing.lanes import Lane, race_lanes
 from ..racing.outcome import Outcome, report
 from ..racing.stats import Stats
-from ..racing.trace import Entry, request_of
-from ..types import REJECTION, BadInput, Settings
+from ..racing.trace import Entry, Spans, request_of
+from ..types import REJECTION, BadInput, Settings, Token
 from .dialects import Dialect
-from .lane import recorded_lane, server_lane, told_of
-from .steps import Told
+from .steps import Prompt, Told, events_of
 
 TURNS = "The two lanes took turns, so that neither slowed the other down: a server cannot be stopped between rounds."
 
@@ -139,4 +139,82 @@ def trace_header(race: ServerRace) -> dict[str, Any]:
         "prompt": race.asked.prompt,
         "raw": race.asked.raw,
         "settings": asdict(race.asked.settings),
+    }
+
+
+# Lanes ----------------------------------------------------------------------------------------------------------
+
+
+class ServerText:
+    """The `TextReader` of a server's lane: the server sent the text of its tokens along with them."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.coming: deque[Spans] = deque()
+
+    def read(self, event: Event) -> Spans:
+        spans = self.coming.popleft()
+        self.text += "".join(spans.emitted)
+        return spans
+
+    def name(self, token_id: int) -> str:
+        return f"token {token_id}"
+
+
+def server_lane(
+    name: str, dialect: Dialect, prompt: str, raw: bool, settings: Settings, alone: bool = True
+) -> tuple[Lane, Told]:
+    """A lane that asks for one text as soon as its first event is wanted, and what the server tells of it.
+
+    Args:
+        alone: whether nobody else asks the server meanwhile, so that its counters are those of this text.
+    """
+    text, told = ServerText(), Told(alone)
+
+    def events() -> Iterator[Event]:
+        steps = dialect.steps(dialect.prompt_of(prompt, raw), settings, told)
+        with closing(steps):  # type: ignore[type-var]
+            for event, spans in events_of(steps, told):
+                text.coming.append(spans)
+                yield event
+
+    return Lane(name, events(), text), told
+
+
+def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
+    """How far apart a server has the logits of two tokens behind a prompt and some tokens; None if it does not tell."""
+    if not all(isinstance(token.id, int) for token in (*before, *pair)):
+        return None
+    found = dialect.logprobs(prompt, [token.id for token in before if token.id is not None])
+    known = [found[token.id] for token in pair if token.id in found]
+    return abs(known[0] - known[1]) if len(known) == 2 else None
+
+
+def recorded_lane(name: str, entries: list[Entry]) -> Lane:
+    """A lane of a trace, told again."""
+    text = ServerText()
+    text.coming.extend(entry.spans for entry in entries)
+    return Lane(name, (entry.event for entry in entries), text)
+
+
+def told_of(dialect: Dialect, told: Told) -> dict[str, Any]:
+    """What is known of a server's lane besides its events, ready for JSON.
+
+    `seconds` and `first_token_seconds` are by our clock, since the request was sent; `server_seconds` by the server's,
+    where it tells, and `network_seconds` is what lies between: the network, and waiting in the server's queue.
+    `totals` are the server's own, which hold what it drafted behind the end of the text as well.
+    """
+    network = None
+    if told.seconds is not None and told.server_seconds is not None:
+        network = max(0.0, told.seconds - told.server_seconds)
+    return {
+        **dialect.facts,
+        "clock": "server" if dialect.facts["engine"] == "llama.cpp" else "client",
+        "first_token_seconds": told.first_seconds,
+        "seconds": told.seconds,
+        "server_seconds": told.server_seconds,
+        "network_seconds": network,
+        "totals": {"rounds_with_draft": told.rounds, "drafted": told.drafted, "accepted": told.accepted},
+        "counters_agree": told.counted,
+        "notes": told.notes,
     }

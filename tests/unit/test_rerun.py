@@ -12,8 +12,7 @@ import pytest
 from specdemo.decoding.adaptive_k import DraftLengthController
 from specdemo.decoding.events import Round
 from specdemo.models.loaded import Loaded
-from specdemo.racing.race import PLAIN, SPECULATIVE, race
-from specdemo.racing.rerun import again, differences, other_environment
+from specdemo.racing.race import PLAIN, SPECULATIVE, again, differences, other_environment, race
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.types import AUTO, REJECTION, BadInput, Settings

@@ -6,7 +6,7 @@ import pytest
 
 from specdemo.decoding.events import Round
 from specdemo.racing.stats import Stats
-from specdemo.racing.wiring import USUAL, head_doubt
+from specdemo.racing.summary import USUAL, head_doubt
 from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
 
 
