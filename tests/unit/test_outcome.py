@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from specdemo.decoding.events import Prefilled
+from specdemo.decoding.events import Prefilled, Round
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.compare import OWN_DRAFTER, Comparison, badge, compare, is_exact, other_draws
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
-from specdemo.racing.summary import summary
-from specdemo.types import AUTO, MATCH, MAX_K, MAX_NODES, RULES, Settings, Token, TokenKind
+from specdemo.racing.stats import Stats
+from specdemo.racing.summary import head_doubt, summary
+from specdemo.types import AUTO, MATCH, MAX_K, MAX_NODES, RULES, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 from tests.unit.toys import PROMPT, alike_toy, ids_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -193,3 +194,44 @@ def test_the_summary_of_a_race(tmp_path: Path, temperature: float, rule: str) ->
         assert answer["comparison"] == {"identical": True, "first_difference": None, "margin": None}
     else:
         assert answer["comparison"] is None
+
+
+# A head that is wired wrongly -------------------------------------------------------------------------------
+
+FEW = "Only 4% of the first guesses of this"
+ORDER = "the layers it reads, its rope_theta, the chat template, the thinking mode, a quantized target."
+
+ENOUGH = ("eagle", 500, 110), ("eagle", 10, 0), ("eagle", 15, 1), ("medusa", 14, 0), ("eagle", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "drafts", "passed", "words"),
+    [
+        ("eagle", "EAGLE-3", 50, 2, f"{FEW} EAGLE-3 head pass, where 65% to 85% are usual. "),
+        ("block", "DFlash", 50, 2, f"{FEW} DFlash head pass, where 65% to 85% are usual. "),
+        ("medusa", "Medusa", 50, 2, f"{FEW} Medusa head pass, where 50% to 65% are usual. "),
+        ("eagle", "EAGLE-3", 500, 95, "Only 19% of"),
+        ("eagle", "EAGLE-3", 11, 0, "Only 0% of"),  # a few drafts are enough where none passes
+        ("medusa", "Medusa", 15, 0, "Only 0% of"),
+        ("medusa", "Medusa", 500, 95, ""),
+        *((kind, "a format", drafts, passed, "") for kind, drafts, passed in ENOUGH),
+    ],
+)
+def test_a_head_that_is_nearly_always_wrong_is_doubted(
+    kind: str, name: str, drafts: int, passed: int, words: str
+) -> None:
+    """And nothing is said where more pass, or too little is known."""
+    told = head_doubt(kind, name, drafts, passed) or ""
+    assert told.startswith(words)
+    assert told.endswith(f"Likely causes, in this order: {ORDER}" if words else "")
+    assert bool(told) == bool(words)
+
+
+def test_of_a_tree_the_likeliest_first_guess_counts() -> None:
+    """Among eight first guesses one passes often, also where the head knows nothing."""
+    stats = Stats()
+    for passing in (0, 1, 1):
+        outcomes = [DraftOutcome.ACCEPTED if node == passing else DraftOutcome.REJECTED for node in range(2)]
+        drafted = tuple(DraftedToken(node, outcome, parent=-1) for node, outcome in enumerate(outcomes))
+        stats.add(Round(0, drafted, (Token(passing, TokenKind.ACCEPTED), Token(5, TokenKind.BONUS)), 0.1, 0.1, 0.1))
+    assert (stats.drafts, stats.first_passed, stats.accepted_lengths) == (3, 1, {1: 3})
