@@ -117,7 +117,7 @@ def test_acceptance_is_of_the_tested_and_efficiency_of_the_drafted(
     places: list[tuple[int, int]],
 ) -> None:
     """Accepted lengths are in order and leave empty drafts out; the token of the prefill is of no round."""
-    events = [PREFILLED, *(round_(found, found.count(A) + 1, 0.1, 0.1, 0.2) for found in rounds)]
+    events: list[Event] = [PREFILLED, *(round_(found, found.count(A) + 1, 0.1, 0.1, 0.2) for found in rounds)]
     stats = Stats.of(events)
     assert (stats.acceptance_rate, stats.draft_efficiency) == (rate, efficiency)
     assert [*stats.as_dict()["accepted_lengths"].items()] == lengths
