@@ -17,6 +17,7 @@ from .modules import decoder_layers, layers_at, outputs_of, stoppable, with_modu
 from .preallocated_cache import PreallocatedCache
 from .rows import mask_of, places
 from .runner import CachedRunner, EarlyExitBuffer, check_branches, check_fits, check_part
+from .settled import settled
 
 # Families whose layers read only the layer before and the cache. Only there can a pass begin at a later layer.
 SIMPLE = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
@@ -26,14 +27,16 @@ MASKED = {"eager", "sdpa"}  # attention that takes a mask of any shape
 class EagerRunner(CachedRunner):
     """Runs `model` through its own forward, with a cache of `capacity` tokens.
 
-    The cache is allocated at the prefill and lives for one run.
+    The cache is allocated at the prefill and lives for one run. `capacity` is also the most tokens that the run can
+    reach, which decides for models that depend on it, see `settled`.
     """
 
     exact_tree_rows = exact_rows = 0  # the order of sums in a product may depend on the number of rows
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         super().__init__(capacity)
-        self.model = model
+        self.model = settled(model, capacity)
+        self._settles = self.model is not model
         self._reads_on = torch.device("cpu") if model.device.type == "meta" else model.device  # meta: it is on the disk
         self.device = torch.device("cpu") if model.device.type == "mps" else self._reads_on
         self.vocab_size = model.config.get_text_config().vocab_size
@@ -51,6 +54,8 @@ class EagerRunner(CachedRunner):
             return f"it is not known how a tree is masked in a model of the type {config.model_type}"
         if layers != {"full_attention"} or getattr(config, "sliding_window", None):
             return "some layers of this model see a window only"
+        if self._settles:  # the rows of a tree may be more than the positions that a run can reach
+            return "its rotary embedding depends on how long the text can get"
         if config._attn_implementation not in MASKED:
             return f"its attention ({config._attn_implementation}) takes no mask of that kind"
         return None
