@@ -13,6 +13,7 @@ from torch.nn import Module, ModuleList
 from transformers import PreTrainedModel
 
 from ..system.hardware import to_device
+from ..types import BadInput
 from .modules import decoder_layers, layers_at, outputs_of, stoppable, with_module
 from .preallocated_cache import PreallocatedCache
 from .rows import mask_of, places
@@ -110,6 +111,11 @@ class EagerRunner(CachedRunner):
             how: dict[str, Any] = {} if parents is None else self._branching(parents)
             logits = self._pass(model, ids, self.length, logits_to_keep=logits_to_keep, **how).logits[0]
         logits = for_sampling(logits[-logits_to_keep:])  # some models give those of all rows
+        if len(logits) != (logits_to_keep or len(ids)):
+            raise BadInput(
+                f"A model of the type {model.config.model_type} gives {len(logits)} rows of logits for a pass over "
+                f"{len(ids)} tokens, so no draft can be checked with it."
+            )
         self.length += len(ids)
         self.device = logits.device  # differs from the input's where the layers are spread over devices
         if self._captured:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.layer_skip import LayerSkip
@@ -53,6 +53,15 @@ def test_the_decoder_layers_are_found_read_and_left_out(label: str) -> None:
     skipping = EagerRunner(model, 40)
     drafted = decode(skipping, LayerSkip(skipping, 1, rule_for(settings)), TEXT, settings)
     assert ids_of(list(drafted)) == plain
+
+
+def test_a_model_that_does_not_give_logits_for_every_row_is_one_sentence() -> None:
+    config = AutoConfig.for_model("cpmant", vocab_size=MODEL_VOCAB, hidden_size=32, dim_head=8, dim_ff=48)
+    config.num_attention_heads, config.num_hidden_layers = 4, 2
+    runner = EagerRunner(AutoModelForCausalLM.from_config(config).eval(), 40)  # a load refuses it
+    with pytest.raises(BadInput, match=r"^A model of the type cpmant gives 32 rows of logits for a pass over 3 tokens"):
+        runner.prefill(TEXT[:3])
+        runner.forward(TEXT[3:6])
 
 
 def test_layers_that_are_not_found_are_one_sentence_for_whoever_needs_them() -> None:
