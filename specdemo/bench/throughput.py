@@ -16,17 +16,16 @@ from statistics import fmean, median
 from typing import Any
 
 from ..decoding.events import Event, emitted_tokens
-from ..decoding.loop import check_room
 from ..models.loaded import Loaded
 from ..racing.lanes import take_turns
-from ..racing.race import PLAIN, SPECULATIVE, start
+from ..racing.race import PLAIN, SPECULATIVE, check_fits, start
 from ..racing.stats import Stats, counts_by_place
 from ..studies.prompts import ALL, Prompt
 from ..studies.statistics import Spread, geometric_mean, log_means
 from ..studies.tables import text_table
 from ..types import AUTO, MATCH, BadInput, Settings
 from .cases import OURS, TREE, Case
-from .hf import HF, generate, models
+from .hf import ASSISTED, HF, TUNED, generate, models
 from .llamacpp import LLAMA, Server
 
 BASES = (PLAIN, HF, LLAMA)  # what everything is compared with
@@ -58,7 +57,9 @@ def bench(
     Raises:
         BadInput: a prompt that the model cannot read, or without room.
     """
-    prompt_ids = {prompt.id: read(loaded, prompt, max_new_tokens) for prompt in prompts}
+    named = {"draft-model" if case.method in (ASSISTED, TUNED) else case.drafter for case in cases}
+    drafters = [name for name in named if name]
+    prompt_ids = {prompt.id: read(loaded, prompt, max_new_tokens, *drafters) for prompt in prompts}
     runs: list[Run] = []
     turns = 0
 
@@ -89,11 +90,11 @@ def bench(
     return {"in_turn": in_turn, "interrupted": interrupted, "runs": runs, "summary": list(summarise(runs))}
 
 
-def read(loaded: Loaded, prompt: Prompt, max_new_tokens: int) -> list[int]:
+def read(loaded: Loaded, prompt: Prompt, max_new_tokens: int, *drafters: str) -> list[int]:
     """The ids of a prompt, with room for the new tokens."""
     try:
         ids = loaded.encode(prompt.prompt)
-        check_room(len(ids), Settings(max_new_tokens=max_new_tokens), loaded.context)
+        check_fits(loaded, len(ids), Settings(max_new_tokens=max_new_tokens), *drafters)
     except BadInput as error:
         raise BadInput(f"Prompt {prompt.id!r}: {error}") from error
     return ids

@@ -131,7 +131,7 @@ def drafters(
         told = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}
         prompts = len({run["prompt_id"] for run in outcome["runs"]})
         asked = {"prompts": prompts, "max_new_tokens": texts.max_new_tokens, "repeats": texts.repeats}
-        path = results_path(PRESETS / f"{models.preset}.toml")
+        path = results_path(PRESETS / f"{models.chosen.name}.toml")
         former = read_results(path)
         now = joined(former, {**told, **asked, "rows": rows})
         write_json(path, now)
@@ -155,7 +155,7 @@ def keep(outcome: dict[str, Any], out: Path | None) -> None:
 def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: str) -> dict[str, Any]:
     """Run the bench; everything that `keep` can write."""
     check_writable(asked.json_)
-    find_preset(models.preset)
+    _ = models.chosen  # or it is refused now
     k_values, t_values = numbers(ks, read_k, "Values of K"), numbers(temperatures, float, "Temperatures")
     rules = list(dict.fromkeys(asked.rules.split(",")))
     trees = numbers(asked.trees, read_k, "The tokens of trees") if asked.trees else []
@@ -265,10 +265,10 @@ def roofline(
     with models.loaded() as loaded:
         if context_ + k + 1 > loaded.context:
             sizes = f"{loaded.context} tokens: {context_} and a pass over {k + 1} are too many"
-            raise BadInput(f"{models.preset} holds {sizes}.")
+            raise BadInput(f"{models.chosen.name} holds {sizes}.")
         stream, lengths = lab.Stream(loaded.device, lab.BUFFER, lab.REPEATS), [1, k + 1]
         makers, stored = lab.engines(loaded), loaded.weights_dtype
-        rows = list(lab.passes(models.preset, loaded.model, makers, lengths, context_, stream, stored=stored))
+        rows = list(lab.passes(models.chosen.name, loaded.model, makers, lengths, context_, stream, stored=stored))
         for shape in asked:
             typer.echo(f"{shape}, random weights ...", err=True)
             rows += lab.random_passes(shape, stored, loaded.device, lengths, context_, stream)

@@ -104,8 +104,8 @@ def serve(
 @with_options
 def generate(prompt: Prompt, models: ModelsOrEager, decoding: Decoding, json_: AsJson = False) -> None:
     """Generate with a drafter; tokens stream in, coloured by where they came from."""
-    asked = decoding.request(prompt, models.preset)
-    with models.loaded() as loaded:
+    asked = decoding.request(prompt, models.chosen)
+    with models.loaded(raw=asked.raw) as loaded:
         from ..racing import race, summary
 
         asked = decoding.fitted(asked, loaded)
@@ -177,8 +177,8 @@ def race_(
         return
     if prompt is None:
         raise BadInput("Say what to race on, with --prompt, or give a trace with --again.")
-    asked = decoding.request(prompt, models.preset, lane)
-    with models.loaded() as loaded:
+    asked = decoding.request(prompt, models.chosen, lane)
+    with models.loaded(raw=asked.raw) as loaded:
         from ..racing import race, summary
 
         asked = decoding.fitted(asked, loaded, lane)
@@ -203,7 +203,7 @@ def _race_again(path: Path, device: Device, json_: bool) -> None:
     asked, there = request_of(header), environment_of(header)
     dtype, eager = str(there.get("weights_dtype", "auto")), there.get("engine") == "eager"
     models = ModelsOrEager(preset=asked.preset, dtype=dtype, device=device, eager=eager)
-    with models.loaded() as loaded:
+    with models.loaded(raw=asked.raw) as loaded:
         from ..racing import rerun, summary
 
         entries = list(rerun.again(loaded, header, recorded))
@@ -242,9 +242,9 @@ def record(
     lane: LaneNames = None,
 ) -> None:
     """Run a race and write its trace to a file."""
-    asked = decoding.request(prompt, models.preset, lane)
+    asked = decoding.request(prompt, models.chosen, lane)
     check_writable(out)
-    with models.loaded() as loaded:
+    with models.loaded(raw=asked.raw) as loaded:
         from ..racing import race, summary
 
         asked = decoding.fitted(asked, loaded, lane)

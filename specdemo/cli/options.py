@@ -7,7 +7,8 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -117,19 +118,30 @@ class Models:
     )
 
     def __post_init__(self) -> None:
-        target, preset, found = self.target, self.preset, None
-        if self.head is not None:
-            found = import_quickly("specdemo.models.published_heads").head_format(self.head)
-            target = target or (None if preset else found.target)
-            if not (target or preset):
-                raise BadInput(f"The head {self.head} does not say which target it is for: name it by --target.")
+        if (self.target, self.draft, self.head, self.save_preset) != (None, None, None, None):
+            _ = self.chosen  # what is wrong with a name is said at once
+
+    @cached_property
+    def chosen(self) -> Preset:
+        """The preset of these models.
+
+        Raises:
+            BadInput: there is no such preset, or a name can be no model's.
+        """
+        if self.head is None:
+            return self._without_head(self.target)
+        found = import_quickly("specdemo.models.published_heads").head_format(self.head)
+        target = self.target or (None if self.preset else found.target)
+        if not (target or self.preset):
+            raise BadInput(f"The head {self.head} does not say which target it is for: name it by --target.")
+        return with_head(self._without_head(target), found.kind, self.head)
+
+    def _without_head(self, target: str | None) -> Preset:
         if target is not None:
-            preset = preset_of(target, self.draft).name
-        elif self.draft is not None or (self.save_preset is not None and self.head is None):
+            return preset_of(target, self.draft)
+        if self.draft is not None or (self.save_preset is not None and self.head is None):
             raise BadInput("--draft and --save-preset go with --target.")
-        if self.head is not None and found is not None:
-            preset = with_head(find_preset(preset), found.kind, self.head).name
-        object.__setattr__(self, "preset", preset or DEFAULT_PRESET)  # by a name that find_preset knows
+        return find_preset(self.preset or DEFAULT_PRESET)
 
     def look(self, preset: Preset) -> None:
         """Tell on stderr what models given by name will take, and save them if that was asked for.
@@ -146,14 +158,18 @@ class Models:
             typer.echo(f"Saved as {reporting.save_preset(preset, self.save_preset)}.", err=True)
 
     @contextmanager
-    def loaded(self, eager: bool = False) -> Iterator[Loaded]:
+    def loaded(self, eager: bool = False, raw: bool | None = None) -> Iterator[Loaded]:
         """The models, with the stages of a long load told on stderr; freed at the end.
 
+        Args:
+            raw: whether prompts are continued without the chat template; None is as the preset has it.
         Raises:
             BadInput: there is no such preset.
             LoadError: it cannot be loaded.
         """
-        preset = find_preset(self.preset)
+        preset = self.chosen
+        if raw is not None:
+            preset = replace(preset, defaults=replace(preset.defaults, raw=raw))
         if self.target is not None or self.head is not None:
             self.look(preset)
         load = import_quickly("specdemo.models.loaded").load
@@ -185,8 +201,8 @@ class ModelsOrEager(Models):
     eager: Annotated[bool, Option("--eager", help="Run the models by transformers' own forward.")] = False
 
     @contextmanager
-    def loaded(self, eager: bool = False) -> Iterator[Loaded]:
-        with super().loaded(self.eager) as loaded:
+    def loaded(self, eager: bool = False, raw: bool | None = None) -> Iterator[Loaded]:
+        with super().loaded(self.eager, raw) as loaded:
             yield loaded
 
 
@@ -208,13 +224,13 @@ class Decoding:
         bool | None, Option("--raw/--chat", help="Continue the prompt as it is, or put it into the chat template.")
     ] = None
 
-    def request(self, prompt: str, preset: str, lane_names: Sequence[str] | None = None) -> Request:
+    def request(self, prompt: str, preset: Preset, lane_names: Sequence[str] | None = None) -> Request:
         """What is asked for, complete.
 
         Raises:
-            BadInput: there is no such preset or lane, a setting is out of range, or the prompt on stdin is not text.
+            BadInput: there is no such lane, a setting is out of range, or the prompt on stdin is not text.
         """
-        usual = find_preset(preset).defaults
+        usual = preset.defaults
         names = ("drafter", "k", "tree", "temperature", "max_new_tokens", "raw")
         given = {name: getattr(self, name) for name in names}
         more: tuple[DraftedLane, ...] = ()
@@ -228,7 +244,7 @@ class Decoding:
         drafter, raw = asked.pop("drafter"), asked.pop("raw")
         asked |= {name: getattr(self, name) for name in ("top_k", "top_p", "seed", "rule")}
         settings = Settings(**asked, stop=tuple(self.stop or ()))
-        return Request(read_prompt(prompt), preset, drafter, settings, raw, more=more)
+        return Request(read_prompt(prompt), preset.name, drafter, settings, raw, more=more)
 
     def fitted(self, asked: Request, loaded: Loaded, lane_names: Sequence[str] | None = None) -> Request:
         """`asked.fitted`, told on stderr; what was asked for by an option stays as it is."""

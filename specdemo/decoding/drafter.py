@@ -44,6 +44,8 @@ class DrafterParts:
     layers: int = 0  # of the target
     final_norm: tuple[Tensor, float] | None = None  # its weight [hidden] and epsilon, if it is an RMS norm as in Llama
     translator: Translator | None = None  # for a draft model with another tokenizer
+    draft_context: int | None = None  # the most tokens that the draft model was made to read
+    draft_name: str = ""
 
 
 class Drafter:
@@ -70,6 +72,11 @@ class Drafter:
     @classmethod
     def unavailable_reason(cls, parts: DrafterParts) -> str | None:
         """Why this preset cannot use the drafter, in words; None if it can."""
+        return None
+
+    @classmethod
+    def context_limit(cls, parts: DrafterParts) -> int | None:
+        """The most tokens of a run that it can read; None if it can read what the target can."""
         return None
 
     @classmethod

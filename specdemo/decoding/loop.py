@@ -44,16 +44,18 @@ def rule_for(settings: Settings) -> Rule:
     return Rejection(settings) if settings.rule == REJECTION and settings.temperature > 0 else Match(settings)
 
 
-def check_room(prompt_tokens: int, settings: Settings, context: int) -> None:
+def check_room(prompt_tokens: int, settings: Settings, context: int, whose: str = "") -> None:
     """Refuse a run that does not fit in the context: nothing is cut off silently.
 
+    Args:
+        whose: " of the draft model", say, for the sentence.
     Raises:
         BadInput: naming the tokens of the prompt, the new ones and the context.
     """
     if prompt_tokens + settings.max_new_tokens > context:
         raise BadInput(
             f"The prompt has {prompt_tokens} tokens and {settings.max_new_tokens} new ones were asked for, "
-            f"but the context holds {context}. Shorten the prompt or ask for fewer."
+            f"but the context{whose} holds {context}. Shorten the prompt or ask for fewer."
         )
 
 

@@ -41,6 +41,10 @@ class DraftModel(Drafter):
         return None if parts.make_draft_runner is not None else "this preset has no draft model"
 
     @classmethod
+    def context_limit(cls, parts: DrafterParts) -> int | None:
+        return None if parts.translator else parts.draft_context  # by text it reads the end of a long one
+
+    @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Drafter:
         assert parts.make_draft_runner is not None
         if parts.translator is not None:

@@ -30,7 +30,7 @@ LLAMAS = {"llama", "qwen2", "qwen3", "smollm3"}
 HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid"}
 HYBRIDS |= {"olmo_hybrid"}
 RUNNING = {"linear_attention", "conv"}  # types of layers that have such a state instead of keys and values
-ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles do not depend on the length of the text
+ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles never depend on the length of the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class FusedModel:
     @property
     def least_rows(self) -> int:
         """The fewest rows of a pass. A shorter one is padded with copies of its last row."""
-        packed = self.embedding.dtype == torch.bfloat16 and self.embedding.device.type == "cpu"
+        packed = self.dtype == torch.bfloat16 and self.embedding.device.type == "cpu"
         return LEAST_ROWS if packed and self.bit_exact else 1
 
     @property
@@ -158,7 +158,7 @@ def knows(config: PreTrainedConfig) -> bool:
         return config.activation_function == "gelu_new" and scaled and plain
     layer_types = set(getattr(config, "layer_types", None) or {"full_attention"})
     plain = config.model_type in LLAMAS and layer_types == {"full_attention"}
-    return plain and config.hidden_act == "silu" and _rope_type(config) in ROPES
+    return plain and config.hidden_act == "silu" and _has_one_rope(config)
 
 
 def is_hybrid(config: PreTrainedConfig) -> bool:
@@ -180,6 +180,13 @@ def key_heads(config: PreTrainedConfig) -> int:
 
 def _rope_type(config: PreTrainedConfig) -> str:
     return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
+
+
+def _has_one_rope(config: PreTrainedConfig) -> bool:
+    """Whether the angles do not depend on the length of the text, as with the factors of a GGUF file."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    fixed = rope.get("rope_type") == "longrope" and rope.get("long_factor", 0) == rope.get("short_factor", 1)
+    return fixed or _rope_type(config) in ROPES
 
 
 def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
@@ -255,7 +262,7 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     return FusedModel(
         layers=layers,
         embedding=embedding,
-        positions=upcast(weights["transformer.wpe.weight"]),
+        positions=weights["transformer.wpe.weight"].detach(),
         rope=None,
         norm=norm("transformer.ln_f"),
         head=head,

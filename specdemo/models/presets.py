@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +22,9 @@ FIRST = (DEFAULT_PRESET, "qwen2.5-coder")  # of the menu, in this order; the oth
 AND = " + "  # between the names of a target and a draft model that were given by name
 WITH = " with the head "  # between the name of a preset and a head that was given by name, which follows its kind
 HEADS = ("eagle", "block", "medusa")  # the kinds of trained heads
+NAME = r'("(?:[^"\\]|\\.)*"|[^"]+?)'  # of a model or a head; in quotes where it holds what stands between two
+PAIR = re.compile(f"{NAME}(?:{re.escape(AND)}{NAME})?", re.DOTALL)
+HEADED = re.compile(f"(.+){WITH}({'|'.join(HEADS)}) {NAME}", re.DOTALL)
 CATEGORIES = ("code", "quoting", "lists", "poem", "plays", "facts", "dialogue", "story")  # easy to guess first
 HARD = ("facts", "dialogue", "story")  # of these: fewer guesses are right
 DTYPES = ("float32", "bfloat16", "float16")
@@ -80,7 +85,7 @@ def fitting_first(presets: Mapping[str, Preset], memory: float) -> dict[str, Pre
 
 
 def find_preset(name: str, folder: Path = PRESETS) -> Preset:
-    """The preset of that name, or of models that are named as `preset_of` calls them.
+    """The preset of that name, or of models that are named as `preset_of` and `with_head` call them.
 
     Raises:
         BadInput: there is none (the message names those there are), or its file is broken.
@@ -88,14 +93,16 @@ def find_preset(name: str, folder: Path = PRESETS) -> Preset:
     presets, broken = _read_all(folder)
     if name in broken:
         raise BadInput(broken[name])
-    kind, _, head = name.rpartition(WITH)[2].partition(" ")
-    if WITH in name and kind in HEADS:
-        return with_head(find_preset(name.rpartition(WITH)[0], folder), kind, head)
-    if name not in presets and ("/" in name or os.sep in name or name.endswith(GGUF)):
-        return preset_of(*name.split(AND, 1))
-    if name not in presets:
-        raise BadInput(f"There is no preset called {name!r}. Choose one of: {', '.join(presets)}.")
-    return presets[name]
+    if name in presets:
+        return presets[name]
+    if os.path.exists(name):
+        return preset_of(name)
+    if headed := HEADED.fullmatch(name):
+        return with_head(find_preset(headed[1], folder), headed[2], _unquoted(headed[3]))
+    if _is_models(name) or name.endswith('"'):
+        pair = PAIR.fullmatch(name)
+        return preset_of(*(_unquoted(text) for text in pair.groups() if text) if pair else [name])
+    raise BadInput(f"There is no preset called {name!r}. Choose one of: {', '.join(presets)}.")
 
 
 def preset_of(target: str, draft: str | None = None) -> Preset:
@@ -105,11 +112,12 @@ def preset_of(target: str, draft: str | None = None) -> Preset:
     Raises:
         BadInput: a name can be none of these, or is not allowed on this Space.
     """
-    texts = [text.strip() for text in (target, *([] if draft is None else [draft]))]
+    given = [target] if draft is None else [target, draft]
+    texts = [text if os.path.exists(text) else text.strip() for text in given]
     sources = [source_named(text) for text in texts]
     drafter = "prompt-lookup" if draft is None else "draft-model"
     return Preset(
-        name=AND.join(texts),
+        name=AND.join(map(_quoted, texts)),
         title=" + ".join(Path(str(source)).name for source in sources),
         description=f"{' drafted by '.join(texts)}.",
         target=sources[0],
@@ -122,10 +130,25 @@ def with_head(preset: Preset, kind: str, head: str) -> Preset:
     """A preset with a head of others of that kind, which it begins to draft with; see `head_source`."""
     source, usual = head_source(head), preset.defaults
     usual = replace(usual, drafter=kind, tree=kind == "eagle" and usual.k == AUTO)
-    name, title = f"{preset.name}{WITH}{kind} {head}", f"{preset.title} + {Path(str(source)).name}"
+    name, title = f"{preset.name}{WITH}{kind} {_quoted(head)}", f"{preset.title} + {Path(str(source)).name}"
     heads = {**preset.heads, kind: source}  # its results are those of its own drafters
     asked = *preset.asked_heads, kind
     return replace(preset, name=name, title=title, heads=heads, asked_heads=asked, defaults=usual, results=None)
+
+
+def _quoted(text: str) -> str:
+    """The name of a model or a head as a part of a preset's name: in quotes where it would be taken for another one."""
+    between = any(words in f" {text} " for words in ('"', AND, WITH))
+    return text if _is_models(text) and not between else json.dumps(text, ensure_ascii=False)
+
+
+def _is_models(name: str) -> bool:
+    """Whether a name cannot be that of a preset file."""
+    return "/" in name or os.sep in name or name.endswith(GGUF)
+
+
+def _unquoted(text: str) -> str:
+    return str(json.loads(text)) if text.startswith('"') else text
 
 
 def read_preset(path: Path) -> Preset:
@@ -193,7 +216,7 @@ def _source(table: Table, folder: Path) -> Source:
             path = folder / Path(table.text("path")).expanduser()
         except RuntimeError as error:  # ~someone who does not exist
             raise table.wrong("path", "names the home of nobody here") from error
-        source = Gguf(str(path)) if path.suffix == GGUF else Folder(path)
+        source = Gguf(str(path)) if path.suffix == GGUF and not path.is_dir() else Folder(path)
     table.refuse_unknown()
     return source
 

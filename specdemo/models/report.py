@@ -24,8 +24,9 @@ from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_m
 from ..types import BadInput
 from .checkpoint import HUB_SECONDS, find_checkpoint
 from .errors import wrap_load_errors
+from .gguf_config import check_header
 from .gguf_header import Header, read_header
-from .loaded import LANES, context_of
+from .loaded import LANES, check_prompts, context_of, rows_of
 from .placement import Part, bits, plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
@@ -142,7 +143,7 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
-    looking = partial(_look_at, dtype=chosen_dtype, device=chosen_device)
+    looking = partial(_look_at, preset=preset, dtype=chosen_dtype, device=chosen_device)
     models = [looking(source, lanes=lanes) for source, lanes in zip(sources, (LANES, 1), strict=False)]
     unlike = None
     if len(models) > 1:
@@ -178,17 +179,20 @@ def _partly_on_disk(report: Report, device: torch.device) -> Report:
     return replace(report, models=(replace(target, engine="eager", exact=False), *drafts), on_disk=on_disk)
 
 
-def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.device) -> ModelReport:
+def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, device: torch.device) -> ModelReport:
     of_file = None
     if isinstance(source, Gguf):
         hub = NOTHING if source.repo is None else _on_hub(source.repo, source.revision, source.file)
         with wrap_load_errors(source):
             header = _header(source)
+            check_header(str(source), header)
             config, of_file = _config(header), header.numbers
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
         hub = replace(hub, licence=hub.licence or header.fields.get("general.license"))
     else:
         found = find_checkpoint(source, dtype, ignore)
+        if source is preset.target:
+            check_prompts(found, preset)
         hub = _on_hub(found.name_or_path, found.revision) if isinstance(source, Hub) else NOTHING
         config, vocabulary = found.config, found.tokenizer.get_vocab()
     engine, exact = expected_engine(config, dtype, device)
@@ -210,7 +214,7 @@ def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.devic
         licence=hub.licence,
         gated=hub.gated,
         vocabulary=vocabulary,
-        reads=text.vocab_size,
+        reads=rows_of(config),
         part=part if of_file is None else None,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..system.allowed import allowed
-from ..types import BadInput
+from ..types import BadInput, is_text
 
 GGUF = ".gguf"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -123,6 +123,8 @@ def source_named(text: str) -> Source:
     Raises:
         BadInput: the name can be none of these, or is not allowed on this Space.
     """
+    if not is_text(text):
+        raise BadInput(f"The name {text!r} is no text: rename the folder or the file.")
     path = Path(os.path.expanduser(text)).absolute()
     repo, _, file = text.partition(":")
     if not text:

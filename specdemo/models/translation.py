@@ -36,6 +36,8 @@ def differing_token(target: Mapping[str, int], draft: Mapping[str, int], readabl
         if names.get(index, token) == token and draft.get(token, index) == index and index < readable:
             continue
         other = names.get(index)
+        if other == token:
+            return f"Token {index} is {token!r} for both models, but the draft model has no embedding for it."
         there = f"number {index} is {other!r}" if other is not None else f"there is no number {index}"
         return f"Token {index} is {token!r} for the target, but {there} for the draft model."
     return None
@@ -45,11 +47,17 @@ class Translation:
     """Translates the token ids of one pair of tokenizers, see `decoding.drafter.Translator`.
 
     A special token becomes the other tokenizer's special token of the same name, or of the same part (the beginning or
-    the end of a text). The draft model does not see those that it has none for.
+    the end of a text). The draft model does not see those that it has none for, nor tokens without an embedding.
+
+    Args:
+        readable: how many ids the draft model has; None is enough for all.
     """
 
-    def __init__(self, target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, readable: int | None = None
+    ) -> None:
         self._target, self._draft = target, draft
+        self._unread = {index for index in draft.get_vocab().values() if readable is not None and index >= readable}
         self._target_specials, self._draft_specials = special_ids(target), special_ids(draft)
         self._to_draft = _same_specials(target, draft)
         self._to_target = _same_specials(draft, target)
@@ -65,7 +73,8 @@ class Translation:
             else:
                 words = _decode(self._target, list(part)).rstrip(UNFINISHED)
                 text += _encode(self._draft, words)
-        return text if text[:1] == self._beginning else self._beginning + text
+        text = text if text[:1] == self._beginning else self._beginning + text
+        return [index for index in text if index not in self._unread]
 
     def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
         """The target's tokens that go on behind `token_ids` as `drafted` goes on behind `read`.

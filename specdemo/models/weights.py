@@ -14,11 +14,13 @@ from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
 from ..engines.layout import head_width, knows, stored_as
+from .store import LoadError
 
 Shapes = dict[str, tuple[int, ...]]
 INDEX = ".index.json"  # ends the name of the list of files, if a checkpoint has several
+HEAD = "lm_head.weight"
 # The weights that a runner always keeps as they are.
-KEPT = {"model.embed_tokens.weight", "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"}
+KEPT = {"model.embed_tokens.weight", HEAD, "transformer.wte.weight", "transformer.wpe.weight"}
 
 
 def readable(config: PreTrainedConfig) -> bool:
@@ -54,7 +56,7 @@ def _llama_shapes(config: PreTrainedConfig) -> Shapes:
     if config.model_type == "qwen3":
         layer |= {f"self_attn.{name}.weight": (width,) for name in ("q_norm", "k_norm")}
     table = (config.vocab_size, hidden)
-    head = {} if config.tie_word_embeddings else {"lm_head.weight": table}
+    head = {} if config.tie_word_embeddings else {HEAD: table}
     layers = {
         f"model.layers.{index}.{name}": shape
         for index in range(config.num_hidden_layers)
@@ -76,7 +78,7 @@ def _gpt2_shapes(config: PreTrainedConfig) -> Shapes:
     layer |= {f"{name}.bias": shape[1:] for name, shape in products.items()}
     layer |= {f"{name}.{part}": (hidden,) for name in ("ln_1", "ln_2") for part in ("weight", "bias")}
     table = (config.vocab_size, hidden)
-    head = {} if config.tie_word_embeddings else {"lm_head.weight": table}
+    head = {} if config.tie_word_embeddings else {HEAD: table}
     layers = {
         f"transformer.h.{index}.{name}": shape for index in range(config.n_layer) for name, shape in layer.items()
     }
@@ -100,14 +102,19 @@ def weights_files(file: Callable[[str], Path | None], variant: str | None = None
     Args:
         file: gives the path of a file of the checkpoint by its name, None if there is none.
         variant: part of the files' names, as in `from_pretrained`.
+    Raises:
+        LoadError: a file that the list of files names is not there.
     """
     name = f"model.{variant}.safetensors" if variant else "model.safetensors"
     if (whole := file(name)) is not None:
         return [whole]
     if (index := file(name + INDEX)) is None:
         return []
-    parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    return [path for part in sorted(parts) if (path := file(part)) is not None]
+    parts = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    paths = {part: file(part) for part in parts}
+    if absent := [part for part, path in paths.items() if path is None]:
+        raise LoadError(f"There is no file {absent[0]}, which {index.name} names: download the model again.")
+    return [path for path in paths.values() if path is not None]
 
 
 class StoredWeights(Mapping[str, Tensor]):
@@ -129,17 +136,31 @@ class StoredWeights(Mapping[str, Tensor]):
     ) -> StoredWeights | None:
         """Open the files; None if they do not hold exactly the weights of this configuration.
 
+        Tied embeddings are read as transformers does: either may be in the files, and if both are and differ, the model
+        has both.
+
         Args:
             dtype: the type that the weights are converted to.
         """
         stored = cls(shapes(config), dtype, device)
-        prefix = "transformer." if config.model_type == "gpt2" else "model."
+        gpt2 = config.model_type == "gpt2"
+        prefix, table = ("transformer.", "transformer.wte.weight") if gpt2 else ("model.", "model.embed_tokens.weight")
+        known = {**stored.shapes, HEAD: stored.shapes[table]}
         for path in files:
             file = safe_open(path, framework="pt", device=str(device))
             for name in file.keys():  # noqa: SIM118 (not a mapping)
-                ours = name if name in stored.shapes else prefix + name  # a model without its head has no prefix
-                if stored.shapes.get(ours) == tuple(file.get_slice(name).get_shape()):
+                ours = name if name in known else prefix + name  # a model without its head has no prefix
+                if ours in known and known[ours] != tuple(file.get_slice(name).get_shape()):
+                    return None
+                if ours in known:
                     stored._files[ours] = file, name
+        if HEAD not in stored.shapes and HEAD in stored._files:
+            if table not in stored._files:
+                stored._files[table] = stored._files.pop(HEAD)
+            elif torch.equal(stored[table], stored[HEAD]):
+                del stored._files[HEAD], stored._kept[HEAD]
+            else:
+                stored.shapes = known
         return stored if stored._files.keys() == stored.shapes.keys() else None
 
     def __getitem__(self, name: str) -> Tensor:

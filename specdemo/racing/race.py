@@ -36,6 +36,18 @@ def check_drafter(loaded: Loaded, drafter: str) -> None:
         raise BadInput(f"The drafter {drafter} cannot be used here: {reason}.")
 
 
+def check_fits(loaded: Loaded, prompt_tokens: int, settings: Settings, *drafters: str) -> None:
+    """Refuse a run that does not fit in the context of the target, or in that of a drafter.
+
+    Raises:
+        BadInput: as `check_room` does.
+    """
+    check_room(prompt_tokens, settings, loaded.context)
+    for drafter in drafters:
+        if (limit := drafter_class(drafter).context_limit(loaded.parts)) is not None:
+            check_room(prompt_tokens, settings, limit, f" of the draft model {loaded.parts.draft_name}")
+
+
 def check_rule(drafter: str, settings: Settings) -> None:
     """Refuse a tree by a drafter of chains, and K = auto with rejection sampling.
 
@@ -77,7 +89,7 @@ def start(
     """
     check_drafter(loaded, drafter)
     check_rule(drafter, settings)
-    check_room(len(prompt_ids), settings, loaded.context)
+    check_fits(loaded, len(prompt_ids), settings, drafter)
     if drafter == "none":
         settings = replace(settings, k=0)
     costs = costs_of(loaded, settings)
@@ -130,7 +142,8 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
         head = loaded.parts.head_files.get(drafter)
         drafts = TRIED_DRAFTS if head and head.is_dir() else 0
         prompt_ids = prompt_ids[-TRIED_TOKENS:]
-        new_tokens = min(TRIED_TOKENS, loaded.context - len(prompt_ids))
+        limit = drafter_class(drafter).context_limit(loaded.parts) or loaded.context
+        new_tokens = min(TRIED_TOKENS, min(limit, loaded.context) - len(prompt_ids))
         for k, tree in TRIED[: 4 if settings.tree else 2]:
             short = replace(settings, k=k, tree=tree, max_new_tokens=new_tokens, stop=())
             run = decode_loaded(loaded, drafter, prompt_ids, rule_for(short), costs)
@@ -165,7 +178,7 @@ def race(
     for name, lane in drafted.items():  # before one of them takes memory
         check_drafter(loaded, lane.drafter)
         check_rule(lane.drafter, rules[name].settings)
-    check_room(len(prompt_ids), settings, loaded.context)
+    check_fits(loaded, len(prompt_ids), settings, *(lane.drafter for lane in drafted.values()))
     target, *_ = loaded.token_bytes
     drafting = [sum(loaded.token_bytes) if lane.drafter == "draft-model" else target for lane in drafted.values()]
     check_caches([target, *drafting], len(prompt_ids) + settings.max_new_tokens, loaded.device)

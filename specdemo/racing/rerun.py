@@ -11,14 +11,14 @@ from typing import Any
 
 from ..decoding import noise
 from ..decoding.events import Event, Prefilled, Round, branches, emitted_tokens
-from ..decoding.loop import check_room, rule_for
+from ..decoding.loop import rule_for
 from ..drafters.names import drafter_class
 from ..models.loaded import Loaded
 from ..types import AUTO, BadInput, Settings
 from .asked import PLAIN, DraftedLane
 from .compare import first_difference
 from .lanes import race_lanes
-from .race import check_drafter, decode_loaded, lanes_of
+from .race import check_drafter, check_fits, decode_loaded, lanes_of
 from .trace import Entry, environment_of, request_of
 
 
@@ -40,7 +40,7 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
     if asked.settings.temperature > 0 and versions != {noise.VERSION}:
         raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")
     prompt_ids = loaded.encode(asked.prompt, asked.raw)
-    check_room(len(prompt_ids), asked.settings, loaded.context)
+    check_fits(loaded, len(prompt_ids), asked.settings, *(lane.drafter for lane in lanes.values()))
     runs, rules = {}, {}
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
@@ -114,5 +114,5 @@ def differences(recorded: Sequence[Entry], entries: Sequence[Entry]) -> dict[str
 def other_environment(loaded: Loaded, header: dict[str, Any]) -> list[str]:
     """What decides the last bits of logits and was another when a trace was recorded, "dtype float32" say."""
     then, now = environment_of(header), loaded.environment()
-    names = ("engine", "exact_rows", "dtype", "weights_dtype", "device_name", "torch")
+    names = ("engine", "exact_rows", "exact_tree_rows", "dtype", "weights_dtype", "device_name", "torch")
     return [f"{name} {then[name]}" for name in names if name in then and then[name] != now[name]]

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..decoding.events import Round, branches
-from ..decoding.loop import check_room
 from ..models.loaded import Loaded
-from ..racing.race import SPECULATIVE, check_drafter, start
+from ..racing.race import SPECULATIVE, check_drafter, check_fits, start
 from ..racing.text import LaneText
 from ..racing.trace import Entry
 from ..types import BadInput, DraftOutcome, Settings
@@ -105,7 +104,7 @@ def domains(
     check_drafter(loaded, drafter)
     prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in prompts}
     for ids in prompt_ids.values():
-        check_room(len(ids), settings, loaded.context)
+        check_fits(loaded, len(ids), settings, drafter)
     for prompt in prompts:
         text = LaneText(loaded.tokenizer, prompt_ids[prompt.id], loaded.eos_ids)
         with closing(start(loaded, drafter, prompt_ids[prompt.id], settings)) as events:  # type: ignore[type-var]

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..decoding.events import emitted_tokens
-from ..decoding.loop import check_room
 from ..drafters.names import DRAFTERS
 from ..models.loaded import Loaded
 from ..racing.compare import compare, is_exact, is_near_tie
-from ..racing.race import check_drafter, start
+from ..racing.race import check_drafter, check_fits, start
 from ..servers.lane import gap
 from ..servers.llamacpp import LlamaCpp
 from ..types import BadInput, Settings, Token, TokenKind
@@ -70,7 +69,7 @@ def greedy(
         check_drafter(loaded, name)
     prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in prompts}
     for ids in prompt_ids.values():
-        check_room(len(ids), settings, loaded.context)
+        check_fits(loaded, len(ids), settings, *drafters)
     held = loaded.model if transformers else None  # opened once for all prompts, and freed with this  # noqa: F841
     for prompt in prompts:
         ids = prompt_ids[prompt.id]

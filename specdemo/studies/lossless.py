@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from ..decoding.events import Event, Round, emitted_tokens, places_tested
-from ..decoding.loop import check_room, rule_for
+from ..decoding.loop import rule_for
 from ..decoding.rule import Rule
 from ..decoding.sampling import probabilities
 from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
-from ..racing.race import check_drafter, start
+from ..racing.race import check_drafter, check_fits, start
 from ..types import MAX_K, MAX_NODES, MAX_SEED, BadInput, Settings, Token, TokenKind
 from .acceptance import BY_RATIO, Accepted, Tested, accepted_of, each_rule
 from .remember import Remembering, from_one_context
@@ -277,8 +277,8 @@ def sampling(
     longest = MAX_NODES if settings.tree else MAX_K
     new_tokens = 2 * (longest + 1)  # so that the end of the text shortens no draft of the first round
     settings = replace(settings, max_new_tokens=new_tokens, stop=())
-    check_room(len(context), settings, loaded.context)
     check_drafter(loaded, drafter)
+    check_fits(loaded, len(context), settings, drafter)
     make_rule(settings, broken)
     seeds = torch.Generator().manual_seed(settings.seed)
     counts: Counter[tuple[int, int]] = Counter()

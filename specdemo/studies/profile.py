@@ -10,12 +10,12 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from ..decoding.events import Prefilled, Round
-from ..decoding.loop import check_room, decode, rule_for
+from ..decoding.loop import decode, rule_for
 from ..drafters.names import drafter_class
 from ..drafters.none import NoDrafter
 from ..engines.runner import Runner
 from ..models.loaded import Loaded
-from ..racing.race import check_drafter, start
+from ..racing.race import check_drafter, check_fits, start
 from ..types import MAX_K, Settings
 from . import theory
 from .tables import grouped
@@ -55,20 +55,23 @@ def profile(
     """Time everything in turn, `repeats` times over, so that a slow minute of the machine slows all parts equally.
 
     All at temperature 0. Passes go to the full `new_tokens`, past any end of the text; drafts end with it. Close it to
-    stop. The first time round only warms up, and yields empty lists.
+    stop. The first time round only warms up, and yields empty lists. A draft model without room for that is not timed.
 
     Raises:
         BadInput: the context has no room, or a drafter cannot be used here.
     """
     longest = MAX_K + 1
     settings = Settings(k=k, max_new_tokens=max(new_tokens, longest))
-    check_room(len(prompt_ids), settings, loaded.context)
     for name in drafters:
         check_drafter(loaded, name)
+    check_fits(loaded, len(prompt_ids), settings, *drafters)
     capacity = len(prompt_ids) + settings.max_new_tokens
     for repeat in range(-1, repeats):
         measured = slice(None) if repeat >= 0 else slice(0)
         for name in _models(loaded):
+            if name == DRAFT_MODEL and capacity > (loaded.parts.draft_context or capacity):
+                yield from ([], [])
+                continue
             make = loaded.target_runner if name == TARGET else loaded.draft_runner
             yield _timed_text(name, make(capacity), prompt_ids, settings)[measured]
             yield _timed_passes(name, make(capacity), prompt_ids, longest)[measured]

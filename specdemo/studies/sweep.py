@@ -10,10 +10,9 @@ from statistics import fmean
 from typing import Any
 
 from ..decoding.events import engine_seconds
-from ..decoding.loop import check_room
 from ..models.loaded import Loaded
 from ..racing.lanes import take_turns
-from ..racing.race import PLAIN, SPECULATIVE, check_drafter, start
+from ..racing.race import PLAIN, SPECULATIVE, check_drafter, check_fits, start
 from ..racing.stats import Stats
 from ..types import MATCH, BadInput, Settings
 from .prompts import Prompt
@@ -97,7 +96,7 @@ def sweep(loaded: Loaded, plan: Plan) -> Iterator[Run]:
     for drafter, k in cases:
         check_drafter(loaded, drafter)
         for prompt, temperature, seed in texts:
-            check_room(len(prompt_ids[prompt.id]), plan.settings(k, temperature, seed), loaded.context)
+            check_fits(loaded, len(prompt_ids[prompt.id]), plan.settings(k, temperature, seed), drafter)
     for drafter, k in cases:
         short = replace(plan.settings(k, texts[0][1], 0), max_new_tokens=min(WARM_UP, plan.max_new_tokens))
         _race(loaded, drafter, prompt_ids[plan.prompts[0].id], short, False)

@@ -40,7 +40,8 @@ def serve(
     presets, notes = load_presets()
     presets = fitting_first(presets, psutil.virtual_memory().total)
     if preset is not None:
-        presets = {preset: presets.get(preset) or find_preset(preset), **presets}
+        found = presets.get(preset) or find_preset(preset)
+        presets = {found.name: found, **presets}
     if not presets:
         raise BadInput(" ".join(notes) or "There are no presets.")
     try:

@@ -131,8 +131,13 @@ def test_a_row_of_attention_is_the_same_bits_in_every_pass(cuda: torch.device) -
     assert same == 20, f"{same} of 20 passes over 17 tokens equal single ones bit by bit"
 
 
+NOT_YET = pytest.mark.xfail(strict=True, reason="so `GraphRunner.exact_tree_rows` is 0 in 16 bits")
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(dtype, marks=NOT_YET) for dtype in (torch.float16, torch.bfloat16))]
+)
 @pytest.mark.parametrize("shape", [(8, 2, 64), (6, 6, 32), (9, 3, 16)], ids=str)
 def test_a_row_of_a_tree_is_the_same_bits_as_that_of_its_chain(
     cuda: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]

@@ -162,6 +162,17 @@ def test_on_an_engine_that_is_exact_no_difference_is_a_near_tie(
     assert words in exactness(found, ask(k=k, drafter="ngram"), environment, False)["words"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "tree", "words"),
+    [(0, True, "near-tie"), (64, True, "Please report this"), (0, False, "Please report this")],
+)
+def test_the_badge_of_a_tree_goes_by_the_rows_in_which_trees_are_exact(rows: int, tree: bool, words: str) -> None:
+    environment = {"engine": "graph", "dtype": "bfloat16", "exact_rows": 17, "exact_tree_rows": rows}
+    asked = ask(k=16, drafter="ngram", tree=tree, presets=["scripted"])
+    found = outcome(9, 9, first_difference=4, margin=0.125)
+    assert words in exactness(found, asked, environment, False)["words"]
+
+
 def ask(**values: Any) -> Request:
     usual = {"prompt": "a", "preset": "scripted", "drafter": "none", "presets": ["scripted"]}
     return read_request(**{**usual, **values})

@@ -279,6 +279,20 @@ def test_every_example_prompt_has_a_recording_and_they_are_small() -> None:
     assert sum(sizes) < 1_500_000
 
 
+@pytest.mark.parametrize(("told", "words"), [({}, "near-tie"), ({"exact_tree_rows": 64}, "Please report this")])
+def test_the_badge_of_a_tree_on_a_gpu_says_near_tie_unless_its_trace_tells_that_trees_are_exact(
+    told: dict[str, int], words: str
+) -> None:
+    header, entries = read_trace(lines_of("code-5-eagle-tree"))
+    header["environment"] = {"engine": "graph", "exact_rows": 17, "dtype": "bfloat16", **told}
+    at = [place for place, entry in enumerate(entries) if entry.lane == SPECULATIVE][2]
+    event = entries[at].event
+    assert isinstance(event, Round)
+    parted = replace(event.emitted[0], id=event.emitted[0].id + 1, margin=0.125)
+    entries[at] = replace(entries[at], event=replace(event, emitted=(parted, *event.emitted[1:])))
+    assert words in playable(header, entries)["end"]["exactness"]["words"]
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_recording_can_be_played(name: str) -> None:
     header, entries = read_trace(lines_of(name))

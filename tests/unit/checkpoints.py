@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from gguf import GGUFWriter
+from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GPT2Config,
@@ -23,10 +26,15 @@ from transformers import (
 )
 
 from specdemo.drafters.heads.files import save_head
+from specdemo.engines import choose, linear, ops
+from specdemo.engines.cpu.library import library_for
+from specdemo.engines.gpu.graph import GraphRunner, Graphs
+from specdemo.models import weights
+from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import Preset
 from specdemo.models.sources import Folder, Source, Wheel
 
-from .toys import ngram_file, untrained_heads
+from .toys import ngram_file, recorded, untrained_heads
 
 CHATML = (
     "{% for message in messages %}"
@@ -87,11 +95,19 @@ def tiny(kind: str, vocab_size: int, seed: int = 0, **more: Any) -> PreTrainedMo
     }
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.2}
     if kind == "gpt2":
-        gpt2 = GPT2Config(vocab_size=vocab_size, n_embd=32, n_layer=2, n_head=4, n_positions=128, **ids, **more)
-        return GPT2LMHeadModel(gpt2).eval()
+        shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+        return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, **{**shape, **ids, **more})).eval()
     if kind == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(vocab_size=vocab_size, head_dim=8, **{**ids, **sizes, **more})).eval()
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **{**ids, **sizes, **more})).eval()
+
+
+def rounded(model: PreTrainedModel) -> PreTrainedModel:
+    """The same, with weights that bfloat16 holds."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(weight.bfloat16())
+    return model
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
@@ -106,6 +122,23 @@ def preset_of(target: Source | Path, draft: Source | Path | None = None, **more:
     target = Folder(target) if isinstance(target, Path) else target
     draft = Folder(draft) if isinstance(draft, Path) else draft
     return Preset("toy", "Toy", "A preset of the tests.", target, draft, **more)
+
+
+ENGINES = ("native", "fused", "graph", "eager")
+
+
+def load_by(engine: str, target: Source | Path, patch: pytest.MonkeyPatch, **more: Any) -> Loaded:
+    """A target in float32 on the CPU, run by an engine that would perhaps not be chosen; graphs are recorded calls."""
+    if engine == "native" and library_for(torch.float32) is None:
+        pytest.skip("no gcc, or a CPU that the library is not for")
+    if engine in ("fused", "graph"):
+        for module in (linear, weights):
+            patch.setattr(module, "library_for", lambda dtype: None)
+    if engine == "graph":
+        patch.setattr(choose, "_on_cpu", lambda model: ("graph", partial(GraphRunner, Graphs(model, ops, recorded, 1))))
+    loaded = load(preset_of(target, **more), "float32", "cpu", eager=engine == "eager")
+    assert loaded.engine == engine
+    return loaded
 
 
 def full_preset(folder: Path) -> Preset:
@@ -124,34 +157,75 @@ def full_preset(folder: Path) -> Preset:
     return preset_of(*folders, ngram_table=ngram_file(folder, len(tokenizer)), skip_layers=1, heads=files)
 
 
-def write_gguf(path: Path) -> PreTrainedModel:
-    """A tiny Llama with its tokenizer as a GGUF file in float32; returns the model that was written."""
-    tokenizer = make_tokenizer()
-    vocab = tokenizer.get_vocab()
+ARCHITECTURES = {"gemma3_text": "gemma3"}  # as llama.cpp calls them, where transformers does not
+
+
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel | None = None,
+    header: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, torch.Tensor | None] | None = None,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+) -> PreTrainedModel:
+    """A tiny model, if none is given a Llama, with a tokenizer as a GGUF file in float32; returns the model.
+
+    Args:
+        header: further fields that begin with the architecture's name, which is left out here.
+        tensors: further ones, or those to be left out (None), by llama.cpp's names.
+    """
+    tokenizer = tokenizer or make_tokenizer()
+    vocab, added = tokenizer.get_vocab(), tokenizer.added_tokens_encoder
     core = tokenizer.backend_tokenizer
-    model = tiny("llama", len(vocab), tie_word_embeddings=False)
-    config = model.config
-    writer = GGUFWriter(path, "llama")
+    model = model or tiny("llama", len(vocab), tie_word_embeddings=False)
+    config: Any = model.config
+    kind = ARCHITECTURES.get(config.model_type, config.model_type)
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer = GGUFWriter(path, kind)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    for name, add in (
+        ("rms_norm_eps", writer.add_layer_norm_rms_eps),
+        ("layer_norm_eps", writer.add_layer_norm_eps),
+        ("norm_epsilon", writer.add_layer_norm_eps),
+        ("norm_eps", writer.add_layer_norm_eps),
+        ("sliding_window", writer.add_sliding_window),
+    ):
+        if (value := getattr(config, name, None)) is not None:
+            add(value)
+    fields = {"rope.dimension_count": width, **(header or {})}
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in fields.items():
+        kinds.get(type(value), writer.add_array)(f"{kind}.{key}", value)
     writer.add_vocab_size(len(vocab))
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(sorted(vocab, key=vocab.__getitem__))
-    writer.add_token_types([3 if token in SPECIALS else 1 for token in sorted(vocab, key=vocab.__getitem__)])
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    writer.add_token_list(tokens)
+    writer.add_token_types(  # control, user defined, normal
+        [3 if token in SPECIALS else 4 if token in added else 1 for token in tokens]
+    )
     writer.add_token_merges([" ".join(pair) for pair in merges_of(core)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_pad_token_id(2)
-    writer.add_chat_template(CHATML)
-    for name, weight in model.state_dict().items():
-        writer.add_tensor(gguf_name(name), gguf_weight(name, weight, config).contiguous().numpy())
+    writer.add_chat_template(str(tokenizer.chat_template))
+    names = get_tensor_name_map(
+        next(one for one, name in MODEL_ARCH_NAMES.items() if name == kind), config.num_hidden_layers
+    )
+    weights = {
+        str(names.get_name(name, (".weight", ".bias"))): gguf_weight(name, weight, config)
+        for name, weight in model.state_dict().items()
+        if not (name == "lm_head.weight" and config.tie_word_embeddings)
+    }
+    for name, weight in {**weights, **(tensors or {})}.items():
+        if weight is not None:
+            writer.add_tensor(name, weight.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -165,34 +239,16 @@ def merges_of(core: Tokenizer) -> list[tuple[str, str]]:
 
 
 def gguf_weight(name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
-    """GGUF interleaves the two halves that rotary positions turn; everything else is stored as it is."""
+    """GGUF interleaves the two halves that rotary positions turn in a Llama, and stores norms by what they multiply."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for part, count in heads.items():
-        if part in name:
+        if part in name and config.model_type == "llama":
             return weight.view(count, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
-    return weight
-
-
-def gguf_name(name: str) -> str:
-    """llama.cpp's name of a weight of a transformers Llama."""
-    renamed = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "model.layers": "blk",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "post_attention_layernorm": "ffn_norm",
-        "input_layernorm": "attn_norm",
-    }
-    for ours, theirs in renamed.items():
-        name = name.replace(ours, theirs)
-    return name
+    return (
+        weight + 1
+        if name.endswith("norm.weight") and config.model_type in ("gemma2", "gemma3_text", "nemotron")
+        else weight
+    )
 
 
 def write_wheel(folder: Path, gguf: Path, package: str = "tiny-weights") -> Wheel:

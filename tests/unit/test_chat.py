@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
+from tokenizers import processors
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from specdemo.models import chat
 from specdemo.models.loaded import load
-from specdemo.models.presets import find_preset
+from specdemo.models.presets import Defaults, find_preset
+from specdemo.models.report import report_on
+from specdemo.models.sources import Gguf
+from specdemo.models.store import LoadError
 from specdemo.types import BadInput
 
-from .checkpoints import CHATML, make_tokenizer, spaced_tokenizer
+from ..conftest import Command
+from .checkpoints import CHATML, make_tokenizer, preset_of, save, spaced_tokenizer, tiny, write_gguf
 
 TRIMMED = CHATML.replace("message['content']", "message['content'] | trim")
 DEPENDENT = CHATML.replace("message['content']", "(message['content'] if 'cat' in message['content'] else 'no cats')")
+PARTS = CHATML.replace(
+    "+ message['content'] + '<|im_end|>' + '\n' }}",
+    "}}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{{ '<|im_end|>' + '\n' }}",
+)
+ROLES = (  # as DeepSeek has them
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|User|>' + message['content'] }}"
+    "{% else %}{{ '<|Assistant|>' + message['content'] + '<|im_end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|Assistant|>' }}{% endif %}"
+)
+BUILT = CHATML.replace("'<|im_start|>' + message['role'] + '\n'", "'<|' + message['role'].title() + '|>'")
+WORDS = "<think>", "<|Tool|>", "  ", "cat", "user"  # added tokens that no template here takes for a marker
 BYTES, SPACED = make_tokenizer(), spaced_tokenizer()
 TRIMMING, DEPENDING = make_tokenizer(template=TRIMMED), make_tokenizer(template=DEPENDENT)
+ROLE_NAMES = ["<|User|>", "<|Assistant|>"]
 SPECIAL_NAMES = ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "</s>", "<s>", "<unk>"]
 ODDITIES = ["<|im_", "end|>", "<", "|", ">", "{{ x }}", "${x}", "{% raw %}", "[INST]", "<img src=x onerror=alert(1)>"]
 ODDITIES += ["\u202e", "\u200d", "👨‍👩‍👧", "é", "▁", "\n", "\n\n", "\t", " ", "  ", "the cat", "12", "\x00"]
@@ -41,9 +62,10 @@ def unreadable(tokenizer: PreTrainedTokenizerFast, text: str) -> bool:
     """Whether some of its characters are unknown; then checks that they are refused."""
     if tokenizer.unk_token_id not in tokenizer.encode(text, split_special_tokens=True):
         return False
-    for raw in (True, False):
-        with pytest.raises(BadInput, match="cannot read some of these characters"):
-            chat.encode(tokenizer, text, raw)
+    for raw, whole in ((True, text), (False, rendered(tokenizer, text))):  # a template may strip a line break
+        if tokenizer.unk_token_id in tokenizer.encode(whole, split_special_tokens=True):
+            with pytest.raises(BadInput, match="cannot read some of these characters"):
+                chat.encode(tokenizer, text, raw)
     return True
 
 
@@ -60,7 +82,8 @@ def read(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
 def test_ordinary_text_gets_the_ids_of_the_plain_path(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     if not text.strip() or any(name in text for name in SPECIAL_NAMES) or unreadable(tokenizer, text):
         return
-    assert chat.encode(tokenizer, text) == plain_ids(tokenizer, text)
+    if tokenizer is not DEPENDING or "cat" in text:
+        assert chat.encode(tokenizer, text) == plain_ids(tokenizer, text)
     assert chat.encode(tokenizer, text, raw=True) == tokenizer.encode(text)
 
 
@@ -113,6 +136,31 @@ def test_characters_that_would_be_lost_are_refused_by_name() -> None:
         chat.encode(SPACED, "".join(chr(ord(letter) + 0xFEE0) for letter in "abcdefghi"))
 
 
+def test_a_first_token_that_is_also_the_unknown_one_is_no_unknown_character() -> None:
+    """As OPT has it: every text begins with `</s>`, which stands for what is unknown as well."""
+    tokenizer = begun(make_tokenizer(template=None), "<|endoftext|>")
+    assert chat.encode(tokenizer, "the cat sat") == [0, *BYTES.encode("the cat sat")]
+    assert chat.encode(tokenizer, "<|endoftext|>") == [0, *BYTES.encode("<|endoftext|>", split_special_tokens=True)]
+    with pytest.raises(BadInput, match=r"some of these characters: 'é'\. Leave"):
+        chat.encode(begun(spaced_tokenizer(), "<unk>"), "café", raw=True)
+
+
+def begun(tokenizer: PreTrainedTokenizerFast, first: str, last: str = "") -> PreTrainedTokenizerFast:
+    """The same, with a token before every text, and perhaps one after it."""
+    parts = [(name, tokenizer.convert_tokens_to_ids(name)) for name in (first, last) if name]
+    single = " ".join(part for part in (first, "$A", last) if part)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=parts)
+    return tokenizer
+
+
+def test_a_text_to_go_on_with_is_not_ended() -> None:
+    """Some tokenizers put their last token after every text."""
+    tokenizer = begun(make_tokenizer(), "<|im_start|>", "<|im_end|>")
+    words = BYTES.encode("the cat <|im_end|>", split_special_tokens=True)
+    assert chat.encode(tokenizer, "the cat <|im_end|>", raw=True) == [1, *words]
+    assert chat.encode(tokenizer, "the cat") == plain_ids(BYTES, "the cat")
+
+
 def test_a_model_without_a_template_reads_the_text_as_it_is() -> None:
     assert chat.encode(make_tokenizer(template=None), " Hello \n") == BYTES.encode(" Hello \n")
 
@@ -134,6 +182,170 @@ def test_the_token_that_ends_a_turn() -> None:
     assert chat.end_of_turn(make_tokenizer(template=refuses), {}) is None
     plain_ends = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
     assert chat.end_of_turn(make_tokenizer(template=plain_ends), {}) is None
+    assert chat.end_of_turn(make_tokenizer(template=PARTS), {}) == 2
+    assert chat.end_of_turn(make_tokenizer(template=DROPS), {}) is None
+
+
+# Templates and what they do with the words ---------------------------------------------------------------------
+
+DROPS = CHATML.replace("message['content']", "(message['words'] or '')")
+FAILS = {
+    "it raises": ("{{ raise_exception('Only system prompts.') }}", "fails: Only system prompts"),
+    "its syntax": ("{% for message in %}", "fails: "),
+    "another type": ("{{ 1 + messages[0]['content'] }}", "fails: unsupported operand"),
+    "no template is the default": (
+        {"tool_use": CHATML},
+        "fails: This model has multiple chat templates with no default",
+    ),
+    "no words": (DROPS, "leaves the prompt out"),
+}
+RAW_TEXT = "Raw text (--raw, or raw = true in a preset) does without it."
+
+
+@given(any_texts)
+def test_a_template_that_loops_over_parts_gets_parts(text: str) -> None:
+    if text.strip():
+        assert chat.encode(make_tokenizer(template=PARTS), text) == chat.encode(BYTES, text)
+
+
+@pytest.mark.parametrize("prompt", ["Hi", "user", "a", "?", "<|im_start|>", "assistant\n"])
+def test_a_prompt_that_the_template_drops_is_refused(prompt: str) -> None:
+    """Also one of words that the template has anyway."""
+    with pytest.raises(BadInput, match="The chat template of this model leaves the prompt out"):
+        chat.encode(make_tokenizer(template=DROPS), prompt)
+    with pytest.raises(BadInput, match="leaves the prompt out"):
+        chat.encode(DEPENDING, prompt)
+
+
+def test_a_template_may_change_a_prompt() -> None:
+    lower = make_tokenizer(template=CHATML.replace("['content']", "['content'] | lower"))
+    assert chat.encode(lower, "The CAT <|IM_END|>") == chat.encode(BYTES, "the cat <|im_end|>")
+    switch = make_tokenizer(template=CHATML.replace("['content']", "['content'].replace('/no_think', '')"))
+    assert chat.encode(switch, "the cat /no_think") == chat.encode(BYTES, "the cat ")
+    with pytest.raises(BadInput, match="leaves the prompt out"):
+        chat.encode(switch, "/no_think")
+    cats = chat.encode(DEPENDING, "the cat <|im_end|> sat")
+    assert read(DEPENDING, cats) == rendered(BYTES, "the cat <|im_end|> sat")
+    assert special_of(DEPENDING, cats) == special_of(BYTES, plain_ids(BYTES, "hello"))
+
+
+@pytest.mark.parametrize(("template", "words"), FAILS.values(), ids=FAILS.keys())
+def test_a_template_that_fails_is_one_sentence(template: Any, words: str, tmp_path: Path, command: Command) -> None:
+    tokenizer = make_tokenizer(template=template)
+    with pytest.raises(BadInput, match=words) as caught:
+        chat.encode(tokenizer, "the cat")
+    assert "\n" not in str(caught.value)
+    assert chat.encode(tokenizer, "the cat", raw=True) == BYTES.encode("the cat")
+    folder = save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "model")
+    (folder / "model.safetensors").rename(tmp_path / "away")  # it is said before weights are read
+    for look in (load, report_on):
+        with pytest.raises(LoadError, match=words):
+            look(preset_of(folder), "float32", "cpu")
+    (tmp_path / "away").rename(folder / "model.safetensors")
+    named = ["--target", str(folder), "--prompt", "the cat", "--max-new-tokens", "2"]
+    status, out, err = command("generate", *named)
+    assert (status, out) == (2, "")
+    assert f"specdemo: {folder} cannot be used. The chat template of this model {words}" in err
+    assert err.endswith(f"{RAW_TEXT}\n")
+    assert command("generate", *named, "--raw")[0] == 0
+    load(preset_of(folder, defaults=Defaults(raw=True)), "float32", "cpu").release()
+
+
+def test_a_template_that_fails_for_some_prompts_fails_at_them(tmp_path: Path, command: Command) -> None:
+    refuses = "{% if 'dog' in messages[0]['content'] %}{{ raise_exception('No dogs.') }}{% endif %}"
+    folder = save(tiny("llama", len(BYTES)), make_tokenizer(template=refuses + CHATML), tmp_path / "model")
+    named = ["race", "--target", str(folder), "--max-new-tokens", "2", "--prompt"]
+    assert command(*named, "the cat")[0] == 0
+    status, _, err = command(*named, "the dog")
+    assert status == 2
+    assert err.endswith(f"specdemo: The chat template of this model fails: No dogs. {RAW_TEXT}\n")
+
+
+# Tokens that are not flagged as special ------------------------------------------------------------------------
+
+
+def with_roles(template: str) -> PreTrainedTokenizerFast:
+    tokenizer = make_tokenizer(template=template)
+    tokenizer.add_tokens([AddedToken(name, special=False, normalized=False) for name in (*ROLE_NAMES, *WORDS)])
+    return tokenizer
+
+
+ROLES_KEPT = {"written": with_roles(ROLES), "built": with_roles(BUILT), "parts": with_roles(PARTS + "<|User|>")}
+
+
+@given(st.lists(st.sampled_from([*ROLE_NAMES, *SPECIAL_NAMES, *WORDS, *ODDITIES]), max_size=8).map("".join))
+@pytest.mark.parametrize("kind", ["written", "built"])
+def test_typed_roles_are_text_and_other_added_words_are_themselves(kind: str, text: str) -> None:
+    if not text.strip():
+        return
+    tokenizer = ROLES_KEPT[kind]
+    roles = set(tokenizer.convert_tokens_to_ids(ROLE_NAMES))
+    ids, raw = chat.encode(tokenizer, text), chat.encode(tokenizer, text, raw=True)
+    assert [i for i in ids if i in roles] == [i for i in plain_ids(tokenizer, "hello") if i in roles]
+    assert not roles & {*raw}
+    assert (read(tokenizer, ids), read(tokenizer, raw)) == (rendered(tokenizer, text), text)
+    if not any(name in text for name in (*ROLE_NAMES, *SPECIAL_NAMES)):
+        assert (ids, raw) == (plain_ids(tokenizer, text), tokenizer.encode(text))
+
+
+def test_a_typed_role_is_text_in_each_of_its_forms() -> None:
+    tokenizer = ROLES_KEPT["written"]
+    user, assistant = tokenizer.convert_tokens_to_ids(ROLE_NAMES)
+    ids = chat.encode(tokenizer, "hi<|Assistant|>ok <think>")
+    middle = [*BYTES.encode("hi<|Assistant|>ok "), tokenizer.convert_tokens_to_ids("<think>")]
+    assert ids == [user, *middle, assistant]
+    for other in ROLES_KEPT.values():
+        assert chat.encode(other, "<|User|>", raw=True) == BYTES.encode("<|User|>")
+    respelled = with_roles(ROLES.replace("'] }}", "'].replace('user', 'User') }}"))
+    assert chat.encode(respelled, "<|user|>") == [user, *BYTES.encode("<|User|>"), assistant]
+    assert chat.encode(with_roles(CHATML), "<|User|>", raw=True) == [user]  # a word like others for this template
+    listed = with_roles(CHATML)
+    listed.chat_control_tokens = ["<|User|>"]
+    assert chat.encode(listed, "<|User|>", raw=True) == BYTES.encode("<|User|>")
+
+
+def test_a_typed_role_of_a_gguf_file_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
+    tokenizer = with_roles(ROLES)
+    write_gguf(tmp_path / "tiny.gguf", tokenizer=tokenizer)
+    loaded = load(preset_of(Gguf(str(tmp_path / "tiny.gguf"))), "float32", "cpu")
+    user, assistant, think = tokenizer.convert_tokens_to_ids([*ROLE_NAMES, "<think>"])
+    assert loaded.encode("hi<|Assistant|>ok <think>") == [user, *BYTES.encode("hi<|Assistant|>ok "), think, assistant]
+    loaded.release()
+
+
+# Tokens without an embedding -----------------------------------------------------------------------------------
+
+
+def test_a_token_without_an_embedding_is_refused_by_name(tmp_path: Path, command: Command) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["<tool>"])
+    folder = save(tiny("llama", len(BYTES)), tokenizer, tmp_path / "model")
+    loaded = load(preset_of(folder), "float32", "cpu")
+    assert loaded.encode("the cat") == plain_ids(BYTES, "the cat")
+    for raw in (True, False):
+        with pytest.raises(BadInput, match=r"cannot read the token '<tool>': it has no embedding for it\."):
+            loaded.encode("the <tool>", raw)
+    loaded.release()
+    status, _, err = command("race", "--target", str(folder), "--prompt", "a <tool>")
+    assert status == 2
+    assert err.endswith("specdemo: This model cannot read the token '<tool>': it has no embedding for it.\n")
+
+
+@pytest.mark.parametrize("where", ["template", "tokenizer"])
+def test_a_token_without_an_embedding_in_every_prompt_is_refused_at_load(tmp_path: Path, where: str) -> None:
+    tokenizer = make_tokenizer(template="<turn>" + CHATML if where == "template" else None)
+    tokenizer.add_tokens(["<turn>"], special_tokens=True)
+    if where == "tokenizer":
+        begun(tokenizer, "<turn>")
+    folder = save(tiny("llama", len(BYTES)), tokenizer, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    said = (
+        rf"model cannot be used\. Its (chat )?{where} puts the token '<turn>' into every prompt, but the model has no"
+    )
+    for look in (load, report_on):
+        with pytest.raises(LoadError, match=said):
+            look(preset_of(folder), "float32", "cpu")
 
 
 # The real model --------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
+from specdemo.models.converted import LAYOUT
 from specdemo.models.loaded import load
 from specdemo.models.presets import Hub, Preset
 from specdemo.models.store import LoadError
@@ -156,7 +157,10 @@ def asking(endpoint: str, home: Path) -> Iterator[Callable[[str], Answer]]:
 WHILE_IT_ANSWERS = (
     *(
         f"look someone/{name}"
-        for name in ("tiny", "tiny:tiny.gguf", "absent:x.gguf", "tiny:other.gguf", "pickled:x.gguf")
+        for name in (
+            *("tiny", "tiny:tiny.gguf", "absent:x.gguf", "tiny:other.gguf", "pickled:x.gguf"),
+            "tiny:dynamic.gguf",
+        )
     ),
     *(f"held someone/{name}" for name in ("tiny", "tiny:tiny.gguf")),
     *(
@@ -174,6 +178,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     folder = save(tiny("llama", len(tokenizer)), tokenizer, home / "tiny")
     plain = save(tiny("llama", len(tokenizer)), tokenizer, home / "plain")
     write_gguf(folder / "tiny.gguf")
+    write_gguf(folder / "dynamic.gguf", header={"rope.scaling.type": "dynamic"})
     head = published.write(home / "head", *published.eagle3(61), pickle=True)
     folders = {"someone/tiny": folder, "someone/plain": plain, "someone/head": head}
     handler = type("Handler", (Handler,), {"folders": folders, "taken": taken})
@@ -193,7 +198,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 
 def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: SimpleNamespace) -> None:
-    whole, file, absent, no_file, pickled = [answer for asked, answer in hub.told.items() if asked.startswith("look")]
+    whole, file, absent, no_file, pickled, dynamic = [
+        answer for asked, answer in hub.told.items() if asked.startswith("look")
+    ]
     assert isinstance(whole, dict), whole
     assert whole["download"] == (hub.folder / "model.safetensors").stat().st_size
     assert file["download"] == (hub.folder / "tiny.gguf").stat().st_size
@@ -202,7 +209,11 @@ def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: Sim
     assert (whole["engine"], whole["weights"]) == (file["engine"], file["weights"])
     assert str(absent).startswith("LoadError: There is no model someone/absent on the hub")
     assert pickled == "LoadError: There is no file x.gguf in someone/pickled on the hub. Its GGUF files: none."
-    assert str(no_file).endswith("Its GGUF files: tiny.gguf.")
+    assert str(no_file).endswith("Its GGUF files: dynamic.gguf, tiny.gguf.")
+    assert dynamic == (
+        "LoadError: someone/tiny:dynamic.gguf cannot be run here, because its rotary embedding is not known: "
+        "llama.rope.scaling.type is dynamic."
+    )
     weights, last_look = (
         [at for at, path in enumerate(hub.taken) if part in path] for part in (".safetensors", "someone/pickled")
     )
@@ -212,7 +223,7 @@ def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: Sim
 def test_models_of_the_hub_load_by_name(hub: SimpleNamespace) -> None:
     loaded = [hub.told[f"held someone/{name}"] for name in ("tiny", "tiny:tiny.gguf")]
     assert loaded == [hub.told["look someone/tiny"]["weights"]] * 2
-    assert (hub.home / "own" / f"tiny-{sha256(hub.folder / 'tiny.gguf')[:12]}-v1").is_dir()  # converted once
+    assert (hub.home / "own" / f"tiny-{sha256(hub.folder / 'tiny.gguf')[:12]}-v{LAYOUT}").is_dir()  # converted once
 
 
 def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(hub: SimpleNamespace) -> None:

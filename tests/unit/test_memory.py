@@ -126,7 +126,7 @@ def logits(loaded: Loaded) -> Tensor:
     return torch.cat([runner.prefill(PROMPT), runner.forward([1, 2])])
 
 
-@pytest.mark.parametrize("kind", ["sharded", "without its head", "with a head that is not used"])
+@pytest.mark.parametrize("kind", ["sharded", "without its head"])
 def test_every_form_of_a_checkpoint_is_read(
     kind: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, opened: Opened
 ) -> None:
@@ -137,16 +137,10 @@ def test_every_form_of_a_checkpoint_is_read(
         (folder / "model.safetensors").unlink()
         model.save_pretrained(folder, max_shard_size="20KB")
         assert len(list(folder.glob("*.safetensors"))) > 2
-    elif kind == "without its head":
+    else:
         bare: GPT2Model = model.transformer
         bare.save_pretrained(folder)  # its weights are called h.0. ..., not transformer.h.0. ...
         model.config.save_pretrained(folder)
-    else:
-        from safetensors.torch import load_file, save_file
-
-        weights = load_file(folder / "model.safetensors")
-        weights["lm_head.weight"] = torch.ones(len(tokenizer), 32)
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     loaded = load(preset_of(folder), "float32", "cpu")
     assert loaded.engine == cpu_engine(torch.float32)
     assert not opened
@@ -195,9 +189,9 @@ def test_quantised_weights_run_by_transformers_own_forward(
     (folder / "config.json").write_text(json.dumps(stated))
     plain = transformers.AutoModelForCausalLM.from_pretrained(pair[0])
 
-    def opened(place: str, config: Any, **options: Any) -> PreTrainedModel:
+    def opened(place: str, config: Any, **options: Any) -> tuple[PreTrainedModel, dict[str, set[str]]]:
         plain.config = config
-        return plain
+        return plain, {"missing_keys": set(), "mismatched_keys": set()}
 
     with monkeypatch.context() as patch:
         patch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", opened)

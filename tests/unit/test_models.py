@@ -13,20 +13,23 @@ import pytest
 import torch
 from transformers import BambaConfig, MambaConfig, PreTrainedTokenizerFast, T5Config
 
-from specdemo.decoding.events import emitted_tokens
+from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.models import placement as room
 from specdemo.models.errors import explain, wrap_load_errors
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import Defaults
+from specdemo.models.report import report_on
 from specdemo.models.sources import Folder, Hub
 from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
+from specdemo.system.hardware import compute_dtype
 from specdemo.types import BadInput, Settings
 from specdemo.ui.engine import facts as facts_of
 from specdemo.ui.engine import real_backend
 
 from .checkpoints import (
+    CHATML,
     make_tokenizer,
     preset_of,
     save,
@@ -95,9 +98,9 @@ def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> No
     seen: list[tuple[float | None, str]] = []
     preset = preset_of(checkpoints["qwen3"], checkpoints["gpt2"], skip_layers=1)
     loaded = load(preset, dtype="bfloat16", device="cpu", progress=lambda *stage: seen.append(stage))
-    assert loaded.model.dtype == torch.bfloat16
+    assert loaded.model.dtype == compute_dtype(torch.bfloat16, torch.device("cpu"))
     assert not loaded.model.training
-    assert loaded.context == 128  # the smaller of the two
+    assert (loaded.context, loaded.parts.draft_context) == (256, 128)
     assert loaded.eos_ids == {2}
     assert loaded.parts.skip_layers == 1
     assert loaded.weights == {
@@ -108,8 +111,10 @@ def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> No
     assert any("loading" in words and "gpt2" in words for _, words in seen)
     facts = loaded.environment()
     assert json.loads(json.dumps(facts)) == facts
-    assert (facts["device"], facts["dtype"], facts["weights_dtype"]) == ("cpu", "bfloat16", "bfloat16")
+    assert f"torch.{facts['dtype']}" == str(loaded.model.dtype)
+    assert (facts["device"], facts["weights_dtype"]) == ("cpu", "bfloat16")
     assert facts["exact_rows"] == loaded.target_runner(1).exact_rows
+    assert facts["exact_tree_rows"] == loaded.target_runner(1).exact_tree_rows
     assert facts["cpu"]
     assert facts["torch"] == torch.__version__
     assert facts["placement"] == {"cpu": 2 * sum(p.numel() for p in loaded.model.parameters())}
@@ -129,6 +134,22 @@ def test_several_stated_end_tokens_all_count(checkpoints: dict[str, Path], tmp_p
     stated = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**stated, "eos_token_id": [2, 17]}))
     assert load(preset_of(folder), device="cpu").eos_ids == {2, 17}
+
+
+@pytest.mark.parametrize("generation", [None, {}, {"eos_token_id": None}, {"temperature": 0.7}])
+def test_an_end_token_of_the_configuration_alone_ends_a_text(tmp_path: Path, generation: Any) -> None:
+    tokenizer = make_tokenizer(template=None)
+    tokenizer.eos_token = None
+    folder = save(tiny("llama", len(tokenizer), eos_token_id=17), tokenizer, tmp_path / "model")
+    path = folder / "generation_config.json"
+    path.unlink()
+    if generation is not None:
+        path.write_text(json.dumps(generation))
+    assert load(preset_of(folder), device="cpu").eos_ids == {17}
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in stated.items() if k != "eos_token_id"}))
+    defaults = frozenset() if generation else {2}  # Llama's, which nobody stated
+    assert load(preset_of(folder), device="cpu").eos_ids == defaults
 
 
 def test_the_end_of_a_turn_counts_as_an_end_token(tmp_path: Path) -> None:
@@ -198,6 +219,25 @@ def test_a_draft_model_with_another_tokenizer_drafts_by_text(checkpoints: dict[s
     assert loaded.environment()["drafts_by_text"]
     assert "the draft model has another tokenizer and drafts by text" in facts_of(loaded)
     assert loaded.context == 256  # the draft model reads the end of what is too long for it
+    assert text_of(loaded, "draft-model") == text_of(loaded, "none", k=0)
+
+
+def test_a_token_without_an_embedding_in_the_draft_model_is_not_seen_by_it(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    """Neither one of the template nor one that is typed stops it from drafting."""
+    tokenizer = make_tokenizer(template=CHATML.replace("<|im_start|>", "<turn>"))
+    tokenizer.add_tokens(["<turn>"], special_tokens=True)
+    tokenizer.add_tokens(["<tool>"])
+    save(tiny("llama", len(tokenizer)), tokenizer, tmp_path / "target")
+    save(tiny("llama", len(tokenizer) - 2), tokenizer, tmp_path / "draft")
+    preset = preset_of(tmp_path / "target", tmp_path / "draft")
+    said = "Token 299 is '<turn>' for both models, but the draft model has no embedding for it."
+    assert report_on(preset, "float32", "cpu").lines()[2].endswith(said)
+    loaded = load(preset, "float32", "cpu")
+    ids = loaded.encode("the <tool> cat")
+    run = start(loaded, "draft-model", ids, Settings(k=4, max_new_tokens=24))
+    assert sum(len(event.drafted) for event in run if isinstance(event, Round)) > 0
     assert text_of(loaded, "draft-model") == text_of(loaded, "none", k=0)
 
 

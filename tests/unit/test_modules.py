@@ -59,8 +59,10 @@ def test_a_model_that_does_not_give_logits_for_every_row_is_one_sentence() -> No
     config = AutoConfig.for_model("cpmant", vocab_size=MODEL_VOCAB, hidden_size=32, dim_head=8, dim_ff=48)
     config.num_attention_heads, config.num_hidden_layers = 4, 2
     runner = EagerRunner(AutoModelForCausalLM.from_config(config).eval(), 40)  # a load refuses it
-    with pytest.raises(BadInput, match=r"^A model of the type cpmant gives 32 rows of logits for a pass over 3 tokens"):
-        runner.prefill(TEXT[:3])
+    runner.prefill(TEXT[:3])
+    with pytest.raises(
+        BadInput, match=r"^A model of the type cpmant gives \d+ rows of logits for a pass over 3 tokens"
+    ):
         runner.forward(TEXT[3:6])
 
 

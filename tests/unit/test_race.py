@@ -364,9 +364,18 @@ def test_token_0_differs_from_no_token() -> None:
     ],
 )
 def test_which_engines_are_exact_to_the_bit(environment: dict[str, Any], drafter: str, exact: set[int | str]) -> None:
+    """Of environments that do not tell of trees, as in older traces: on a GPU those were not exact in 16 bits."""
     assert {k for k in (0, 8, 9, MAX_K, AUTO) if is_exact(environment, drafter, k)} == exact
-    trees = bool(exact) and environment["engine"] != "fused"
+    trees = bool(exact) and environment["engine"] in ("native", ["native"])
     assert {is_exact(environment, drafter, k, tree=True) for k in (1, MAX_NODES, AUTO)} == {trees}
+
+
+@pytest.mark.parametrize(("rows", "exact"), [(0, set()), (9, {1, 8, AUTO}), (MAX_NODES + 1, {1, 8, MAX_NODES, AUTO})])
+def test_trees_are_exact_up_to_the_rows_that_the_engine_tells(rows: int, exact: set[int | str]) -> None:
+    environment = {"engine": "graph", "exact_rows": MAX_K + 1, "exact_tree_rows": rows}
+    assert {k for k in (1, 8, MAX_NODES, AUTO) if is_exact(environment, "eagle", k, tree=True)} == exact
+    assert is_exact(environment, "eagle", MAX_K)
+    assert not is_exact(environment, "layer-skip", 1, tree=True)
 
 
 @pytest.mark.parametrize("rule", RULES)

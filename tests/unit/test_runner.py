@@ -259,29 +259,32 @@ def runner_with(engine: str, monkeypatch: pytest.MonkeyPatch) -> Runner:
         monkeypatch.setattr(linear, "library_for", lambda dtype: None)
         monkeypatch.setattr(linear, "can_pack", lambda dtype: can_pack(dtype) and "unpacked" not in engine)
         return FusedRunner(FusedModel.of(model, getattr(torch, engine.split()[1])), 64)
-    kernels: Any = SimpleNamespace(**vars(ops)) if engine == "graph of kernels" else ops
+    kernels: Any = SimpleNamespace(**vars(ops)) if "kernels" in engine else ops
+    model = model.to(getattr(torch, engine.rpartition(" ")[2]))
     return GraphRunner(Graphs(FusedModel.of(model), kernels, lambda work: work, 1), 64)
 
 
 @pytest.mark.parametrize(
-    ("engine", "exact_rows"),
+    ("engine", "exact_rows", "exact_tree_rows"),
     [
-        ("eager", 0),
-        ("native float32", ANY_ROWS),
-        ("native bfloat16", ANY_ROWS),
-        ("fused float32", 0),
-        ("fused bfloat16", MOST_ROWS if can_pack(torch.bfloat16) else 0),
-        ("fused bfloat16 unpacked", 0),
-        ("graph of kernels", LONGEST),
-        ("graph", 0),
+        ("eager", 0, 0),
+        ("native float32", ANY_ROWS, 64),
+        ("native bfloat16", ANY_ROWS, 64),
+        ("fused float32", 0, 0),
+        ("fused bfloat16", MOST_ROWS if can_pack(torch.bfloat16) else 0, 0),
+        ("fused bfloat16 unpacked", 0, 0),
+        ("graph of kernels float32", LONGEST, 64),
+        ("graph of kernels bfloat16", LONGEST, 0),
+        ("graph float32", 0, 0),
     ],
 )
-def test_up_to_how_many_rows_an_engine_is_exact(engine: str, exact_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_to_how_many_rows_an_engine_is_exact(
+    engine: str, exact_rows: int, exact_tree_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernels are a stand-in: what they say of themselves `test_kernels.py` checks."""
     runner = runner_with(engine, monkeypatch)
-    assert runner.exact_rows == exact_rows
-    assert runner.exact_tree_rows == (64 if exact_rows >= LONGEST else 0)
-    if engine == "graph of kernels":
+    assert (runner.exact_rows, runner.exact_tree_rows) == (exact_rows, exact_tree_rows)
+    if "kernels" in engine:
         return
     runner.prefill(TEXT)
     ids = [(7 * place + 1) % MODEL_VOCAB for place in range(min(exact_rows, MAX_K + 1))]

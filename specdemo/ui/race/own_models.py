@@ -119,7 +119,7 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNam
             return [_say("A Space keeps no presets of its visitors."), gr.skip()]
         try:
             reporting = import_quickly("specdemo.models.report")
-            saved = read_preset(reporting.save_preset(_preset(target, draft), _text(name)))
+            saved = read_preset(reporting.save_preset(_preset(target, draft), _text(name).strip()))
         except Exception as error:
             return [_say(engine.sentence(error)), gr.skip()]
         engine.add(saved)
@@ -140,13 +140,13 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNam
 
 
 def _preset(target: Any, draft: Any) -> Preset:
-    return preset_of(_text(target), _text(draft) or None)
+    return preset_of(_text(target), draft if _text(draft).strip() else None)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise BadInput("A name must be a text.")
-    return value.strip()
+    return value
 
 
 def _say(*lines: str) -> Any:

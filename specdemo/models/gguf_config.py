@@ -1,0 +1,159 @@
+"""What the header of a GGUF file says of attention, put into the configuration or refused.
+
+transformers 5.23 reads little more of it than the base of the rotary embedding, and drops the rest without a word.
+llama.cpp reads all of it: its `load_hparams`, `llama_context` and `ggml_rope_ext` have the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import log
+from typing import TYPE_CHECKING, Any
+
+from .gguf_header import Header
+from .store import LoadError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+# Tensors that divide the frequencies: those of every text, or of texts longer and not longer than the original context.
+ALWAYS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+PATTERN = "attention.sliding_window_pattern"
+FIELDS = {"freq_base", "freq_base_swa", "dimension_count", "dimension_count_swa", "scale_linear", "scaling.type"}
+FIELDS |= {"scaling.factor", "scaling.attn_factor", "scaling.original_context_length", "scaling.finetuned"}
+FIELDS |= {"scaling.yarn_ext_factor", "scaling.yarn_beta_fast", "scaling.yarn_beta_slow"}
+SAME = "attn_logit_softcapping", "final_logit_softcapping"  # fields that a configuration calls so, too
+EXPERTS = "ffn_gate_exps", "ffn_up_exps"  # in the names of tensors: two halves of one weight
+# Architectures, by llama.cpp's names:
+READ = {"lfm2", "qwen35", "qwen35moe"}  # transformers reads all but what rescales the frequencies
+PARTLY = {"phi3", "stablelm", "nemotron", "minimax-m2"}  # may rotate the first part of a head only
+TWO_ROPES = {"gemma3", "gemma4"}  # layers with a sliding window have a rotation of their own, which is not rescaled
+SLIDING = {"gemma2", "gpt-oss", *TWO_ROPES}  # have such layers
+LARGE = {"gemma2": 46, "gemma3": 62}  # how many layers those have that divide products by another width
+
+
+def check_header(name: str, header: Header) -> None:
+    """Refuse a GGUF file that would be read wrongly.
+
+    Args:
+        name: of the model, for the message.
+    Raises:
+        LoadError: naming what it lacks, or what of its header a configuration cannot express.
+    """
+    if (unknown := next(_unknown(header), None)) is not None:
+        raise LoadError(f"{name} cannot be run here, because its rotary embedding is not known: {unknown}.")
+    for tensor in header.shapes:
+        for half, other in (EXPERTS, EXPERTS[::-1]):
+            if (needed := tensor.replace(half, other)) not in header.shapes:  # transformers would take zeros
+                raise LoadError(f"{name} lacks weights: it has {tensor} and no {needed}.")
+
+
+def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], list[float]]) -> PreTrainedConfig:
+    """The configuration that transformers made of a GGUF file, with all that its header says of attention.
+
+    Args:
+        header: one that `check_header` accepts.
+        read: gives the numbers of a tensor by its name.
+    """
+    kind, stated = header.architecture, getattr(config, "rope_parameters", None)
+    if not stated or kind in READ:
+        return config
+    rope = _rope(header, read)
+    changes: dict[str, Any] = {"rope_parameters": {**stated, **rope}}
+    if kind in TWO_ROPES:
+        own = {"rope_theta": header.of_model("rope.freq_base_swa", stated["sliding_attention"]["rope_theta"])}
+        ropes = {"full_attention": rope, "sliding_attention": own}
+        changes["rope_parameters"] = {layers: {**stated[layers], **more} for layers, more in ropes.items()}
+    if LONG in header.shapes:  # Phi-3 keeps it here, too
+        changes["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
+    if (pattern := header.of_model(PATTERN)) is not None:
+        every = range(1, config.num_hidden_layers + 1)
+        slides = pattern if isinstance(pattern, list) else [not pattern or layer % pattern for layer in every]
+        changes["layer_types"] = ["sliding_attention" if one else "full_attention" for one in slides]
+    if kind in LARGE:
+        large = config.num_hidden_layers == LARGE[kind]
+        changes["query_pre_attn_scalar"] = config.hidden_size // config.num_attention_heads if large else _width(header)
+    changes |= {field: value for field in SAME if (value := header.of_model(field)) is not None}
+    return type(config).from_dict({**config.to_dict(), **changes})
+
+
+def _rope(header: Header, read: Callable[[str], list[float]]) -> dict[str, Any]:
+    """`rope_parameters`, as far as the header states them."""
+    rope: dict[str, Any] = {}
+    if base := header.of_model("rope.freq_base"):
+        rope["rope_theta"] = base
+    if header.architecture in PARTLY:
+        rope["partial_rotary_factor"] = _rotated(header) / _width(header)
+    factor, magnitude = _factor(header), header.of_model("rope.scaling.attn_factor", 1.0)
+    original = header.of_model("rope.scaling.original_context_length", header.of_model("context_length"))
+    if factor != 1 and header.of_model("rope.scaling.type") == "yarn":
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        if magnitude != 1:
+            rope["attention_factor"] = magnitude * (1 + 0.1 * max(log(factor), 0.0))
+        for beta in ("beta_fast", "beta_slow"):
+            if value := header.of_model(f"rope.scaling.yarn_{beta}"):
+                rope[beta] = value
+    elif factor != 1:
+        rope |= {"rope_type": "linear", "factor": factor}
+    elif ALWAYS in header.shapes and header.architecture == "gemma4":  # divides by 1e30 what is not rotated
+        kept = [divisor < 1e9 for divisor in read(ALWAYS)]
+        rope |= {"rope_type": "proportional", "partial_rotary_factor": sum(kept) / len(kept)}
+    elif {ALWAYS, LONG} & header.shapes.keys():
+        long, short = (LONG, SHORT) if LONG in header.shapes else (ALWAYS, ALWAYS)
+        rope |= {"rope_type": "longrope", "factor": 1.0, "long_factor": read(long), "short_factor": read(short)}
+        rope |= {"attention_factor": magnitude, "original_max_position_embeddings": original}
+    return rope
+
+
+def _unknown(header: Header) -> Iterator[str]:
+    """What the header says of the rotary embedding that neither transformers nor `_rope` can express."""
+    kind, start = header.architecture, f"{header.architecture}.rope."
+    said = {key.removeprefix(start): value for key, value in header.fields.items() if key.startswith(start)}
+    tensors = {tensor for tensor in header.shapes if "rope_f" in tensor}
+    scaling, factor, base = said.get("scaling.type", "linear"), _factor(header), said.get("freq_base")
+    scaled = factor != 1 and (bool(tensors) or kind in {*READ, "phi3"})
+    wrong = {field: field not in FIELDS for field in said}
+    wrong["dimension_sections"] = kind not in READ
+    wrong["freq_base_swa"] = kind not in TWO_ROPES and said.get("freq_base_swa", base) != base
+    width, rotated = _width(header), _rotated(header)
+    as_computed = int(width * (rotated / width)) if kind in PARTLY and width else width
+    wrong["dimension_count"] = kind not in READ and rotated != as_computed
+    own = header.of_model("attention.key_length_swa", width)
+    wrong["dimension_count_swa"] = said.get("dimension_count_swa", own) != own
+    wrong["scale_linear"] = wrong["scaling.factor"] = scaled
+    known = {"none", "linear", "yarn", *(["longrope"] if LONG in tensors else [])}
+    wrong["scaling.type"] = scaling not in known
+    wrong["scaling.yarn_ext_factor"] = said.get("scaling.yarn_ext_factor", 1) != 1
+    multiplies = LONG in tensors or (scaling == "yarn" and factor != 1)
+    wrong["scaling.attn_factor"] = said.get("scaling.attn_factor", 1) != 1 and not multiplies
+    for field, value in said.items():
+        if wrong[field]:
+            yield f"{start}{field} is {value}"
+    if header.of_model(PATTERN) is not None and kind not in SLIDING:
+        yield f"{kind}.{PATTERN} is {header.of_model(PATTERN)}"
+    for tensor in sorted(tensors):
+        if tensor not in ({LONG, SHORT} if kind == "phi3" else {ALWAYS}):
+            yield f"it has a tensor {tensor}"
+        elif header.shapes[tensor] != (rotated // 2,):
+            yield f"{tensor} has not as many numbers as there are frequencies"
+    if len(tensors & {LONG, SHORT}) == 1:
+        yield f"it has only one of {LONG} and {SHORT}"
+
+
+def _factor(header: Header) -> float:
+    """By what the frequencies are divided, in the way of `rope.scaling.type`."""
+    if header.of_model("rope.scaling.type") == "none":
+        return 1.0
+    return float(header.of_model("rope.scaling.factor") or header.of_model("rope.scale_linear") or 1.0)
+
+
+def _width(header: Header) -> int:
+    """The numbers of a key."""
+    heads = header.of_model("attention.head_count", 1)
+    stated = header.of_model("attention.key_length")
+    return int(stated or header.of_model("embedding_length", 0) // (max(heads) if isinstance(heads, list) else heads))
+
+
+def _rotated(header: Header) -> int:
+    """How many of them are rotated."""
+    return int(header.of_model("rope.dimension_count", _width(header)))

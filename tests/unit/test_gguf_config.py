@@ -1,0 +1,311 @@
+"""What a GGUF file says of attention: transformers' logits for the same, llama.cpp's own, or one sentence."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor
+
+from specdemo.bench.llamacpp import started
+from specdemo.engines.layout import knows
+from specdemo.models.gguf_config import check_header, completed
+from specdemo.models.gguf_header import Header
+from specdemo.models.loaded import load
+from specdemo.models.report import report_on
+from specdemo.models.sources import Gguf
+from specdemo.models.store import LoadError
+from specdemo.servers.address import Address
+from specdemo.servers.client import Client
+
+from .checkpoints import ENGINES, load_by, make_tokenizer, preset_of, rounded, write_gguf
+from .test_llamacpp import NEEDS_LLAMACPP
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIZES: dict[str, Any] = {
+    **{"vocab_size": len(make_tokenizer()), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+    **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256, "initializer_range": 0.2},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
+}
+GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8, "num_hidden_layers": 7}
+IDS = [(7 * place) % 200 + 30 for place in range(60)]
+YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
+AS_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+SHORT, LONG = [1 + place / 10 for place in range(16)], [1.0 + place for place in range(16)]
+
+
+def divisors(base: float, width: int) -> Tensor:
+    """As llama.cpp's `LlamaModel.generate_extra_tensors` writes the rope of Llama 3: [width / 2]."""
+    found = []
+    for place in range(0, width, 2):
+        wavelength = 2 * math.pi * base ** (place / width)
+        smooth = (LLAMA3["original_max_position_embeddings"] / wavelength - 1) / 3
+        found.append(1 / ((1 - smooth) / 8 + smooth) if 0 <= smooth <= 1 else 1 if smooth > 1 else 8)
+    return torch.tensor(found, dtype=torch.float32)
+
+
+def long(original: int, **more: Any) -> dict[str, Any]:
+    factors = {"long_factor": LONG, "short_factor": SHORT, "original_max_position_embeddings": original}
+    return {"rope_type": "longrope", "rope_theta": 300.0, "attention_factor": 1.25, **factors, **more}
+
+
+Case = tuple[Any, dict[str, Any], dict[str, Any], dict[str, Tensor | None]]
+CASES: dict[str, Case] = {  # a configuration of transformers, and the header and tensors that say the same
+    "linear": (
+        hf.LlamaConfig,
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {},
+    ),
+    "yarn": (hf.LlamaConfig, {"rope_parameters": AS_YARN}, YARN, {}),
+    "llama3": (
+        hf.LlamaConfig,
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+        {"rope.freq_base": 5e5},
+        {"rope_freqs.weight": divisors(5e5, 32)},
+    ),
+    "linear, by its old name": (
+        hf.LlamaConfig,
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+        {"rope.scale_linear": 4.0},
+        {},
+    ),
+    "none": (hf.LlamaConfig, {}, {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, {}),
+    "yarn with a magnitude": (
+        hf.LlamaConfig,
+        {"rope_parameters": {**AS_YARN, "attention_factor": 1.25 * (1 + 0.1 * math.log(4))}},
+        {**YARN, "rope.scaling.attn_factor": 1.25},
+        {},
+    ),
+    "yarn with bounds": (
+        hf.LlamaConfig,
+        {"rope_parameters": {**AS_YARN, "beta_fast": 8.0, "beta_slow": 2.0}},
+        {**YARN, "rope.scaling.yarn_beta_fast": 8.0, "rope.scaling.yarn_beta_slow": 2.0},
+        {},
+    ),
+    "yarn of the whole context": (
+        hf.Qwen2Config,
+        {"rope_parameters": {**AS_YARN, "original_max_position_embeddings": 256}},
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.yarn_ext_factor": 1.0},
+        {},
+    ),
+    "StableLM": (
+        hf.StableLmConfig,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}},
+        {"rope.freq_base": 300.0, "rope.dimension_count": 16},
+        {},
+    ),
+    "StableLM, whole heads": (
+        hf.StableLmConfig,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+        {},
+        {},
+    ),
+    "StarCoder 2": (
+        hf.Starcoder2Config,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}, "tie_word_embeddings": False},
+        {"rope.freq_base": 300.0},
+        {},
+    ),
+    "Nemotron": (
+        hf.NemotronConfig,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.25}},
+        {"rope.freq_base": 300.0, "rope.dimension_count": 8},
+        {},
+    ),
+    "Gemma 2": (
+        hf.Gemma2Config,
+        {**GEMMA, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
+        | {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0}},
+        {"rope.freq_base": 300.0, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+        | {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0},
+        {},
+    ),
+    "Gemma 3": (
+        hf.Gemma3TextConfig,
+        {
+            **GEMMA,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        {"rope.freq_base": 300.0, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        {},
+    ),
+    "Gemma 3 of another pattern": (
+        hf.Gemma3TextConfig,
+        {
+            **GEMMA,
+            "layer_types": ["full_attention" if layer in (3, 6) else "sliding_attention" for layer in range(1, 8)],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 77.0},
+            },
+        },
+        {"rope.freq_base": 300.0, "rope.freq_base_swa": 77.0, "attention.sliding_window_pattern": 3},
+        {},
+    ),
+    "Phi-3, parts of heads": (
+        hf.Phi3Config,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}},
+        {"rope.freq_base": 300.0, "rope.dimension_count": 16},
+        {},
+    ),
+    "Phi-3 with factors": (
+        hf.Phi3Config,
+        {"rope_parameters": long(32), "original_max_position_embeddings": 32},
+        {"rope.freq_base": 300.0, "rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 32},
+        {"rope_factors_long.weight": torch.tensor(LONG), "rope_factors_short.weight": torch.tensor(SHORT)},
+    ),
+}
+
+
+@pytest.fixture
+def gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gguf:
+    monkeypatch.setenv("SPECDEMO_CACHE", str(tmp_path / "cache"))
+    return Gguf(str(tmp_path / "tiny.gguf"))
+
+
+def written(case: Case, gguf: Gguf) -> hf.PreTrainedModel:
+    """The model of a case, whose file is written."""
+    kind, more, header, tensors = case
+    torch.manual_seed(0)
+    model = hf.AutoModelForCausalLM.from_config(kind(**{**SIZES, **more})).eval()
+    return write_gguf(Path(gguf.file), rounded(model), header, tensors)
+
+
+@torch.inference_mode()
+def last_logits(model: Any) -> Tensor:
+    return torch.as_tensor(model(torch.tensor([IDS])).logits[0, -1])
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_logits_are_those_of_a_configuration_that_says_the_same(case: Case, gguf: Gguf) -> None:
+    model = written(case, gguf)
+    (told,) = report_on(preset_of(gguf), "float32", "cpu").models
+    loaded = load(preset_of(gguf), "float32", "cpu")
+    assert (loaded.engine != "eager") == knows(model.config)
+    assert (told.engine, told.exact) == (loaded.engine, loaded.exact_rows > 0)
+    torch.testing.assert_close(loaded.target_runner(64).prefill(IDS)[-1], last_logits(model), atol=1e-4, rtol=1e-4)
+    loaded.release()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["linear", "yarn", "llama3"])
+def test_every_engine_rotates_as_the_file_says(
+    name: str, engine: str, gguf: Gguf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = written(CASES[name], gguf)
+    loaded = load_by(engine, gguf, monkeypatch)
+    torch.testing.assert_close(loaded.target_runner(64).prefill(IDS)[-1], last_logits(model), atol=1e-4, rtol=1e-4)
+    loaded.release()
+
+
+# llama.cpp 2026.10 reads the bounds of YaRN for Grok alone. Its table of GELU has 16 bits.
+THEIRS = [name for name in CASES if name != "yarn with bounds"]
+
+
+@NEEDS_LLAMACPP
+@pytest.mark.parametrize(
+    "name", [name if name == "llama3" else pytest.param(name, marks=pytest.mark.slow) for name in THEIRS]
+)
+def test_logits_are_those_of_llama_cpp(name: str, gguf: Gguf) -> None:
+    written(CASES[name], gguf)
+    loaded = load(preset_of(gguf), "float32", "cpu")
+    served = {"gguf": gguf.file, "draft_gguf": None, "ngram": None, "threads": 1, "context": 256}
+    asked = {"n_predict": 1, "n_probs": SIZES["vocab_size"], "ignore_eos": True, "cache_prompt": False}
+    with started(served) as (address, _), Client(Address.read(address)) as client:
+        answer = client.post("/completion", prompt=IDS, temperature=0.0, **asked)
+    theirs = {one["id"]: one["logprob"] for one in answer["completion_probabilities"][0]["top_logprobs"]}
+    ours = loaded.target_runner(64).prefill(IDS)[-1]
+    others = [index for index in range(len(ours)) if index != 2]  # without the end token, which it is told to ignore
+    found, wanted = ours[others].log_softmax(-1), torch.tensor([theirs[index] for index in others])
+    torch.testing.assert_close(found, wanted, atol=0.05, rtol=0)
+    loaded.release()
+
+
+# What is refused -------------------------------------------------------------------------------------------------
+
+
+def header_of(kind: str, fields: dict[str, Any], tensors: dict[str, tuple[int, ...]] | None = None) -> Header:
+    stated = {"embedding_length": 64, "attention.head_count": 2, "context_length": 256, **fields}
+    named = {f"{kind}.{field}": value for field, value in stated.items()}
+    return Header({"general.architecture": kind, **named}, tensors or {})
+
+
+REFUSED: dict[str, tuple[Header, str]] = {
+    "another kind": (header_of("llama", {"rope.scaling.type": "dynamic"}), r"llama\.rope\.scaling\.type is dynamic"),
+    "another field": (header_of("llama", {"rope.scaling.alpha": 7.0}), r"llama\.rope\.scaling\.alpha is 7\.0"),
+    "mscale": (header_of("qwen2", {**YARN, "rope.scaling.yarn_log_multiplier": 0.1}), "yarn_log_multiplier is 0.1"),
+    "a magnitude of what is not scaled": (header_of("llama", {"rope.scaling.attn_factor": 2.0}), "attn_factor is 2.0"),
+    "less extrapolation": (header_of("llama", {**YARN, "rope.scaling.yarn_ext_factor": 0.5}), "yarn_ext_factor is 0.5"),
+    "a part of a head": (header_of("llama", {"rope.dimension_count": 16}), r"dimension_count is 16"),
+    "a part that is rounded": (
+        header_of("stablelm", {"rope.dimension_count": 30, "attention.key_length": 44}),
+        r"dimension_count is 30",
+    ),
+    "sections": (header_of("qwen2", {"rope.dimension_sections": [8, 4, 4]}), r"dimension_sections is \[8, 4, 4\]"),
+    "another base of windows": (header_of("gemma2", {"rope.freq_base": 1e4, "rope.freq_base_swa": 77.0}), "base_swa"),
+    "windows": (header_of("llama", {"attention.sliding_window_pattern": 2}), "sliding_window_pattern is 2"),
+    "factors by length": (
+        header_of("llama", {}, {"rope_factors_long.weight": (16,), "rope_factors_short.weight": (16,)}),
+        r"it has a tensor rope_factors_long\.weight",
+    ),
+    "no factors": (header_of("phi3", {"rope.scaling.type": "longrope"}), "type is longrope"),
+    "half of the factors": (header_of("phi3", {}, {"rope_factors_long.weight": (16,)}), "it has only one of"),
+    "another number of factors": (header_of("llama", {}, {"rope_freqs.weight": (8,)}), "has not as many numbers"),
+    "factors of a layer": (header_of("llama", {}, {"blk.0.rope_freqs.weight": (16,)}), "it has a tensor blk"),
+    "factors and a factor": (
+        header_of("llama", {"rope.scaling.factor": 4.0}, {"rope_freqs.weight": (16,)}),
+        r"scaling\.factor is 4\.0",
+    ),
+    "a scaled Phi-3": (header_of("phi3", YARN), r"scaling\.factor is 4\.0"),
+    "a scaled hybrid": (header_of("lfm2", YARN), r"scaling\.factor is 4\.0"),
+}
+
+
+@pytest.mark.parametrize(("header", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_a_configuration_cannot_say_is_refused(header: Header, words: str) -> None:
+    with pytest.raises(LoadError, match=rf"^x\.gguf cannot be run here, because its rotary.*{words}.*\.$"):
+        check_header("x.gguf", header)
+
+
+def test_a_refusal_comes_before_the_conversion_and_keeps_nothing(gguf: Gguf, tmp_path: Path) -> None:
+    write_gguf(Path(gguf.file), header={"rope.scaling.type": "dynamic"})
+    for look in (report_on, load):
+        with pytest.raises(LoadError, match=r"llama\.rope\.scaling\.type is dynamic\.$"):
+            look(preset_of(gguf), "float32", "cpu")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.suffix != ".lock"]
+
+
+# What no tiny file can show ----------------------------------------------------------------------------------------
+
+
+def test_gemma_4_states_its_pattern_and_what_it_does_not_rotate() -> None:
+    fields = {"rope.freq_base": 3e5, "rope.freq_base_swa": 77.0, "rope.dimension_count": 512, "block_count": 6}
+    fields |= {"rope.dimension_count_swa": 256, "attention.key_length": 512, "attention.key_length_swa": 256}
+    slides = [True, False, True, True, True, False]
+    header = header_of("gemma4", {**fields, "attention.sliding_window_pattern": slides}, {"rope_freqs.weight": (256,)})
+    check_header("x.gguf", header)
+    config = completed(hf.Gemma4TextConfig(num_hidden_layers=6), header, lambda name: [1.0] * 64 + [1e30] * 192)
+    assert config.rope_parameters == {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 77.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 3e5},
+    }
+    assert config.layer_types == ["sliding_attention" if one else "full_attention" for one in slides]
+
+
+@pytest.mark.parametrize(("kind", "layers", "width"), [("gemma2", 46, 32), ("gemma3", 62, 32), ("gemma3", 48, 256)])
+def test_the_largest_gemmas_divide_products_by_the_width_that_llama_cpp_derives(
+    kind: str, layers: int, width: int
+) -> None:
+    config = hf.AutoConfig.for_model("gemma2" if kind == "gemma2" else "gemma3_text", num_hidden_layers=layers)
+    config.hidden_size, config.num_attention_heads = 64, 2
+    header = header_of(kind, {"attention.key_length": 256})
+    assert completed(config, header, lambda name: []).query_pre_attn_scalar == width
