@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -14,10 +13,12 @@ from torch.nn import Module, ModuleList
 from transformers import PreTrainedModel
 
 from ..system.hardware import to_device
-from ..system.progress import check_stopped
+from ..types import BadInput
+from .modules import decoder_layers, layers_at, outputs_of, stoppable, with_module
 from .preallocated_cache import PreallocatedCache
 from .rows import mask_of, places
 from .runner import CachedRunner, EarlyExitBuffer, check_branches, check_fits, check_part
+from .settled import settled
 
 # Families whose layers read only the layer before and the cache. Only there can a pass begin at a later layer.
 SIMPLE = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
@@ -27,18 +28,22 @@ MASKED = {"eager", "sdpa"}  # attention that takes a mask of any shape
 class EagerRunner(CachedRunner):
     """Runs `model` through its own forward, with a cache of `capacity` tokens.
 
-    The cache is allocated at the prefill and lives for one run.
+    The cache is allocated at the prefill and lives for one run. `capacity` is also the most tokens that the run can
+    reach, which decides for models that depend on it, see `settled`.
     """
 
     exact_tree_rows = exact_rows = 0  # the order of sums in a product may depend on the number of rows
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         super().__init__(capacity)
-        self.model = model
+        self.model = settled(model, capacity)
+        self._settles = self.model is not model
         self._reads_on = torch.device("cpu") if model.device.type == "meta" else model.device  # meta: it is on the disk
         self.device = torch.device("cpu") if model.device.type == "mps" else self._reads_on
         self.vocab_size = model.config.get_text_config().vocab_size
         self.length = 0
+        self._captured: list[Module] = []
+        self._takes_positions = "position_ids" in signature(model.forward).parameters
         self._split: Split | None = None
 
     @property
@@ -50,9 +55,15 @@ class EagerRunner(CachedRunner):
             return f"it is not known how a tree is masked in a model of the type {config.model_type}"
         if layers != {"full_attention"} or getattr(config, "sliding_window", None):
             return "some layers of this model see a window only"
+        if self._settles:  # the rows of a tree may be more than the positions that a run can reach
+            return "its rotary embedding depends on how long the text can get"
         if config._attn_implementation not in MASKED:
             return f"its attention ({config._attn_implementation}) takes no mask of that kind"
         return None
+
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        self._captured = layers_at(self.model, layers)  # found now, or no run begins
+        super().capture_hidden_states(layers)
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
         self.release()
@@ -61,7 +72,7 @@ class EagerRunner(CachedRunner):
             return self._read(ids, None, logits_to_keep=1)
 
     def _new_cache(self) -> Any:
-        return PreallocatedCache(self.model.config.get_text_config().num_hidden_layers, self.context)
+        return PreallocatedCache(self.context)
 
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         if parents is not None:
@@ -88,7 +99,7 @@ class EagerRunner(CachedRunner):
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None, logits_to_keep: int) -> Tensor:
         check_fits(self, len(ids))
         model, self._start = self.model, self.length
-        resumable = model.config.model_type in SIMPLE and parents is None and not self._captured_layers
+        resumable = model.config.model_type in SIMPLE and parents is None and not self._captured
         self._early.keep_beginning_of(ids if resumable else ())
         if self._split and self._early:
             if len(unread := ids[len(self._early) :]):
@@ -96,14 +107,19 @@ class EagerRunner(CachedRunner):
             self._split.given.hidden_states = self._early.hidden_states()[None]
             model = self._split.rest
             self._early.clear()
-        layers = layers_at(self.model, self._captured_layers)
-        with outputs_of(layers) as outputs:
+        with outputs_of(self._captured) as outputs:
             how: dict[str, Any] = {} if parents is None else self._branching(parents)
-            logits = for_sampling(self._pass(model, ids, self.length, logits_to_keep=logits_to_keep, **how).logits[0])
+            logits = self._pass(model, ids, self.length, logits_to_keep=logits_to_keep, **how).logits[0]
+        logits = for_sampling(logits[-logits_to_keep:])  # some models give those of all rows
+        if len(logits) != (logits_to_keep or len(ids)):
+            raise BadInput(
+                f"A model of the type {model.config.model_type} gives {len(logits)} rows of logits for a pass over "
+                f"{len(ids)} tokens, so no draft can be checked with it."
+            )
         self.length += len(ids)
         self.device = logits.device  # differs from the input's where the layers are spread over devices
-        if layers:
-            states = [for_sampling(outputs[layer][0, -len(ids) :]).to(self.device) for layer in layers]
+        if self._captured:
+            states = [for_sampling(outputs[layer][0, -len(ids) :]).to(self.device) for layer in self._captured]
             self.hidden_states = torch.cat(states, -1)
         return logits
 
@@ -126,6 +142,9 @@ class EagerRunner(CachedRunner):
         assert self._cache is not None, "prefill comes first"
         self._cache.seek(start)
         input_ids = to_device(ids, self._reads_on)[None]  # [1, T]
+        if self._takes_positions:  # as `generate` does: some models would count otherwise on their own
+            positions = torch.arange(start, start + len(ids), device=self._reads_on)
+            options = {"position_ids": positions[None], **options}
         return model(input_ids, past_key_values=self._cache, use_cache=True, **options)
 
 
@@ -166,65 +185,5 @@ class Split:
 
 def with_layers(model: PreTrainedModel, layers: Iterable[Module]) -> PreTrainedModel:
     """A model that shares everything with `model` but has other decoder layers."""
-    name, _ = decoder_layers(model)
-    base = with_parts(model.base_model, {name: ModuleList(layers)})
-    return with_parts(model, {model.base_model_prefix: base})
-
-
-def with_parts(module: Any, parts: Mapping[str, Module]) -> Any:
-    """A shallow copy of a module with some other children.
-
-    On a model that is spread over devices, accelerate replaces a module's `forward` by one that calls a hook and then
-    the original. A plain copy would still run the original module, so the copy gets a hook of its own.
-    """
-    other = copy.copy(module)
-    other._modules = {**other._modules, **parts}
-    if hook := other.__dict__.pop("_hf_hook", None):
-        from accelerate.hooks import add_hook_to_module
-
-        del other.forward, other._old_forward
-        add_hook_to_module(other, hook)
-    return other
-
-
-@contextmanager
-def stoppable(model: PreTrainedModel) -> Iterator[None]:
-    """Within this context a stopped pass ends before its next layer."""
-    parts = [module for parts in model.modules() if isinstance(parts, ModuleList) for module in parts]
-    hooks = [part.register_forward_pre_hook(lambda *_: check_stopped()) for part in parts]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:
-    """The name of a model's list of decoder layers, and that list."""
-    count = model.config.get_text_config().num_hidden_layers
-    return next(
-        (name, child)
-        for name, child in model.base_model.named_children()
-        if isinstance(child, ModuleList) and len(child) == count
-    )
-
-
-def layers_at(model: PreTrainedModel, indices: Iterable[int]) -> list[Module]:
-    _, stack = decoder_layers(model)
-    return [stack[index] for index in indices]
-
-
-@contextmanager
-def outputs_of(layers: Sequence[Module]) -> Iterator[dict[Module, Tensor]]:
-    """Collect the outputs of some layers (the residual stream, [B, T, hidden]) of a pass within this context."""
-    outputs: dict[Module, Tensor] = {}
-
-    def keep(layer: Module, _args: object, output: Tensor | tuple[Tensor, ...]) -> None:
-        outputs[layer] = output if isinstance(output, Tensor) else output[0]
-
-    hooks = [layer.register_forward_hook(keep) for layer in layers]
-    try:
-        yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
+    path, _ = decoder_layers(model)
+    return with_module(model, path, ModuleList(layers))

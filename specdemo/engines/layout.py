@@ -147,10 +147,10 @@ class FusedModel:
 def knows(config: PreTrainedConfig) -> bool:
     """Whether the fused path computes the same as transformers' forward for a model with this configuration.
 
-    It does not for quantized weights: they are packed, or need scales that only transformers' forward knows.
+    It does not for quantized weights: they are packed, or need scales that only transformers' forward knows. Nor does
+    it for the text part of a larger model, whose weights have other names.
     """
-    config, whole = config.get_text_config(), config
-    if any(getattr(part, "quantization_config", None) for part in (whole, config)):
+    if config.get_text_config() is not config or getattr(config, "quantization_config", None):
         return False
     if config.model_type == "gpt2":
         scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
@@ -166,11 +166,16 @@ def is_hybrid(config: PreTrainedConfig) -> bool:
     return config.get_text_config().model_type in HYBRIDS
 
 
-def attending_layers(config: PreTrainedConfig) -> int:
-    """How many layers keep keys and values of every token."""
-    text = config.get_text_config()
+def attending_layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """The configurations of the layers that keep keys and values of every token; some models have several."""
+    text = config.get_text_config(decoder=True)
     kinds = (getattr(text, "layer_types", None) if is_hybrid(text) else None) or [""] * text.num_hidden_layers
-    return sum(kind not in RUNNING for kind in kinds)
+    return [text.per_layer_config[index] for index, kind in enumerate(kinds) if kind not in RUNNING]
+
+
+def key_heads(config: PreTrainedConfig) -> int:
+    """The attention heads that have keys and values of their own."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def _rope_type(config: PreTrainedConfig) -> str:

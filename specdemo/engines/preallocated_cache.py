@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,12 +49,15 @@ class PreallocatedLayer(DynamicLayer):
 
 
 class PreallocatedCache(Cache):
-    """A transformers cache of `PreallocatedLayer`s, for models whose every layer is attention."""
+    """A transformers cache of `PreallocatedLayer`s, for models whose every layer is attention.
+
+    The first pass makes its layers: some models have more than one for a decoder layer.
+    """
 
     layers: list[PreallocatedLayer]
 
-    def __init__(self, layers: int, capacity: int) -> None:
-        super().__init__(layers=[PreallocatedLayer(capacity) for _ in range(layers)])
+    def __init__(self, capacity: int) -> None:
+        super().__init__(layer_class_to_replicate=partial(PreallocatedLayer, capacity))
 
     def seek(self, length: int) -> None:
         """Let the next pass see the first `length` positions and write after them, in every layer."""

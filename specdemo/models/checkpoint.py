@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
+NOT_IN_PARTS = {"cpmant", "prophetnet"}  # with a cache they read one token in a pass, or all of the text again
 HUB_SECONDS = 10  # that the hub gets to answer whether a model exists; it is asked once
 
 
@@ -303,26 +305,46 @@ def download_bar(source: Source, progress: Progress) -> type[tqdm]:
     return Bar
 
 
-def check_rolls_back(config: Any, source: Source) -> None:
-    """Refuse an architecture with a state that cannot be rolled back after a rejected draft.
+def check_rolls_back(config: PreTrainedConfig, source: Source) -> None:
+    """Refuse an architecture whose text cannot be read in passes of any length, and rolled back, by its configuration.
 
     Raises:
-        LoadError: naming the model and the kind of layer.
+        LoadError: naming the model, and the layers or what else is not supported.
     """
+    text = config.get_text_config(decoder=True)
+    both_ways = getattr(text, "use_bidirectional_attention", None) in (True, "all")
+    if both_ways or not getattr(text, "is_causal", True):
+        raise LoadError(f"{source} is an encoder, not a causal language model: its attention sees what comes later.")
     if readable(config):  # it has full attention only, so transformers' models need not be imported
         return
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-    if type(config) in AutoModelForMaskedLM._model_mapping and not getattr(config, "is_decoder", False):
-        raise LoadError(f"{source} is an encoder, not a causal language model: its type is {config.model_type!r}.")
-    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    kind = config.model_type
     try:
-        stateful = AutoModelForCausalLM._model_mapping[type(config)]._is_stateful
+        model_class = AutoModelForCausalLM._model_mapping[type(config)]
     except KeyError as error:
-        raise LoadError(f"{source} is not a causal language model: its type is {config.model_type!r}.") from error
-    if (stateful or layers - ROLLS_BACK) and not is_hybrid(config):
-        kinds = ", ".join(sorted(layers - ROLLS_BACK)) or config.model_type
+        raise LoadError(f"{source} is not a causal language model: its type is {kind!r}.") from error
+    encoder = type(config) in AutoModelForMaskedLM._model_mapping or kind == "bert-generation"
+    if encoder and not getattr(config, "is_decoder", False):
+        raise LoadError(f"{source} is an encoder, not a causal language model: its type is {kind!r}.")
+    layers = set(getattr(text, "layer_types", None) or ())
+    if (model_class._is_stateful or layers - ROLLS_BACK) and not is_hybrid(config):
+        kinds = ", ".join(sorted(layers - ROLLS_BACK)) or kind
         raise LoadError(
             f"{source} cannot be used for speculative decoding here: it has layers ({kinds}) whose state cannot be "
             "rolled back after a rejected guess."
         )
+    if "past_key_values" not in signature(model_class.forward).parameters or kind in NOT_IN_PARTS:
+        raise LoadError(
+            f"{source} cannot be used for speculative decoding here: a model of the type {kind!r} does not keep keys "
+            "and values from which a pass over several tokens can go on."
+        )
+    empty_model(config)  # what fails to be built is told now, and not after the download
+
+
+def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A causal language model as transformers builds it, without weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)

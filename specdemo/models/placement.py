@@ -11,9 +11,10 @@ import psutil
 import torch
 
 from ..engines.choose import SHARE
-from ..engines.layout import attending_layers, head_width, is_hybrid
+from ..engines.layout import attending_layers, head_width, is_hybrid, key_heads
 from ..system.hardware import free_memory
 from ..types import BadInput
+from .checkpoint import empty_model
 from .store import LoadError
 from .weights import count, readable, shapes
 
@@ -70,9 +71,7 @@ class Part:
     @property
     def keys_and_values(self) -> int:
         """How many numbers the keys and values of a token are."""
-        config = self.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        return int(2 * attending_layers(config) * heads * head_width(config))
+        return sum(2 * key_heads(layer) * head_width(layer) for layer in attending_layers(self.config))
 
     @property
     def states(self) -> int:
@@ -228,11 +227,7 @@ def _sizes(config: Any) -> list[tuple[str, int]]:
     """How many numbers each weight of a causal language model is, by its name. Tied embeddings are there once."""
     if readable(config):
         return [(name, prod(shape)) for name, shape in shapes(config).items()]
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return [(name, weight.numel()) for name, weight in model.named_parameters()]
+    return [(name, weight.numel()) for name, weight in empty_model(config).named_parameters()]
 
 
 def _running_states(config: Any, dtype: torch.dtype) -> int:

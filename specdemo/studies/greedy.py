@@ -103,7 +103,8 @@ def against_server(
         place = check.first_difference
         if place is not None:
             pair = ours[place], theirs[place]
-            margin = _gap(loaded, [*ids, *(token.id for token in ours[:place])], pair)
+            before = [*ids, *(token.id for token in ours[:place])]
+            margin = _gap(loaded, before, pair, len(ids) + max_new_tokens)
             near_tie = is_near_tie(margin, "")  # a server does not tell how it rounds
             check = replace(check, margin=margin, near_tie=near_tie, server_margin=gap(server, ids, ours[:place], pair))
         yield check
@@ -123,9 +124,9 @@ def check_tokens(loaded: Loaded, server: LlamaCpp, ids: Sequence[int]) -> None:
 
 
 @torch.inference_mode()
-def _gap(loaded: Loaded, ids: Sequence[int], pair: Sequence[Token]) -> float:
-    """How far apart the target has the logits of two tokens behind a text."""
-    runner = loaded.target_runner(len(ids))
+def _gap(loaded: Loaded, ids: Sequence[int], pair: Sequence[Token], capacity: int) -> float:
+    """How far apart the target has the logits of two tokens behind a text, in a run of this capacity."""
+    runner = loaded.target_runner(capacity)
     try:
         one, other = runner.prefill(ids)[0, [token.id for token in pair]].tolist()
         return float(abs(one - other))
@@ -178,11 +179,14 @@ def _theirs(loaded: Loaded, prompt_ids: Sequence[int], max_new_tokens: int) -> l
     """What transformers' `generate` writes greedily. All other settings are those of the checkpoint."""
     from transformers import GenerationConfig
 
+    from ..engines.settled import settled
+
+    model = settled(loaded.model, len(prompt_ids) + max_new_tokens)  # else longer texts can begin otherwise than ours
     ids = torch.tensor([prompt_ids], device=loaded.device)
     ends = {"eos_token_id": sorted(loaded.eos_ids) or None, "pad_token_id": min(loaded.eos_ids, default=None)}
     # Some checkpoints ask for another penalty.
     config = GenerationConfig(do_sample=False, repetition_penalty=1.0, max_new_tokens=max_new_tokens, **ends)
-    out = loaded.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
     return out[0, len(prompt_ids) :].tolist()
 
 

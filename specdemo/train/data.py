@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..engines.eager import layers_at, outputs_of
+from ..engines.modules import layers_at, outputs_of
 from ..engines.preallocated_cache import PreallocatedCache
 from ..types import BadInput
 from .states import default_layers, save_states, states_path
@@ -148,7 +148,7 @@ def write_wave(
         [rows, columns, layers * hidden].
     """
     device = model.device
-    cache = PreallocatedCache(model.config.num_hidden_layers, columns)
+    cache = PreallocatedCache(columns)
     tokens = torch.zeros(len(rows), columns, dtype=torch.int32)
     roles = torch.zeros(len(rows), columns, dtype=torch.uint8)
     starts = torch.zeros(len(rows), columns, dtype=torch.bool)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..engines.eager import layers_at, outputs_of
+from ..engines.modules import layers_at, outputs_of
 from ..types import BadInput
 
 BATCH_ROWS = 16

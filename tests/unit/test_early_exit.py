@@ -268,7 +268,7 @@ def test_greedy_text_is_the_targets_own(make: Make, model: PreTrainedModel, k: i
     assert ids_of(events) == ids_of(plain)
 
 
-@pytest.mark.parametrize("family", sorted(eager.SIMPLE | {"gemma2", "bloom"}))
+@pytest.mark.parametrize("family", sorted(eager.SIMPLE | {"gemma2", "bloom", "opt"}))
 def test_every_family_goes_on_rightly(family: str, reads: dict[Any, Counter[int]]) -> None:
     """Those not known to be resumable read everything again: slower, and as right."""
     sizes = {"num_hidden_layers": LAYERS, "hidden_size": 32, "intermediate_size": 48, "vocab_size": MODEL_VOCAB}

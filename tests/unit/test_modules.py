@@ -1,0 +1,77 @@
+"""The decoder layers of a model are found wherever they are, and nobody looks for them in vain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from specdemo.decoding.loop import rule_for
+from specdemo.drafters.layer_skip import LayerSkip
+from specdemo.drafters.none import NoDrafter
+from specdemo.engines.eager import EagerRunner
+from specdemo.engines.modules import decoder_layers, layers_at
+from specdemo.types import BadInput, Settings
+
+from .test_model_types import TEXTS, config_of
+from .toys import MODEL_VOCAB, decode, ids_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PATHS = {
+    "llama": "model.layers",
+    "gpt2": "transformer.h",
+    "opt": "model.decoder.layers",
+    "bart": "model.decoder.layers",
+    "gemma3": "model.language_model.layers",
+    "modernbert-decoder": "model.layers",  # its output is called decoder
+    "ctrl": "transformer.h",  # layers of an older kind
+}
+TEXT = [3, 14, 15, 9, 26, 7, 35, 8, 0, 7, 9, 32]
+
+
+def model_of(label: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config_of(label, TEXTS[label], MODEL_VOCAB)).eval()
+
+
+@pytest.mark.parametrize("label", PATHS)
+def test_the_decoder_layers_are_found_read_and_left_out(label: str) -> None:
+    model = model_of(label)
+    path, stack = decoder_layers(model)
+    assert path == PATHS[label]
+    assert list(stack) == layers_at(model, range(2))
+    settings = Settings(k=3, max_new_tokens=12)
+    runner = EagerRunner(model, 40)
+    runner.capture_hidden_states([1, 0])
+    plain = ids_of(list(decode(runner, NoDrafter(), TEXT, settings)))
+    runner.prefill(TEXT)
+    with torch.inference_mode():
+        states = model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states[1][0]
+    assert runner.hidden_states is not None
+    assert torch.allclose(runner.hidden_states[:, 32:], states, atol=1e-4)
+    skipping = EagerRunner(model, 40)
+    drafted = decode(skipping, LayerSkip(skipping, 1, rule_for(settings)), TEXT, settings)
+    assert ids_of(list(drafted)) == plain
+
+
+def test_a_model_that_does_not_give_logits_for_every_row_is_one_sentence() -> None:
+    config = AutoConfig.for_model("cpmant", vocab_size=MODEL_VOCAB, hidden_size=32, dim_head=8, dim_ff=48)
+    config.num_attention_heads, config.num_hidden_layers = 4, 2
+    runner = EagerRunner(AutoModelForCausalLM.from_config(config).eval(), 40)  # a load refuses it
+    runner.prefill(TEXT[:3])
+    with pytest.raises(
+        BadInput, match=r"^A model of the type cpmant gives \d+ rows of logits for a pass over 3 tokens"
+    ):
+        runner.forward(TEXT[3:6])
+
+
+def test_layers_that_are_not_found_are_one_sentence_for_whoever_needs_them() -> None:
+    runner = EagerRunner(model_of("hrm_text"), 40)  # it has two lists of layers, and runs them in turn
+    sentence = r"^The decoder layers of a model of the type hrm_text are not found, so neither heads nor an early exit "
+    with pytest.raises(BadInput, match=sentence):
+        runner.capture_hidden_states([0])
+    settings = Settings(k=3, max_new_tokens=12)
+    with pytest.raises(BadInput, match=sentence):
+        list(decode(runner, LayerSkip(runner, 1, rule_for(settings)), TEXT, settings))
+    assert len(ids_of(list(decode(runner, NoDrafter(), TEXT, settings)))) == 12
