@@ -158,7 +158,7 @@ def knows(config: PreTrainedConfig) -> bool:
         return config.activation_function == "gelu_new" and scaled and plain
     layer_types = set(getattr(config, "layer_types", None) or {"full_attention"})
     plain = config.model_type in LLAMAS and layer_types == {"full_attention"}
-    return plain and config.hidden_act == "silu" and _has_one_rope(config)
+    return plain and config.hidden_act == "silu" and (_rope_type(config) in ROPES or has_equal_factors(config))
 
 
 def is_hybrid(config: PreTrainedConfig) -> bool:
@@ -182,11 +182,10 @@ def _rope_type(config: PreTrainedConfig) -> str:
     return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
 
 
-def _has_one_rope(config: PreTrainedConfig) -> bool:
-    """Whether the angles do not depend on the length of the text, as with the factors of a GGUF file."""
+def has_equal_factors(config: PreTrainedConfig) -> bool:
+    """Whether long and short texts have the same LongRoPE factors, as those of a GGUF file have."""
     rope = getattr(config, "rope_parameters", None) or {}
-    fixed = rope.get("rope_type") == "longrope" and rope.get("long_factor", 0) == rope.get("short_factor", 1)
-    return fixed or _rope_type(config) in ROPES
+    return rope.get("rope_type") == "longrope" and rope.get("long_factor", 0) == rope.get("short_factor", 1)
 
 
 def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:

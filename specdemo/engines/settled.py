@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from .layout import has_equal_factors
 from .modules import with_module, with_parts
 
 
@@ -43,6 +44,8 @@ def settled(model: PreTrainedModel, length: int) -> PreTrainedModel:
 
     Then it is a copy that shares the weights.
     """
+    if has_equal_factors(model.config.get_text_config()):
+        return model
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if _depends_on_length(module):
             model = with_module(model, path, Settled(module, length))

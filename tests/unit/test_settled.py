@@ -56,16 +56,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 0, 7, 9, 32] * 2
 K = 4
+TINY = {"vocab_size": MODEL_VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": WIDTH}
 
 
 @cache
 def model_of(kind: str) -> PreTrainedModel:
     """A random model that is less sure of its tokens than rounding can change, and more than the angles can."""
     family, rope = KINDS[kind]
-    sizes = {"vocab_size": MODEL_VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": WIDTH, "initializer_range": 0.3}
-    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    config = AutoConfig.for_model(family, **sizes, **heads, **ids, **{"max_position_embeddings": 256, **rope})
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 0.3}
+    config = AutoConfig.for_model(family, **TINY, **ids, **{"max_position_embeddings": 256, **rope})
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
@@ -148,6 +148,17 @@ def test_other_models_stay_as_they_are() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert settled(model, 10**6) is model
+
+
+def test_factors_that_are_those_of_any_length_settle_nothing() -> None:
+    """As of a Llama 3 from a GGUF file, which can draft trees."""
+    factors = {**LONG, "long_factor": LONG["short_factor"]}
+    config = AutoConfig.for_model(
+        "llama", **TINY, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, **factors}
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    assert settled(model, 200) is model
+    assert EagerRunner(model, 200).cannot_branch is None
 
 
 def test_a_settled_model_shares_the_weights_and_leaves_the_model_as_it_was() -> None:
