@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,18 +34,6 @@ from .scripted import PRESETS, Script
 KEY, OTHER = "sk-very-secret-0123456789", "sk-another-secret-987654"
 TEXT = "The snow lies soft upon the hill"
 Pair = tuple[FakeServer, str]
-
-
-@pytest.fixture
-def drafting() -> Iterator[Pair]:
-    with serving(llamacpp_answers(replayed("llamacpp-ended"))) as found:
-        yield found
-
-
-@pytest.fixture
-def plain() -> Iterator[Pair]:
-    with serving(llamacpp_answers(replayed_alone("llamacpp-ended"))) as found:
-        yield found
 
 
 def asked(**settings: Any) -> Request:
