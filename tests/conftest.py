@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -76,3 +77,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"tried again: {report.nodeid}")
         terminalreporter.line(report.longreprtext)
+
+
+@pytest.fixture
+def drafting() -> Iterator[Any]:
+    """A fake server of llama.cpp that drafts, and its address."""
+    from .unit.fake_server import llamacpp_answers, replayed, serving
+
+    with serving(llamacpp_answers(replayed("llamacpp-ended"))) as found:
+        yield found
+
+
+@pytest.fixture
+def plain() -> Iterator[Any]:
+    """One that writes the same text without drafts."""
+    from .unit.fake_server import llamacpp_answers, replayed_alone, serving
+
+    with serving(llamacpp_answers(replayed_alone("llamacpp-ended"))) as found:
+        yield found

@@ -242,7 +242,7 @@ def lossless(
     from ..studies import greedy
     from ..studies import lossless as lab
     from ..studies.rules import make_rule
-    from .servers import SERVER_KEY, connected
+    from .servers import SERVER_KEY, named
 
     settings = [
         Settings(k, temperature, top_k, top_p, max_new_tokens, seed, rule=rule, tree=tree)
@@ -267,7 +267,7 @@ def lossless(
             checks += with_progress(greedy.greedy(loaded, asked, drafting, one, transformers), steps)
         served: list[greedy.GreedyCheck] = []
         if server is not None:
-            with connected(server, SERVER_KEY) as dialect:
+            with named(server, SERVER_KEY) as dialect:
                 if not isinstance(dialect, LlamaCpp):
                     raise BadInput("--server takes a server of llama.cpp here.")
                 served = list(with_progress(greedy.against_server(loaded, dialect, asked, max_new_tokens), len(asked)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ import typer
 from ..racing.compare import other_draws
 from ..racing.trace import read_trace, save_trace, trace_lines
 from ..servers.address import Address
-from ..servers.client import Client
-from ..servers.dialects import Dialect, find_dialect
+from ..servers.dialects import Dialect, connected
 from ..servers.race import TURNS, Asked, outcome, race_servers, trace_header
 from ..types import REJECTION, Settings
 from .options import FIGURES, Decoding, check_writable, lanes_table, printable, read_prompt
@@ -26,26 +25,20 @@ SHAPES = {name: shape for name, shape in FIGURES.items() if name not in ("draft_
 SHAPES |= {"first_token_seconds": "{:.3f}", "server_seconds": "{:.2f}", "network_seconds": "{:.3f}"}
 
 
-@contextmanager
-def connected(address: str, key: str) -> Iterator[Dialect]:
-    """The server at an address.
-
-    Args:
-        key: the environment variable that may hold its API key. A key never goes to another server.
-
-    Raises:
-        BadInput: it cannot be asked, or is of no kind that we know.
-    """
-    with Client(Address.read(address), os.environ.get(key) or None) as client:
-        yield find_dialect(client)
+def named(address: str, key: str) -> AbstractContextManager[Dialect]:
+    """The server at an address, with the API key that stands in the environment variable `key`, if one does."""
+    return connected(Address.read(address), os.environ.get(key))
 
 
 @contextmanager
 def pair_connected(server: str, baseline: str | None) -> Iterator[tuple[Dialect, Dialect | None]]:
-    """A server and one to compare it with, if there is one; stderr says if their models have different names."""
-    with ExitStack() as open_:
-        mine = open_.enter_context(connected(server, SERVER_KEY))
-        theirs = open_.enter_context(connected(baseline, BASELINE_KEY)) if baseline else None
+    """A server and one to compare it with, if there is one; stderr says if their models have different names.
+
+    A key never goes to the other server.
+    """
+    with ExitStack() as opened:
+        mine = opened.enter_context(named(server, SERVER_KEY))
+        theirs = opened.enter_context(named(baseline, BASELINE_KEY)) if baseline else None
         if theirs is not None and theirs.facts["model"] != mine.facts["model"]:
             names = f"{theirs.facts['model']} and {mine.facts['model']}"
             typer.echo(f"The servers call their models differently: {names}.", err=True)

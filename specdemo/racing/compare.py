@@ -61,6 +61,11 @@ def compare(plain: Sequence[Token], other: Sequence[Token]) -> Comparison:
     return Comparison(identical=False, first_difference=place, margin=min(known) if both and known else None)
 
 
+def compared(plain: Sequence[Token], other: Sequence[Token], settings: Settings) -> Comparison | None:
+    """The same of any two lanes; None where they are not to write the same text."""
+    return compare(plain, other) if is_comparable(settings) else None
+
+
 def first_to_part(comparisons: Iterable[Comparison]) -> Comparison:
     """Of several texts compared with the same one, the comparison of that which differs first."""
     return min(comparisons, key=lambda found: math.inf if found.first_difference is None else found.first_difference)

@@ -9,7 +9,7 @@ from typing import Any
 from ..decoding.events import Event, Finished, emitted_tokens
 from ..types import Settings
 from .asked import PLAIN, SPECULATIVE, DraftedLane
-from .compare import NOTHING_YET, Comparison, badge, compare, first_to_part, is_comparable, tokens_of, worst
+from .compare import NOTHING_YET, Comparison, badge, compared, first_to_part, tokens_of, worst
 from .figures import memory_rate_of, memory_shares
 from .stats import Stats
 from .trace import Entry
@@ -68,7 +68,7 @@ class Outcome:
             if alone is None or lane == alone:
                 continue
             pair = tokens[alone], tokens[lane]
-            found = comparisons[lane] = compare(*pair) if is_comparable(settings) else None
+            found = comparisons[lane] = compared(*pair, settings)
             known = asked if asked and asked.k else None  # of a server it is not known
             verdicts[lane] = judge_lane(stats[alone], stats[lane], known, found, environment)
             badges[lane] = badge(*pair, found, asked, settings, environment, stopped)
@@ -90,19 +90,19 @@ class Outcome:
         """Ready for JSON: the report of each lane by its name; in `verdicts` for each drafted lane what `LaneVerdict`
         holds and the `comparison` of its text; for the whole race the largest `speed_up`, a `sentence`, and the
         `comparison` of the lane that parts first; where weights are known, `memory_shares` and `memory_rate`."""
-        compared = [found for found in self.comparisons.values() if found]
+        parted = [found for found in self.comparisons.values() if found]
         return {
             **self.reports,
             "verdicts": self._verdicts(),
             "speed_up": self.speed_up,
             "sentence": self.sentence,
-            "comparison": asdict(first_to_part(compared)) if compared else None,
+            "comparison": asdict(first_to_part(parted)) if parted else None,
             **(self._memory(self.stats) if self.environment else {}),
         }
 
     def _verdicts(self) -> dict[str, Any]:
-        compared = {lane: found and asdict(found) for lane, found in self.comparisons.items()}
-        return {lane: {**found.as_dict(), "comparison": compared[lane]} for lane, found in self.verdicts.items()}
+        told = {lane: found and asdict(found) for lane, found in self.comparisons.items()}
+        return {lane: {**found.as_dict(), "comparison": told[lane]} for lane, found in self.verdicts.items()}
 
     def ending(self, disturbed: bool = False) -> dict[str, Any]:
         """What the page shows at the end of a race; the texts it has already. Of two lanes it shows figures in any
@@ -121,14 +121,13 @@ class Outcome:
         }
 
 
-def report(text: str, events: Sequence[Event]) -> dict[str, Any]:
+def report(text: str, events: Sequence[Event], stats: Stats) -> dict[str, Any]:
     """What came of a lane, ready for JSON: `text, token_ids, kinds, finish_reason, stats`."""
-    tokens = [token for event in events for token in emitted_tokens(event)]
-    stats = Stats.of(events).as_dict()
+    tokens, figures = [token for event in events for token in emitted_tokens(event)], stats.as_dict()
     return {
         "text": text,
         "token_ids": [token.id for token in tokens],
         "kinds": [token.kind.value for token in tokens],
-        "finish_reason": stats["finish_reason"],
-        "stats": stats,
+        "finish_reason": figures["finish_reason"],
+        "stats": figures,
     }

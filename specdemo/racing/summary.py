@@ -105,7 +105,7 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -
     text = LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids)
     for event in events:
         text.read(event)
-    return report_of(text.text, events)
+    return report_of(text.text, events, Stats.of(events))
 
 
 def trace_header(

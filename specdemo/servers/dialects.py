@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from ..types import BadInput, Settings
+from .address import Address
 from .client import Client
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
@@ -42,6 +44,17 @@ class Dialect(Protocol):
 
     def counters(self) -> Counters | None:
         """None if the server does not show them."""
+
+
+@contextmanager
+def connected(address: Address, key: str | None = None) -> Iterator[Dialect]:
+    """The server at an address. An empty `key` is none.
+
+    Raises:
+        BadInput: as `find_dialect`.
+    """
+    with Client(address, key or None) as client:
+        yield find_dialect(client)
 
 
 def find_dialect(client: Client) -> Dialect:

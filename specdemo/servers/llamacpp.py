@@ -16,21 +16,8 @@ from typing import Any
 
 from ..types import BadInput, FinishReason, Settings
 from .client import Chunk, Client
-from .steps import (
-    LIKELIEST,
-    UNFINISHED,
-    Counters,
-    Prompt,
-    Step,
-    Told,
-    check,
-    check_limit,
-    checked,
-    count,
-    number,
-    read_counters,
-    text_in,
-)
+from .steps import Counters, Prompt, Step, Told, check, checked, read_counters
+from .values import LIKELIEST, UNFINISHED, check_limit, count, number, text_in
 
 REASONS = {"eos": FinishReason.EOS, "limit": FinishReason.LENGTH, "word": FinishReason.STOP}
 

@@ -116,11 +116,11 @@ def outcome(race: ServerRace) -> Outcome:
     if PLAIN not in begun:
         sentence = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
         found = replace(found, sentence=sentence)
-    return replace(found, reports={name: _report(race, name) for name in begun})
+    return replace(found, reports={name: _report(race, name, found.stats[name]) for name in begun})
 
 
-def _report(race: ServerRace, lane: str) -> dict[str, Any]:
-    found = report("".join(text for entry in race.of(lane) for text in entry.spans.emitted), race.events(lane))
+def _report(race: ServerRace, lane: str, stats: Stats) -> dict[str, Any]:
+    found = report("".join(text for entry in race.of(lane) for text in entry.spans.emitted), race.events(lane), stats)
     figures, totals = found["stats"], race.servers[lane].get("totals") or {}
     if figures["drafted"] is None and totals.get("drafted"):  # rounds that cannot be told apart are in the totals
         figures |= {name: totals[name] for name in ("drafted", "accepted")}

@@ -11,25 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from ..types import BadInput, Settings
 from .client import Chunk, Client
-from .steps import (
-    LIKELIEST,
-    UNFINISHED,
-    Counters,
-    Lists,
-    Prompt,
-    Step,
-    Told,
-    check,
-    check_limit,
-    checked,
-    count,
-    number,
-    read_counters,
-    reason_in,
-    recovered,
-    text_in,
-    texts_split,
-)
+from .steps import Counters, Lists, Prompt, Step, Told, check, checked, read_counters, recovered, texts_split
+from .values import LIKELIEST, UNFINISHED, check_limit, count, number, reason_in, text_in
 
 
 class VLLM:

@@ -16,7 +16,7 @@ from itertools import cycle, islice
 from typing import Any, TypeVar
 
 from ..models.presets import PRESETS
-from ..racing.compare import Comparison, compare, is_comparable
+from ..racing.compare import Comparison, compared
 from ..system.progress import Stopped, attended, check_stopped
 from ..types import REJECTION, BadInput, Settings
 from .prompts import Prompt, read_prompts, some
@@ -188,9 +188,8 @@ class Doctor:
 
     def _sample(self, prompt: Prompt, text: str, context: int | None = None) -> Sample:
         mine, theirs = self._pair(text, self.plan.settings)
-        comparison = None
-        if theirs is not None and is_comparable(self.plan.settings):
-            comparison = compare(theirs.tokens, mine.tokens)
+        comparison = compared(theirs.tokens, mine.tokens, self.plan.settings) if theirs else None
+        if theirs and comparison:
             place = comparison.first_difference
             if place is not None and comparison.margin is None and place < min(len(mine.tokens), len(theirs.tokens)):
                 pair = theirs.tokens[place], mine.tokens[place]

@@ -17,38 +17,28 @@ from specdemo.ui.race.messages import Lanes, row_of
 from specdemo.ui.race.request import read_request
 from specdemo.ui.values import to_json
 
+ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
+
 
 def test_a_round_is_told_in_reading_order() -> None:
-    event = Round(
-        3,
-        drafted=(
-            DraftedToken(1, DraftOutcome.ACCEPTED, 0.123456, 0.5, 0.1),
-            DraftedToken(2, DraftOutcome.REJECTED, 0.25, 1.0, 0.99999),
-            DraftedToken(3, DraftOutcome.UNTESTED, 0.0, 0.5, 0.3),
-        ),
-        emitted=(Token(1, TokenKind.ACCEPTED, 0.123456), Token(9, TokenKind.RESAMPLED, 0.75)),
-        draft_seconds=0.1,
-        verify_seconds=0.2,
-        seconds=0.3,
+    drafted = (
+        DraftedToken(1, ACCEPTED, 0.123456, 0.5, 0.1),
+        DraftedToken(2, REJECTED, 0.25, 1.0, 0.99999),
+        DraftedToken(3, UNTESTED, 0.0, 0.5, 0.3),
     )
-    row = row_of(Entry(SPECULATIVE, event, Spans(("A", "R"), ("a", "x", "u"))))
-    assert row == [
-        3,
-        3,
-        [
-            ["A", "a", 0.1235, 0.5, 0.1, 1],
-            ["x", "x", 0.25, 1.0, 0.9999, 2],  # a draw is below 1, and stays so
-            ["u", "u", 0.0, 0.5, 0.3, 3],
-            ["R", "r", 0.75],
-        ],
+    emitted = Token(1, TokenKind.ACCEPTED, 0.123456), Token(9, TokenKind.RESAMPLED, 0.75)
+    row = row_of(Entry(SPECULATIVE, Round(3, drafted, emitted, 0.1, 0.2, 0.3), Spans(("A", "R"), ("a", "x", "u"))))
+    tokens = [
+        ["A", "a", 0.1235, 0.5, 0.1, 1],
+        ["x", "x", 0.25, 1.0, 0.9999, 2],  # a draw is below 1, and stays so
+        ["u", "u", 0.0, 0.5, 0.3, 3],
+        ["R", "r", 0.75],
     ]
+    assert row == [3, 3, tokens]
 
 
 def test_an_accepted_token_that_ends_the_text_is_not_followed_by_another() -> None:
-    drafted = (
-        DraftedToken(1, DraftOutcome.ACCEPTED, 1.0, 1.0, 0.5),
-        DraftedToken(2, DraftOutcome.UNTESTED, 1.0, 1.0, 0.5),
-    )
+    drafted = DraftedToken(1, ACCEPTED, 1.0, 1.0, 0.5), DraftedToken(2, UNTESTED, 1.0, 1.0, 0.5)
     event = Round(0, drafted, (Token(1, TokenKind.ACCEPTED, 1.0),), 0.1, 0.1, 0.2)
     row = row_of(Entry(SPECULATIVE, event, Spans(("A",), ("a", "u"))))
     assert row is not None

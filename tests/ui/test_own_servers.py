@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,18 +34,6 @@ from .scripted import PRESETS, Script
 KEY, OTHER = "sk-very-secret-0123456789", "sk-another-secret-987654"
 TEXT = "The snow lies soft upon the hill"
 Pair = tuple[FakeServer, str]
-
-
-@pytest.fixture
-def drafting() -> Iterator[Pair]:
-    with serving(llamacpp_answers(replayed("llamacpp-ended"))) as found:
-        yield found
-
-
-@pytest.fixture
-def plain() -> Iterator[Pair]:
-    with serving(llamacpp_answers(replayed_alone("llamacpp-ended"))) as found:
-        yield found
 
 
 def asked(**settings: Any) -> Request:
@@ -145,7 +132,10 @@ def test_a_server_that_fails_is_one_sentence_without_its_key(drafting: Pair, pla
     assert run.ended.is_set()
 
 
-def test_stop_ends_it_between_two_pieces_of_an_answer(drafting: Pair, plain: Pair) -> None:
+@pytest.mark.parametrize("seconds", [None, 1.0])
+def test_stop_or_a_limit_ends_it_between_two_pieces_of_an_answer(
+    drafting: Pair, plain: Pair, seconds: float | None
+) -> None:
     """The baseline has written its text; the server goes on for ever."""
     asked_for = threading.Event()
 
@@ -157,15 +147,19 @@ def test_stop_ends_it_between_two_pieces_of_an_answer(drafting: Pair, plain: Pai
             connection.sendall(b": still here\n\n" * 100)
 
     drafting[0].answers = {**drafting[0].answers, "/completion": endless}
-    run = ServerRun(asked(), place(drafting), place(plain))
+    run = ServerRun(asked(), place(drafting), place(plain), seconds)
 
     def stop() -> None:
         asked_for.wait(20)
         run.stop.set()
 
-    threading.Thread(target=stop).start()
+    if seconds is None:
+        threading.Thread(target=stop).start()
     told = played(run, Script())
     assert told["end"]["stopped"]
+    limit = "It had run for 1 s, the most that a race may take here."
+    assert told["end"]["sentence"].startswith(limit) is bool(seconds)
+    assert told["end"]["exactness"]["title"].lower().endswith("stopped after 1 s") is bool(seconds)
     assert told["end"]["stats"][PLAIN]["tokens"] > 0
     assert run.trace()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY, connected
+from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY, named
 from specdemo.models.loaded import Loaded
 from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
@@ -126,7 +126,7 @@ def test_a_server_that_drips_is_left_when_the_time_is_over() -> None:
             connection.sendall(b": still here\n\n" * 100)
 
     with serving(llamacpp_answers(answer)) as (_, where), ExitStack() as opened:
-        writer = ServerWriter(opened.enter_context(connected(where, SERVER_KEY)))
+        writer = ServerWriter(opened.enter_context(named(where, SERVER_KEY)))
         study = Doctor(writer, None, replace(SMALL, seconds=1.0))
         assert [*study.run()] == ["Prompts of eight kinds, code"] * len(study.samples)
         assert study.left_out == ["The 1 seconds were over in the middle of the prompts."]

@@ -183,16 +183,6 @@ def test_the_bytes_that_are_checked_are_those_that_caches_take(loaded: Loaded) -
         check_caches([free // 2000] * 3, 1000, loaded.device)
 
 
-def test_closing_a_race_frees_every_lane(toy: Any) -> None:
-    stream: Any = race(toy, "draft-model", PROMPT, SETTINGS, more=MORE)
-    seen: set[str] = set()
-    while len(seen) < 4:
-        seen.add(next(stream).lane)
-    stream.close()
-    assert all(runner.length == 0 for runner in (*toy.runners, *toy.draft_runners))
-    assert all(runner.released for runner in toy.runners if runner.passes)
-
-
 def test_a_tree_and_a_chain_race_with_the_same_drafter(toy: Any) -> None:
     tree = DraftedLane("draft-model", 6, tree=True)
     entries = list(race(toy, "draft-model", PROMPT, SETTINGS, more=[tree]))

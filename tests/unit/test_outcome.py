@@ -24,31 +24,25 @@ def tokens(*ids: int, margin: float | None = None) -> list[Token]:
     return [Token(id, TokenKind.TARGET, 1.0, margin) for id in ids]
 
 
-@pytest.mark.parametrize("place", [0, 1, 4])
-def test_the_first_difference_and_the_margin_there(place: int) -> None:
-    plain = [1, 2, 3, 4, 5]
-    other = [*plain[:place], 40, *plain[place + 1 :]]
-    answer = compare(tokens(*plain, margin=0.5), tokens(*other, margin=0.25))
-    assert (answer.identical, answer.first_difference, answer.margin) == (False, place, 0.25)
-    assert compare(tokens(*other, margin=0.25), tokens(*plain)).margin == 0.25  # a server does not tell its margins
-    assert compare(tokens(*other), tokens(*plain)).margin is None
-
-
-def test_equal_texts_are_identical() -> None:
-    for text in ((), (1, 2, 3)):
-        answer = compare(tokens(*text), tokens(*text, margin=1.0))
-        assert (answer.identical, answer.first_difference, answer.margin) == (True, None, None)
-
-
-def test_a_text_that_was_cut_short_differs_where_it_ends() -> None:
-    answer = compare(tokens(1, 2, 3, margin=1.0), tokens(1, 2))
-    assert (answer.identical, answer.first_difference, answer.margin) == (False, 2, None)
-    assert compare(tokens(1), []).first_difference == 0
-
-
-def test_token_0_differs_from_no_token() -> None:
-    assert compare(tokens(0), []).identical is False
-    assert compare(tokens(0, 0), tokens(0, 1)).first_difference == 1
+@pytest.mark.parametrize(
+    ("plain", "other", "margins", "place", "margin"),
+    [
+        ([1, 2, 3, 4, 5], [40, 2, 3, 4, 5], (0.5, 0.25), 0, 0.25),
+        ([1, 2, 3, 4, 5], [1, 40, 3, 4, 5], (0.25, None), 1, 0.25),  # a server does not tell its margins
+        ([1, 2, 3, 4, 5], [1, 2, 3, 4, 40], (None, None), 4, None),
+        ([], [], (None, None), None, None),
+        ([1, 2, 3], [1, 2, 3], (None, 1.0), None, None),
+        ([1, 2, 3], [1, 2], (1.0, None), 2, None),  # cut short: it differs where it ends
+        ([1], [], (None, None), 0, None),
+        ([0], [], (None, None), 0, None),  # token 0 is not no token
+        ([0, 0], [0, 1], (None, None), 1, None),
+    ],
+)
+def test_the_first_difference_and_the_margin_there(
+    plain: list[int], other: list[int], margins: tuple[float | None, ...], place: int | None, margin: float | None
+) -> None:
+    answer = compare(tokens(*plain, margin=margins[0]), tokens(*other, margin=margins[1]))
+    assert answer == Comparison(place is None, place, margin)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens
 from specdemo.engines.runner import ANY_ROWS
 from specdemo.racing import race as racing
+from specdemo.racing.asked import DraftedLane
 from specdemo.racing.race import PLAIN, SPECULATIVE, check_drafter, drafters_of, race, start
 from specdemo.racing.summary import report
 from specdemo.racing.trace import Entry, read_trace, write_trace
@@ -225,8 +226,9 @@ def test_stop_strings_and_eos_end_each_lane_by_itself(toy: Any) -> None:
 
 @pytest.mark.parametrize("isolated", [False, True])
 @pytest.mark.parametrize("events", [1, 2, 9])
-def test_closing_a_race_closes_both_lanes(
-    toy: Any, monkeypatch: pytest.MonkeyPatch, events: int, isolated: bool
+@pytest.mark.parametrize("more", [(), (DraftedLane("draft-model", 2), DraftedLane("ngram", 2))], ids=["two", "four"])
+def test_closing_a_race_closes_every_lane(
+    toy: Any, monkeypatch: pytest.MonkeyPatch, more: tuple[DraftedLane, ...], events: int, isolated: bool
 ) -> None:
     lanes = []
 
@@ -235,11 +237,11 @@ def test_closing_a_race_closes_both_lanes(
         return lanes[-1]
 
     monkeypatch.setattr(racing, "start", kept)
-    stream: Any = race(toy, "draft-model", PROMPT, SETTINGS, isolated)
+    stream: Any = race(toy, "draft-model", PROMPT, SETTINGS, isolated, more)
     for _ in range(events):
         next(stream)
     stream.close()
-    assert [runner.length for runner in (*toy.runners, *toy.draft_runners)] == [0, 0, 0]
+    assert not any(runner.length for runner in (*toy.runners, *toy.draft_runners))
     started = [runner for runner in toy.runners if runner.passes]
     assert started
     assert all(runner.released for runner in started)

@@ -6,11 +6,13 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from specdemo.racing.lanes import Lane
 from specdemo.servers import address as addresses
 from specdemo.servers import client as clients
 from specdemo.servers.address import Address
@@ -20,7 +22,18 @@ from specdemo.servers.race import server_lane
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
-from .fake_server import Answer, head, json_answer, llamacpp_answers, recorded, replayed, serving, status, stream_answer
+from .fake_server import (
+    Answer,
+    FakeServer,
+    head,
+    json_answer,
+    llamacpp_answers,
+    recorded,
+    replayed,
+    serving,
+    status,
+    stream_answer,
+)
 
 KEY = "sk-very-secret-0123456789"
 HELD = 0.3  # seconds of silence that these tests wait for
@@ -116,21 +129,27 @@ def test_a_fault_is_one_sentence(fault: str, monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(clients, "MAX_ANSWER", 2_000_000)
     caplog.set_level("DEBUG")
     threads = threading.active_count()
-    with serving(llamacpp_answers(answer)) as (server, where):
-        with Client(Address.read(where), KEY, silent_seconds=HELD) as client:
-            lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings(max_new_tokens=20))
-            began = time.perf_counter()
-            with pytest.raises(BadInput, match=words) as refused:
-                list(lane.events)
-            assert time.perf_counter() - began < 10
-        assert not lane.events.gi_frame  # type: ignore[attr-defined]
-        wait_until(lambda: not server.open)
+    with asked(answer, KEY, HELD) as (_, lane):
+        began = time.perf_counter()
+        with pytest.raises(BadInput, match=words) as refused:
+            list(lane.events)
+        assert time.perf_counter() - began < 10
+    assert not lane.events.gi_frame  # type: ignore[attr-defined]
     wait_until(lambda: threading.active_count() == threads)
     sentence = str(refused.value)
     assert sentence.endswith(".")
     assert "\n" not in sentence
     assert "\x1b" not in sentence
     assert KEY not in sentence + caplog.text + "".join(map(str, lane_state(lane)))
+
+
+@contextmanager
+def asked(answer: bytes | Answer, key: str | None = None, silent: float = 30.0) -> Iterator[tuple[FakeServer, Lane]]:
+    """A server with this answer, and a lane that is about to ask it."""
+    with serving(llamacpp_answers(answer)) as (server, where):
+        with Client(Address.read(where), key, silent_seconds=silent) as client:
+            yield server, server_lane("server", find_dialect(client), "Hi", False, Settings(max_new_tokens=20))[0]
+        wait_until(lambda: not server.open)
 
 
 def lane_state(lane: Any) -> list[Any]:
@@ -145,8 +164,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 5.0) -> None:
 
 
 def test_whoever_stops_a_lane_leaves_nothing_running() -> None:
-    with serving(llamacpp_answers(stall)) as (server, where), Client(Address.read(where)) as client:
-        lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings())
+    with asked(stall) as (server, lane):
         next(lane.events)
         lane.events.close()  # type: ignore[attr-defined]
         wait_until(lambda: not server.open)
@@ -154,21 +172,19 @@ def test_whoever_stops_a_lane_leaves_nothing_running() -> None:
 
 @pytest.mark.parametrize("said", [b"", replayed("llamacpp-ended")[:700]], ids=["nothing", "a beginning"])
 def test_a_server_that_is_silent_does_not_delay_a_stop(said: bytes) -> None:
-    asked, over = threading.Event(), threading.Event()
+    heard, over = threading.Event(), threading.Event()
 
     def silent(connection: socket.socket) -> None:
         connection.sendall(said)
-        asked.set()
+        heard.set()
         over.wait(20)
 
-    with serving(llamacpp_answers(silent)) as (server, where), Client(Address.read(where)) as client:
-        lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings())
+    with asked(silent) as (_, lane):
         began = time.perf_counter()
-        with pytest.raises(Stopped), attended(asked.is_set):
+        with pytest.raises(Stopped), attended(heard.is_set):
             list(lane.events)
         assert time.perf_counter() - began < 5  # and not the 30 seconds of silence
         over.set()
-        wait_until(lambda: not server.open)
 
 
 def test_the_key_goes_into_one_header_and_the_stream_is_read() -> None:

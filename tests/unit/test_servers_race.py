@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,22 +22,10 @@ from specdemo.servers.race import Asked, outcome, race_servers
 from specdemo.types import BadInput, Settings
 from specdemo.ui.replay.playable import playable
 
-from .fake_server import FakeServer, llamacpp_answers, replayed, replayed_alone, serving
+from .fake_server import FakeServer
 
 KEY = "sk-very-secret-0123456789"
 RACE = ["race", "--prompt", "Hi", "--max-new-tokens", "40", "--server"]
-
-
-@pytest.fixture
-def server() -> Iterator[tuple[FakeServer, str]]:
-    with serving(llamacpp_answers(replayed("llamacpp-ended"))) as found:
-        yield found
-
-
-@pytest.fixture
-def plain() -> Iterator[tuple[FakeServer, str]]:
-    with serving(llamacpp_answers(replayed_alone("llamacpp-ended"))) as found:
-        yield found
 
 
 def run(*args: str) -> str:
@@ -49,11 +36,11 @@ def run(*args: str) -> str:
 
 
 def test_two_servers_race(
-    server: tuple[FakeServer, str], plain: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    drafting: tuple[FakeServer, str], plain: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(SERVER_KEY, KEY)
     trace = tmp_path / "race.jsonl"
-    said = run(*RACE, server[1], "--baseline", plain[1], "--json", "--out", str(trace))
+    said = run(*RACE, drafting[1], "--baseline", plain[1], "--json", "--out", str(trace))
     found = json.loads(said)
     assert [found[lane]["text"] for lane in (PLAIN, SPECULATIVE)] == ["The snow lies soft upon the hill"] * 2
     assert found["comparison"] == {"identical": True, "first_difference": None, "margin": None}
@@ -65,8 +52,8 @@ def test_two_servers_race(
     assert found[SPECULATIVE]["server"]["clock"] == "server"
     assert 0 <= found[SPECULATIVE]["server"]["network_seconds"] < found[SPECULATIVE]["server"]["seconds"] + 1
     assert KEY not in said + trace.read_text()
-    assert server[1].partition("//")[2] not in trace.read_text()
-    assert all(f"Bearer {KEY}" in head for _, head, _ in server[0].asked)
+    assert drafting[1].partition("//")[2] not in trace.read_text()
+    assert all(f"Bearer {KEY}" in head for _, head, _ in drafting[0].asked)
     assert not any("Bearer" in head for _, head, _ in plain[0].asked)  # a key goes to its own server only
     header, entries = read_trace(trace_lines(trace))
     assert [lane["drafter"] for lane in header["lanes"]] == ["none", "the server's own"]
@@ -74,38 +61,38 @@ def test_two_servers_race(
 
 
 def test_the_baseline_has_its_own_key(
-    server: tuple[FakeServer, str], plain: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
+    drafting: tuple[FakeServer, str], plain: tuple[FakeServer, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BASELINE_KEY, KEY)
-    said = run(*RACE, server[1], "--baseline", plain[1])
+    said = run(*RACE, drafting[1], "--baseline", plain[1])
     assert "The texts are the same." in said
     assert "took turns" in said
     assert all(f"Bearer {KEY}" in head for _, head, _ in plain[0].asked)
-    assert not any("Bearer" in head for _, head, _ in server[0].asked)
+    assert not any("Bearer" in head for _, head, _ in drafting[0].asked)
 
 
 def test_a_trace_can_be_the_baseline(
-    server: tuple[FakeServer, str], plain: tuple[FakeServer, str], tmp_path: Path
+    drafting: tuple[FakeServer, str], plain: tuple[FakeServer, str], tmp_path: Path
 ) -> None:
     trace = tmp_path / "alone.jsonl.gz"
     alone = run(*RACE, plain[1], "--out", str(trace))
     assert "There is no baseline to compare with" in alone
-    found = json.loads(run(*RACE, server[1], "--baseline", str(trace), "--json"))
+    found = json.loads(run(*RACE, drafting[1], "--baseline", str(trace), "--json"))
     assert found["comparison"]["identical"]
     assert found["speed_up"] is not None
     with pytest.raises(BadInput, match="another prompt or other settings"):
-        run("race", "--prompt", "Ho", "--server", server[1], "--baseline", str(trace))
-    run(*RACE, server[1], "--out", str(trace))
+        run("race", "--prompt", "Ho", "--server", drafting[1], "--baseline", str(trace))
+    run(*RACE, drafting[1], "--out", str(trace))
     with pytest.raises(BadInput, match="no lane of a server that drafted nothing"):
-        run(*RACE, server[1], "--baseline", str(trace))
+        run(*RACE, drafting[1], "--baseline", str(trace))
 
 
 def test_above_temperature_0_the_servers_draws_are_their_own(
-    server: tuple[FakeServer, str], plain: tuple[FakeServer, str], tmp_path: Path
+    drafting: tuple[FakeServer, str], plain: tuple[FakeServer, str], tmp_path: Path
 ) -> None:
     """Whatever rule they test drafts by: a server does not tell it."""
     trace = tmp_path / "race.jsonl"
-    said = run(*RACE, server[1], "--baseline", plain[1], "--temperature", "0.7", "--out", str(trace))
+    said = run(*RACE, drafting[1], "--baseline", plain[1], "--temperature", "0.7", "--out", str(trace))
     badge = playable(*read_trace(trace_lines(trace)))["end"]["exactness"]
     assert badge == {"mark": "chance", "title": "Same text", "words": other_draws(True)}
     assert other_draws(True) in said

@@ -12,8 +12,7 @@ from ...models.presets import PRESETS
 from ...racing.race import race
 from ...racing.trace import Entry
 from ...servers.address import Address
-from ...servers.client import Client
-from ...servers.dialects import find_dialect
+from ...servers.dialects import connected
 from ...studies import domains, greedy, lossless, profile, sweep, theory
 from ...studies.diagnosis import Diagnosis
 from ...studies.doctor import AT_ONCE, CONTEXTS, Doctor, Plan, settings_of
@@ -304,13 +303,10 @@ class Examination(Study):
     def _sides(self, opened: ExitStack) -> tuple[Writer, Writer | None]:
         names = ("server", "server_key"), ("baseline", "baseline_key")
         pairs = [(self.asked.get(address), self.asked.get(key)) for address, key in names]
-        found = [
-            ServerWriter(find_dialect(opened.enter_context(Client(Address.read(address), key or None))))
-            if address
-            else None
+        server, baseline = (
+            ServerWriter(opened.enter_context(connected(Address.read(address), key))) if address else None
             for address, key in pairs
-        ]
-        server, baseline = found
+        )
         if server is not None:
             return server, baseline
         if baseline is not None:

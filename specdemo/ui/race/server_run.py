@@ -11,8 +11,7 @@ from ...racing.asked import PLAIN, SPECULATIVE, Request
 from ...racing.compare import OWN_DRAFTER
 from ...racing.trace import Entry
 from ...servers.address import Address
-from ...servers.client import Client
-from ...servers.dialects import Dialect, find_dialect
+from ...servers.dialects import connected
 from ...servers.race import TURNS, Asked, ServerRace, outcome, trace_header
 from ...types import REJECTION
 from ..engine import Engine
@@ -25,14 +24,6 @@ class Place:
 
     address: Address
     key: str = field(default="", repr=False)
-
-    def connected(self, opened: ExitStack) -> Dialect:
-        """The server, until `opened` is closed.
-
-        Raises:
-            BadInput: it cannot be asked, or is of no kind that we know.
-        """
-        return find_dialect(opened.enter_context(Client(self.address, self.key or None)))
 
 
 class ServerRun(Run):
@@ -57,7 +48,7 @@ class ServerRun(Run):
         self.header = {"environment": {}}
         places, self._places = self._places, []
         with self._limited(), ExitStack() as opened:
-            server, *others = [place.connected(opened) for place in places]
+            server, *others = [opened.enter_context(connected(place.address, place.key)) for place in places]
             self.request = replace(self.request, preset=server.facts["model"], settings=settings)
             entries = opened.enter_context(closing(race.run(server, others[0] if others else None)))  # type: ignore[type-var]
             yield from self._kept(entries)
