@@ -192,6 +192,16 @@ BROKEN = {
     "temperature of nan": (GOOD + "[defaults]\ntemperature = nan\n", "defaults.temperature", "from 0 to 2"),
     "no new tokens": (GOOD + "[defaults]\nmax_new_tokens = 0\n", "defaults.max_new_tokens", "from 1 to"),
     "unknown drafter": (GOOD + '[defaults]\ndrafter = "magic"\n', "defaults.drafter", "prompt-lookup"),
+    "a drafter in braces": (GOOD + '[defaults]\ndrafter = "{magic}"\n', "defaults.drafter", "not '{magic}'"),
+    "name of a preset": ('name = "x"\n' + GOOD, "name", "is not a field"),
+    "head of an unknown kind": (GOOD + '[heads.neck]\nhub = "a/b"\n', "heads.neck", "is not a field"),
+    "head of a wheel": (
+        GOOD + WHEEL.replace("target", "heads.eagle"),
+        "heads.eagle",
+        "a hub id or the path of a folder",
+    ),
+    "heads that are no table": ("heads = 3\n" + GOOD, "heads", "must be a table, not 3"),
+    "absent head": (GOOD + "[heads]\neagle = 'none.safetensors'\n", "heads.eagle", "does not exist"),
     "raw of one": (GOOD + "[defaults]\nraw = 1\n", "defaults.raw", "true or false"),
     "tree of one": (GOOD + "[defaults]\ntree = 1\n", "defaults.tree", "true or false"),
     "trees by a drafter of chains": (
