@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .source import GGUF, Place, Source, path_of
 from .store import LoadError, Progress
-from .tables import NO_OTHERS, Beside, table_as
+from .tables import Beside, table_as
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class Folder(Source):
     """A folder written by `save_pretrained`; a relative path is looked up beside the preset file."""
 
-    __pydantic_config__ = NO_OTHERS
     keys = ("path",)
     holds_heads = True
     path: Beside
@@ -29,17 +28,12 @@ class Folder(Source):
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any], folder: Path) -> Folder | None:
-        if "path" not in table:
-            return None
-        found = table_as(cls, table, folder)
-        return None if found.path.suffix == GGUF and not found.path.is_dir() else found
+        found = table_as(cls, table, folder) if "path" in table else None
+        return None if found and found.path.suffix == GGUF and not found.path.is_dir() else found
 
     @classmethod
     def named(cls, text: str) -> Folder | None:
         return cls(path_of(text)) if path_of(text).is_dir() else None
-
-    def table(self) -> dict[str, Any]:
-        return {"path": str(self.path)}
 
     def place(self, dtype: torch.dtype, progress: Progress) -> Place:
         if not (self.path / "config.json").is_file():

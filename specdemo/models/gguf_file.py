@@ -17,7 +17,7 @@ from .gguf_header import Header, read_header
 from .hub import HUB_ID
 from .source import GGUF, Source, Told, path_of
 from .store import LoadError, Progress, sha256_of
-from .tables import NO_OTHERS, Text, table_as
+from .tables import Text, table_as, table_of
 
 MAGIC = b"GGUF"
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -27,7 +27,6 @@ SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 class Gguf(Converted):
     """A GGUF file: a path, or the name of a file in a repository of the hub."""
 
-    __pydantic_config__ = NO_OTHERS
     keys = ("hub", "path")
     file: Text
     repo: Annotated[Text | None, Field(alias="hub")] = None
@@ -56,9 +55,7 @@ class Gguf(Converted):
         return None
 
     def table(self) -> dict[str, Any]:
-        if self.repo is None:
-            return {"path": self.file}
-        return {"hub": self.repo, "revision": self.revision, "file": self.file}
+        return {"path": self.file} if self.repo is None else table_of(self)
 
     def found(self, progress: Progress) -> Source:
         if self.repo is None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from ..types import BadInput
 from .source import GGUF, Place, Source, Told, path_of
 from .store import Progress
-from .tables import NO_OTHERS, Text, table_as
+from .tables import Text
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +26,6 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 class Hub(Source):
     """A repository of the model hub, at a revision (a branch, tag or commit; None is its main branch)."""
 
-    __pydantic_config__ = NO_OTHERS
     keys = ("hub",)
     holds_heads = on_hub = True
     repo: Annotated[Text, Field(alias="hub")]
@@ -35,10 +33,6 @@ class Hub(Source):
 
     def __str__(self) -> str:
         return self.repo
-
-    @classmethod
-    def of_table(cls, table: Mapping[str, Any], folder: Path) -> Hub | None:
-        return table_as(cls, table, folder) if "hub" in table else None
 
     @classmethod
     def named(cls, text: str) -> Hub:
@@ -56,9 +50,6 @@ class Hub(Source):
             raise BadInput(f"{text!r} is neither a hub id (owner/name) nor a folder nor a .gguf file.")
         name, _, revision = text.partition("@")
         return cls(name, revision or None)
-
-    def table(self) -> dict[str, Any]:
-        return {"hub": self.repo, "revision": self.revision}
 
     def place(self, dtype: torch.dtype, progress: Progress) -> Place:
         progress(None, f"looking for {self} on the hub")

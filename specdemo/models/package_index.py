@@ -12,7 +12,7 @@ import zipfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, BinaryIO
 
 from pydantic import Field
 
@@ -33,10 +33,6 @@ class Pinned:
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"
-
-    def table(self) -> dict[str, Any]:
-        """Its table in a preset file."""
-        return {"wheel": self.package, "version": self.version, "size": self.size, "sha256": self.sha256}
 
 
 class Sdist(Pinned):

@@ -18,7 +18,7 @@ from .hub import Hub
 from .package_index import Pinned, append_file
 from .source import GGUF, Source
 from .store import LoadError, Progress, check_sum
-from .tables import NO_OTHERS, Sha256, Text, table_as
+from .tables import Sha256, Text, table_as, table_of
 
 log = logging.getLogger(__name__)
 DOWNLOADED = "downloaded.json"
@@ -28,7 +28,6 @@ DOWNLOADED = "downloaded.json"
 class PartWheel(Pinned):
     """A wheel with a part of a larger file."""
 
-    __pydantic_config__ = NO_OTHERS
     file: Text  # the part's path inside the wheel
 
 
@@ -46,7 +45,6 @@ class LabelledPart(PartWheel):
 class Parts(Converted):
     """The hub is asked first. `gguf_sha256` is the SHA-256 of the file that `parts` are joined to."""
 
-    __pydantic_config__ = NO_OTHERS
     keys = ("hub",)
     hub: Hub
     parts: Annotated[tuple[PartWheel, ...], Field(min_length=1)]
@@ -64,8 +62,8 @@ class Parts(Converted):
         return table_as(cls, {"hub": hub, **rest}, folder)
 
     def table(self) -> dict[str, Any]:
-        parts = [{**part.table(), "file": part.file} for part in self.parts]
-        return {**self.hub.table(), "gguf_sha256": self.gguf_sha256, "parts": parts}
+        table = table_of(self)
+        return {**table.pop("hub"), **table}
 
     def found(self, progress: Progress) -> Source:
         if not self.is_made:

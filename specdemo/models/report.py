@@ -237,8 +237,7 @@ def save_preset(preset: Preset, name: str, folder: Path = PRESETS) -> Path:
     lines = [f"title = {_toml(preset.title)}", f"description = {_toml(preset.description)}"]
     for table, source in sources.items():
         if source is not None:
-            fields = source.table().items()
-            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in fields if value is not None)]
+            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in source.table().items())]
     lines += ["", "[defaults]", f"drafter = {_toml(preset.defaults.drafter)}"]
     lines += ["tree = true"] if preset.defaults.tree else []
     try:

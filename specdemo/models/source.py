@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .store import LoadError, Progress
+from .tables import NO_OTHERS, table_as, table_of
 
 if TYPE_CHECKING:
     import torch
@@ -47,23 +48,23 @@ class Told:
 class Source(ABC):
     """Where a model comes from. `str` names it in sentences.
 
-    A kind of source is a frozen dataclass. If the annotations of its fields are those of `tables`, `of_table` can leave
-    the checks to `table_as`.
+    A kind of source is a frozen dataclass. The fields of a preset's table are its own, with the types of `tables`.
     """
 
+    __pydantic_config__ = NO_OTHERS
     __slots__ = ()
     keys: ClassVar[tuple[str, ...]]  # the fields of a preset's table of which it has one
     holds_heads: ClassVar[bool] = False  # whether a head of others can come from it
     on_hub: ClassVar[bool] = False
 
     @classmethod
-    @abstractmethod
     def of_table(cls, table: Mapping[str, Any], folder: Path) -> Source | None:
-        """That of a preset's table, which has one of `keys`; None if it is of another kind. See `tables.table_as`.
+        """That of a preset's table, which has one of the `keys` of all kinds; None if it is of another kind.
 
         Args:
             folder: that of the preset file.
         """
+        return table_as(cls, table, folder) if any(key in table for key in cls.keys) else None
 
     @classmethod
     def named(cls, text: str) -> Source | None:
@@ -74,9 +75,9 @@ class Source(ABC):
         """
         return None
 
-    @abstractmethod
     def table(self) -> dict[str, Any]:
-        """The table of a preset file that `of_table` reads; fields that are None are left out."""
+        """The table of a preset file that `of_table` reads."""
+        return table_of(self)
 
     @abstractmethod
     def place(self, dtype: torch.dtype, progress: Progress) -> Place:

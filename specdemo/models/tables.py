@@ -125,6 +125,12 @@ def table_as(kind: type[T], fields: Any, folder: Path) -> T:
     return TypeAdapter(kind).validate_python(fields, context=folder)
 
 
+def table_of(made: Any) -> dict[str, Any]:
+    """The table that `table_as` makes a dataclass of; fields that are None are left out."""
+    table: dict[str, Any] = TypeAdapter(type(made)).dump_python(made, mode="json", by_alias=True, exclude_none=True)
+    return table
+
+
 def file_as(kind: type[T], path: Path, **beside: Any) -> T:
     """A TOML file as an instance of a dataclass; `beside` are fields that a file does not have.
 

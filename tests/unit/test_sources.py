@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from specdemo.models.report import report_on, save_preset
 from specdemo.models.source import Place, Source, path_of
 from specdemo.models.sources import Folder, Gguf, Hub, Parts, Wheel
 from specdemo.models.store import LoadError, Progress
-from specdemo.models.tables import NO_OTHERS, Beside, table_as
+from specdemo.models.tables import Beside
 from specdemo.system.folders import cache_folder
 from specdemo.types import BadInput
 
@@ -33,7 +31,6 @@ SUM, OTHER = "0" * 64, "1" * 64
 class Zipped(Source):
     """A folder of `save_pretrained` in a ZIP file, made up here."""
 
-    __pydantic_config__ = NO_OTHERS
     keys = ("zip",)
     zip: Beside
 
@@ -41,15 +38,8 @@ class Zipped(Source):
         return str(self.zip)
 
     @classmethod
-    def of_table(cls, table: Mapping[str, Any], folder: Path) -> Source | None:
-        return table_as(cls, table, folder) if "zip" in table else None
-
-    @classmethod
     def named(cls, text: str) -> Source | None:
         return cls(path_of(text)) if text.endswith(".zip") else None
-
-    def table(self) -> dict[str, Any]:
-        return {"zip": str(self.zip)}
 
     def place(self, dtype: torch.dtype, progress: Progress) -> Place:
         if not self.zip.is_file():
