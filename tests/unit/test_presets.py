@@ -33,6 +33,8 @@ sha256 = "{SUM}"
 gguf = "a/b.gguf"
 gguf_sha256 = "{SUM}"
 """
+PART = f'{{ wheel = "w-1", version = "1", size = 5, sha256 = "{SUM}", file = "w/1.bin" }}'
+PARTS = f'{GOOD}gguf_sha256 = "{SUM}"\nparts = [{PART}, {PART}]\n'
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -163,11 +165,6 @@ def test_the_real_pair_is_the_second_entry_of_the_menu() -> None:
     assert list(fitting_first(load_presets()[0], 4e9))[-1] == "smollm2-1.7b-135m"
 
 
-def test_a_revision_of_a_hub_source_is_kept(tmp_path: Path) -> None:
-    write(tmp_path, good=GOOD + 'revision = "v2"\n')
-    assert find_preset("good", tmp_path).target == Hub("someone/model", "v2")
-
-
 BROKEN = {
     "no title": (GOOD.replace("title", "tittle"), "title", "is missing"),
     "unknown field": ("speed = 3\n" + GOOD, "speed", "is not a field"),
@@ -186,6 +183,10 @@ BROKEN = {
         "target.version",
         "is missing",
     ),
+    "part of no size": (PARTS.replace("size = 5", "size = 0"), "target.parts[0].size", "must be a whole number"),
+    "no parts": (PARTS.replace(f"{PART}, {PART}", ""), "target.parts", "must be a list of tables"),
+    "part without version": (PARTS.replace("version", "versions"), "target.parts[0].version", "is missing"),
+    "parts without sum": (PARTS.replace("gguf_sha256", "sum"), "target.gguf_sha256", "is missing"),
     "K out of range": (GOOD + "[defaults]\nk = 17\n", "defaults.k", "from 0 to 16"),
     "K of half": (GOOD + "[defaults]\nk = 2.5\n", "defaults.k", "whole number"),
     "K of true": (GOOD + "[defaults]\nk = true\n", "defaults.k", "whole number"),
