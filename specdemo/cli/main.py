@@ -204,17 +204,17 @@ def _race_again(path: Path, device: Device, json_: bool) -> None:
     dtype, eager = str(there.get("weights_dtype", "auto")), there.get("engine") == "eager"
     models = ModelsOrEager(preset=asked.preset, dtype=dtype, device=device, eager=eager)
     with models.loaded(raw=asked.raw) as loaded:
-        from ..racing import rerun, summary
+        from ..racing import race, summary
 
-        entries = list(rerun.again(loaded, header, recorded))
-        differing = rerun.differences(recorded, entries)
-        drafted = {name: lane for name, lane in rerun.lanes_asked(header).items() if name != PLAIN}
+        entries = list(race.again(loaded, header, recorded))
+        differing = race.differences(recorded, entries)
+        drafted = {name: lane for name, lane in race.lanes_asked(header).items() if name != PLAIN}
         outcome = summary.summary(loaded, loaded.encode(asked.prompt, asked.raw), asked.settings, entries, drafted)
         same = not any(place is not None for place in differing.values())
         if json_:
             typer.echo(json.dumps({**outcome, "again": {"same": same, "first_difference": differing}}))
         else:
-            others = rerun.other_environment(loaded, header)
+            others = race.other_environment(loaded, header)
             typer.echo("\n".join([table(outcome, asked.drafter), *compared(differing, others)]))
     if not same:
         raise typer.Exit(1)

@@ -68,7 +68,7 @@ def race_server(
         race = race_servers(asked, dialect, plain or recorded)
     if out is not None:
         save_trace(out, trace_header(race), race.entries)
-    found = outcome(race)
+    found = outcome(race).as_dict()
     typer.echo(json.dumps(found, ensure_ascii=False) if json_ else _table(found))
 
 

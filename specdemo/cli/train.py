@@ -182,13 +182,13 @@ def chargpt(
     import torch
     import transformers
 
-    from ..system.hardware import choose_device, choose_dtype, device_name
+    from ..system.hardware import choose_device, choose_dtype, compute_dtype, device_name
     from ..train.chargpt import Recipe, train
     from ..train.shakespeare import encode, read_plays, text_facts
 
     recipe = Recipe(layers, width, heads, context, batch, steps, rate, seed)
     chosen = choose_device(device)
-    fast = choose_dtype(None, chosen)
+    fast = compute_dtype(choose_dtype(None, chosen), chosen)
     dtype = fast if fast == torch.bfloat16 else torch.float32  # float16 would need its losses scaled
     text, held_out = read_plays()
     facts = {

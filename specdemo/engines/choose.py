@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..system.hardware import free_memory
+from ..system.hardware import compute_dtype, free_memory
 from . import ops
 from .cpu.library import library_for
 from .fused import FusedRunner
@@ -79,7 +79,7 @@ def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.
     inner = [config.hidden_size, getattr(config, "intermediate_size", None) or 4 * config.hidden_size]
     if library and width % (2 * library.step) == 0 and all(size % library.step == 0 for size in inner):
         return "native", True
-    return "fused", dtype == torch.bfloat16 and can_pack(dtype)
+    return "fused", compute_dtype(dtype, device) == torch.bfloat16 and can_pack(torch.bfloat16)
 
 
 def captured(model: FusedModel, capture: Capture, slots: int) -> Graphs:

@@ -117,7 +117,7 @@ class FusedModel:
     @property
     def least_rows(self) -> int:
         """The fewest rows of a pass. A shorter one is padded with copies of its last row."""
-        packed = self.embedding.dtype == torch.bfloat16 and self.embedding.device.type == "cpu"
+        packed = self.dtype == torch.bfloat16 and self.embedding.device.type == "cpu"
         return LEAST_ROWS if packed and self.bit_exact else 1
 
     @property
@@ -257,7 +257,7 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
     return FusedModel(
         layers=layers,
         embedding=embedding,
-        positions=upcast(weights["transformer.wpe.weight"]),
+        positions=weights["transformer.wpe.weight"].detach(),
         rope=None,
         norm=norm("transformer.ln_f"),
         head=head,

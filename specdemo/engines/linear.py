@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..system.hardware import compute_dtype, cpu_reads_float16
+from ..system.hardware import compute_dtype, cpu_widens_weights
 from .cpu.library import PackedLinear, library_for
 
 Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], each row by itself
 
-# The fewest numbers of a weight that is packed: with fewer the longer call takes more time than packing saves.
-LEAST_PACKED = {torch.bfloat16: 0, torch.float16: 2**18, torch.float32: 2**18}
+# The fewest numbers of a weight that is packed, by the type of its inputs: with fewer the longer call takes more time
+# than packing saves.
+LEAST_PACKED = {torch.bfloat16: 0, torch.float32: 2**18}
 PACKED_FOR = 1  # rows of input that oneDNN packs the weights for; measured to serve 1 to 17 equally well
 FEW_ROWS = 17  # the most rows that a round has; with more a mirrored norm takes longer than a plain one
 
@@ -72,15 +73,16 @@ class Linear:
         device and weight             needs                     stored as                    multiplied by
         ============================  ========================  ===========================  =====================
         CPU                           gcc, AVX2 or AVX-512      blocks of columns            `native.c`
-        CPU, large, float16           FBGEMM                    float16, packed              FBGEMM
-        CPU, large, bfloat16/float32  oneDNN                    packed for oneDNN            oneDNN
+        CPU, large, widened           FBGEMM                    float16, packed              FBGEMM
+        CPU, large                    oneDNN                    packed for oneDNN            oneDNN
         CPU, small, float32, wide     nothing                   columns, each in one piece   torch
         any other, and on a GPU       nothing                   as it is                     torch
         ============================  ========================  ===========================  =====================
 
         FBGEMM and oneDNN also multiply by unpacked weights, but then they pack them in every call, which takes as long
-        as the product itself. On a CPU a float16 weight to which neither of the first two lines applies becomes
-        float32, and the later lines decide.
+        as the product itself. A weight is widened if its inputs have more bits (`compute_dtype`). Where neither of the
+        first two lines applies to such a weight, it becomes float32, and the later lines decide. The second does not
+        apply to bfloat16 beyond the range of float16; what is below that range loses less than 2**-25.
 
         Args:
             parts: the outputs are this many groups of the same size, such as heads.
@@ -89,8 +91,9 @@ class Linear:
         library = library_for(weight.dtype) if on_cpu else None
         if library and inner % library.step == 0:
             return cls(None, bias, PackedLinear(library, weight.detach(), bias, parts))
-        large = on_cpu and weight.numel() >= LEAST_PACKED.get(weight.dtype, math.inf)
-        if large and weight.dtype == torch.float16 and cpu_reads_float16():
+        computed = compute_dtype(weight.dtype, weight.device)
+        large = on_cpu and weight.numel() >= LEAST_PACKED.get(computed, math.inf)
+        if large and is_widened(weight) and cpu_widens_weights() and weight.half().isfinite().all():
             halves = torch.ops.quantized.linear_prepack_fp16(weight.float(), bias)
             multiply_halves = torch.ops.quantized.linear_dynamic_fp16
             return cls(None, bias, lambda x: multiply_halves(x, halves))
@@ -120,7 +123,12 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def packs_on_one_core(weight: Tensor) -> bool:
     """Whether `Linear.of` may pack this weight by FBGEMM, which uses one core for a weight."""
-    return weight.device.type == "cpu" and weight.dtype == torch.float16 and not library_for(weight.dtype)
+    return is_widened(weight) and not library_for(weight.dtype)
+
+
+def is_widened(weight: Tensor) -> bool:
+    """Whether a weight is stored in fewer bits than its inputs; only on a CPU."""
+    return weight.dtype != compute_dtype(weight.dtype, weight.device)
 
 
 def upcast(weight: Tensor) -> Tensor:

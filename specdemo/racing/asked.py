@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,20 @@ def fitted(request: Request, loaded: Loaded) -> tuple[Request, str]:
     settings = replace(settings, tree=False)
     more = tuple(lane for lane in request.more if lane != DraftedLane(drafter, settings.k))  # it would be there twice
     return replace(request, settings=settings, more=more), f"The drafts are chains and not trees: {reason}."
+
+
+def lane_of(lane: Mapping[str, Any], request: Request) -> DraftedLane:
+    """What a lane of a trace was asked for; what it does not tell is that of the whole race, as in older traces.
+
+    Raises:
+        BadInput: what it tells is no drafter or no K.
+    """
+    drafter = lane.get("drafter", "none" if lane["name"] == PLAIN else request.drafter)
+    if not isinstance(drafter, str):
+        raise BadInput(f"The trace does not say who drafted in its lane {lane['name']}.")
+    told = {name: lane.get(name, getattr(request.settings, name)) for name in ("k", "tree")}
+    settings = replace(request.settings, **told)
+    return DraftedLane(drafter, settings.k, settings.tree)
 
 
 def read_lanes(texts: Any) -> list[DraftedLane]:

@@ -1,4 +1,4 @@
-"""Are two texts the same, and if not, where do they part and by how much?"""
+"""Are two texts the same, and if not, where do they part and by how much? The badge says it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 from ..decoding.events import emitted_tokens
 from ..drafters.names import DRAFTERS
 from ..types import AUTO, MATCH, MAX_K, MAX_NODES, Settings, Token
+from .asked import DraftedLane
 from .trace import Entry
 
 NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
 """How close two logits must be for rounding to decide between them, where that is not exact to the bit."""
 OWN_DRAFTER = "the server's own"  # what the trace of a server calls it: a server does not say what drafts
 OLD_FUSED_ROWS = 9  # `exact_rows` of the fused engine when traces did not record it
+MARKS = "differs", "", "chance", "same"  # of badges, what matters most first; "" where there is nothing to compare yet
+NOTHING_YET = {"mark": "", "title": "", "words": "There is nothing to compare yet."}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +115,72 @@ def first_difference(plain: Sequence[int | str], speculative: Sequence[int | str
     """The place of the first token that differs or that only one of them has; None if there is none."""
     longest = max(len(plain), len(speculative))
     return next((i for i in range(longest) if plain[i : i + 1] != speculative[i : i + 1]), None)
+
+
+def badge(
+    plain: Sequence[Token],
+    other: Sequence[Token],
+    comparison: Comparison | None,
+    asked: DraftedLane | None,
+    settings: Settings,
+    environment: Mapping[str, Any],
+    stopped: bool,
+) -> dict[str, str]:
+    """Whether the text of a drafted lane is the one that the target alone writes: a `mark` (same, differs or chance), a
+    `title`, and `words` that explain it.
+
+    Args:
+        comparison: of the two texts; None if they are not to be compared.
+        asked: who drafts, and with which K; None if that is not known.
+        stopped: whether one of the texts may only be shorter.
+    """
+    both = min(len(plain), len(other))
+    if not both:  # stopped before the second lane had begun
+        return {**NOTHING_YET}
+    own = asked is not None and asked.drafter == OWN_DRAFTER
+    if comparison is None:
+        ids = [[token.id for token in (text[:both] if stopped else text)] for text in (plain, other)]
+        same = ids[0] == ids[1]
+        title = f"{'Same' if same else 'Different'} text"
+        if own:
+            return {"mark": "chance", "title": title, "words": other_draws(same)}
+        return {
+            "mark": "chance",
+            "title": f"{title}, same distribution",
+            "words": "Rejection sampling draws fresh random numbers in each lane, from the same distribution, so the "
+            f"texts {'could differ, though these do not' if same else 'differ by chance'}.",
+        }
+    place, margin, sampled = comparison.first_difference, comparison.margin, settings.temperature > 0
+    if place is None or (stopped and place >= both):
+        title = "Identical so far" if stopped else "Identical to the target alone"
+        words = f"{'The first' if stopped else 'All'} {both} tokens are exactly those that the target alone wrote."
+        if both == 1:
+            words = "The one token is exactly that of the target alone."
+        if sampled:
+            words += " Both lanes use the same random draws, so the text is the same above temperature 0 too."
+        return {"mark": "same", "title": title, "words": words}
+    words = "Both lanes use the same random draws. " if sampled else ""
+    words += f"The texts are the same for {place} token{'' if place == 1 else 's'}."
+    exact = asked is not None and is_exact(environment, asked.drafter, asked.k, asked.tree)
+    dtype = str(environment.get("dtype", ""))
+    if margin is not None:
+        words += f" There the two candidate tokens were {margin:.2g} apart for the target"
+        if not exact and is_near_tie(margin, dtype, settings.temperature):
+            words += (
+                f": a near-tie. This engine is not exact to the bit. In {dtype} the last digits of a logit depend on "
+                "how many tokens a pass reads, so either token can win."
+            )
+        else:
+            words += ", which is more than rounding explains. Please report this."
+    elif own:
+        words += " The servers do not tell how close the two candidate tokens were there."
+    elif exact:
+        words += " This engine is exact to the bit, so rounding does not explain that. Please report this."
+    return {"mark": "differs", "title": f"First difference at token {place + 1}", "words": words}
+
+
+def worst(badges: Mapping[str, dict[str, str]]) -> dict[str, str]:
+    """Of the badges of drafted lanes by name: the one that matters most, of those that differ the first."""
+    name = min(badges, key=lambda lane: MARKS.index(badges[lane]["mark"]))
+    found = badges[name]
+    return {**found, "words": f"{name}: {found['words']}"} if len(badges) > 1 and found["mark"] == "differs" else found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import sqrt
@@ -160,26 +160,28 @@ def noise(plain: Stats, lane: Stats) -> float:
     return max(least, 2 * stdev(times) / fmean(times) * sqrt(1 / len(times) + 1 / max(lane.rounds, 1)))
 
 
-def speeds_by_k(reached: Sequence[float], made: Sequence[float], each: float, fixed: float = 0.0) -> list[float]:
-    """The speed-up by K from 1 on, by what a race with one K measured. It is that of `adaptive_k.best_length`, with
-    costs that lie on a line, and of drafts that may stop before k:
+def speeds_by_k(reached: Iterable[float], costs: Iterable[float]) -> list[float]:
+    """The speed-up by K from 0 on, that is, the tokens of a mean round over what it costs:
 
-        speed(k) = (1 + r_1 + ... + r_k) / (1 + fixed + each (m_1 + ... + m_k))
+        speed(k) = (1 + r_1 + ... + r_k) / cost(k)
+
+    `adaptive_k.best_length` does the same between two rounds.
 
     Args:
         reached: r_i, the share of rounds whose guess i was accepted.
-        made: m_i, the share of rounds whose draft has a guess i.
-        each: what a drafted token adds to a round, in rounds of the target alone. Below 0 it is timing noise.
-        fixed: what a round costs more than one of the target alone, however short its draft is.
+        costs: of a round by K from 0 on, in rounds of the target alone.
     """
-    tokens, rows = accumulate(reached, initial=1.0), accumulate(made, initial=0.0)
-    costs = [max(1 + fixed + max(each, 0.0) * n, 1e-9) for n in rows]
-    return [count / cost for count, cost in zip(tokens, costs, strict=True)][1:]
+    return [tokens / cost for tokens, cost in zip(accumulate(reached, initial=1.0), costs, strict=True)]
 
 
 def _by_k(lane: Stats, k: int, each: float, fixed: float) -> Sequence[float]:
-    """`speeds_by_k` up to the K of the race. If enough drafts came so far, it goes on to twice that K, as the last
-    place did."""
+    """`speeds_by_k` from 1 up to the K of the race. If enough drafts came so far, it goes on to twice that K, as the
+    last place did.
+
+    Args:
+        each: what a drafted token adds to a round, in rounds of the target alone. Below 0 it is timing noise.
+        fixed: what a round costs more than one of the target alone, however short its draft is.
+    """
     drafts = lane.drafts_tested
     made = [sum(draft.drafted > place for draft in drafts) / lane.rounds for place in range(k)]
     reached = [sum(draft.accepted > place for draft in drafts) / lane.rounds for place in range(k)]
@@ -188,7 +190,8 @@ def _by_k(lane: Stats, k: int, each: float, fixed: float) -> Sequence[float]:
         further = range(1, min(2 * k, LONGEST) - k + 1)
         reached += [reached[-1] * (reached[-1] / before) ** i for i in further]
         made += [made[-1]] * len(further)
-    return speeds_by_k(reached, made, each, fixed)
+    rows = accumulate(made, initial=0.0)  # of the drafts that may stop before k
+    return speeds_by_k(reached, [max(1 + fixed + max(each, 0.0) * n, 1e-9) for n in rows])[1:]
 
 
 def expected_tokens(alpha: float, k: int) -> float:

@@ -166,19 +166,6 @@ class Stats:
         return figures
 
 
-def outcome_of(text: str, events: Sequence[Event]) -> dict[str, Any]:
-    """What came of a lane, ready for JSON: `text, token_ids, kinds, finish_reason, stats`."""
-    tokens = [token for event in events for token in emitted_tokens(event)]
-    stats = Stats.of(events).as_dict()
-    return {
-        "text": text,
-        "token_ids": [token.id for token in tokens],
-        "kinds": [token.kind.value for token in tokens],
-        "finish_reason": stats["finish_reason"],
-        "stats": stats,
-    }
-
-
 def _sum(total: float | None, more: float | None) -> float | None:
     """None where either is not known."""
     return None if total is None or more is None else total + more

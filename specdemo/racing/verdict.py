@@ -1,20 +1,29 @@
-"""What a race showed and why, in a sentence or two."""
+"""What a race showed and why, in a sentence or two: what people ask most often about speculative decoding.
+
+Why a lane is slower, one thing to do, and what else its figures show, as far as one race can tell.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import sqrt
+from statistics import fmean, median
 from typing import Any
 
-from .advice import MUCH, action, costs, notes, numbers, reason
 from .asked import DraftedLane
 from .compare import Comparison, exact_rows
-from .figures import EVEN, Figures, memory_rate_of, weight_bytes
+from .figures import EVEN, Figures, memory_rate_of, memory_share, weight_bytes
 from .stats import Pace, Stats, speed_up
 
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
 NOWHERE: Mapping[str, Any] = {}  # the environment of a lane of which none is known
 CONSIDERABLE = 0.1  # share of a lane's time that is worth a sentence, and of a ratio that is
+BETTER = 1.05  # how many times as fast another K must be, by the figures, to be advised
+MUCH = 0.1  # of a token of the target alone, of a rate or of a pass: less is not worth a sentence
+NEARLY_FREE = "prompt-lookup", "ngram", "lookup-ngram"  # drafters without a model
+SURE = 3.0  # standard errors between two rates that differ by more than chance
+MANY_PASSES, LONGER, LONG_CONTEXT = 32, 1.2, 1000  # passes and their growth for a note; tokens that explain it
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +163,152 @@ def _side(ratio: float) -> int:
 
 def _tokens(count: float) -> str:
     return f"{count:.2f}" if count < 2 else f"{count:.1f}"
+
+
+# Why, and what to do ----------------------------------------------------------------------------------------
+
+
+def reason(found: Figures) -> str:
+    """Why a lane is slower: the largest of what a round costs more, or that too little of its drafts passes.
+
+    It is "" where that is not known.
+    """
+    part = max(found.parts, key=found.parts.__getitem__, default="")
+    rate, least = found.lane.acceptance_rate, found.needed_acceptance
+    if part and found.parts[part] < MUCH and rate is not None and least is not None and least > rate:
+        return f"too few guesses pass, {rate:.0%} of those tested where {least:.0%} would do"
+    if not part or found.parts[part] < MUCH:
+        return ""
+    rest = f"{found.parts['rest'] / found.needed:.0%} of a round is neither drafting nor a pass"
+    return rest if part == "rest" else costs(found, part)
+
+
+def costs(found: Figures, which: str = "both") -> str:
+    """What a draft costs and by how much checking one makes a pass longer, in passes; "" if that is not known."""
+    made, rounds = found.lane.drafts, found.lane.rounds
+    often = f"made in {made} of {rounds} rounds" if made < 0.9 * rounds and found.lane.drafted is not None else ""
+    if found.draft_cost is None or found.check_cost is None:
+        return f"a draft was {often}" if often and which == "both" else ""
+    a_draft = f"a draft, {often}," if often else "a draft"
+    longer = f"makes a pass {found.check_cost - 1:.0%} longer"
+    if which == "checking":
+        return f"checking {a_draft} {longer} ({found.rows:.1f} tokens read for each one written)"
+    drafting = f"{a_draft} costs {'under 1%' if found.draft_cost < 0.01 else f'{found.draft_cost:.0%}'} of a pass"
+    return f"{drafting}, and checking it {longer}" if which == "both" and found.check_cost > EVEN[1] else drafting
+
+
+def action(found: Figures) -> str:
+    """One thing to do, "" where nothing is clearly better than what ran.
+
+    Another K is advised if by the figures it is faster than what ran and than the target alone, by more than noise.
+    """
+    (best, speed), enough, free = found.best, max(BETTER, 1 + found.noise), ""
+    nearly_free = found.asked is None or found.asked.drafter in NEARLY_FREE
+    drafting = 0.0 if nearly_free else found.parts.get("drafting", 0.0)
+    if found.side < 0 and drafting >= MUCH and found.needed - drafting < found.tokens:  # without it, it would be faster
+        free = f"a nearly free drafter such as {NEARLY_FREE[0]} or {NEARLY_FREE[1]}"
+    if found.k and best != found.k and speed > enough * max(found.speed_up, 1.0):
+        if best > found.k:
+            share = sum(draft.accepted >= found.k for draft in found.lane.drafts_tested) / found.lane.drafts
+            return f"Try K = {best}: {share:.0%} of the drafts passed up to their last token."
+        return f"Try K = {best} ({speed:.2f}× by these rounds){f', or {free}' if free else ''}."
+    if found.side >= 0:
+        return ""
+    return f"Try {free}." if free else "For a text like this one, use the target alone."
+
+
+def notes(found: Figures, same: bool | None = None, exact_rows: int | None = None) -> list[str]:
+    """What else a lane shows, a sentence each.
+
+    Args:
+        same: whether its text is that of the target alone; None if the two are not to be compared.
+        exact_rows: `Runner.exact_rows` of the target; None where it is not known.
+    """
+    told = [_decay(found.lane), _context(found.plain), _exactness(found, same, exact_rows)]
+    return [sentence for sentence in told if sentence]
+
+
+def _decay(lane: Stats) -> str:
+    """Fewer guesses pass as the text grows."""
+    drafts = lane.drafts_tested
+    half = len(drafts) // 2
+    (early, passed), (late, later) = (
+        (sum(draft.tested for draft in part), sum(draft.accepted for draft in part))
+        for part in (drafts[:half], drafts[half:])
+    )
+    if not early or not late:
+        return ""
+    before, after, mean = passed / early, later / late, (passed + later) / (early + late)
+    if before - after < max(MUCH, SURE * sqrt(mean * (1 - mean) * (1 / early + 1 / late))):
+        return ""
+    return f"Acceptance falls along the text: {before:.0%} of the tested guesses in its first half, {after:.0%} later."
+
+
+def _context(plain: Stats) -> str:
+    """The target's own passes take longer at the end: the context has grown, or the machine was slower."""
+    times, quarter = plain.verify_times, len(plain.verify_times) // 4
+    if len(times) < MANY_PASSES or not (first := median(times[:quarter])) or median(times[-quarter:]) < LONGER * first:
+        return ""
+    context = plain.prompt_tokens + plain.tokens
+    why = f"the context has grown to {context:,} tokens"
+    if context < LONG_CONTEXT:
+        why = f"{context:,} tokens of context do not explain that, so the machine became slower; run the race again"
+    return (
+        f"A pass of the target alone takes {median(times[-quarter:]) / first - 1:.0%} longer in the last quarter of "
+        f"the text than in the first: {why}."
+    )
+
+
+def _exactness(found: Figures, same: bool | None, exact_rows: int | None) -> str:
+    """The text is another, where rounding can explain it."""
+    rows = 1 + max((draft.drafted for draft in found.lane.drafts_tested), default=0)
+    ended = found.plain.finish_reason and found.lane.finish_reason  # or one is only shorter
+    if same is not False or not ended or exact_rows is None or exact_rows >= rows:
+        return ""
+    where = f"; passes for K up to {exact_rows - 1} are" if exact_rows > 1 else ""
+    return f"The texts differ: on this engine a pass over {rows} rows is not exact to the bit{where}."
+
+
+def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | None = None) -> list[tuple[str, str]]:
+    """The figures as a table of names and values, for a person who asks for them.
+
+    Args:
+        pass_bytes: how many bytes of weights a pass of the target reads; None where it is not known.
+        memory_rate: bytes per second that the memory streams; None where it was not measured.
+    """
+    plain, lane = found.plain, found.lane
+    token_ms = 1000 / (plain.tokens_per_second or 1.0)
+    drafts = lane.drafts_tested
+    places = [
+        (sum(draft.tested > place for draft in drafts), sum(draft.accepted > place for draft in drafts))
+        for place in range(0 if lane.trees else max((draft.drafted for draft in drafts), default=0))
+    ]
+    one_pass = fmean(plain.verify_times) if plain.verify_times else 0.0
+    reached = pass_bytes / one_pass if pass_bytes and one_pass else 0.0
+    rate = f", {reached / 1e9:.1f} GB/s" if reached else ""
+    if (share := memory_share(plain, pass_bytes, memory_rate)) is not None:
+        rate += f", {share:.0%} of what the memory allows"
+    rows = {
+        "speed-up": f"{found.speed_up:.2f}×, give or take {found.noise:.0%}",
+        "tokens per round": f"{found.tokens:.2f}",
+        "tokens per round to break even": f"{found.needed:.2f}",
+        "time per token, target alone": f"{token_ms:.1f} ms",
+        "time per round": f"{found.needed * token_ms:.1f} ms",
+        "extra time per round": ", ".join(
+            f"{part} {round(cost * token_ms, 1) + 0.0} ms" for part, cost in found.parts.items()
+        ),
+        "weights read per pass, target alone": f"{pass_bytes / 1e9:.3f} GB{rate}" if pass_bytes else "",
+        "longest round": f"{1000 * max(lane.round_times):.1f} ms",
+        "tokens read per token written": _text(found.rows, ".2f"),
+        "acceptance rate (of tested)": _text(lane.acceptance_rate, ".0%"),
+        "acceptance rate to break even, if equal at every position": _text(found.needed_acceptance, ".0%"),
+        "draft efficiency (of drafted)": _text(lane.draft_efficiency, ".0%"),
+        "accepted at each position, of those tested there": ", ".join(f"{p / t:.0%}" for t, p in places if t),
+        "accepted at each position, of all drafts": ", ".join(f"{p / len(drafts):.0%}" for _, p in places),
+        "expected speed-up for each K": ", ".join(f"K {k} {speed:.2f}×" for k, speed in enumerate(found.by_k, 1)),
+    }
+    return [(name, value) for name, value in rows.items() if value]
+
+
+def _text(number: float | None, shape: str) -> str:
+    return "" if number is None else format(number, shape)

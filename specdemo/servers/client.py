@@ -12,16 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import httpcore
 import httpx
 
 from ..system.progress import check_stopped
 from ..types import BadInput
 from .address import Address
-from .waiting import Transport
 
 CONNECT_SECONDS, SILENT_SECONDS = 5.0, 30.0  # to connect, and between two pieces of an answer
 ANSWER_SECONDS = 600.0  # for a whole answer, however lively it is
 MAX_LINE, MAX_ANSWER = 1_000_000, 64_000_000  # bytes
+LOOK_SECONDS = 0.2  # between two looks at whether the work was stopped, while the server says nothing
 MAX_QUOTED = 200  # characters of what a server says is wrong
 STATUSES = {
     401: "asks for an API key, or does not know the one it was given",
@@ -60,7 +61,7 @@ class Client:
         timeout = httpx.Timeout(silent_seconds, connect=CONNECT_SECONDS)
         # What environment variables and .netrc say is left alone: it could send a key, or the request, elsewhere.
         self._http = httpx.Client(
-            base_url=address.url, headers=headers, timeout=timeout, trust_env=False, transport=Transport()
+            base_url=address.url, headers=headers, timeout=timeout, trust_env=False, transport=_Transport()
         )
 
     def close(self) -> None:
@@ -220,3 +221,50 @@ def _brief(text: str) -> str:
     printable = "".join(c if c.isprintable() else " " for c in text)
     words = " ".join(printable.split()).rstrip(".")
     return words if len(words) <= MAX_QUOTED else words[: MAX_QUOTED - 3] + "..."
+
+
+# Connections that can be given up while a server says nothing, such as in a long prefill -----------------------
+
+
+class _Stream(httpcore.NetworkStream):
+    """A connection whose reads wait in short turns."""
+
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Raises: Stopped: the work was stopped. httpcore.ReadTimeout: nothing came in `timeout` seconds."""
+        until = float("inf") if timeout is None else time.monotonic() + timeout
+        while True:
+            check_stopped()
+            left = until - time.monotonic()
+            try:
+                return self._stream.read(max_bytes, max(0.001, min(LOOK_SECONDS, left)))
+            except httpcore.ReadTimeout:
+                if left <= LOOK_SECONDS:
+                    raise
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+    def start_tls(self, *args: Any, **named: Any) -> httpcore.NetworkStream:
+        return _Stream(self._stream.start_tls(*args, **named))
+
+
+class _Backend(httpcore.SyncBackend):
+    def connect_tcp(self, *args: Any, **named: Any) -> httpcore.NetworkStream:
+        return _Stream(super().connect_tcp(*args, **named))
+
+
+class _Transport(httpx.HTTPTransport):
+    """The transport of httpx with such connections."""
+
+    def __init__(self) -> None:
+        context = httpx.create_ssl_context(trust_env=False)
+        self._pool = httpcore.ConnectionPool(context, max_connections=None, network_backend=_Backend())

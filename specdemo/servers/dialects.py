@@ -7,10 +7,9 @@ from typing import Protocol
 
 from ..types import BadInput, Settings
 from .client import Client
-from .counters import Counters
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
-from .steps import Prompt, Step, Told
+from .steps import Counters, Prompt, Step, Told
 from .vllm import VLLM
 
 

@@ -16,9 +16,21 @@ from typing import Any
 
 from ..types import BadInput, FinishReason, Settings
 from .client import Chunk, Client
-from .counters import Counters, check, read_counters
-from .steps import Prompt, Step, Told, checked
-from .values import LIKELIEST, UNFINISHED, check_limit, count, number, text_in
+from .steps import (
+    LIKELIEST,
+    UNFINISHED,
+    Counters,
+    Prompt,
+    Step,
+    Told,
+    check,
+    check_limit,
+    checked,
+    count,
+    number,
+    read_counters,
+    text_in,
+)
 
 REASONS = {"eos": FinishReason.EOS, "limit": FinishReason.LENGTH, "word": FinishReason.STOP}
 

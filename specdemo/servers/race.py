@@ -1,22 +1,23 @@
-"""A race between a server that speculates and one that does not."""
+"""Texts that servers write, as lanes, and a race between a server that speculates and one that does not."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..decoding.events import Event
-from ..racing.compare import OWN_DRAFTER, compare, tokens_of
+from ..racing.asked import PLAIN, SPECULATIVE, DraftedLane
+from ..racing.compare import OWN_DRAFTER
 from ..racing.lanes import Lane, race_lanes
-from ..racing.stats import Stats, outcome_of
-from ..racing.trace import PLAIN, SPECULATIVE, Entry, request_of
-from ..racing.verdict import judge_lane
-from ..types import BadInput, Settings
+from ..racing.outcome import Outcome, report
+from ..racing.stats import Stats
+from ..racing.trace import Entry, Spans, request_of
+from ..types import REJECTION, BadInput, Settings, Token
 from .dialects import Dialect
-from .lane import recorded_lane, server_lane, told_of
-from .steps import Told
+from .steps import Prompt, Told, events_of
 
 TURNS = "The two lanes took turns, so that neither slowed the other down: a server cannot be stopped between rounds."
 
@@ -36,9 +37,10 @@ Baseline = Dialect | tuple[dict[str, Any], list[Entry]] | None
 
 @dataclass(slots=True)
 class ServerRace:
-    """A race: its entries so far, and at the end what is known of the servers of its lanes."""
+    """A race: its lanes, their entries so far, and at the end what is known of the servers of its lanes."""
 
     asked: Asked
+    lanes: Sequence[str] = ()
     entries: list[Entry] = field(default_factory=list)
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -49,6 +51,7 @@ class ServerRace:
             BadInput: a server cannot be asked or answers something else, or the trace is of another race.
         """
         asked = self.asked
+        self.lanes = (SPECULATIVE,) if baseline is None else (PLAIN, SPECULATIVE)
         lanes: list[Lane] = []
         told: dict[str, tuple[Dialect, Told]] = {}
         if isinstance(baseline, tuple):
@@ -101,29 +104,23 @@ def _recorded(
     return recorded_lane(PLAIN, events), facts
 
 
-def outcome(race: ServerRace) -> dict[str, Any]:
-    """What a race of servers showed, ready for JSON: as `racing.summary.summary`, with `server` for each lane.
+def outcome(race: ServerRace) -> Outcome:
+    """What a race of servers ended with; the report of each lane has `server`, what is known of it.
 
     Figures that are not known are None. Without a baseline there is no lane `plain`, and nothing to compare.
     """
-    names = [name for name in (PLAIN, SPECULATIVE) if race.events(name)]
-    lanes = {name: report(race, name) for name in names}
-    found: dict[str, Any] = {**lanes, "verdicts": {}, "speed_up": None, "sentence": "", "comparison": None}
-    if PLAIN not in lanes:
-        found["sentence"] = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
-    if len(lanes) < 2:
-        return found
-    plain, speculative = (Stats.of(race.events(name)) for name in names)
-    if race.asked.settings.temperature == 0:
-        found["comparison"] = asdict(compare(*(tokens_of(race.of(name)) for name in names)))
-    verdict = judge_lane(plain, speculative)
-    verdicts = {SPECULATIVE: {**verdict.as_dict(), "comparison": found["comparison"]}}
-    return {**found, "verdicts": verdicts, "speed_up": verdict.speed_up, "sentence": verdict.sentence}
+    lanes = {name: DraftedLane(OWN_DRAFTER, 0) for name in race.lanes}  # what it drafts, and with which K, is its own
+    begun = [name for name in lanes if race.of(name)]
+    settings = replace(race.asked.settings, rule=REJECTION)  # they share no random numbers
+    found = Outcome.of(settings, race.entries, lanes, alone=PLAIN if len(begun) == 2 else None)
+    if PLAIN not in begun:
+        sentence = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
+        found = replace(found, sentence=sentence)
+    return replace(found, reports={name: _report(race, name) for name in begun})
 
 
-def report(race: ServerRace, lane: str) -> dict[str, Any]:
-    """One lane's outcome, as `racing.summary.report`, with `server`: what is known of it."""
-    found = outcome_of("".join(text for entry in race.of(lane) for text in entry.spans.emitted), race.events(lane))
+def _report(race: ServerRace, lane: str) -> dict[str, Any]:
+    found = report("".join(text for entry in race.of(lane) for text in entry.spans.emitted), race.events(lane))
     figures, totals = found["stats"], race.servers[lane].get("totals") or {}
     if figures["drafted"] is None and totals.get("drafted"):  # rounds that cannot be told apart are in the totals
         figures |= {name: totals[name] for name in ("drafted", "accepted")}
@@ -142,4 +139,82 @@ def trace_header(race: ServerRace) -> dict[str, Any]:
         "prompt": race.asked.prompt,
         "raw": race.asked.raw,
         "settings": asdict(race.asked.settings),
+    }
+
+
+# Lanes ----------------------------------------------------------------------------------------------------------
+
+
+class ServerText:
+    """The `TextReader` of a server's lane: the server sent the text of its tokens along with them."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.coming: deque[Spans] = deque()
+
+    def read(self, event: Event) -> Spans:
+        spans = self.coming.popleft()
+        self.text += "".join(spans.emitted)
+        return spans
+
+    def name(self, token_id: int) -> str:
+        return f"token {token_id}"
+
+
+def server_lane(
+    name: str, dialect: Dialect, prompt: str, raw: bool, settings: Settings, alone: bool = True
+) -> tuple[Lane, Told]:
+    """A lane that asks for one text as soon as its first event is wanted, and what the server tells of it.
+
+    Args:
+        alone: whether nobody else asks the server meanwhile, so that its counters are those of this text.
+    """
+    text, told = ServerText(), Told(alone)
+
+    def events() -> Iterator[Event]:
+        steps = dialect.steps(dialect.prompt_of(prompt, raw), settings, told)
+        with closing(steps):  # type: ignore[type-var]
+            for event, spans in events_of(steps, told):
+                text.coming.append(spans)
+                yield event
+
+    return Lane(name, events(), text), told
+
+
+def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
+    """How far apart a server has the logits of two tokens behind a prompt and some tokens; None if it does not tell."""
+    if not all(isinstance(token.id, int) for token in (*before, *pair)):
+        return None
+    found = dialect.logprobs(prompt, [token.id for token in before if token.id is not None])
+    known = [found[token.id] for token in pair if token.id in found]
+    return abs(known[0] - known[1]) if len(known) == 2 else None
+
+
+def recorded_lane(name: str, entries: list[Entry]) -> Lane:
+    """A lane of a trace, told again."""
+    text = ServerText()
+    text.coming.extend(entry.spans for entry in entries)
+    return Lane(name, (entry.event for entry in entries), text)
+
+
+def told_of(dialect: Dialect, told: Told) -> dict[str, Any]:
+    """What is known of a server's lane besides its events, ready for JSON.
+
+    `seconds` and `first_token_seconds` are by our clock, since the request was sent; `server_seconds` by the server's,
+    where it tells, and `network_seconds` is what lies between: the network, and waiting in the server's queue.
+    `totals` are the server's own, which hold what it drafted behind the end of the text as well.
+    """
+    network = None
+    if told.seconds is not None and told.server_seconds is not None:
+        network = max(0.0, told.seconds - told.server_seconds)
+    return {
+        **dialect.facts,
+        "clock": "server" if dialect.facts["engine"] == "llama.cpp" else "client",
+        "first_token_seconds": told.first_seconds,
+        "seconds": told.seconds,
+        "server_seconds": told.server_seconds,
+        "network_seconds": network,
+        "totals": {"rounds_with_draft": told.rounds, "drafted": told.drafted, "accepted": told.accepted},
+        "counters_agree": told.counted,
+        "notes": told.notes,
     }

@@ -10,9 +10,20 @@ from typing import Any
 
 from ..types import BadInput, Settings
 from .client import Chunk, Client
-from .counters import Counters
-from .steps import Prompt, Step, Told, checked, recovered, texts_split
-from .values import UNFINISHED, check_limit, count, reason_in, text_in
+from .steps import (
+    UNFINISHED,
+    Counters,
+    Prompt,
+    Step,
+    Told,
+    check_limit,
+    checked,
+    count,
+    reason_in,
+    recovered,
+    text_in,
+    texts_split,
+)
 
 
 class SGLang:

@@ -11,9 +11,25 @@ from collections.abc import Iterator, Sequence
 
 from ..types import BadInput, Settings
 from .client import Chunk, Client
-from .counters import Counters, check, read_counters
-from .steps import Lists, Prompt, Step, Told, checked, recovered, texts_split
-from .values import LIKELIEST, UNFINISHED, check_limit, count, number, reason_in, text_in
+from .steps import (
+    LIKELIEST,
+    UNFINISHED,
+    Counters,
+    Lists,
+    Prompt,
+    Step,
+    Told,
+    check,
+    check_limit,
+    checked,
+    count,
+    number,
+    read_counters,
+    reason_in,
+    recovered,
+    text_in,
+    texts_split,
+)
 
 
 class VLLM:

@@ -278,7 +278,8 @@ def _best_k(reached: Sequence[float], cost: float | None, often: float | None) -
     if cost is None or not often or not reached:
         return None
     longest = len(reached)
-    speeds = [1.0, *speeds_by_k(reached, [1.0] * longest, (cost - 1) / often / longest)]
+    each = max(0.0, (cost - 1) / often / longest)
+    speeds = speeds_by_k(reached, [1 + each * k for k in range(longest + 1)])
     best = max(range(longest + 1), key=speeds.__getitem__)
     return best if speeds[best] > (1 + WORTH) * speeds[longest] else longest
 

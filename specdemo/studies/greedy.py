@@ -17,8 +17,8 @@ from ..drafters.names import DRAFTERS
 from ..models.loaded import Loaded
 from ..racing.compare import compare, is_exact, is_near_tie
 from ..racing.race import check_drafter, check_fits, start
-from ..servers.lane import gap
 from ..servers.llamacpp import LlamaCpp
+from ..servers.race import gap
 from ..types import BadInput, Settings, Token, TokenKind
 from .prompts import Prompt
 from .statistics import POWER

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..racing.figures import alpha_for, expected_tokens
+from ..racing.figures import alpha_for, expected_tokens, speeds_by_k
 from ..types import MAX_K, BadInput
 
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # the values of K of a table
@@ -52,7 +52,7 @@ def speed_up(alpha: float, k: int, costs: Costs) -> float:
 
     Both are behind the prompt, as `stats.speed_up` measures them.
     """
-    return expected_tokens(alpha, k) / costs.round(k)
+    return speeds_by_k((alpha**i for i in range(1, k + 1)), map(costs.round, range(k + 1)))[k]
 
 
 def break_even(k: int, costs: Costs) -> float | None:

@@ -14,7 +14,7 @@ from ..racing.lanes import race_lanes
 from ..racing.race import start
 from ..racing.stats import Stats, counts_by_place
 from ..servers.dialects import Dialect
-from ..servers.lane import gap, server_lane
+from ..servers.race import gap, server_lane
 from ..servers.steps import Told
 from ..system.progress import check_stopped
 from ..types import Settings, Token

@@ -17,6 +17,7 @@ from ctypes import CDLL
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from .cpu_level import level
 from .folders import cache_folder
 from .hardware import cpu_flags, cpu_model
 
@@ -52,7 +53,7 @@ def _built(compiler: str, source: Path, options: Sequence[str]) -> Path:
         OSError, SubprocessError: it cannot be compiled, or the cache cannot be written.
     """
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT).stdout
-    options, linked = [*OPTIONS, *options], _openmp()
+    options, linked = [*OPTIONS, *level().options, *options], _openmp()
     facts = [*options, *linked, str(cpu_model()), *sorted(cpu_flags())]
     sources = [source, *sorted(source.parent.glob("*.h"))]
     made_of = [version, *(file.read_bytes() for file in sources), *map(str.encode, facts)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..types import BadInput
+from .cpu_level import SWITCH, level
 
 CPU_INFO, CGROUP = Path("/proc/cpuinfo"), Path("/sys/fs/cgroup")  # of Linux
 CONTAINERS = (  # of cgroup 2 and 1: a container's limit, its usage, and how much of that is cached files
@@ -79,29 +81,43 @@ def choose_dtype(asked: str | None, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         # Older GPUs emulate bfloat16, slowly.
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    if cpu_multiplies_bf16():
-        return torch.bfloat16
-    return torch.float16 if cpu_reads_float16() else torch.float32
+    # Where the CPU only widens weights, float16 is no faster than bfloat16, and some weights are too large for it.
+    return torch.bfloat16 if cpu_multiplies_bf16() or cpu_widens_weights() else torch.float32
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The type that a model with weights of this type computes in.
 
     On a CPU float16 only stores weights, and everything is computed in float32: a pass takes most of its time to read
-    the weights, and float16 halves them.
+    the weights, and float16 halves them. So does bfloat16 on a CPU that widens weights and has no products of it.
     """
-    return torch.float32 if dtype == torch.float16 and device.type == "cpu" else dtype
+    if device.type != "cpu" or dtype.itemsize != 2:
+        return dtype
+    stored_only = dtype == torch.float16 or (cpu_widens_weights() and not cpu_multiplies_bf16())
+    return torch.float32 if stored_only else dtype
 
 
 def cpu_multiplies_bf16() -> bool:
     """Whether the CPU has instructions for bfloat16 products. Without them bfloat16 is slower than float32."""
-    capabilities = torch.cpu.get_capabilities()
-    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+    return _has("amx_bf16") or _has("avx512_bf16")
 
 
-def cpu_reads_float16() -> bool:
-    """Whether torch can multiply float32 inputs by float16 weights (FBGEMM). Measured on x86 CPUs only."""
-    return quantized_engine() in ("x86", "fbgemm") and bool(torch.cpu.get_capabilities().get("avx2"))
+def cpu_widens_weights() -> bool:
+    """Whether products with float32 inputs can widen 16-bit weights: by `native.c`, or in torch by FBGEMM.
+
+    Measured on x86 CPUs only.
+    """
+    return quantized_engine() in ("x86", "fbgemm") and _has("avx2")
+
+
+def _has(feature: str) -> bool:
+    return bool(_capabilities().get(feature)) and not feature.startswith(level().hidden)
+
+
+@cache
+def _capabilities() -> Mapping[str, bool]:
+    """Torch takes a few microseconds to tell them, and every pass asks."""
+    return torch.cpu.get_capabilities()
 
 
 def attends_in_groups(dtype: torch.dtype, device: torch.device) -> bool:
@@ -188,7 +204,8 @@ def device_name(device: torch.device) -> str:
 
 
 def cpu_name() -> str:
-    return _cpu_info(CPU_INFO).get("model name") or platform.processor() or platform.machine()
+    name = _cpu_info(CPU_INFO).get("model name") or platform.processor() or platform.machine()
+    return f"{name} ({SWITCH}={os.environ[SWITCH]})" if level().hidden else name
 
 
 def cpu_model() -> str | None:
@@ -200,7 +217,8 @@ def cpu_model() -> str | None:
 
 def cpu_flags() -> frozenset[str]:
     """The CPU's features as the Linux kernel names them; empty if they cannot be read."""
-    return frozenset(_cpu_info(CPU_INFO).get("flags", "").split())
+    hidden = level().hidden
+    return frozenset(flag for flag in _cpu_info(CPU_INFO).get("flags", "").split() if not flag.startswith(hidden))
 
 
 @cache

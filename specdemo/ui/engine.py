@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ..drafters.names import DRAFTERS, drafter_class
 from ..models.presets import Preset
 from ..racing.asked import DraftedLane
+from ..racing.outcome import Outcome
 from ..racing.trace import Entry
 from ..system.imports import import_quickly
 from ..system.progress import attended
@@ -42,7 +43,7 @@ class Backend:
 
     load: Callable[[Preset, Callable[[float | None, str], None], Any], Any]  # the last is what is loaded now
     race: Callable[[Any, str, Sequence[int], Settings, bool, Sequence[DraftedLane]], Iterator[Entry]]
-    summary: Callable[[Any, Sequence[int], Settings, Sequence[Entry], Mapping[str, DraftedLane]], dict[str, Any]]
+    outcome: Callable[[Any, Sequence[int], Settings, Sequence[Entry], Mapping[str, DraftedLane]], Outcome]
     trace_header: Callable[[Any, str, str, bool, Settings, Sequence[DraftedLane]], dict[str, Any]]
     explain: Callable[[BaseException], str | None]
     report: Callable[[Preset], Any]  # a `models.report.Report`
@@ -69,7 +70,7 @@ def real_backend() -> Backend:
 
         return failures.explain(error)
 
-    return Backend(load, race.race, summary.summary, summary.trace_header, explain, report)
+    return Backend(load, race.race, summary.outcome, summary.trace_header, explain, report)
 
 
 @dataclass(frozen=True, slots=True)

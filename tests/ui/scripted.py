@@ -24,7 +24,7 @@ from specdemo.models.presets import Defaults, Preset
 from specdemo.models.sources import Folder
 from specdemo.racing.asked import PLAIN, DraftedLane, lanes_by_name
 from specdemo.racing.race import check_drafter, check_rule
-from specdemo.racing.summary import summary
+from specdemo.racing.summary import outcome
 from specdemo.racing.trace import Entry, Spans
 from specdemo.system.progress import tell
 from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
@@ -145,7 +145,7 @@ class Script:
 
     def engine(self) -> Engine:
         explain = lambda error: str(error) if isinstance(error, (BadInput, MemoryError)) else None  # noqa: E731
-        return Engine(PRESETS, Backend(self.load, self.race, summary, self.header, explain, self.report))
+        return Engine(PRESETS, Backend(self.load, self.race, outcome, self.header, explain, self.report))
 
     def begin(self) -> None:
         """What a server does when it starts."""

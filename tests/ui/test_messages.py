@@ -13,7 +13,6 @@ from specdemo.decoding.events import Finished, Prefilled, Round
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import Entry, Request, Spans
 from specdemo.types import BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
-from specdemo.ui.race.exactness import exactness
 from specdemo.ui.race.messages import Lanes, row_of
 from specdemo.ui.race.request import read_request
 from specdemo.ui.values import to_json
@@ -88,89 +87,6 @@ def test_no_tag_can_begin_in_a_message(message: dict[str, str]) -> None:
     text = to_json(message)
     assert "<" not in text
     assert json.loads(text) == message
-
-
-def outcome(plain: int, speculative: int, **comparison: Any) -> dict[str, Any]:
-    usual = {"identical": False, "first_difference": None, "margin": None}
-    return {
-        PLAIN: {"token_ids": [0] * plain},
-        SPECULATIVE: {"token_ids": [0] * speculative},
-        "comparison": {**usual, **comparison},
-    }
-
-
-def by_chance(plain: int, speculative: int) -> dict[str, Any]:
-    """By rejection sampling above temperature 0."""
-    return {**outcome(plain, speculative), "comparison": None}
-
-
-@pytest.mark.parametrize(
-    ("summary", "temperature", "dtype", "stopped", "mark", "words"),
-    [
-        (outcome(9, 9, identical=True), 0, "float32", False, "same", "All 9 tokens are exactly those"),
-        (outcome(9, 5, first_difference=5), 0, "float32", True, "same", "The first 5 tokens are exactly those"),
-        (outcome(9, 9, first_difference=4), 0, "float32", True, "differs", "The texts are the same for 4 tokens."),
-        (outcome(3, 0, first_difference=0), 0, "float32", True, "", "There is nothing to compare yet."),
-        (outcome(9, 9, first_difference=4, margin=0.125), 0, "bfloat16", False, "differs", "near-tie"),
-        (outcome(9, 9, first_difference=4, margin=2.5), 0, "bfloat16", False, "differs", "Please report this"),
-        (outcome(9, 9, first_difference=4, margin=0.125), 0, "float16", False, "differs", "Please report this"),
-        (outcome(9, 9, first_difference=4, margin=0.0625), 0, "float16", False, "differs", "near-tie"),
-        (outcome(9, 9, first_difference=4, margin=0.125), 0, "posit8", False, "differs", "near-tie"),
-        (outcome(9, 9, first_difference=4, margin=0.125), 0, "float32", False, "differs", "Please report this"),
-        (outcome(9, 7, first_difference=7), 0, "float32", False, "differs", "The texts are the same for 7 tokens."),
-        (outcome(1, 1, identical=True), 0, "float32", False, "same", "The one token is exactly that"),
-        (outcome(9, 9, first_difference=1), 0, "float32", False, "differs", "The texts are the same for 1 token."),
-        (
-            outcome(9, 9, identical=True),
-            0.7,
-            "float32",
-            False,
-            "same",
-            "Both lanes use the same random draws, so the text",
-        ),
-        (outcome(9, 9, first_difference=4, margin=0.6), 0.7, "bfloat16", False, "differs", "near-tie"),
-        (outcome(9, 9, first_difference=4, margin=0.8), 0.7, "bfloat16", False, "differs", "Please report this"),
-        (by_chance(9, 7), 0.7, "float32", False, "chance", "the texts differ by chance"),
-        (by_chance(9, 9), 0.7, "float32", False, "chance", "the texts could differ, though these do not"),
-        (by_chance(9, 7), 0.7, "float32", True, "chance", "the texts could differ, though these do not"),
-        (by_chance(9, 0), 0.7, "float32", True, "", "There is nothing to compare yet."),
-    ],
-)
-def test_the_badge(
-    summary: dict[str, Any], temperature: float, dtype: str, stopped: bool, mark: str, words: str
-) -> None:
-    badge = exactness(summary, ask(temperature=temperature), {"dtype": dtype}, stopped)
-    assert badge["mark"] == mark
-    assert words in badge["words"]
-
-
-@pytest.mark.parametrize(
-    ("engine", "k", "gap", "words"),
-    [
-        ("native", 16, 1e-6, "1e-06 apart for the target, which is more than rounding explains."),
-        ("native", 16, None, "This engine is exact to the bit, so rounding does not explain that."),
-        ("fused", 8, 1e-6, "more than rounding explains"),
-        ("fused", 9, 1e-6, "near-tie"),
-        ("graph", 4, 1e-6, "near-tie"),
-        ("something new", 4, 1e-6, "near-tie"),
-    ],
-)
-def test_on_an_engine_that_is_exact_no_difference_is_a_near_tie(
-    engine: str, k: int, gap: float | None, words: str
-) -> None:
-    environment, found = {"engine": engine, "dtype": "bfloat16"}, outcome(9, 9, first_difference=4, margin=gap)
-    assert words in exactness(found, ask(k=k, drafter="ngram"), environment, False)["words"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "tree", "words"),
-    [(0, True, "near-tie"), (64, True, "Please report this"), (0, False, "Please report this")],
-)
-def test_the_badge_of_a_tree_goes_by_the_rows_in_which_trees_are_exact(rows: int, tree: bool, words: str) -> None:
-    environment = {"engine": "graph", "dtype": "bfloat16", "exact_rows": 17, "exact_tree_rows": rows}
-    asked = ask(k=16, drafter="ngram", tree=tree, presets=["scripted"])
-    found = outcome(9, 9, first_difference=4, margin=0.125)
-    assert words in exactness(found, asked, environment, False)["words"]
 
 
 def ask(**values: Any) -> Request:

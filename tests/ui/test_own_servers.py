@@ -26,15 +26,7 @@ from specdemo.ui.race.form import FIELDS
 from specdemo.ui.race.own_servers import read_servers
 from specdemo.ui.race.server_run import Place, ServerRun
 from specdemo.ui.replay.playable import uploaded
-from tests.unit.fake_server import (
-    FakeServer,
-    head,
-    llamacpp_answers,
-    recorded,
-    replayed,
-    serving,
-    stream_answer,
-)
+from tests.unit.fake_server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 
 from .browser import parts_by_id, sentence, tokens_shown
 from .conftest import Visit
@@ -45,16 +37,6 @@ TEXT = "The snow lies soft upon the hill"
 Pair = tuple[FakeServer, str]
 
 
-def alone() -> bytes:
-    """The recorded text without drafts: an event a round."""
-    events = []
-    for chunk in recorded("llamacpp-ended")[1]:
-        count = chunk.data["timings"]["predicted_n"]
-        timings = {"prompt_ms": 175.0, "predicted_n": count, "predicted_ms": 0.001 + 8 * (count - 1)}
-        events.append({**chunk.data, "timings": timings})
-    return stream_answer(*events)
-
-
 @pytest.fixture
 def drafting() -> Iterator[Pair]:
     with serving(llamacpp_answers(replayed("llamacpp-ended"))) as found:
@@ -63,7 +45,7 @@ def drafting() -> Iterator[Pair]:
 
 @pytest.fixture
 def plain() -> Iterator[Pair]:
-    with serving(llamacpp_answers(alone())) as found:
+    with serving(llamacpp_answers(replayed_alone("llamacpp-ended"))) as found:
         yield found
 
 
@@ -129,7 +111,7 @@ def test_work_beside_a_race_of_servers_is_told(beside: bool) -> None:
         if beside:
             with engine.beside.work():
                 pass
-        connection.sendall(alone())
+        connection.sendall(replayed_alone("llamacpp-ended"))
 
     with serving(llamacpp_answers(answer)) as found:
         run = ServerRun(asked(), place(found))

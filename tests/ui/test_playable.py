@@ -19,9 +19,10 @@ from specdemo.decoding.events import Prefilled, Round
 from specdemo.models.presets import DEFAULT_PRESET, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
-from specdemo.racing.trace import Candidate, Entry, Spans, TokenProbabilities, read_trace, write_trace
-from specdemo.types import DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from specdemo.racing.trace import Candidate, Entry, Request, Spans, TokenProbabilities, read_trace, write_trace
+from specdemo.types import REJECTION, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 from specdemo.ui.race.messages import row_of
+from specdemo.ui.race.run import Run
 from specdemo.ui.replay import opening, routes
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import playable, uploaded
@@ -61,6 +62,24 @@ def test_a_trace_is_told_with_the_rows_and_figures_of_a_race() -> None:
         assert told["lanes"][lane]["prompt"] == stats.prompt_tokens
     assert told["end"]["exactness"]["title"] == "Identical to the target alone"
     assert told["facts"] == {"dtype": "bfloat16", "device_name": "a scripted processor"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.7, "rule": REJECTION}, {"tree": True}], ids=str)
+@pytest.mark.parametrize("events", [8, 99])
+def test_a_replay_ends_as_the_race_did(events: int, fields: dict[str, Any]) -> None:
+    script, settings = Script(), Settings(**{"k": 4, "max_new_tokens": 24, **fields})
+    script.differ_at = 9
+    race = Run(Request("one two three four five six", "scripted", "prompt-lookup", settings))
+    for _ in race._race(script.engine(), ScriptedLoaded(PRESETS["scripted"])):
+        if len(race.entries) >= events:
+            race.stop.set()
+    assert race.outcome is not None
+    live = json.loads(json.dumps(race.outcome.ending()))
+    told = json.loads(uploaded(race.trace()))["end"]
+    assert told["stopped"] is (events < 99)
+    for verdict in live["verdicts"].values():
+        del verdict["comparison"]  # the badge says it
+    assert told == live
 
 
 def test_a_trace_tells_what_its_weights_were_stored_in_if_it_knows() -> None:

@@ -12,12 +12,12 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from specdemo.decoding.events import Round
-from specdemo.racing.advice import numbers
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.figures import Figures
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import Entry, read_trace
+from specdemo.racing.verdict import numbers
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream

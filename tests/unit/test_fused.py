@@ -20,8 +20,8 @@ from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import MOST_ROWS, FusedRunner
 from specdemo.engines.layout import FusedModel, Rope, knows
 from specdemo.engines.linear import Linear, Norm
-from specdemo.system import hardware
-from specdemo.system.hardware import choose_dtype, cpu_multiplies_bf16, cpu_reads_float16
+from specdemo.system import cpu_level, hardware
+from specdemo.system.hardware import choose_dtype, cpu_multiplies_bf16, cpu_widens_weights
 
 from .toys import MODEL_VOCAB, tiny_model
 
@@ -43,18 +43,23 @@ def pair(architecture: str, capacity: int = 64) -> tuple[FusedRunner, EagerRunne
     return FusedRunner(FusedModel.of(model), capacity), EagerRunner(model, capacity)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("by_fbgemm", [True, False])
 @pytest.mark.parametrize("architecture", KNOWN)
-def test_float16_weights_are_rounded_once_and_everything_else_is_float32(architecture, by_fbgemm, monkeypatch):
-    if by_fbgemm and not cpu_reads_float16():
+def test_weights_that_are_widened_are_rounded_once_and_everything_else_is_float32(
+    architecture, by_fbgemm, dtype, monkeypatch
+):
+    monkeypatch.setenv(cpu_level.SWITCH, "avx2")
+    if by_fbgemm and not cpu_widens_weights():
         pytest.skip("torch has no such products here")
-    monkeypatch.setattr(linear, "cpu_reads_float16", lambda: by_fbgemm)
-    monkeypatch.setitem(linear.LEAST_PACKED, torch.float16, 0)  # these models are small
+    monkeypatch.setattr(linear, "cpu_widens_weights", lambda: by_fbgemm)
+    monkeypatch.setitem(linear.LEAST_PACKED, torch.float32, 0)  # these models are small
     model = tiny_model(architecture)
     rounded = copy.deepcopy(model)
     for parameter in rounded.parameters():  # and no buffer: the frequencies of the rotation are no weights
-        parameter.data = parameter.data.half().float()
-    fused, eager = FusedRunner(FusedModel.of(model, torch.float16), 64), EagerRunner(rounded, 64)
+        parameter.data = parameter.data.to(dtype).float()
+    fused, eager = FusedRunner(FusedModel.of(model, dtype), 64), EagerRunner(rounded, 64)
+    assert fused.exact_rows == 0
     for runner in (fused, eager):
         runner.capture_hidden_states([2])
     logits = fused.prefill(PROMPT)
@@ -86,7 +91,7 @@ def test_a_machine_of_many_cores_lays_out_no_more_layers_at_a_time(dtype, at_onc
     assert most == at_once
 
 
-@pytest.mark.skipif(not cpu_reads_float16(), reason="torch has no such products here")
+@pytest.mark.skipif(not cpu_widens_weights(), reason="torch has no such products here")
 @pytest.mark.parametrize(("shape", "packed"), [((512, 512), True), ((511, 512), False)])
 @pytest.mark.parametrize("biased", [True, False])
 def test_float16_products_of_every_length(shape, packed, biased):
@@ -103,8 +108,17 @@ def test_float16_products_of_every_length(shape, packed, biased):
     assert ("quantized::linear_dynamic_fp16" in called) == packed
 
 
+def test_bfloat16_beyond_the_range_of_float16_is_not_packed_as_float16(monkeypatch):
+    monkeypatch.setenv(cpu_level.SWITCH, "avx2")
+    monkeypatch.setitem(linear.LEAST_PACKED, torch.float32, 0)
+    weight, x = torch.randn(40, 24).bfloat16(), torch.randn(3, 24)
+    weight[3, 4] = 7e4
+    torch.testing.assert_close(Linear.of(weight, None)(x), F.linear(x, weight.float()))
+
+
+@pytest.mark.skipif(not cpu_multiplies_bf16(), reason="such weights are widened here")
 @pytest.mark.parametrize("packable", [True, False])
-def test_bfloat16_runs_on_a_cpu_that_has_no_instructions_for_it(packable, monkeypatch):
+def test_products_of_bfloat16_are_packed_where_onednn_can(packable, monkeypatch):
     if not packable:
         monkeypatch.setattr(linear, "can_pack", lambda dtype: False)
     elif not linear.can_pack(torch.bfloat16):
@@ -120,7 +134,7 @@ def without_onednn(monkeypatch):
     """As on a Mac, whose torch has neither oneDNN nor any of its operators, nor FBGEMM; the CPU has no bfloat16."""
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"neon": True})
+    monkeypatch.setattr(hardware, "_capabilities", lambda: {"neon": True})
     monkeypatch.setattr(hardware, "quantized_engine", lambda: "qnnpack")
 
 
@@ -179,6 +193,7 @@ def test_a_prompt_is_read_the_same_where_attention_takes_no_groups(architecture,
     torch.testing.assert_close(fused.forward([1, 2]), eager.forward([1, 2]))
 
 
+@pytest.mark.skipif(not cpu_multiplies_bf16(), reason="such weights are widened here")
 @pytest.mark.parametrize("bit_exact", [True, False])
 def test_a_layout_that_is_not_bit_exact_fills_up_and_pads_nothing(bit_exact):
     model = replace(FusedModel.of(copy.deepcopy(tiny_model("llama")).bfloat16()), bit_exact=bit_exact)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specdemo.system import hardware
+from specdemo.system.cpu_level import SWITCH
 from specdemo.types import BadInput
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -223,9 +224,8 @@ def test_dtype_follows_the_cpu() -> None:
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     if "flags" not in flags:
         pytest.skip("no x86 flags to compare with")
-    bfloat16 = "avx512_bf16" in flags or "amx_bf16" in flags
     chosen = hardware.choose_dtype("auto", torch.device("cpu"))
-    assert chosen == (torch.bfloat16 if bfloat16 else torch.float16 if "avx2" in flags else torch.float32)
+    assert chosen == (torch.bfloat16 if "avx2" in flags else torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ def test_dtype_follows_the_cpu() -> None:
     [
         ({"avx2": True, "avx512_bf16": True}, "x86", torch.bfloat16),
         ({"avx2": True, "amx_bf16": True}, "x86", torch.bfloat16),
-        ({"avx2": True, "avx512_bf16": False}, "x86", torch.float16),
-        ({"avx2": True}, "fbgemm", torch.float16),
+        ({"avx2": True, "avx512_bf16": False}, "x86", torch.bfloat16),
+        ({"avx2": True}, "fbgemm", torch.bfloat16),
         ({"avx2": True}, "qnnpack", torch.float32),
         ({"avx2": False}, "x86", torch.float32),
         ({"neon": True}, "qnnpack", torch.float32),
@@ -244,21 +244,30 @@ def test_dtype_follows_the_cpu() -> None:
 def test_the_dtype_of_other_cpus(
     monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], engine: str, expected: torch.dtype
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    """Never float16, which is no faster than bfloat16 on a CPU and lacks its range."""
+    monkeypatch.setattr(hardware, "_capabilities", lambda: capabilities)
     monkeypatch.setattr(hardware, "quantized_engine", lambda: engine)
     assert hardware.choose_dtype("auto", torch.device("cpu")) == expected
 
 
 @pytest.mark.parametrize(
-    ("dtype", "device", "expected"),
+    ("capabilities", "dtype", "device", "expected"),
     [
-        (torch.float16, "cpu", torch.float32),
-        (torch.bfloat16, "cpu", torch.bfloat16),
-        (torch.float32, "cpu", torch.float32),
-        (torch.float16, "cuda", torch.float16),
+        ("avx512_bf16", torch.float16, "cpu", torch.float32),
+        ("avx512_bf16", torch.bfloat16, "cpu", torch.bfloat16),
+        ("avx512_bf16", torch.float32, "cpu", torch.float32),
+        ("avx512_bf16", torch.float16, "cuda", torch.float16),
+        ("avx512_f", torch.bfloat16, "cpu", torch.float32),
+        ("avx512_f", torch.bfloat16, "cuda", torch.bfloat16),
+        ("avx512_f", torch.float64, "cpu", torch.float64),
     ],
 )
-def test_a_cpu_only_stores_float16(dtype: torch.dtype, device: str, expected: torch.dtype) -> None:
+def test_a_cpu_only_stores_what_it_has_no_products_of(
+    monkeypatch: pytest.MonkeyPatch, capabilities: str, dtype: torch.dtype, device: str, expected: torch.dtype
+) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    monkeypatch.setattr(hardware, "_capabilities", lambda: {"avx2": True, capabilities: True})
+    monkeypatch.setattr(hardware, "quantized_engine", lambda: "x86")
     assert hardware.compute_dtype(dtype, torch.device(device)) == expected
 
 
@@ -327,6 +336,7 @@ def test_a_cpu_is_told_by_its_name_and_by_its_makers_numbers(
 ) -> None:
     monkeypatch.setattr(hardware, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(hardware.platform, "processor", lambda: "a processor")
+    monkeypatch.delenv(SWITCH, raising=False)
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
     assert (hardware.cpu_name(), hardware.cpu_model()) == (name, model)

@@ -18,8 +18,7 @@ from specdemo.models import placement
 from specdemo.models.loaded import Loaded
 from specdemo.models.placement import check_caches
 from specdemo.racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, read_lanes
-from specdemo.racing.race import race
-from specdemo.racing.rerun import again, differences, lanes_asked
+from specdemo.racing.race import again, differences, lanes_asked, race
 from specdemo.racing.summary import summary, trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.types import AUTO, REJECTION, BadInput, Settings

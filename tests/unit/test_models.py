@@ -23,6 +23,7 @@ from specdemo.models.report import report_on
 from specdemo.models.sources import Folder, Hub
 from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
+from specdemo.system.hardware import compute_dtype
 from specdemo.types import BadInput, Settings
 from specdemo.ui.engine import facts as facts_of
 from specdemo.ui.engine import real_backend
@@ -97,7 +98,7 @@ def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> No
     seen: list[tuple[float | None, str]] = []
     preset = preset_of(checkpoints["qwen3"], checkpoints["gpt2"], skip_layers=1)
     loaded = load(preset, dtype="bfloat16", device="cpu", progress=lambda *stage: seen.append(stage))
-    assert loaded.model.dtype == torch.bfloat16
+    assert loaded.model.dtype == compute_dtype(torch.bfloat16, torch.device("cpu"))
     assert not loaded.model.training
     assert (loaded.context, loaded.parts.draft_context) == (256, 128)
     assert loaded.eos_ids == {2}
@@ -110,7 +111,8 @@ def test_what_a_loaded_preset_says_of_itself(checkpoints: dict[str, Path]) -> No
     assert any("loading" in words and "gpt2" in words for _, words in seen)
     facts = loaded.environment()
     assert json.loads(json.dumps(facts)) == facts
-    assert (facts["device"], facts["dtype"], facts["weights_dtype"]) == ("cpu", "bfloat16", "bfloat16")
+    assert f"torch.{facts['dtype']}" == str(loaded.model.dtype)
+    assert (facts["device"], facts["weights_dtype"]) == ("cpu", "bfloat16")
     assert facts["exact_rows"] == loaded.target_runner(1).exact_rows
     assert facts["exact_tree_rows"] == loaded.target_runner(1).exact_tree_rows
     assert facts["cpu"]

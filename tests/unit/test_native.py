@@ -24,12 +24,13 @@ from specdemo.engines.fused import FusedRunner
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.runner import Runner
 from specdemo.system import compiled
+from specdemo.system.hardware import compute_dtype
 
 from .toys import MODEL_VOCAB, native_runner, tiny_model
 
 PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
 KNOWN = ("llama", "qwen3", "smollm3", "gpt2")
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CPU = torch.device("cpu")
 NEAR: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 PASSES = ([4], [7, 7, 1], [0], list(range(17)))
 
@@ -50,9 +51,12 @@ def stored(model, dtype):
     return rounded
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("architecture", KNOWN)
-def test_logits_and_states_of_every_pass_are_those_of_transformers(architecture, dtype):
+def test_logits_and_states_of_every_pass_are_those_of_transformers(architecture, weights_dtype):
+    """With the same weights, but for products of bfloat16, whose inputs are rounded too."""
+    dtype = weights_dtype
+    if compute_dtype(dtype, CPU) != torch.float32:
+        pytest.skip("its inputs are rounded")
     model = tiny_model(architecture)
     runner, eager = native_runner(model, 64, dtype), EagerRunner(stored(model, dtype), 64)
     for each in (runner, eager):
@@ -79,12 +83,14 @@ def random_model(architecture: str, heads: int, kv_heads: int, width: int):
     return model
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("architecture", "heads", "kv_heads", "width"),
     [("llama", 6, 2, 20), ("llama", 11, 1, 4), ("llama", 3, 3, 48), ("gpt2", 4, 4, 32), ("qwen3", 4, 2, 128)],
 )
-def test_logits_are_the_same_bits_however_many_tokens_are_read_together(architecture, heads, kv_heads, width, dtype):
+def test_logits_are_the_same_bits_however_many_tokens_are_read_together(
+    architecture, heads, kv_heads, width, weights_dtype
+):
+    dtype, rounds = weights_dtype, compute_dtype(weights_dtype, CPU) == torch.bfloat16
     model = random_model(architecture, heads, kv_heads, width)
     ids = torch.randint(MODEL_VOCAB, (120,), generator=torch.Generator().manual_seed(0)).tolist()
     runner = native_runner(model.to(dtype), len(ids))
@@ -102,7 +108,7 @@ def test_logits_are_the_same_bits_however_many_tokens_are_read_together(architec
         assert torch.equal(runner.forward(ids[i : i + 3]), passes[1][i - 1 : i + 2]), i
     exact = EagerRunner(stored(model.float(), dtype), len(ids))
     exact.prefill(ids[:1])
-    near: dict[str, Any] = {"atol": 0.3, "rtol": 0.1} if dtype == torch.bfloat16 else {"atol": 1e-3, "rtol": 1e-3}
+    near: dict[str, Any] = {"atol": 0.3, "rtol": 0.1} if rounds else {"atol": 1e-3, "rtol": 1e-3}
     torch.testing.assert_close(passes[1], exact.forward(ids[1:]), **near)
 
 
@@ -145,23 +151,23 @@ def test_float32_strays_hardly_further_from_float64_than_transformers_does(archi
     assert ours < 2 * theirs
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(
     ("shape", "parts"), [((1, 2), 1), ((31, 64), 1), ((33, 46), 3), ((100, 576), 1), ((128, 64), 2)]
 )
-def test_products_of_every_length(shape, parts, biased, dtype):
-    functions = library_for(dtype)
+def test_products_of_every_length(shape, parts, biased, weights_dtype):
+    dtype = weights_dtype
+    functions, computed = library_for(dtype), compute_dtype(dtype, CPU)
     if functions is None:
         pytest.skip("no gcc, or a CPU that the library is not for")
     generator = torch.Generator().manual_seed(0)
     weight, bias = torch.randn(*shape, generator=generator).to(dtype), torch.randn(shape[0], generator=generator)
-    computed = torch.float32 if dtype == torch.float16 else dtype
     multiply = PackedLinear(functions, weight, bias.to(computed) if biased else None, parts)
     for rows in (*range(1, 21), 40):
         x = torch.randn(rows, shape[1], generator=generator).to(computed)
         wanted = x.double() @ weight.double().T + (bias.to(computed).double() if biased else 0)
-        near: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-4}
+        rounds = computed == torch.bfloat16
+        near: dict[str, Any] = {"rtol": 1e-2, "atol": 1e-2} if rounds else {"rtol": 1e-5, "atol": 1e-4}
         torch.testing.assert_close(multiply(x).double(), wanted, **near)
         assert multiply(x).dtype == computed
         assert torch.equal(multiply(x[-1:]), multiply(x)[-1:])
@@ -169,14 +175,20 @@ def test_products_of_every_length(shape, parts, biased, dtype):
     assert torch.equal(multiply(x.T.contiguous().T), multiply(x))
 
 
-def test_half_precision_rounds_to_the_nearest_even_number():
+@pytest.fixture
+def rounding():
+    """The library whose inputs and outputs are bfloat16."""
     functions = library_for(torch.bfloat16)
-    if functions is None:
+    if functions is None or compute_dtype(torch.bfloat16, CPU) != torch.bfloat16:
         pytest.skip("no gcc, or a CPU that the library is not for")
+    return functions
+
+
+def test_half_precision_rounds_to_the_nearest_even_number(rounding):
     generator = torch.Generator().manual_seed(0)
     bias = torch.randn(64, generator=generator)
     bias[:8] = 1 + torch.arange(1, 16, 2) / 256  # beside nothing, each lies halfway between two numbers
-    multiply = PackedLinear(functions, torch.eye(64).bfloat16(), bias)
+    multiply = PackedLinear(rounding, torch.eye(64).bfloat16(), bias)
     x = torch.randn(9, 64, generator=generator).bfloat16()
     x[0] = 0
     assert torch.equal(multiply(x), (x.float() + bias).bfloat16())
@@ -190,12 +202,11 @@ def test_nothing_finite_becomes_none_in_a_pass():
     assert runner.prefill(PROMPT).isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_no_row_of_the_weights_size_and_type_is_refused(dtype):
-    functions = library_for(dtype)
+def test_what_is_no_row_of_the_weights_size_and_type_is_refused(weights_dtype):
+    functions = library_for(weights_dtype)
     if functions is None:
         pytest.skip("no gcc, or a CPU that the library is not for")
-    multiply = PackedLinear(functions, torch.randn(40, 24).to(dtype), None)
+    multiply = PackedLinear(functions, torch.randn(40, 24).to(weights_dtype), None)
     assert multiply(torch.empty(0, 24, dtype=multiply.dtype)).shape == (0, 40)
     for wrong in (torch.ones(2, 12, dtype=multiply.dtype), torch.ones(2, 24, dtype=torch.float64)):
         with pytest.raises(ValueError, match="rows of 24 numbers"):
@@ -230,12 +241,9 @@ def test_layers_that_it_does_not_know_run_by_torch():
 
 
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFF800001])
-def test_what_is_no_number_stays_none(bits):
-    functions = library_for(torch.bfloat16)
-    if functions is None:
-        pytest.skip("no gcc, or a CPU that the library is not for")
+def test_what_is_no_number_stays_none(bits, rounding):
     bias = torch.tensor([bits - (1 << 32) if bits >> 31 else bits], dtype=torch.int32).view(torch.float32)
-    assert PackedLinear(functions, torch.zeros(1, 2).bfloat16(), bias)(torch.ones(1, 2).bfloat16()).isnan().all()
+    assert PackedLinear(rounding, torch.zeros(1, 2).bfloat16(), bias)(torch.ones(1, 2).bfloat16()).isnan().all()
 
 
 # How it is built ---------------------------------------------------------------------------------------------
@@ -243,7 +251,7 @@ def test_what_is_no_number_stays_none(bits):
 ONCE = pytest.mark.parametrize("threads", [1], indirect=True)  # how many there are makes no difference
 SMALL = """
 #include "products.h"
-const int columns = 8, step = 1;
+const int columns = 8, step = 1, paired = 1;
 int run_layers(void) { return 0; }
 int run_head(void) { return 0; }
 void run_product(void) {}
@@ -375,9 +383,7 @@ def test_its_threads_are_torchs_own():
     assert len({line.split(maxsplit=5)[-1] for line in maps if "/libgomp" in line or "/libomp" in line}) == 1
 
 
-def test_a_shape_that_it_does_not_know_runs_by_torch():
-    if library_for(torch.bfloat16) is None:
-        pytest.skip("no gcc, or a CPU that the library is not for")
+def test_a_shape_that_it_does_not_know_runs_by_torch(rounding):
     config = AutoConfig.for_model(
         "llama", hidden_size=33, num_attention_heads=1, num_key_value_heads=1, head_dim=8, intermediate_size=7
     )

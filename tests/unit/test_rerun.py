@@ -12,14 +12,11 @@ import pytest
 from specdemo.decoding.adaptive_k import DraftLengthController
 from specdemo.decoding.events import Round
 from specdemo.models.loaded import Loaded
-from specdemo.racing.race import PLAIN, SPECULATIVE, race
-from specdemo.racing.rerun import again, differences, other_environment
+from specdemo.racing.race import PLAIN, SPECULATIVE, again, differences, other_environment, race
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.types import AUTO, REJECTION, BadInput, Settings
-from tests.unit.toys import (
-    DRAFTER_NAMES,
-)
+from tests.unit.toys import DRAFTER_NAMES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,11 +28,7 @@ WORDS = "the cat sat on the mat and the dog sat"
 def fickle(monkeypatch: pytest.MonkeyPatch) -> None:
     """K = auto chooses anything from 0 to 4, and never the same twice."""
     choices = random.Random(3)
-    monkeypatch.setattr(
-        DraftLengthController,
-        "_choose",
-        lambda self, costs, most: min(choices.randrange(5), most),
-    )
+    monkeypatch.setattr(DraftLengthController, "_choose", lambda self, costs, most: min(choices.randrange(5), most))
 
 
 def traced(loaded: Loaded, drafter: str, settings: Settings, events: int | None = None) -> tuple[Any, list[Entry]]:
@@ -45,14 +38,10 @@ def traced(loaded: Loaded, drafter: str, settings: Settings, events: int | None 
     return read_trace(write_trace(header, entries))
 
 
-def changed(event: Any, **fields: Any) -> Any:
-    return replace(event, **fields)
-
-
-def without(entries: list[Entry], name: str) -> list[Entry]:
-    """The entries as of a trace that does not tell this of its events."""
+def changed(entries: list[Entry], **fields: Any) -> list[Entry]:
+    """The entries with other values of fields that their events have; None as of a trace that does not tell them."""
     return [
-        replace(entry, event=changed(entry.event, **{name: None})) if hasattr(entry.event, name) else entry
+        replace(entry, event=replace(entry.event, **fields)) if {*fields} <= {*entry.event.__slots__} else entry
         for entry in entries
     ]
 
@@ -62,18 +51,12 @@ def same_again(loaded: Loaded, header: Any, recorded: list[Entry]) -> bool:
     assert [(e.lane, getattr(e.event, "k", None)) for e in entries if e.lane == PLAIN] == [
         (e.lane, 0 if isinstance(e.event, Round) else None) for e in recorded if e.lane == PLAIN
     ]
-    places = {
-        (e.lane, i): e.probabilities for lane in (PLAIN, SPECULATIVE) for i, e in enumerate(of_lane(entries, lane))
-    }
-    theirs = {
-        (e.lane, i): e.probabilities for lane in (PLAIN, SPECULATIVE) for i, e in enumerate(of_lane(recorded, lane))
-    }
+    places, theirs = (
+        {lane: [e.probabilities for e in race if e.lane == lane] for lane in (PLAIN, SPECULATIVE)}
+        for race in (entries, recorded)
+    )
     assert places == theirs
     return differences(recorded, entries) == {PLAIN: None, SPECULATIVE: None}
-
-
-def of_lane(entries: list[Entry], lane: str) -> list[Entry]:
-    return [entry for entry in entries if entry.lane == lane]
 
 
 @pytest.mark.usefixtures("fickle")
@@ -91,10 +74,7 @@ def test_a_race_run_again_with_another_seed_or_other_k_would_differ(loaded: Load
     header, recorded = traced(loaded, "draft-model", settings)
     assert same_again(loaded, header, recorded)
     for change in ({"seed": 1}, {"k": 0}):
-        others = [
-            replace(e, event=changed(e.event, **change)) if all(hasattr(e.event, name) for name in change) else e
-            for e in recorded
-        ]
+        others = changed(recorded, **change)
         assert differences(recorded, list(again(loaded, header, others)))[SPECULATIVE] is not None
 
 
@@ -112,12 +92,12 @@ def test_a_race_that_was_stopped_is_run_again_as_far_as_it_went(loaded: Loaded) 
 def test_an_old_trace_is_run_again_where_it_tells_enough(loaded: Loaded) -> None:
     for settings in ASKED:
         header, recorded = traced(loaded, "draft-model", settings)
-        assert same_again(loaded, header, without(recorded, "seed"))
+        assert same_again(loaded, header, changed(recorded, seed=None))
         if settings.k == AUTO:
             with pytest.raises(BadInput, match="does not say which K was chosen"):
-                list(again(loaded, header, without(recorded, "k")))
+                list(again(loaded, header, changed(recorded, k=None)))
         else:
-            assert same_again(loaded, header, without(recorded, "k"))
+            assert same_again(loaded, header, changed(recorded, k=None))
         older = {**header, "lanes": [{"name": lane["name"]} for lane in header["lanes"]]}  # of other random numbers
         if settings.temperature:
             with pytest.raises(BadInput, match="sampled with other random numbers"):

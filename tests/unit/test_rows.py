@@ -87,13 +87,14 @@ def near(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("architecture", "heads", "kv_heads", "width"), [("llama", 6, 2, 20), ("llama", 11, 1, 4), ("gpt2", 4, 4, 32)]
 )
-def test_in_c_a_row_that_branches_is_bit_for_bit_that_of_its_chain(architecture, heads, kv_heads, width, dtype) -> None:
+def test_in_c_a_row_that_branches_is_bit_for_bit_that_of_its_chain(
+    architecture, heads, kv_heads, width, weights_dtype
+) -> None:
     """Behind texts that end inside of a pair and of a block of keys, and at their ends."""
-    model = random_model(architecture, heads, kv_heads, width).to(dtype)
+    model = random_model(architecture, heads, kv_heads, width).to(weights_dtype)
     ids = torch.randint(MODEL_VOCAB, (70,), generator=torch.Generator().manual_seed(0)).tolist()
     assert native_runner(model, 8).exact_tree_rows == MOST_ROWS
     for turn, parents in enumerate(TREES):

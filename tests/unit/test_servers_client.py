@@ -16,7 +16,7 @@ from specdemo.servers import client as clients
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import find_dialect
-from specdemo.servers.lane import server_lane
+from specdemo.servers.race import server_lane
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 

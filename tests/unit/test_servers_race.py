@@ -151,7 +151,7 @@ def test_the_rounds_of_the_real_server_are_those_that_it_counted(
     before = {lane: dialect.counters() for lane, dialect in real.items()}
     settings = Settings(max_new_tokens=64, temperature=temperature, seed=3)
     race = race_servers(Asked(prompt, False, settings), real[SPECULATIVE], real[PLAIN])
-    found = outcome(race)
+    found = outcome(race).as_dict()
     for lane, dialect in real.items():
         now, then = dialect.counters(), before[lane]
         assert now is not None

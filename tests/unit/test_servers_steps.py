@@ -33,8 +33,12 @@ def entries_of(steps: list[Step], told: Told) -> list[Entry]:
 
 def of_llamacpp(name: str) -> tuple[dict[str, Any], Told, list[Entry]]:
     head, chunks = recorded(name)
+    return head, *of_chunks(chunks, head["max_new_tokens"])
+
+
+def of_chunks(chunks: list[Chunk], most: int) -> tuple[Told, list[Entry]]:
     told = Told()
-    return head, told, entries_of([*llamacpp_steps(iter(chunks), head["max_new_tokens"], told)], told)
+    return told, entries_of([*llamacpp_steps(iter(chunks), most, told)], told)
 
 
 def kinds(entries: list[Entry]) -> list[TokenKind]:
@@ -87,9 +91,8 @@ def test_rounds_that_end_inside_a_character_are_counted_and_not_guessed() -> Non
     stats = Stats.of(entry.event for entry in entries)
     assert text(entries).startswith("🦄🐉 is not 🦄🐉 and")
     assert stats.tokens == head["counters"]["tokens"]
-    plain = sum(
-        entry.event.drafted == () and not entry.event.merged for entry in entries if isinstance(entry.event, Round)
-    )
+    found = [entry.event for entry in entries if isinstance(entry.event, Round)]
+    plain = sum(not event.drafted and not event.merged for event in found)
     assert stats.rounds - plain == head["counters"]["rounds"]
     assert (told.drafted, told.accepted) == (head["counters"]["drafted"], head["counters"]["accepted"])
     assert stats.drafted is stats.accepted is None  # one round of the merged ones drafted what is unknown
@@ -102,15 +105,7 @@ def test_what_vllm_tells_in_detail() -> None:
     told = Told()
     steps, lists, k = vllm_steps(iter(chunks), head["max_new_tokens"], told)
     entries = entries_of(recovered(steps, lists, told, k), told)
-    assert kinds(entries) == [
-        TARGET,
-        TARGET,
-        TARGET,
-        *[ACCEPTED] * 4,
-        BONUS,
-        RESAMPLED,
-        ACCEPTED,
-    ]  # the end was drafted
+    assert kinds(entries) == [*[TARGET] * 3, *[ACCEPTED] * 4, BONUS, RESAMPLED, ACCEPTED]  # the end was drafted
     stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
     assert (stats.tokens, stats.drafts, stats.drafted) == tuple(
         counted[name] for name in ("tokens", "rounds", "drafted")
@@ -126,22 +121,8 @@ def test_what_sglang_tells() -> None:
     told = Told()
     steps = sglang_steps(iter(chunks), 12, told)
     entries = entries_of(recovered(steps, None, told, 3), told)
-    assert kinds(entries) == [
-        *(
-            TARGET,
-            ACCEPTED,
-            ACCEPTED,
-            ACCEPTED,
-            BONUS,
-            ACCEPTED,
-            RESAMPLED,
-            RESAMPLED,
-            ACCEPTED,
-            ACCEPTED,
-            ACCEPTED,
-            BONUS,
-        )
-    ]
+    all_pass = [*[ACCEPTED] * 3, BONUS]
+    assert kinds(entries) == [TARGET, *all_pass, ACCEPTED, RESAMPLED, RESAMPLED, *all_pass]
     stats = Stats.of(entry.event for entry in entries)
     assert (stats.drafts, stats.drafted, stats.accepted) == tuple(
         head["counters"][name] for name in ("rounds", "drafted", "accepted")
@@ -177,13 +158,9 @@ def llamacpp_stream(truth: Truth, hidden: frozenset[int], cut: int) -> list[Chun
         timings = {"prompt_ms": 100.0, "predicted_ms": step * 10.0 + 0.001, "predicted_n": at}
         if drafted:
             timings |= {"draft_n": drafted, "draft_n_accepted": accepted}
-        event = {
-            "content": "" if last else f"t{at}",
-            "tokens": [] if last else [at],
-            "stop": last,
-            "tokens_evaluated": 7,
-        }
-        chunks.append(Chunk(len(chunks) / 100, {**event, "timings": timings, "stop_type": "limit"}))
+        event = {"timings": timings, "stop": last, "stop_type": "limit", "tokens_evaluated": 7}
+        written = {"content": "", "tokens": []} if last else {"content": f"t{at}", "tokens": [at]}
+        chunks.append(Chunk(len(chunks) / 100, {**event, **written}))
 
     for step, (guessed, passed) in enumerate([(0, 0), *truth]):
         if at == cut:
@@ -201,8 +178,7 @@ def llamacpp_stream(truth: Truth, hidden: frozenset[int], cut: int) -> list[Chun
 @given(rounds)
 def test_llamacpp_rounds_are_recovered(truth: Truth) -> None:
     total = sum(accepted + 1 for _, accepted in truth) + 1
-    told = Told()
-    entries = entries_of([*llamacpp_steps(iter(llamacpp_stream(truth, frozenset(), total)), total, told)], told)
+    _, entries = of_chunks(llamacpp_stream(truth, frozenset(), total), total)
     assert kinds(entries) == true_kinds(truth)
     found = [entry.event for entry in entries if isinstance(entry.event, Round)]
     assert [len(event.drafted) for event in found] == [drafted for drafted, _ in truth]
@@ -215,17 +191,15 @@ def test_llamacpp_rounds_are_recovered(truth: Truth) -> None:
 def test_a_text_that_ends_anywhere_keeps_its_kinds(truth: Truth, data: st.DataObject) -> None:
     whole = true_kinds(truth)
     cut = data.draw(st.integers(1, len(whole)))
-    told = Told()
-    entries = entries_of([*llamacpp_steps(iter(llamacpp_stream(truth, frozenset(), cut)), cut, told)], told)
+    _, entries = of_chunks(llamacpp_stream(truth, frozenset(), cut), cut)
     assert kinds(entries) == whole[:cut]
 
 
 @given(rounds, st.frozensets(st.integers(1, 40)))
 def test_tokens_held_back_lose_neither_rounds_nor_tokens(truth: Truth, hidden: frozenset[int]) -> None:
     total = sum(accepted + 1 for _, accepted in truth) + 1
-    told = Told()
     shown = hidden - {total}  # the server waits for whole characters, so the last is one
-    entries = entries_of([*llamacpp_steps(iter(llamacpp_stream(truth, shown, total)), total, told)], told)
+    told, entries = of_chunks(llamacpp_stream(truth, shown, total), total)
     stats = Stats.of(entry.event for entry in entries)
     assert stats.tokens == total
     assert stats.rounds == len(truth)
@@ -298,12 +272,7 @@ def test_nothing_written_is_told() -> None:
 
 
 def test_tokens_without_ids_are_compared_by_their_text() -> None:
-    one, other = (
-        [
-            token.id
-            for token in tokens_of(entries_of([Step((1,), ("a",), 0.1), Step((None,), (text,), 0.1, 0, 0)], Told()))
-        ]
-        for text in ("é", "è")
-    )
+    steps = ([Step((1,), ("a",), 0.1), Step((None,), (text,), 0.1, 0, 0)] for text in ("é", "è"))
+    one, other = ([token.id for token in tokens_of(entries_of(found, Told()))] for found in steps)
     assert (one, other) == ([1, "é"], [1, "è"])
     assert first_difference(one, other) == 1

@@ -24,8 +24,7 @@ from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import Ngram
 from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.tree import Named, grow
-from specdemo.racing.race import race, start
-from specdemo.racing.rerun import again, differences
+from specdemo.racing.race import again, differences, race, start
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.system import hardware
 from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings

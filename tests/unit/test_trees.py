@@ -393,7 +393,7 @@ def test_a_trace_of_trees_is_read_as_it_was_written(table: Tensor, rule: str) ->
 
 
 def test_a_race_drafts_trees_and_is_run_again(tmp_path: Any) -> None:
-    from specdemo.racing.rerun import again, differences
+    from specdemo.racing.race import again, differences
 
     toy: Any = TableToy(tokenizer=letters_tokenizer())
     settings = Settings(k=9, temperature=0.8, max_new_tokens=40, tree=True)

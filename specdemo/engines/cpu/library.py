@@ -16,10 +16,11 @@ from ...system.hardware import compute_dtype, cpu_flags
 from .huge_pages import WEIGHTS
 
 SOURCE = Path(__file__).with_name("native.c")
-KINDS = {  # the C macro of a type of weights, and the CPU flags it needs
-    torch.bfloat16: ("BFLOAT16", {"avx512f", "avx512_bf16"}),
-    torch.float16: ("FLOAT16", {"avx2", "fma", "f16c"}),
-    torch.float32: ("FLOAT32", {"avx2", "fma"}),
+KINDS = {  # the C macro of a type of weights and a type of their inputs, and the CPU flags it needs
+    (torch.bfloat16, torch.bfloat16): ("BFLOAT16", {"avx512f", "avx512_bf16"}),
+    (torch.bfloat16, torch.float32): ("WIDENED", {"avx2", "fma"}),
+    (torch.float16, torch.float32): ("FLOAT16", {"avx2", "fma", "f16c"}),
+    (torch.float32, torch.float32): ("FLOAT32", {"avx2", "fma"}),
 }
 
 # The structures of `native.c`, where they are described.
@@ -60,11 +61,12 @@ class Tree(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The functions of `native.c` for one type of weights, and the `columns` and the `step` of its packed blocks."""
+    """The functions of `native.c` for one type of weights, and the sizes of its packed blocks (`products.h`)."""
 
     functions: CDLL
     columns: int
     step: int
+    paired: int
 
     @classmethod
     def of(cls, functions: CDLL) -> Library:
@@ -74,17 +76,20 @@ class Library:
         ]
         functions.run_head.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
         functions.run_product.argtypes = [POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
-        return cls(functions, *(c_int.in_dll(functions, name).value for name in ("columns", "step")))
+        return cls(functions, *(c_int.in_dll(functions, name).value for name in ("columns", "step", "paired")))
 
     def packed(self, weight: Tensor) -> Tensor:
         """Pack a weight: [parts, outer, inner] -> [parts * outer / columns, inner / step, columns, step].
+
+        Where columns are paired, those of one half of a block come between those of the other.
 
         The outputs of each part are padded with zeros to whole blocks. `products.h` shows the layout.
         """
         _, outer, inner = weight.shape
         padding = -outer % self.columns
         filled = F.pad(weight, (0, 0, 0, padding)) if padding else weight
-        return WEIGHTS.copy(filled.view(-1, self.columns, inner // self.step, self.step).transpose(1, 2))
+        blocks = filled.view(-1, self.paired, self.columns // self.paired, inner // self.step, self.step)
+        return WEIGHTS.copy(blocks.permute(0, 3, 2, 1, 4))
 
 
 class PackedLinear:
@@ -132,6 +137,7 @@ def address_of_rows(x: Tensor, dtype: torch.dtype, size: int) -> int:
 @cache
 def library_for(dtype: torch.dtype) -> Library | None:
     """The library for weights of this type; None if this CPU or compiler cannot have it."""
-    kind, needed = KINDS.get(dtype, ("", {"a type that it knows"}))
+    computed = compute_dtype(dtype, torch.device("cpu"))
+    kind, needed = KINDS.get((dtype, computed), ("", {"a type that it knows"}))
     functions = compiled(SOURCE, f"-D{kind}") if needed <= cpu_flags() else None
     return Library.of(functions) if functions else None

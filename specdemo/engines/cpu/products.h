@@ -1,7 +1,8 @@
 /* Products of a few rows with weights that are read once, by the threads of a parallel region.
 
-   The compiler builds it for one type of weights: -DBFLOAT16, -DFLOAT16 or -DFLOAT32. weight_t is that type, act_t the
-   type of the inputs of products: bfloat16 with bfloat16 weights, else float32. Sums are float32.
+   The compiler builds it for one type of weights: -DBFLOAT16, -DWIDENED, -DFLOAT16 or -DFLOAT32. weight_t is that type,
+   act_t the type of the inputs of products: bfloat16 with -DBFLOAT16, else float32. Sums are float32. -DWIDENED is for
+   bfloat16 weights on a CPU without instructions for products of bfloat16.
 
    A weight [outer, inner] is packed as [outer / COLUMNS, inner / STEP, COLUMNS, STEP], `outer` rounded up. A block gives
    COLUMNS outputs: `sum_up` reads it from beginning to end. For COLUMNS = 32 and STEP = 2:
@@ -12,6 +13,9 @@
 
    Example: w[40, 7] of inner = 64 is in block 40 / 32 = 1, which begins at 1 * 32 * 64, at line 7 / 2 = 3, column
    40 % 32 = 8, number 7 % 2 = 1: 2048 + (3 * 32 + 8) * 2 + 1 = 2257.
+
+   With -DWIDENED the columns of a line come in pairs, for COLUMNS = 16 those of w[0, .] w[8, .] | w[1, .] w[9, .] | ...
+   One read then gives two vectors: a bfloat16 is the upper half of the float32 with its value.
 
    `sum_up` adds up the numbers of a row in their order, whatever other rows it computes with it. */
 
@@ -43,11 +47,17 @@ typedef uint16_t act_t, weight_t;
 #else
 #define STEP 1
 typedef float act_t;
-#ifdef FLOAT16
+#if defined(FLOAT16) || defined(WIDENED)
 typedef uint16_t weight_t;
 #else
 typedef float weight_t;
 #endif
+#endif
+
+#ifdef WIDENED
+#define PAIRED VECTORS /* vectors that are read at once */
+#else
+#define PAIRED 1
 #endif
 
 /* `parts` products of the same input, with `outer` outputs each, one behind the other. A part is packed by itself. */
@@ -66,9 +76,13 @@ INLINE long min(long a, long b) { return a < b ? a : b; }
 INLINE long max(long a, long b) { return a > b ? a : b; }
 INLINE long round_up(long size, long part) { return (size + part - 1) / part * part; }
 
-/* Vector `index` of a block; `half` says that it is float16. */
+/* Vector `index` of a block; `half` says that its numbers have 16 bits, while those of `act_t` have 32. */
 INLINE vector load(const void *block, long index, const int half) {
-#ifdef __AVX512F__
+#ifdef WIDENED
+    typedef uint32_t pairs __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+    const pairs both = ((const pairs *)block)[index / 2];
+    if (half) return index % 2 ? (vector)(both & 0xffff0000) : (vector)(both << 16);
+#elif defined(__AVX512F__)
     if (half) return (vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)block + index));
 #else
     if (half) return (vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)block + index));

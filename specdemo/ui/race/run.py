@@ -9,12 +9,12 @@ from sys import getsizeof
 from typing import Any
 
 from ...decoding.events import Round, emitted_tokens
-from ...racing.asked import PLAIN, Request, fitted
-from ...racing.figures import weight_bytes
+from ...racing.asked import Request, fitted
+from ...racing.figures import memory_rate_of, weight_bytes
+from ...racing.outcome import Outcome
 from ...racing.trace import Entry, write_trace
 from ..engine import Engine, Said, has_every_core
 from ..jobs import Job
-from .exactness import exactness, is_whole
 from .messages import Lanes
 from .request import shown_request
 
@@ -32,7 +32,7 @@ class Run(Job):
         super().__init__(request.preset, seconds)
         self.request = request
         self.header: dict[str, Any] = {}
-        self.summary: dict[str, Any] = {}
+        self.outcome: Outcome | None = None
         self.entries: list[Entry] = []
         self._lanes = Lanes()
         self._shared = False
@@ -60,16 +60,18 @@ class Run(Job):
                             news = {"status": asdict(engine.status)} if said else {}
                             yield self.message(start=self._beginning(), **news)
                         self._lanes.add(item)
-                    if not self.summary and (lanes := self._lanes.news()):
+                    if self.outcome is None and (lanes := self._lanes.news()):
                         yield self.message(lanes=lanes)
             except Exception:
                 if said and not begun:  # the top of the page still shows what was said
                     yield self.message(status=asdict(engine.status))
                 raise
-        yield self.message(lanes=self._lanes.news(), end=self._ending())
+        assert self.outcome is not None
+        end = self.outcome.ending(self.header.get("disturbed", False))
+        yield self.message(lanes=self._lanes.news(), end=end)
 
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
-        """The race itself and then its summary, in the engine's thread."""
+        """The race itself and then its outcome, in the engine's thread."""
         self.request, told = fitted(self.request, loaded)
         request, backend = self.request, engine.backend
         others = engine.beside.watch()
@@ -86,12 +88,10 @@ class Run(Job):
             raise self._before_it_began()
         if has_every_core(loaded) and others():
             self.header["disturbed"] = True
-        self.summary = backend.summary(loaded, prompt_ids, request.settings, self.entries, request.drafted)
-        if rate := self.summary["memory_rate"]:
+        found = backend.outcome(loaded, prompt_ids, request.settings, self.entries, request.drafted)
+        if rate := memory_rate_of(found.environment):
             self.header["environment"]["memory_rate"] = rate
-        self.summary["sentence"] = f"{self.summary['sentence']} {told}".rstrip()
-        if cut := self._cut_short:
-            self.summary["sentence"] = f"{cut[0]} {self.summary['sentence']}"
+        self._ended(replace(found, sentence=f"{found.sentence} {told}".rstrip()))
 
     def _kept(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         """The entries of the race, each of them kept, until it is told to stop."""
@@ -102,19 +102,18 @@ class Run(Job):
             if self.stop.is_set() or self._entry_bytes > MOST_BYTES:
                 break
 
-    @property
-    def _cut_short(self) -> tuple[str, str] | None:
-        """If a limit has ended the race: a sentence, and words for the badge."""
-        if self._is_whole:
-            return None
+    def _ended(self, found: Outcome) -> None:
+        """Keep the outcome; it says so if a limit has ended the race."""
+        size, cut = f"{MOST_BYTES / 1e6:g} MB", ("", "")
         if self._entry_bytes > MOST_BYTES:
-            size = f"{MOST_BYTES / 1e6:g} MB"
-            return f"It had taken {size} of memory, the most that a race may take here.", f"stopped at {size}"
-        return (f"It had run for {self.limit}.", f"stopped after {self.seconds:g} s") if self.overdue else None
-
-    @property
-    def _is_whole(self) -> bool:
-        return is_whole(self.entries, 1 + len(self.request.drafted))
+            cut = f"It had taken {size} of memory, the most that a race may take here.", f"stopped at {size}"
+        elif self.overdue:
+            cut = f"It had run for {self.limit}.", f"stopped after {self.seconds:g} s"
+        if found.stopped and cut[0]:
+            title = f"{found.badge['title']}, {cut[1]}" if found.badge["title"] else cut[1].capitalize()
+            sentence = f"{cut[0]} {found.sentence}".rstrip()
+            found = replace(found, sentence=sentence, badge={**found.badge, "title": title})
+        self.outcome = found
 
     def _beginning(self) -> dict[str, Any]:
         """What the page shows of the request and the machine. `shared` says that the page, which is on this machine
@@ -125,24 +124,10 @@ class Run(Job):
             "shared": self._shared,
         }
 
-    def _ending(self) -> dict[str, Any]:
-        """What the page shows of the summary; the texts it has already."""
-        summary, stopped = self.summary, not self._is_whole
-        badge = exactness(summary, self.request, self.header["environment"], stopped)
-        if cut := self._cut_short:
-            badge["title"] = f"{badge['title']}, {cut[1]}" if badge["title"] else cut[1].capitalize()
-        return {
-            "stopped": stopped,
-            "speed_up": summary["speed_up"],
-            "speed_ups": {lane: verdict["speed_up"] for lane, verdict in summary["verdicts"].items()},
-            "sentence": summary["sentence"],
-            "verdicts": summary["verdicts"],
-            "exactness": badge,
-            "stats": {lane: summary[lane]["stats"] for lane in (PLAIN, *self.request.drafted)},
-            "memory_shares": summary.get("memory_shares", {}),
-            "memory_rate": summary.get("memory_rate"),
-            "disturbed": self.header.get("disturbed", False),
-        }
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The outcome, ready for JSON; empty before the race has ended."""
+        return self.outcome.as_dict() if self.outcome else {}
 
     def trace(self) -> str:
         """The trace as JSON lines."""

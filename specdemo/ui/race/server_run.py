@@ -9,7 +9,6 @@ from typing import Any
 
 from ...racing.asked import PLAIN, SPECULATIVE, Request
 from ...racing.compare import OWN_DRAFTER
-from ...racing.stats import Stats
 from ...racing.trace import Entry
 from ...servers.address import Address
 from ...servers.client import Client
@@ -17,7 +16,6 @@ from ...servers.dialects import Dialect, find_dialect
 from ...servers.race import TURNS, Asked, ServerRace, outcome, trace_header
 from ...types import REJECTION
 from ..engine import Engine
-from .exactness import is_whole
 from .run import Run
 
 
@@ -51,7 +49,6 @@ class ServerRun(Run):
         super().__init__(replace(request, drafter=OWN_DRAFTER, more=(), isolated=True), seconds)
         self.preset = None
         self._places = [server] if baseline is None else [server, baseline]
-        self._asked = len(self._places)
 
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         # What the servers draft, and how, is theirs.
@@ -69,25 +66,17 @@ class ServerRun(Run):
         self.header = {**trace_header(race), "isolated": True, "environment": {}}
         if disturbed():
             self.header["disturbed"] = True
-        nothing = {"token_ids": [], "stats": Stats().as_dict()}
-        self.summary = {PLAIN: nothing, SPECULATIVE: nothing} | outcome(race)
-        if self._asked == 1:
-            self.summary["sentence"] = "There is no baseline to compare with: give the server without speculation, too."
-
-    @property
-    def _is_whole(self) -> bool:
-        return is_whole(self.entries, self._asked)
-
-    def _ending(self) -> dict[str, Any]:
-        """As of any race, with what is known of the servers besides: why they took turns, and where the time went."""
-        ending = super()._ending()
-        lanes = [self.summary[lane].get("server") for lane in (PLAIN, SPECULATIVE)]
-        words = [ending["exactness"]["words"], *[TURNS] * (self._asked > 1)]
-        for title, server in zip(("The baseline", "The server"), lanes, strict=True):
-            words += [f"{title}: {_times(server)}"] if server and server["first_token_seconds"] is not None else []
-            words += server["notes"] if server else []
-        ending["exactness"]["words"] = " ".join(dict.fromkeys(words))
-        return ending
+        found, alone = outcome(race), len(race.lanes) == 1
+        if alone:
+            found = replace(
+                found, sentence="There is no baseline to compare with: give the server without speculation, too."
+            )
+        words = [found.badge["words"], *[TURNS] * (not alone)]  # and where the time went
+        for lane, title in ((PLAIN, "The baseline"), (SPECULATIVE, "The server")):
+            if told := found.reports.get(lane, {}).get("server"):
+                words += [f"{title}: {_times(told)}"] if told["first_token_seconds"] is not None else []
+                words += told["notes"]
+        self._ended(replace(found, badge={**found.badge, "words": " ".join(dict.fromkeys(words))}))
 
 
 def _times(server: dict[str, Any]) -> str:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from ...decoding.events import Event, Round
-from ...racing.asked import DraftedLane
-from ...racing.compare import compare, is_comparable, tokens_of
-from ...racing.figures import memory_rate_of, memory_shares, weight_bytes
+from ...decoding.events import Round
+from ...racing.asked import DraftedLane, lane_of
+from ...racing.compare import NOTHING_YET
+from ...racing.figures import weight_bytes
+from ...racing.outcome import Outcome
 from ...racing.stats import Stats
 from ...racing.trace import (
     PLAIN,
@@ -34,9 +35,7 @@ from ...racing.trace import (
     read_trace,
     request_of,
 )
-from ...racing.verdict import judge_lane, lanes_verdict
 from ...types import BadInput, DraftOutcome
-from ..race.exactness import exactness, is_whole, worst
 from ..race.messages import event_of, live_figures
 from ..race.request import MAX_PROMPT, shown_request
 from ..values import to_json
@@ -79,19 +78,19 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     note = ""
     if len(names) > len(shown):
         note = f"The trace holds {len(names)} lanes; the first {len(shown)} are shown."
-    alone = [name for name in shown if name == PLAIN or held[name].get("drafter") == "none"][:1]
+    alone = [name for name in shown if _is_alone(held[name])][:1]
     drafting = [name for name in shown if name not in alone]
-    sides = dict(zip(SIDES if alone or len(drafting) > 1 else (SPECULATIVE,), [*alone, *drafting], strict=False))
-    events = {side: [entry for entry in entries if entry.lane == name] for side, name in sides.items()}
-    drafted = [held[name] for name in drafting] if alone else []
-    disturbed = header.get("disturbed") is True
+    sides = dict(zip([*alone, *drafting], SIDES if alone or len(drafting) > 1 else (SPECULATIVE,), strict=False))
     return {
         "request": shown_request(request),
         "facts": facts,
         "weight_bytes": weight_bytes(environment_of(header)),
         "note": note,
-        "lanes": {side: {"title": _title(sides[side], held), **_lane(found)} for side, found in events.items()},
-        "end": _ending(request, environment_of(header), events, drafted, disturbed),
+        "lanes": {
+            side: {"title": _title(name, held), **_lane([entry for entry in entries if entry.lane == name])}
+            for name, side in sides.items()
+        },
+        "end": _ending(header, request, entries, sides),
     }
 
 
@@ -143,64 +142,28 @@ def _place(event: Round, at: int, place: TokenProbabilities) -> list[Any]:
 
 
 def _ending(
-    request: Request,
-    environment: dict[str, Any],
-    entries: dict[str, list[Entry]],
-    drafted: Sequence[Mapping[str, Any]],
-    disturbed: bool,
+    header: dict[str, Any], request: Request, entries: Sequence[Entry], sides: Mapping[str, str]
 ) -> dict[str, Any]:
-    """How a race with these lanes ends. `drafted` says what was asked of those with a drafter.
-
-    It is empty if the target alone is not among them.
-    """
-    sides = dict.fromkeys([*SIDES[:2], *entries])  # the page shows figures of two in any case
-    events: dict[str, list[Event]] = {side: [entry.event for entry in entries.get(side, ())] for side in sides}
-    stats = {side: Stats.of(found) for side, found in events.items()}
-    stopped = not is_whole((entry for found in entries.values() for entry in found), len(entries))
-    told: dict[str, Any] = {
-        "stopped": stopped,
-        "speed_up": None,
-        "speed_ups": {},
-        "stats": {side: found.as_dict() for side, found in stats.items()},
-        "memory_shares": memory_shares(stats, environment),
-        "memory_rate": memory_rate_of(environment),
-        "disturbed": disturbed,
-    }
-    if not drafted:
-        one = len(entries) < 2
+    """How a race with these lanes ends; `sides` says what the page calls them."""
+    held, asked = {lane["name"]: lane for lane in header["lanes"]}, dict[str, DraftedLane | None]()
+    for name in sides:
+        asked[name] = None
+        with suppress(BadInput):
+            asked[name] = lane_of(held[name], request)
+    alone = next((name for name, side in sides.items() if side == PLAIN and _is_alone(held[name])), None)
+    found = Outcome.of(request.settings, entries, asked, alone, environment_of(header))
+    if not found.verdicts:
+        one = len(sides) < 2
         sentence = "This trace holds one lane only." if one else "None of these lanes is the target alone."
-        exact = {"mark": "", "title": "", "words": "There is nothing to compare it with."}
-        return {**told, "sentence": sentence, "exactness": exact}
-    tokens = {side: tokens_of(found) for side, found in entries.items()}
-    badges, verdicts, ratios = {}, {}, {}
-    for side, lane in zip([*entries][1:], drafted, strict=True):
-        found = compare(tokens[PLAIN], tokens[side]) if is_comparable(request.settings) else None
-        alone, other = ({"token_ids": [token.id for token in tokens[at]]} for at in (PLAIN, side))
-        asked = _asked(request, lane)
-        summary = {PLAIN: alone, SPECULATIVE: other, "comparison": asdict(found) if found else None}
-        badges[lane["name"]] = exactness(summary, asked, environment, stopped)
-        verdict = judge_lane(stats[PLAIN], stats[side], _drafted(lane, asked), found, environment)
-        verdicts[lane["name"]], ratios[side] = verdict, verdict.speed_up
-    return {
-        **told,
-        "speed_up": max((ratio for ratio in ratios.values() if ratio is not None), default=None),
-        "speed_ups": ratios,
-        "sentence": lanes_verdict(verdicts),
-        "verdicts": {name: verdict.as_dict() for name, verdict in verdicts.items()},
-        "exactness": worst(badges),
-    }
+        found = replace(
+            found, sentence=sentence, badge={**NOTHING_YET, "words": "There is nothing to compare it with."}
+        )
+    told = found.ending(header.get("disturbed") is True)
+    for figures in ("speed_ups", "stats", "memory_shares"):
+        told[figures] = {sides.get(name, name): value for name, value in told[figures].items()}
+    return {**told, "verdicts": {name: verdict.as_dict() for name, verdict in found.verdicts.items()}}
 
 
-def _drafted(lane: Mapping[str, Any], asked: Request) -> DraftedLane | None:
-    """The drafter and the K of a lane, as far as its trace tells them."""
-    k = asked.settings.k
-    return DraftedLane(asked.drafter, k, asked.settings.tree) if k and lane.get("k", k) == k else None
-
-
-def _asked(request: Request, lane: Mapping[str, Any]) -> Request:
-    """What was asked of one lane, as far as its trace tells it."""
-    drafter = lane.get("drafter")
-    with suppress(BadInput):
-        told = {name: lane.get(name, getattr(request.settings, name)) for name in ("k", "tree")}
-        request = replace(request, settings=replace(request.settings, **told))
-    return replace(request, drafter=drafter) if isinstance(drafter, str) else request
+def _is_alone(lane: Mapping[str, Any]) -> bool:
+    """Whether a lane of a trace is the target alone."""
+    return lane["name"] == PLAIN or lane.get("drafter") == "none"

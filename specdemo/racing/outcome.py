@@ -1,0 +1,134 @@
+"""What a race ended with: the one reading of it, for the page, a replay, the command line and servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..decoding.events import Event, Finished, emitted_tokens
+from ..types import Settings
+from .asked import PLAIN, SPECULATIVE, DraftedLane
+from .compare import NOTHING_YET, Comparison, badge, compare, first_to_part, is_comparable, tokens_of, worst
+from .figures import memory_rate_of, memory_shares
+from .stats import Stats
+from .trace import Entry
+from .verdict import NOWHERE, LaneVerdict, judge_lane, lanes_verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a race ended with, or what there was when it was stopped.
+
+    Attributes:
+        events, stats: of each lane.
+        comparisons: of the text of each drafted lane with that of the target alone; None where they are not to be
+            compared: by rejection sampling above temperature 0 texts differ by chance, their distribution does not.
+        verdicts: on each drafted lane.
+        sentence: what the race showed, "" if there is nothing to compare.
+        badge: whether the texts are the same: `mark`, `title` and `words`, see `compare.badge`.
+        stopped: whether a lane has not come to its end.
+        environment: where it ran; empty of servers. `memory_rate` in it is that of `memory_rate`.
+        reports: of each lane, ready for JSON, see `report`.
+    """
+
+    events: Mapping[str, Sequence[Event]]
+    stats: Mapping[str, Stats]
+    comparisons: Mapping[str, Comparison | None]
+    verdicts: Mapping[str, LaneVerdict]
+    sentence: str
+    badge: Mapping[str, str]
+    stopped: bool
+    environment: Mapping[str, Any]
+    reports: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        entries: Sequence[Entry],
+        lanes: Mapping[str, DraftedLane | None],
+        alone: str | None = PLAIN,
+        environment: Mapping[str, Any] = NOWHERE,
+    ) -> Outcome:
+        """Read a race.
+
+        Args:
+            settings: what all lanes were asked for.
+            lanes: by name who drafts in each, and with which K; None where that is not known.
+            alone: the lane of the target alone; None if there is none, and so nothing to compare.
+        """
+        held = {lane: [entry for entry in entries if entry.lane == lane] for lane in lanes}
+        events = {lane: [entry.event for entry in found] for lane, found in held.items()}
+        stats = {lane: Stats.of(found) for lane, found in events.items()}
+        stopped = not all(found and isinstance(found[-1], Finished) for found in events.values())
+        tokens = {lane: tokens_of(found) for lane, found in held.items()}
+        comparisons, verdicts, badges = {}, {}, {}
+        for lane, asked in lanes.items():
+            if alone is None or lane == alone:
+                continue
+            pair = tokens[alone], tokens[lane]
+            found = comparisons[lane] = compare(*pair) if is_comparable(settings) else None
+            known = asked if asked and asked.k else None  # of a server it is not known
+            verdicts[lane] = judge_lane(stats[alone], stats[lane], known, found, environment)
+            badges[lane] = badge(*pair, found, asked, settings, environment, stopped)
+        sentence = lanes_verdict(verdicts) if verdicts else ""
+        told = worst(badges) if badges else NOTHING_YET
+        return cls(events, stats, comparisons, verdicts, sentence, told, stopped, environment)
+
+    @property
+    def speed_up(self) -> float | None:
+        """The largest, None if no lane has one."""
+        return max((found.speed_up for found in self.verdicts.values() if found.speed_up is not None), default=None)
+
+    def _memory(self, stats: Mapping[str, Stats]) -> dict[str, Any]:
+        """How close the passes of each lane come to what the memory allows, and what that is in bytes a second."""
+        shares = memory_shares(stats, self.environment)
+        return {"memory_shares": shares, "memory_rate": memory_rate_of(self.environment)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON: the report of each lane by its name; in `verdicts` for each drafted lane what `LaneVerdict`
+        holds and the `comparison` of its text; for the whole race the largest `speed_up`, a `sentence`, and the
+        `comparison` of the lane that parts first; where weights are known, `memory_shares` and `memory_rate`."""
+        compared = [found for found in self.comparisons.values() if found]
+        return {
+            **self.reports,
+            "verdicts": self._verdicts(),
+            "speed_up": self.speed_up,
+            "sentence": self.sentence,
+            "comparison": asdict(first_to_part(compared)) if compared else None,
+            **(self._memory(self.stats) if self.environment else {}),
+        }
+
+    def _verdicts(self) -> dict[str, Any]:
+        compared = {lane: found and asdict(found) for lane, found in self.comparisons.items()}
+        return {lane: {**found.as_dict(), "comparison": compared[lane]} for lane, found in self.verdicts.items()}
+
+    def ending(self, disturbed: bool = False) -> dict[str, Any]:
+        """What the page shows at the end of a race; the texts it has already. Of two lanes it shows figures in any
+        case."""
+        stats = {**({PLAIN: Stats(), SPECULATIVE: Stats()} if len(self.stats) < 2 else {}), **self.stats}
+        return {
+            "stopped": self.stopped,
+            "speed_up": self.speed_up,
+            "speed_ups": {lane: found.speed_up for lane, found in self.verdicts.items()},
+            "sentence": self.sentence,
+            "verdicts": self._verdicts(),
+            "exactness": {**self.badge},
+            "stats": {lane: found.as_dict() for lane, found in stats.items()},
+            **self._memory(stats),
+            "disturbed": disturbed,
+        }
+
+
+def report(text: str, events: Sequence[Event]) -> dict[str, Any]:
+    """What came of a lane, ready for JSON: `text, token_ids, kinds, finish_reason, stats`."""
+    tokens = [token for event in events for token in emitted_tokens(event)]
+    stats = Stats.of(events).as_dict()
+    return {
+        "text": text,
+        "token_ids": [token.id for token in tokens],
+        "kinds": [token.kind.value for token in tokens],
+        "finish_reason": stats["finish_reason"],
+        "stats": stats,
+    }

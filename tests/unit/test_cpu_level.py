@@ -1,0 +1,157 @@
+"""Older CPUs: AVX2 only, or AVX-512 without products of bfloat16. `native.c` is built for them and run on this one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+from specdemo.decoding.events import Round, emitted_tokens
+from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.engines import linear
+from specdemo.engines.choose import expected_engine
+from specdemo.engines.cpu.library import library_for
+from specdemo.engines.runner import ANY_ROWS
+from specdemo.models.loaded import Loaded, load
+from specdemo.models.report import report_on
+from specdemo.racing.compare import is_exact
+from specdemo.racing.race import start
+from specdemo.system import compiled, cpu_level, hardware
+from specdemo.types import BadInput, Settings
+
+from .checkpoints import full_preset, preset_of, save, tiny
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU = torch.device("cpu")
+PROMPT = "the cat sat"
+
+
+@pytest.fixture(params=list(cpu_level.LEVELS))
+def level(request: pytest.FixtureRequest, run_as: Callable[[str], None]) -> str:
+    run_as(request.param)
+    return str(request.param)
+
+
+# What is built and chosen ------------------------------------------------------------------------------------
+
+
+def test_everything_that_looks_at_the_cpu_sees_the_older_one(level: str) -> None:
+    assert hardware.choose_dtype("auto", CPU) == torch.bfloat16
+    assert hardware.compute_dtype(torch.bfloat16, CPU) == torch.float32
+    assert not hardware.cpu_multiplies_bf16()
+    assert "avx512_bf16" not in hardware.cpu_flags()
+    assert ("avx512f" in hardware.cpu_flags()) == (level == "avx512")
+    assert f"SPECDEMO_CPU={level}" in hardware.cpu_name()
+    assert expected_engine(LlamaConfig(), torch.bfloat16, CPU) == ("native", True)
+
+
+def test_the_library_has_no_instructions_that_the_older_cpu_lacks(level: str) -> None:
+    library = library_for(torch.bfloat16)
+    assert library is not None
+    assert library.columns == {"avx2": 16, "avx512": 32}[level]
+    if shutil.which("objdump") is None:
+        pytest.skip("there is no objdump")
+    command = ["objdump", "-d", library.functions._name]
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert ("zmm" in code) == (level == "avx512")
+    assert "dpbf16" not in code
+
+
+def test_the_libraries_in_torch_are_told(run_as: Callable[[str], None]) -> None:
+    """In a process of its own, since they ask once. What somebody set stays."""
+    run_as("avx2")
+    names = *cpu_level.LEVELS["avx2"].environment, cpu_level.SWITCH
+    command = [
+        sys.executable,
+        "-c",
+        f"import os, torch, specdemo; print(torch.backends.cpu.get_cpu_capability(), *map(os.environ.get, {names}))",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name not in names[:-1]}
+    told = subprocess.run(
+        command, env={**environment, "ONEDNN_MAX_CPU_ISA": "SSE41"}, capture_output=True, text=True, check=True
+    ).stdout
+    assert told.split() == ["AVX2", "avx2", "SSE41", "AVX2", "AVX2", "avx2"]
+
+
+def test_another_level_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cpu_level.SWITCH, "sse9")
+    cpu_level.set_libraries()
+    with pytest.raises(BadInput, match=r"^SPECDEMO_CPU is 'sse9'\. Choose one of: avx2, avx512\.$"):
+        hardware.choose_dtype("auto", CPU)
+
+
+# What is written ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loaded(level: str, tmp_path: Path) -> Iterator[Loaded]:
+    loaded = load(full_preset(tmp_path), None, "cpu")
+    yield loaded
+    loaded.release()
+
+
+def text_of(loaded: Loaded, drafter: str, settings: Settings) -> tuple[list[int], int]:
+    """The tokens of a run, and how many were drafted for it."""
+    events = list(start(loaded, drafter, loaded.encode(PROMPT), settings))
+    drafted = sum(len(event.drafted) for event in events if isinstance(event, Round))
+    return [token.id for event in events for token in emitted_tokens(event)], drafted
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_whoever_drafts_the_text_is_the_targets(loaded: Loaded, temperature: float) -> None:
+    assert (loaded.engine, loaded.dtype, loaded.weights_dtype) == ("native", torch.float32, torch.bfloat16)
+    assert loaded.exact_rows == ANY_ROWS
+    asked = Settings(k=6, temperature=temperature, max_new_tokens=40)
+    plain, _ = text_of(loaded, "none", replace(asked, k=0))
+    assert len(plain) > 10
+    drafted = {False: 0, True: 0}
+    for name in DRAFTERS:
+        if name == "none" or drafter_class(name).unavailable_reason(loaded.parts):
+            continue
+        for tree in (False, True) if loaded.cannot_branch(name) is None else (False,):
+            text, tokens = text_of(loaded, name, replace(asked, tree=tree))
+            assert text == plain, (name, tree)
+            assert is_exact(loaded.environment(), name, 6, tree)
+            drafted[tree] += tokens
+    assert min(drafted.values()) > 1000
+
+
+def test_a_report_tells_what_is_loaded(level: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    model = tiny("llama", len(tokenizer), tie_word_embeddings=False)
+    preset = preset_of(save(model, tokenizer, tmp_path / "llama"))
+    (told,), loaded = report_on(preset, None, "cpu").models, load(preset, None, "cpu")
+    assert (told.engine, told.exact) == (loaded.engine, True)
+    assert told.weights == 2 * sum(weight.numel() for weight in model.parameters()) == sum(loaded.placement.values())
+    loaded.release()
+
+
+# The range ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_weights_beyond_float16_are_kept_by_what_is_chosen(
+    level: str, compiles: bool, tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint in bfloat16, loaded without a word about its type; with gcc and without."""
+    if not compiles:
+        monkeypatch.setenv(compiled.SWITCH, "0")
+        monkeypatch.setitem(linear.LEAST_PACKED, torch.float32, 0)
+        library_for.cache_clear()
+    model = tiny("llama", len(tokenizer)).bfloat16()
+    model.model.layers[1].mlp.down_proj.weight.data[3, 4] = -7e4
+    loaded = load(preset_of(save(model, tokenizer, tmp_path / "large")), None, "cpu")
+    assert loaded.engine == ("native" if compiles else "fused")
+    ids = loaded.encode(PROMPT)
+    logits = loaded.target_runner(32).prefill(ids)
+    wanted = model.float()(torch.tensor([ids])).logits[0, -1:]
+    torch.testing.assert_close(logits, wanted, atol=1e-3, rtol=1e-3)
+    loaded.release()

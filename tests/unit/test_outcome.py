@@ -1,0 +1,237 @@
+"""What a race ends with: whether the texts are the same, the badge that says so, and the summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdemo.decoding.events import Prefilled, Round
+from specdemo.engines.runner import ANY_ROWS
+from specdemo.racing.asked import DraftedLane
+from specdemo.racing.compare import OWN_DRAFTER, Comparison, badge, compare, is_exact, other_draws
+from specdemo.racing.race import PLAIN, SPECULATIVE, race
+from specdemo.racing.stats import Stats
+from specdemo.racing.summary import head_doubt, summary
+from specdemo.types import AUTO, MATCH, MAX_K, MAX_NODES, RULES, DraftedToken, DraftOutcome, Settings, Token, TokenKind
+from tests.unit.toys import PROMPT, alike_toy, ids_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def tokens(*ids: int, margin: float | None = None) -> list[Token]:
+    return [Token(id, TokenKind.TARGET, 1.0, margin) for id in ids]
+
+
+@pytest.mark.parametrize("place", [0, 1, 4])
+def test_the_first_difference_and_the_margin_there(place: int) -> None:
+    plain = [1, 2, 3, 4, 5]
+    other = [*plain[:place], 40, *plain[place + 1 :]]
+    answer = compare(tokens(*plain, margin=0.5), tokens(*other, margin=0.25))
+    assert (answer.identical, answer.first_difference, answer.margin) == (False, place, 0.25)
+    assert compare(tokens(*other, margin=0.25), tokens(*plain)).margin == 0.25  # a server does not tell its margins
+    assert compare(tokens(*other), tokens(*plain)).margin is None
+
+
+def test_equal_texts_are_identical() -> None:
+    for text in ((), (1, 2, 3)):
+        answer = compare(tokens(*text), tokens(*text, margin=1.0))
+        assert (answer.identical, answer.first_difference, answer.margin) == (True, None, None)
+
+
+def test_a_text_that_was_cut_short_differs_where_it_ends() -> None:
+    answer = compare(tokens(1, 2, 3, margin=1.0), tokens(1, 2))
+    assert (answer.identical, answer.first_difference, answer.margin) == (False, 2, None)
+    assert compare(tokens(1), []).first_difference == 0
+
+
+def test_token_0_differs_from_no_token() -> None:
+    assert compare(tokens(0), []).identical is False
+    assert compare(tokens(0, 0), tokens(0, 1)).first_difference == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "drafter", "exact"),
+    [
+        ({"engine": "native", "dtype": "float32"}, "layer-skip", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "native", "dtype": "bfloat16"}, "ngram", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "fused", "dtype": "bfloat16"}, "ngram", {0, 8, AUTO}),
+        ({"engine": "fused", "dtype": "float32"}, "ngram", set()),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, "ngram", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, "layer-skip", set()),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": False}, "ngram", set()),
+        ({"engine": "graph", "dtype": "bfloat16"}, "ngram", set()),
+        ({"engine": "eager", "dtype": "float32"}, "ngram", set()),
+        ({"engine": "graph", "exact_rows": MAX_K + 1}, "ngram", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "graph", "exact_rows": MAX_K + 1}, "layer-skip", set()),
+        ({"engine": "native", "exact_rows": ANY_ROWS}, "layer-skip", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "fused", "dtype": "float32", "exact_rows": 9}, "layer-skip", {0, 8, AUTO}),
+        ({"engine": "fused", "dtype": "bfloat16", "exact_rows": 0}, "ngram", set()),  # without packed products
+        ({"engine": "native", "exact_rows": "17"}, "ngram", {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": ["native"], "dtype": {}}, "a drafter of another program", set()),
+        ({}, "ngram", set()),
+    ],
+)
+def test_which_engines_are_exact_to_the_bit(environment: dict[str, Any], drafter: str, exact: set[int | str]) -> None:
+    """Of environments that do not tell of trees, as in older traces: on a GPU those were not exact in 16 bits."""
+    assert {k for k in (0, 8, 9, MAX_K, AUTO) if is_exact(environment, drafter, k)} == exact
+    trees = bool(exact) and environment["engine"] in ("native", ["native"])
+    assert {is_exact(environment, drafter, k, tree=True) for k in (1, MAX_NODES, AUTO)} == {trees}
+
+
+@pytest.mark.parametrize(("rows", "exact"), [(0, set()), (9, {1, 8, AUTO}), (MAX_NODES + 1, {1, 8, MAX_NODES, AUTO})])
+def test_trees_are_exact_up_to_the_rows_that_the_engine_tells(rows: int, exact: set[int | str]) -> None:
+    environment = {"engine": "graph", "exact_rows": MAX_K + 1, "exact_tree_rows": rows}
+    assert {k for k in (1, 8, MAX_NODES, AUTO) if is_exact(environment, "eagle", k, tree=True)} == exact
+    assert is_exact(environment, "eagle", MAX_K)
+    assert not is_exact(environment, "layer-skip", 1, tree=True)
+
+
+# The badge --------------------------------------------------------------------------------------------------
+
+SAME, BY_CHANCE = Comparison(True), None
+
+
+def parted(place: int, margin: float | None = None) -> Comparison:
+    return Comparison(False, place, margin)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "comparison", "temperature", "dtype", "stopped", "mark", "words"),
+    [
+        ((9, 9), SAME, 0, "float32", False, "same", "All 9 tokens are exactly those"),
+        ((9, 5), parted(5), 0, "float32", True, "same", "The first 5 tokens are exactly those"),
+        ((9, 9), parted(4), 0, "float32", True, "differs", "The texts are the same for 4 tokens."),
+        ((3, 0), parted(0), 0, "float32", True, "", "There is nothing to compare yet."),
+        ((9, 9), parted(4, 0.125), 0, "bfloat16", False, "differs", "near-tie"),
+        ((9, 9), parted(4, 2.5), 0, "bfloat16", False, "differs", "Please report this"),
+        ((9, 9), parted(4, 0.125), 0, "float16", False, "differs", "Please report this"),
+        ((9, 9), parted(4, 0.0625), 0, "float16", False, "differs", "near-tie"),
+        ((9, 9), parted(4, 0.125), 0, "posit8", False, "differs", "near-tie"),
+        ((9, 9), parted(4, 0.125), 0, "float32", False, "differs", "Please report this"),
+        ((9, 7), parted(7), 0, "float32", False, "differs", "The texts are the same for 7 tokens."),
+        ((1, 1), SAME, 0, "float32", False, "same", "The one token is exactly that"),
+        ((9, 9), parted(1), 0, "float32", False, "differs", "The texts are the same for 1 token."),
+        ((9, 9), SAME, 0.7, "float32", False, "same", "Both lanes use the same random draws, so the text"),
+        ((9, 9), parted(4, 0.6), 0.7, "bfloat16", False, "differs", "near-tie"),
+        ((9, 9), parted(4, 0.8), 0.7, "bfloat16", False, "differs", "Please report this"),
+        ((9, 7), BY_CHANCE, 0.7, "float32", False, "chance", "the texts differ by chance"),
+        ((9, 9), BY_CHANCE, 0.7, "float32", False, "chance", "the texts could differ, though these do not"),
+        ((9, 7), BY_CHANCE, 0.7, "float32", True, "chance", "the texts could differ, though these do not"),
+        ((9, 0), BY_CHANCE, 0.7, "float32", True, "", "There is nothing to compare yet."),
+    ],
+)
+def test_the_badge(
+    lengths: tuple[int, int],
+    comparison: Comparison | None,
+    temperature: float,
+    dtype: str,
+    stopped: bool,
+    mark: str,
+    words: str,
+) -> None:
+    plain, other = (tokens(*[0] * length) for length in lengths)
+    asked, settings = DraftedLane("none", 4), Settings(temperature=temperature)
+    told = badge(plain, other, comparison, asked, settings, {"dtype": dtype}, stopped)
+    assert told["mark"] == mark
+    assert words in told["words"]
+
+
+TREES = {"engine": "graph", "exact_rows": 17}
+
+
+@pytest.mark.parametrize(
+    ("environment", "asked", "gap", "words"),
+    [
+        ({"engine": "native"}, DraftedLane("ngram", 16), 1e-6, "1e-06 apart for the target, which is more than "),
+        ({"engine": "native"}, DraftedLane("ngram", 16), None, "This engine is exact to the bit, so rounding does not"),
+        ({"engine": "native"}, None, 1e-6, "near-tie"),  # nobody knows how long its drafts were
+        ({"engine": "fused"}, DraftedLane("ngram", 8), 1e-6, "more than rounding explains"),
+        ({"engine": "fused"}, DraftedLane("ngram", 9), 1e-6, "near-tie"),
+        ({"engine": "graph"}, DraftedLane("ngram", 4), 1e-6, "near-tie"),
+        ({"engine": "something new"}, DraftedLane("ngram", 4), 1e-6, "near-tie"),
+        ({**TREES, "exact_tree_rows": 0}, DraftedLane("ngram", 16, True), 0.125, "near-tie"),
+        ({**TREES, "exact_tree_rows": 64}, DraftedLane("ngram", 16, True), 0.125, "Please report this"),
+        ({**TREES, "exact_tree_rows": 0}, DraftedLane("ngram", 16), 0.125, "Please report this"),
+        ({}, DraftedLane(OWN_DRAFTER, 0), None, "The servers do not tell how close the two candidate tokens were"),
+    ],
+)
+def test_on_an_engine_that_is_exact_no_difference_is_a_near_tie(
+    environment: dict[str, Any], asked: DraftedLane | None, gap: float | None, words: str
+) -> None:
+    text, environment = tokens(*[0] * 9), {"dtype": "bfloat16", **environment}
+    assert words in badge(text, text, parted(4, gap), asked, Settings(0), environment, False)["words"]
+
+
+def test_servers_draw_by_themselves_whatever_rule_they_test_by() -> None:
+    own, settings = DraftedLane(OWN_DRAFTER, 0), Settings(0, 0.7)
+    told = badge(tokens(1, 2), tokens(1, 3), None, own, settings, {}, False)
+    assert told == {"mark": "chance", "title": "Different text", "words": other_draws(False)}
+
+
+# The summary ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_summary_of_a_race(tmp_path: Path, temperature: float, rule: str) -> None:
+    toy: Any = alike_toy(tmp_path)
+    settings = Settings(temperature=temperature, k=3, max_new_tokens=12, rule=rule)
+    entries = list(race(toy, "draft-model", PROMPT, settings))
+    answer = summary(toy, PROMPT, settings, entries)
+    for lane in (PLAIN, SPECULATIVE):
+        events = [entry.event for entry in entries if entry.lane == lane]
+        ids = ids_of(events)
+        assert answer[lane]["token_ids"] == ids
+        assert answer[lane]["text"] == "".join("abcd"[token] for token in ids)
+        assert len(answer[lane]["kinds"]) == answer[lane]["stats"]["tokens"] == 12
+        assert answer[lane]["finish_reason"] == "length"
+        assert isinstance(events[0], Prefilled)
+    assert answer["speed_up"] > 0
+    assert answer["sentence"].endswith(".")
+    if temperature == 0 or rule == MATCH:
+        assert answer["comparison"] == {"identical": True, "first_difference": None, "margin": None}
+    else:
+        assert answer["comparison"] is None
+
+
+# A head that is wired wrongly -------------------------------------------------------------------------------
+
+FEW = "Only 4% of the first guesses of this"
+ORDER = "the layers it reads, its rope_theta, the chat template, the thinking mode, a quantized target."
+
+ENOUGH = ("eagle", 500, 110), ("eagle", 10, 0), ("eagle", 15, 1), ("medusa", 14, 0), ("eagle", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "drafts", "passed", "words"),
+    [
+        ("eagle", "EAGLE-3", 50, 2, f"{FEW} EAGLE-3 head pass, where 65% to 85% are usual. "),
+        ("block", "DFlash", 50, 2, f"{FEW} DFlash head pass, where 65% to 85% are usual. "),
+        ("medusa", "Medusa", 50, 2, f"{FEW} Medusa head pass, where 50% to 65% are usual. "),
+        ("eagle", "EAGLE-3", 500, 95, "Only 19% of"),
+        ("eagle", "EAGLE-3", 11, 0, "Only 0% of"),  # a few drafts are enough where none passes
+        ("medusa", "Medusa", 15, 0, "Only 0% of"),
+        ("medusa", "Medusa", 500, 95, ""),
+        *((kind, "a format", drafts, passed, "") for kind, drafts, passed in ENOUGH),
+    ],
+)
+def test_a_head_that_is_nearly_always_wrong_is_doubted(
+    kind: str, name: str, drafts: int, passed: int, words: str
+) -> None:
+    """And nothing is said where more pass, or too little is known."""
+    told = head_doubt(kind, name, drafts, passed) or ""
+    assert told.startswith(words)
+    assert told.endswith(f"Likely causes, in this order: {ORDER}" if words else "")
+    assert bool(told) == bool(words)
+
+
+def test_of_a_tree_the_likeliest_first_guess_counts() -> None:
+    """Among eight first guesses one passes often, also where the head knows nothing."""
+    stats = Stats()
+    for passing in (0, 1, 1):
+        outcomes = [DraftOutcome.ACCEPTED if node == passing else DraftOutcome.REJECTED for node in range(2)]
+        drafted = tuple(DraftedToken(node, outcome, parent=-1) for node, outcome in enumerate(outcomes))
+        stats.add(Round(0, drafted, (Token(passing, TokenKind.ACCEPTED), Token(5, TokenKind.BONUS)), 0.1, 0.1, 0.1))
+    assert (stats.drafts, stats.first_passed, stats.accepted_lengths) == (3, 1, {1: 3})
