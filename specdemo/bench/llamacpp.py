@@ -19,10 +19,8 @@ from typing import Any
 
 import torch
 
-from ..models.checkpoint import resolved
-from ..models.converted import Converted, gguf_of, is_made
 from ..models.loaded import Loaded
-from ..models.sources import Gguf, Parts, Source, Wheel
+from ..models.source import Source
 from ..models.store import Progress
 from ..racing.stats import Pace
 from ..servers.address import Address
@@ -57,7 +55,7 @@ def unavailable_reason(loaded: Loaded, address: str | None) -> str | None:
 def has_gguf(source: Source | None) -> bool:
     """Whether a model was loaded from a GGUF file. One that both the hub and the package index have is asked for on the
     hub first, where it is no such file."""
-    return isinstance(source, Wheel | Gguf) or (isinstance(source, Parts) and is_made(source))
+    return source is not None and source.has_gguf
 
 
 def cases(loaded: Loaded, address: str | None, ks: Sequence[int | str] = ()) -> list[Case]:
@@ -156,9 +154,7 @@ def _asked(loaded: Loaded, case: Case, context: int, progress: Progress) -> dict
 
     def gguf(source: Source | None) -> str:
         assert source is not None
-        there = resolved(source, progress)
-        assert isinstance(there, Converted)
-        return str(gguf_of(there, progress))
+        return str(source.found(progress).gguf_path(progress))
 
     return {
         "gguf": gguf(loaded.preset.target),

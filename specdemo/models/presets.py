@@ -8,13 +8,30 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, PlainValidator, ValidationInfo
 
 from ..drafters.names import DRAFTERS
 from ..types import AUTO, BadInput, Settings
 from .results import read_results, results_path
-from .sources import GGUF, Folder, Gguf, HeadSource, Hub, Parts, PartWheel, Source, Wheel, head_source, source_named
-from .tables import Table, read_toml
+from .source import GGUF, Source
+from .sources import SourceTable, head_source, source_named, source_of
+from .tables import (
+    NO_OTHERS,
+    UNKNOWN,
+    ExistingFile,
+    Text,
+    Texts,
+    Truth,
+    Unchecked,
+    Whole,
+    existing_file,
+    file_as,
+    one_of,
+    problem,
+    refuse,
+)
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
 DEFAULT_PRESET = "smollm2-135m"
@@ -34,34 +51,68 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Defaults:
     """What the form and the command line start with."""
 
-    drafter: str = "prompt-lookup"
-    k: int | str = AUTO
-    temperature: float = 0.0
-    max_new_tokens: int = 128
-    raw: bool = False  # continue the prompt as it is, without a chat template
-    tree: bool = False  # draft trees; with auto, where they pay
+    __pydantic_config__ = NO_OTHERS
+    drafter: Annotated[Text, one_of(DRAFTERS)] = "prompt-lookup"
+    k: Annotated[int | str, Unchecked] = AUTO
+    temperature: Annotated[float, Unchecked] = 0.0
+    max_new_tokens: Annotated[int, Unchecked] = 128
+    raw: Truth = False  # continue the prompt as it is, without a chat template
+    tree: Truth = False  # draft trees; with auto, where they pay
 
     def filled_in(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """What was asked for by name, with these values where it is None."""
         return {name: getattr(self, name, None) if value is None else value for name, value in asked.items()}
 
 
+def _usable(defaults: Defaults) -> Defaults:
+    if defaults.tree and not DRAFTERS[defaults.drafter].branches:
+        refuse("tree", f"cannot be true: the drafter {defaults.drafter} drafts chains only")
+    for name in ("k", "temperature", "max_new_tokens"):
+        try:  # `Settings` knows what is allowed
+            Settings(**{"tree": defaults.tree, name: getattr(defaults, name)})
+        except BadInput as error:
+            refuse(name, f"cannot be used: {str(error).rstrip('.')}")
+    return defaults
+
+
+def _head(head: Any, info: ValidationInfo) -> Path | Source:
+    if not isinstance(head, dict):
+        return existing_file(head, info)
+    source = source_of(head, info)
+    if not source.holds_heads:
+        raise problem("must have a hub id or the path of a folder")
+    return source
+
+
+def _by_kind(heads: Any) -> Any:
+    if not isinstance(heads, dict):
+        return heads
+    for kind in heads:
+        if kind not in HEADS:
+            refuse(kind, UNKNOWN)
+    return {kind: heads[kind] for kind in HEADS if kind in heads}
+
+
+Heads = Annotated[dict[str, Annotated[Path | Source, PlainValidator(_head)]], BeforeValidator(_by_kind)]
+
+
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A target, what its drafters need, and defaults. `name` is the file's name without `.toml`."""
 
+    __pydantic_config__ = NO_OTHERS
     name: str
-    title: str
-    description: str
-    target: Source
-    draft_model: Source | None = None
-    ngram_table: Path | None = None
-    dtype: str | None = None  # what "auto" means; None is whatever the device is good at
-    memory: int | None = None  # GB that it takes with 16-bit weights, the program included; None is hardly any
-    skip_layers: int | None = None  # how many of the target's first layers draft in layer-skip
-    heads: dict[str, Path | HeadSource] = field(default_factory=dict)  # by kind; a path is a file of `train head`
+    title: Text
+    description: Text
+    target: SourceTable
+    draft_model: SourceTable | None = None
+    ngram_table: ExistingFile | None = None
+    dtype: Annotated[Text, one_of(DTYPES)] | None = None  # what "auto" means; None is whatever the device is good at
+    memory: Whole | None = None  # GB that it takes with 16-bit weights, the program included; None is hardly any
+    skip_layers: Whole | None = None  # how many of the target's first layers draft in layer-skip
+    heads: Heads = field(default_factory=dict)  # by kind; a path is a file of `train head`
     asked_heads: tuple[str, ...] = ()  # kinds of heads that a person named, without which it is not loaded
-    defaults: Defaults = Defaults()
+    defaults: Annotated[Defaults, AfterValidator(_usable)] = Defaults()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # passed on to the chat template
     results: Mapping[str, Any] | None = None  # what its drafters were measured to reach, see results.py
 
@@ -157,24 +208,13 @@ def read_preset(path: Path) -> Preset:
     Raises:
         BadInput: one sentence naming the file and the field that is wrong.
     """
-    table = Table(path.name, "", read_toml(path))
-    preset = Preset(
-        name=path.stem,
-        title=table.text("title"),
-        description=table.text("description"),
-        target=_source(table.table("target"), path.parent),
-        draft_model=_source(table.table("draft_model"), path.parent) if "draft_model" in table else None,
-        ngram_table=table.file("ngram_table", path.parent) if "ngram_table" in table else None,
-        dtype=table.choice("dtype", DTYPES) if "dtype" in table else None,
-        memory=table.whole("memory", low=1) if "memory" in table else None,
-        skip_layers=table.whole("skip_layers", low=1) if "skip_layers" in table else None,
-        heads=_heads(table.table("heads"), path.parent) if "heads" in table else {},
-        defaults=_defaults(table.table("defaults")) if "defaults" in table else Defaults(),
-        chat_template_kwargs=table.table("chat_template_kwargs").rest() if "chat_template_kwargs" in table else {},
-        results=read_results(results_path(path)),
-    )
-    table.refuse_unknown()
-    return preset
+    return file_as(Preset, path, name=path.stem, asked_heads=(), results=read_results(results_path(path)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    __pydantic_config__ = NO_OTHERS
+    prompts: Texts
 
 
 def load_prompts(folder: Path = PRESETS / "prompts") -> dict[str, list[str]]:
@@ -183,13 +223,8 @@ def load_prompts(folder: Path = PRESETS / "prompts") -> dict[str, list[str]]:
     Raises:
         BadInput: one sentence naming the file and the field that is wrong.
     """
-    prompts = {}
-    for category in CATEGORIES:
-        path = folder / f"{category}.toml"
-        table = Table(path.name, "", read_toml(path))
-        prompts[category] = table.texts("prompts")
-        table.refuse_unknown()
-    return prompts
+    read = {category: file_as(_Prompts, folder / f"{category}.toml").prompts for category in CATEGORIES}
+    return {category: [text.strip("\n") for text in texts] for category, texts in read.items()}
 
 
 def _read_all(folder: Path) -> tuple[dict[str, Preset], dict[str, str]]:
@@ -200,87 +235,3 @@ def _read_all(folder: Path) -> tuple[dict[str, Preset], dict[str, str]]:
         except BadInput as error:
             broken[path.stem] = str(error)
     return presets, broken
-
-
-def _source(table: Table, folder: Path) -> Source:
-    kinds = [kind for kind in ("wheel", "hub", "path") if kind in table]
-    if len(kinds) != 1:
-        raise table.wrong("", "must have exactly one of wheel, hub and path")
-    source: Source
-    if kinds == ["wheel"]:
-        source = Wheel(**_pinned(table), gguf=table.text("gguf"), gguf_sha256=table.sha256("gguf_sha256"))
-    elif kinds == ["hub"]:
-        source = _on_hub(table)
-    else:
-        try:
-            path = folder / Path(table.text("path")).expanduser()
-        except RuntimeError as error:  # ~someone who does not exist
-            raise table.wrong("path", "names the home of nobody here") from error
-        source = Gguf(str(path)) if path.suffix == GGUF and not path.is_dir() else Folder(path)
-    table.refuse_unknown()
-    return source
-
-
-def _pinned(table: Table) -> dict[str, Any]:
-    """The fields of `Pinned`."""
-    named = {"package": table.text("wheel"), "version": table.text("version")}
-    return {**named, "size": table.whole("size", low=1), "sha256": table.sha256("sha256")}
-
-
-def _on_hub(table: Table) -> Source:
-    hub = Hub(table.text("hub"), table.text("revision") if "revision" in table else None)
-    if "file" in table:
-        return Gguf(table.text("file"), hub.repo, hub.revision)
-    if "parts" not in table:
-        return hub
-    tables = table.tables("parts")
-    parts = []
-    for number, part in enumerate(tables, start=1):
-        label = f"Part {number} of {len(tables)} of {Parts(hub, (), '')}"
-        parts.append(PartWheel(**_pinned(part), file=part.text("file"), label=label))
-        part.refuse_unknown()
-    return Parts(hub, tuple(parts), table.sha256("gguf_sha256"))
-
-
-def _heads(table: Table, folder: Path) -> dict[str, Path | HeadSource]:
-    heads: dict[str, Path | HeadSource] = {}
-    for kind in HEADS:
-        if table.has_table(kind):
-            source = _source(table.table(kind), folder)
-            if not isinstance(source, Hub | Folder):
-                raise table.wrong(kind, "must have a hub id or the path of a folder")
-            heads[kind] = source
-        elif kind in table:
-            heads[kind] = table.file(kind, folder)
-    table.refuse_unknown()
-    return heads
-
-
-def _defaults(table: Table) -> Defaults:
-    usual = Defaults()
-    drafter = table.choice("drafter", DRAFTERS) if "drafter" in table else usual.drafter
-    tree = table.truth("tree") if "tree" in table else usual.tree
-    if tree and not DRAFTERS[drafter].branches:
-        raise table.wrong("tree", f"cannot be true: the drafter {drafter} drafts chains only")
-    defaults = Defaults(
-        drafter=drafter,
-        k=_setting(table, "k", usual.k, tree=tree),
-        temperature=_setting(table, "temperature", usual.temperature),
-        max_new_tokens=_setting(table, "max_new_tokens", usual.max_new_tokens),
-        raw=table.truth("raw") if "raw" in table else usual.raw,
-        tree=tree,
-    )
-    table.refuse_unknown()
-    return defaults
-
-
-def _setting(table: Table, name: str, usual: Any, **beside: Any) -> Any:
-    """A field of `Settings`, which knows what is allowed."""
-    if name not in table:
-        return usual
-    value = table.take(name)
-    try:
-        Settings(**{name: value}, **beside)
-    except BadInput as error:
-        raise table.wrong(name, f"cannot be used: {str(error).rstrip('.')}") from error
-    return value

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub import HfApi
 
-from ..drafters.heads.formats import CONFIG, Format, format_of, read_config
+from ..drafters.heads.formats import Format, format_of, read_config
 from ..drafters.heads.published import INDEX, KINDS, PICKLES, WEIGHTS, WHOLE, check_config, check_published
 from ..drafters.heads.published_shape import TargetSizes
 from ..engines.layout import final_norm_eps
 from ..types import BadInput
-from .checkpoint import HUB_SECONDS, Checkpoint, commit_of, download_bar, file_of
+from .checkpoint import Checkpoint
 from .errors import wrap_load_errors
 from .presets import Preset
-from .sources import Folder, HeadSource, Hub, head_source
+from .source import Source
+from .sources import head_source
 from .store import LoadError, Progress
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def head_format(text: str) -> Format:
         LoadError: the hub does not have it, or cannot be reached.
     """
     source = head_source(text)
-    return format_of(read_config(_folder_of(source)), f"The head {source}")
+    return format_of(read_config(source.head_folder()), f"The head {source}")
 
 
 def fetch_heads(preset: Preset, target: Checkpoint, progress: Progress) -> tuple[dict[str, Path], dict[str, str]]:
@@ -66,35 +66,35 @@ def formats_of(files: Mapping[str, Path]) -> dict[str, str]:
     return {kind: format_of(read_config(path), path.name).name for kind, path in files.items() if path.is_dir()}
 
 
-def _fetched(source: HeadSource, progress: Progress) -> Path:
+def _fetched(source: Source, progress: Progress) -> Path:
     """The folder with a head's configuration and weights."""
-    if isinstance(source, Folder):
-        return source.path
+    if not source.on_hub:
+        return source.head_folder()
     progress(None, f"looking for the head {source} on the hub")
-    folder, bar = _folder_of(source), download_bar(source, progress)
+    folder = source.head_folder()
     if any(
         (folder / name).is_file() for name in (*WHOLE, *PICKLES)
     ):  # else the hub is asked for names it does not have
         return folder
     with wrap_load_errors(source):
         for name in (*WHOLE, INDEX, *PICKLES):
-            found = file_of(source.repo, folder.name, name, tqdm_class=bar)
+            found = source.head_file(folder, name, progress)
             if found is None:
                 continue
             if name == INDEX:
                 parts = set(json.loads(found.read_text(encoding="utf-8"))["weight_map"].values())
                 for part in sorted(parts):
-                    file_of(source.repo, folder.name, part, tqdm_class=bar)
+                    source.head_file(folder, part, progress)
             return found.parent
     raise LoadError(f"The head {source} has no weights: its repository has neither {WEIGHTS} nor {PICKLES[0]}.")
 
 
-def _checked(source: HeadSource, kind: str, target: Checkpoint, progress: Progress) -> Path:
+def _checked(source: Source, kind: str, target: Checkpoint, progress: Progress) -> Path:
     """The folder of a head that is one for this target. What its configuration tells is read before its weights."""
     text, eps = target.config.get_text_config(), final_norm_eps(target.config)
     norm = None if eps is None else (torch.ones(text.hidden_size), eps)  # its weights are not here yet
     sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers, norm)
-    check_config(_folder_of(source), KINDS[kind], sizes)
+    check_config(source.head_folder(), KINDS[kind], sizes)
     folder = _fetched(source, progress)
     check_published(folder, KINDS[kind], sizes)
     return folder
@@ -116,31 +116,15 @@ class HeadReport:
         return f"The head {self.name}: {where}; {self.format.name}, drafts as {self.format.kind}{made_for}."
 
 
-def report_on_head(source: HeadSource) -> HeadReport:
+def report_on_head(source: Source) -> HeadReport:
     """Look at a head. Its configuration is fetched, its weights are not.
 
     Raises:
         BadInput: it is no head, or of a format that cannot be read.
         LoadError: the hub does not have it, or cannot be reached.
     """
-    found = format_of(read_config(_folder_of(source)), f"The head {source}")
-    if isinstance(source, Folder):
-        sizes = {file.name: file.stat().st_size for file in source.path.iterdir()}
-    else:
-        with wrap_load_errors(source):
-            info = HfApi().model_info(source.repo, revision=source.revision, files_metadata=True, timeout=HUB_SECONDS)
-        sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+    found = format_of(read_config(source.head_folder()), f"The head {source}")
+    sizes = source.head_sizes()
     stated = [size for name, size in sizes.items() if name.endswith(".safetensors")]
     size = sum(stated) or sum(sizes.get(name, 0) for name in PICKLES) or None
-    return HeadReport(str(source), found, size, isinstance(source, Hub))
-
-
-def _folder_of(source: HeadSource) -> Path:
-    """The folder with the configuration of a head; one of the hub has the name of its commit."""
-    if isinstance(source, Folder):
-        return source.path
-    with wrap_load_errors(source):
-        commit, unreached = commit_of(source)
-        config = file_of(source.repo, commit, CONFIG, local_files_only=unreached)
-    assert config is not None, "commit_of has fetched it"
-    return config.parent
+    return HeadReport(str(source), found, size, source.on_hub)

@@ -8,13 +8,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi, hf_hub_url
-from huggingface_hub.utils import build_hf_headers, get_session
 from transformers import AutoConfig, PreTrainedConfig
 
 from ..drafters.text_draft_model import LONGER
@@ -22,30 +19,20 @@ from ..engines.choose import expected_engine
 from ..engines.layout import LLAMAS, head_width, is_hybrid
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_memory
 from ..types import BadInput
-from .checkpoint import HUB_SECONDS, find_checkpoint
+from .checkpoint import find_checkpoint
 from .errors import wrap_load_errors
 from .gguf_config import check_header
-from .gguf_header import Header, read_header
+from .gguf_header import Header
 from .loaded import LANES, check_prompts, context_of, rows_of
 from .placement import Part, bits, plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
-from .sources import Gguf, Hub, Source
+from .source import Source
 from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 
 ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
 TOKENS = 2048  # that a text is reckoned with for the memory of caches
-HEADER_BYTES = 2**25  # of a GGUF file on the hub that are fetched for its header
-
-
-@dataclass(frozen=True, slots=True)
-class OnHub:
-    """What the hub tells of a model: bytes to download (None if it does not say), licence, and whether it is gated."""
-
-    download: int | None
-    licence: str | None = None
-    gated: bool = False
 
 
 RUNNING_STATES = (
@@ -56,7 +43,6 @@ ON_DISK = (
     "Memory cannot hold the target: {size} of its weights stay on the disk and are read for every pass. That is slow, "
     "and the best case for speculation, since a pass takes as long for several tokens as for one."
 )
-NOTHING = OnHub(0)  # for what is on this machine already
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,25 +166,22 @@ def _partly_on_disk(report: Report, device: torch.device) -> Report:
 
 
 def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, device: torch.device) -> ModelReport:
-    of_file = None
-    if isinstance(source, Gguf):
-        hub = NOTHING if source.repo is None else _on_hub(source.repo, source.revision, source.file)
-        with wrap_load_errors(source):
-            header = _header(source)
+    with wrap_load_errors(source):
+        if (of_file := source.header()) is not None:
+            header, told = of_file
             check_header(str(source), header)
-            config, of_file = _config(header), header.numbers
+            config = _config(header)
             vocabulary = {token: index for index, token in enumerate(header.fields["tokenizer.ggml.tokens"])}
-        hub = replace(hub, licence=hub.licence or header.fields.get("general.license"))
-    else:
+            told = replace(told, licence=told.licence or header.fields.get("general.license"))
+    if of_file is None:
         found = find_checkpoint(source, dtype, ignore)
         if source is preset.target:
             check_prompts(found, preset)
-        hub = _on_hub(found.name_or_path, found.revision) if isinstance(source, Hub) else NOTHING
-        config, vocabulary = found.config, found.tokenizer.get_vocab()
+        told, config, vocabulary = source.told(found.revision), found.config, found.tokenizer.get_vocab()
     engine, exact = expected_engine(config, dtype, device)
     computed = compute_dtype(dtype, device)
     part = Part(str(source), config, computed if engine == "eager" else dtype)
-    numbers, text = part.numbers if of_file is None else of_file, config.get_text_config()
+    numbers, text = part.numbers if of_file is None else header.numbers, config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
         numbers += text.vocab_size * text.hidden_size  # one for the rows of the input, one laid out for the output
     row = part.keys_and_values * computed.itemsize
@@ -206,13 +189,13 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
         row += ROTATION * head_width(text)
     return ModelReport(
         name=str(source),
-        download=hub.download,
+        download=told.download,
         weights=numbers * bits(config, part.dtype) // 8,
         caches=(row * min(TOKENS, context_of(config)) + part.states) * lanes,
         engine=engine,
         exact=exact,
-        licence=hub.licence,
-        gated=hub.gated,
+        licence=told.licence,
+        gated=told.gated,
         vocabulary=vocabulary,
         reads=rows_of(config),
         part=part if of_file is None else None,
@@ -240,39 +223,6 @@ def _config(header: Header) -> PreTrainedConfig:
     return config
 
 
-def _header(source: Gguf) -> Header:
-    if source.repo is None:
-        with Path(source.file).open("rb") as file:
-            return read_header(file)
-    url = hf_hub_url(source.repo, source.file, revision=source.revision)
-    headers = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
-    with get_session().stream("GET", url, headers=headers, timeout=HUB_SECONDS, follow_redirects=True) as answer:
-        if answer.status_code >= 400:
-            raise LoadError(f"There is no file {source.file} in {source.repo} on the hub, or it may not be read.")
-        content = b""
-        for block in answer.iter_bytes():
-            content += block
-            if len(content) >= HEADER_BYTES:
-                break
-    return read_header(BytesIO(content))
-
-
-def _on_hub(repo: str, revision: str | None, file: str | None = None) -> OnHub:
-    """What the hub tells of a repository, or of one of its files."""
-    with wrap_load_errors(Hub(repo, revision)):
-        info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=HUB_SECONDS)
-    files = {one.rfilename: one.size for one in info.siblings or ()}
-    if file is not None and file not in files:
-        there = ", ".join(name for name in files if name.endswith(".gguf")) or "none"
-        raise LoadError(f"There is no file {file} in {repo} on the hub. Its GGUF files: {there}.")
-    wanted = [file] if file else [name for name in files if name.endswith(".safetensors")]
-    sizes = [files[name] for name in wanted]
-    if not wanted:
-        raise LoadError(f"{repo} has no weights in safetensors, the one form that is read here.")
-    card = info.card_data.to_dict() if info.card_data else {}
-    return OnHub(sum(size or 0 for size in sizes) or None, card.get("license"), bool(info.gated))
-
-
 def save_preset(preset: Preset, name: str, folder: Path = PRESETS) -> Path:
     """Write models that were given by name to a preset file, so that the menu and `--preset` have them.
 
@@ -282,12 +232,12 @@ def save_preset(preset: Preset, name: str, folder: Path = PRESETS) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise BadInput(f"A preset is named by letters, digits, dots and dashes, not {name!r}.")
     path = folder / f"{name}.toml"
-    tables: dict[str, Source | None] = {"target": preset.target, "draft_model": preset.draft_model}
-    tables |= {f"heads.{kind}": head for kind, head in preset.heads.items() if not isinstance(head, Path)}
+    sources: dict[str, Source | None] = {"target": preset.target, "draft_model": preset.draft_model}
+    sources |= {f"heads.{kind}": head for kind, head in preset.heads.items() if not isinstance(head, Path)}
     lines = [f"title = {_toml(preset.title)}", f"description = {_toml(preset.description)}"]
-    for table, source in tables.items():
+    for table, source in sources.items():
         if source is not None:
-            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in _fields(source).items() if value)]
+            lines += ["", f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in source.table().items())]
     lines += ["", "[defaults]", f"drafter = {_toml(preset.defaults.drafter)}"]
     lines += ["tree = true"] if preset.defaults.tree else []
     try:
@@ -300,16 +250,12 @@ def save_preset(preset: Preset, name: str, folder: Path = PRESETS) -> Path:
     return path
 
 
-def _fields(source: Source) -> dict[str, Any]:
-    if isinstance(source, Hub):
-        return {"hub": source.repo, "revision": source.revision}
-    if isinstance(source, Gguf) and source.repo:
-        return {"hub": source.repo, "revision": source.revision, "file": source.file}
-    return {"path": str(source)}
-
-
-def _toml(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)  # a string of JSON is one of TOML
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(field)}' for key, field in value.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value, ensure_ascii=False)  # a string or a number of JSON is one of TOML
 
 
 def gigabytes(size: int) -> str:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 Progress = Callable[[float | None, str], None]
 """Told how far the present stage is (0 to 1, None if unknown) and what it is, in words."""
 
@@ -72,6 +70,8 @@ def check_room(folder: Path, needed: int) -> None:
 
 @contextmanager
 def locked(entry: Path, progress: Progress) -> Iterator[None]:
+    from filelock import FileLock, Timeout  # which takes longer to import than all that reading presets needs
+
     lock = FileLock(entry.with_name(f"{entry.name}.lock"))
     try:
         lock.acquire(blocking=False)

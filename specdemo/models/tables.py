@@ -1,11 +1,27 @@
-"""TOML files read field by field, with complaints that name the file and the field."""
+"""TOML files checked by pydantic against dataclasses, with complaints that name the file and the field."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
 
 from ..types import BadInput
 
@@ -14,93 +30,129 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-
-class Table:
-    def __init__(self, file: str, place: str, fields: dict[str, Any]) -> None:
-        self._file, self._place, self._left = file, place, dict(fields)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._left
-
-    def text(self, name: str) -> str:
-        value = self.take(name)
-        if not isinstance(value, str) or not value.strip():
-            raise self.wrong(name, f"must be a text in quotes, not {value!r}")
-        return value
-
-    def texts(self, name: str) -> list[str]:
-        value = self.take(name)
-        if not isinstance(value, list) or not value or any(not isinstance(v, str) or not v.strip() for v in value):
-            raise self.wrong(name, "must be a list of texts, none of them empty")
-        return [text.strip("\n") for text in value]
-
-    def whole(self, name: str, low: int) -> int:
-        value = self.take(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self.wrong(name, f"must be a whole number of at least {low}, not {value!r}")
-        return value
-
-    def choice(self, name: str, known: Collection[str]) -> str:
-        value = self.text(name)
-        if value not in known:
-            raise self.wrong(name, f"must be one of {', '.join(known)}, not {value!r}")
-        return value
-
-    def truth(self, name: str) -> bool:
-        value = self.take(name)
-        if not isinstance(value, bool):
-            raise self.wrong(name, f"must be true or false, not {value!r}")
-        return value
-
-    def sha256(self, name: str) -> str:
-        value = self.text(name).lower()
-        if len(value) != 64 or set(value) - set("0123456789abcdef"):
-            raise self.wrong(name, f"must be a SHA-256 of 64 hexadecimal digits, not {value!r}")
-        return value
-
-    def file(self, name: str, folder: Path) -> Path:
-        path = folder / self.text(name)
-        if not path.is_file():
-            raise self.wrong(name, f"names a file that does not exist: {path}")
-        return path
-
-    def table(self, name: str) -> Table:
-        value = self.take(name)
-        if not isinstance(value, dict):
-            raise self.wrong(name, f"must be a table, not {value!r}")
-        return Table(self._file, f"{self._place}{name}.", value)
-
-    def has_table(self, name: str) -> bool:
-        return isinstance(self._left.get(name), dict)
-
-    def tables(self, name: str) -> list[Table]:
-        value = self.take(name)
-        if not isinstance(value, list) or not value or any(not isinstance(part, dict) for part in value):
-            raise self.wrong(name, "must be a list of tables")
-        return [Table(self._file, f"{self._place}{name}[{number}].", part) for number, part in enumerate(value)]
-
-    def rest(self) -> dict[str, Any]:
-        """Whatever fields there are, unchecked."""
-        rest, self._left = self._left, {}
-        return rest
-
-    def refuse_unknown(self) -> None:
-        """Call when every known field has been read."""
-        for name in self._left:
-            raise self.wrong(name, "is not a field that is known here")
-
-    def wrong(self, name: str, problem: str) -> BadInput:
-        """The complaint about a field, or about the table itself if the name is empty."""
-        field_name = f"{self._place}{name}".rstrip(".")
-        return BadInput(f"{self._file}: the field {field_name} {problem}.")
-
-    def take(self, name: str) -> Any:
-        if name not in self._left:
-            raise self.wrong(name, "is missing")
-        return self._left.pop(name)
+T = TypeVar("T")
+NO_OTHERS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # of a dataclass: fields that it lacks are refused
+UNKNOWN = "is not a field that is known here"
+PROBLEMS = {
+    "missing": "is missing",
+    "unexpected_keyword_argument": UNKNOWN,
+    "dataclass_type": "must be a table, not {value}",
+    "dict_type": "must be a table, not {value}",
+    "tuple_type": "must be a list of tables",
+    "too_short": "must be a list of tables",
+}
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def problem(words: str) -> PydanticCustomError:
+    """What is wrong with a field, for a validator to raise."""
+    return PydanticCustomError("problem", "{words}", {"words": words})
+
+
+def refuse(name: str, words: str) -> NoReturn:
+    """The same for a field of the table that a validator has."""
+    raise ValidationError.from_exception_data("", [{"type": problem(words), "loc": (name,), "input": None}])
+
+
+def says(words: str, quoting: bool = True) -> WrapValidator:
+    """What is said of a field that is anything else; then what it is, if `quoting`."""
+
+    def check(value: Any, allowed: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return allowed(value)
+        except ValidationError:
+            raise problem(f"{words}, not {value!r}" if quoting else words) from None
+
+    return WrapValidator(check)
+
+
+def one_of(known: Collection[str]) -> AfterValidator:
+    """Refuses other texts."""
+
+    def check(text: str) -> str:
+        if text not in known:
+            raise problem(f"must be one of {', '.join(known)}, not {text!r}")
+        return text
+
+    return AfterValidator(check)
+
+
+Filled = Annotated[str, Strict(), StringConstraints(pattern=r"\S")]
+Text = Annotated[Filled, says("must be a text in quotes")]
+Texts = Annotated[tuple[Filled, ...], Field(min_length=1), says("must be a list of texts, none of them empty", False)]
+Whole = Annotated[int, Strict(), Field(ge=1), says("must be a whole number of at least 1")]
+Truth = Annotated[bool, Strict(), says("must be true or false")]
+Sha256 = Annotated[
+    str,
+    Strict(),
+    StringConstraints(to_lower=True, pattern=r"^[0-9a-fA-F]{64}$"),
+    says("must be a SHA-256 of 64 hexadecimal digits"),
+]
+Unchecked = PlainValidator(lambda value: value)
+
+
+def _beside(value: Any, info: ValidationInfo) -> Path:
+    text = TypeAdapter(Text).validate_python(value)
+    try:
+        return folder_of(info) / Path(text).expanduser()
+    except RuntimeError as error:  # ~someone who does not exist
+        raise problem("names the home of nobody here") from error
+
+
+def existing_file(value: Any, info: ValidationInfo) -> Path:
+    """The file that a field names, as a validator."""
+    path = _beside(value, info)
+    if not path.is_file():
+        raise problem(f"names a file that does not exist: {path}")
+    return path
+
+
+Beside = Annotated[Path, BeforeValidator(_beside)]  # relative to the folder of the file
+ExistingFile = Annotated[Path, BeforeValidator(existing_file)]
+
+
+def folder_of(info: ValidationInfo) -> Path:
+    """The folder of the file that is read."""
+    assert isinstance(info.context, Path), "see `table_as`"
+    return info.context
+
+
+def table_as(kind: type[T], fields: Any, folder: Path) -> T:
+    """A table as an instance of a dataclass.
+
+    Raises:
+        ValidationError: it is none. A validator of the table around it may let it pass.
+    """
+    return TypeAdapter(kind).validate_python(fields, context=folder)
+
+
+def table_of(made: Any) -> dict[str, Any]:
+    """The table that `table_as` makes a dataclass of; fields that are None are left out."""
+    table: dict[str, Any] = TypeAdapter(type(made)).dump_python(made, mode="json", by_alias=True, exclude_none=True)
+    return table
+
+
+def file_as(kind: type[T], path: Path, **beside: Any) -> T:
+    """A TOML file as an instance of a dataclass; `beside` are fields that a file does not have.
+
+    Raises:
+        BadInput: one sentence naming the file and the field that is wrong.
+    """
+    fields = read_toml(path)
+    try:
+        for name in beside:
+            if name in fields:
+                refuse(name, UNKNOWN)
+        return table_as(kind, {**fields, **beside}, path.parent)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        words = (
+            first["msg"] if first["type"] == "problem" else PROBLEMS[first["type"]].format(value=repr(first["input"]))
+        )
+        raise BadInput(f"{path.name}: the field {place.lstrip('.')} {words}.") from error
+
+
+def read_toml(path: Path) -> Mapping[str, Any]:
     """What a TOML file says.
 
     Raises:

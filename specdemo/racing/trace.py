@@ -11,11 +11,13 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
 from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from ..types import (
@@ -32,9 +34,7 @@ from ..types import (
 )
 from .asked import PLAIN, SPECULATIVE, Request
 
-W = TypeVar("W", bound=Enum)
 TRACE_VERSION = 2
-RENAMED = {"fate": "outcome", "places": "probabilities"}  # fields of version 1
 MAX_LANES = 8
 MAX_DRAFTED = 128  # tokens of a round: servers draft more than `MAX_K`
 MAX_NAME = 60  # characters of a lane's name
@@ -44,6 +44,7 @@ MAX_TEXT = 1_000  # characters of one token
 MAX_CANDIDATES = 32  # of one position
 MAX_REASON = 200  # characters of an error message, which may quote the trace
 MOST = 1e9  # of anything that is counted or timed
+ENUMS: dict[str, type[Enum]] = {"kind": TokenKind, "outcome": DraftOutcome, "reason": FinishReason}
 PREFILL, ENDED = -1, -2  # the state of a lane before its round 0 and after its last
 
 
@@ -151,14 +152,14 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
     entries: list[Entry] = []
     due: dict[str, int] = {}  # what comes next in each lane
     version = TRACE_VERSION
-    for number, line in enumerate(lines, start=1):
+    for number, given in enumerate(lines, start=1):
+        line = given.removeprefix("\ufeff")  # some programs begin a file with a byte order mark
         if not line.strip():
             continue
         try:
-            fields = _fields(line, version)
-            kind = fields.pop("type")
             if header is None:
-                if kind != "header" or (version := fields.pop("version")) not in (1, TRACE_VERSION):
+                fields = json.loads(line)
+                if fields.pop("type") != "header" or (version := fields.pop("version")) not in (1, TRACE_VERSION):
                     raise BadInput(
                         f"This is not a trace of specdemo: it has no header of version 1 to {TRACE_VERSION}."
                     )
@@ -171,7 +172,7 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
             else:
                 if len(entries) == MAX_EVENTS:
                     raise ValueError(f"a trace has at most {MAX_EVENTS} events")
-                entries.append(_entry(kind, fields))
+                entries.append(_entry(line, version))
                 _check_order(entries[-1], due)
         except BadInput:
             raise
@@ -221,56 +222,39 @@ def _lane_names(header: dict[str, Any]) -> list[str]:
     return names
 
 
-def _fields(line: str, version: int) -> Any:
-    """A line of a trace, with the field names of the newest version."""
-
-    def renamed(fields: dict[str, Any]) -> dict[str, Any]:
-        return {RENAMED.get(name, name): value for name, value in fields.items()}
-
-    try:  # some programs begin a file with a byte order mark
-        return json.loads(line.removeprefix("\ufeff"), object_hook=renamed if version == 1 else None)
-    except (ValueError, RecursionError) as error:  # no JSON, a number without end, brackets without end
-        raise ValueError("it is cut off, or is no JSON") from error
-
-
 def _reason(error: Exception) -> str:
-    """In words that are not Python's."""
-    if isinstance(error, KeyError):
-        return f"it has no field {error}"
-    return f"{error!s:.{MAX_REASON}}" if isinstance(error, ValueError) else "a value is of the wrong kind"
+    """In words that are not Python's, nor pydantic's."""
+    if not isinstance(error, ValidationError):
+        return f"{error!s:.{MAX_REASON}}"
+    first = error.errors(include_url=False)[0]
+    name, value = ("", *first["loc"])[-1], _brief(first["input"])
+    words = {
+        "json_invalid": "it is cut off, or is no JSON",
+        "missing": f"it has no field {name!r}",
+        "enum": f"unknown {name} {value}",
+        "is": f"{name} is {first['msg']}, not {value}",
+        "text": first["msg"],
+        "too_long": f"{name} are at most {first.get('ctx', {}).get('max_length')}",
+    }
+    return words.get(first["type"], "a value is of the wrong kind")
 
 
-def _entry(kind: Any, fields: dict[str, Any]) -> Entry:
-    lane, event, text = fields["lane"], _event(kind, fields), fields["text"]
+def _entry(line: str, version: int) -> Entry:
+    of_line, of_events = READERS[version]
+    read = of_line.validate_json(line, strict=True)
+    if read.type not in of_events:
+        raise ValueError(f"unknown event {_brief(read.type)}")
+    event, spans, probabilities = of_events[read.type].validate_json(line, strict=True), read.text, read.probabilities
     drafted = len(event.drafted) if isinstance(event, Round) else 0
     emitted = len(emitted_tokens(event))
-    spans = Spans(tuple(map(_text, text["emitted"])), tuple(map(_text, text["drafted"])))
     rest = isinstance(event, Finished) and len(spans.emitted) == 1  # bytes that never became a character
     if len(spans.drafted) != drafted or not (rest or len(spans.emitted) == emitted):
         raise ValueError("the text has one string for each token")
-    probabilities = tuple(map(_probabilities, fields.get("probabilities", ())))
     if probabilities and not (isinstance(event, Round) and len(probabilities) == emitted):
         raise ValueError("the probabilities have one entry for each emitted token of a round")
-    return Entry(lane, event, spans, probabilities)
-
-
-def _event(kind: Any, fields: dict[str, Any]) -> Event:
-    if kind == "prefilled":
-        token, seed = _token(fields["token"]), _optional(fields, "seed", MAX_SEED, _whole)
-        return Prefilled(_whole(fields, "prompt_tokens"), token, _number(fields, "seconds", MOST), seed)
-    if kind == "round":
-        drafted, emitted = tuple(map(_drafted, fields["drafted"])), tuple(map(_token, fields["emitted"]))
-        if len(drafted) > MAX_DRAFTED:
-            raise ValueError(f"a round drafts at most {MAX_DRAFTED} tokens")
-        merged = _optional(fields, "merged", MOST, _whole)
-        _check_outcomes(drafted, emitted, merged)
-        drafting, checking = (_optional(fields, f"{part}_seconds", MOST) for part in ("draft", "verify"))
-        whole = _number(fields, "seconds", MOST)
-        k = _optional(fields, "k", MAX_NODES, _whole)
-        return Round(_whole(fields, "index"), drafted, emitted, drafting, checking, whole, k, merged)
-    if kind == "finished":
-        return Finished(_one_of(FinishReason, fields, "reason"))
-    raise ValueError(f"unknown event {_brief(kind)}")
+    if isinstance(event, Round):
+        _check_outcomes(event.drafted, event.emitted, event.merged)
+    return Entry(read.lane, event, spans, probabilities)
 
 
 def _check_outcomes(drafted: Sequence[DraftedToken], emitted: Sequence[Token], merged: int | None) -> None:
@@ -323,64 +307,89 @@ def _check_order(entry: Entry, due: dict[str, int]) -> None:
     due[entry.lane] = following
 
 
-def _probabilities(fields: dict[str, Any]) -> TokenProbabilities:
-    candidates = tuple(
-        Candidate(_whole(c, "id"), _text(c["text"]), _number(c, "p"), _number(c, "q"), _optional(c, "e", MOST))
-        for c in fields["candidates"]
-    )
-    if len(candidates) > MAX_CANDIDATES:
-        raise ValueError(f"a position has at most {MAX_CANDIDATES} candidates")
-    return TokenProbabilities(_optional(fields, "residual"), candidates)
-
-
-def _drafted(fields: dict[str, Any]) -> DraftedToken:
-    p, q, draw = (_optional(fields, name) for name in ("p", "q", "draw"))
-    if q == 0:
-        raise ValueError("a drafted token has a q above 0, or it could not have been drawn")
-    parent = None if fields.get("parent") is None else _whole({"parent": fields["parent"] + 1}, "parent") - 1
-    return DraftedToken(
-        _optional(fields, "id", MOST, _whole), _one_of(DraftOutcome, fields, "outcome"), p, q, draw, parent
-    )
-
-
-def _token(fields: dict[str, Any]) -> Token:
-    margin = _optional(fields, "margin", MOST)
-    return Token(
-        _optional(fields, "id", MOST, _whole), _one_of(TokenKind, fields, "kind"), _optional(fields, "p"), margin
-    )
-
-
-def _optional(fields: dict[str, Any], name: str, most: float = 1.0, read: Callable[..., float] | None = None) -> Any:
-    return None if fields.get(name) is None else (read or _number)(fields, name, most)
-
-
-def _one_of(words: type[W], fields: dict[str, Any], name: str) -> W:
-    value = fields[name]
-    try:
-        return words(value)
-    except ValueError as error:
-        raise ValueError(f"unknown {name} {_brief(value)}") from error
-
-
-def _whole(fields: dict[str, Any], name: str, most: float = MOST) -> int:
-    number = _number(fields, name, most)
-    if not isinstance(number, int):
-        raise ValueError(f"{name} is a whole number, not {number}")
-    return number
-
-
-def _number(fields: dict[str, Any], name: str, most: float = 1.0) -> float:
-    value = fields[name]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= most:  # NaN fails
-        raise ValueError(f"{name} is a number from 0 to {most:g}, not {_brief(value)}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MAX_TEXT:
-        raise ValueError(f"the text of a token is a string of at most {MAX_TEXT} characters")
-    return value
-
-
 def _brief(value: Any) -> str:
     return f"{json.dumps(value):.60}"  # as it stands in the trace
+
+
+@dataclass(slots=True)
+class _Line:
+    """What the lines of all events have."""
+
+    type: str
+    lane: str
+    text: Spans
+    probabilities: tuple[TokenProbabilities, ...]
+
+
+def _checked(schema: CoreSchema, words: str, kind: str = "is") -> CoreSchema:
+    return core_schema.custom_error_schema(schema, kind, custom_error_message=words)
+
+
+def _whole(most: float = MOST, least: int = 0) -> CoreSchema:
+    return _checked(core_schema.int_schema(ge=least, le=int(most)), f"a whole number from {least} to {most:g}")
+
+
+def _number(most: float = 1.0) -> CoreSchema:
+    return _checked(core_schema.float_schema(ge=0, le=most, allow_inf_nan=False), f"a number from 0 to {most:g}")
+
+
+def _optional(schema: CoreSchema) -> CoreSchema:
+    return core_schema.with_default_schema(core_schema.nullable_schema(schema), default=None)
+
+
+def _several(schema: CoreSchema, most: int | None = None) -> CoreSchema:
+    return core_schema.tuple_schema([schema], variadic_item_index=0, max_length=most)
+
+
+DRAWN = core_schema.float_schema(gt=0, le=1, allow_inf_nan=False)  # or it could not have been drawn
+TEXT = _checked(
+    core_schema.str_schema(max_length=MAX_TEXT),
+    f"the text of a token is a string of at most {MAX_TEXT} characters",
+    "text",
+)
+FIELDS: dict[str, CoreSchema] = {
+    **{name: _optional(_number()) for name in ("p", "draw", "residual")},
+    **{name: _optional(_number(MOST)) for name in ("e", "margin", "draft_seconds", "verify_seconds")},
+    **{name: _optional(_whole()) for name in ("id", "merged")},
+    **{name: _whole() for name in ("index", "prompt_tokens")},
+    **{name: core_schema.enum_schema(kind, [*kind]) for name, kind in ENUMS.items()},
+    **{name: core_schema.str_schema() for name in ("type", "lane")},
+    "q": _optional(_checked(DRAWN, "a number above 0, at most 1")),
+    "parent": _optional(_whole(least=-1)),
+    "seconds": _number(MOST),
+    "seed": _optional(_whole(MAX_SEED)),
+    "k": _optional(_whole(MAX_NODES)),
+}
+
+
+def _readers(older: Mapping[str, str]) -> tuple[SchemaValidator, dict[str, SchemaValidator]]:
+    """What reads a line as a `_Line`, and as an event by its type.
+
+    Args:
+        older: names that fields had in an older version, which are read as well.
+    """
+
+    def an(kind: type, **own: CoreSchema) -> CoreSchema:
+        """An object with the fields of a dataclass. What else it has is passed over."""
+        made = []
+        for field in fields(kind):
+            names: list[list[str | int]] = [[field.name], [older.get(field.name, field.name)]]
+            schema = own[field.name] if field.name in own else FIELDS[field.name]
+            made.append(core_schema.dataclass_field(field.name, schema, validation_alias=names))
+        arguments = core_schema.dataclass_args_schema(kind.__name__, made)
+        return core_schema.dataclass_schema(kind, arguments, [field.name for field in fields(kind)], slots=True)
+
+    candidate = an(Candidate, id=_whole(), text=TEXT, p=_number(), q=_number())
+    position = an(TokenProbabilities, candidates=_several(candidate, MAX_CANDIDATES))
+    positions = core_schema.with_default_schema(_several(position), default=())
+    token, drafted = an(Token), _several(an(DraftedToken), MAX_DRAFTED)
+    events = {
+        "prefilled": an(Prefilled, token=token),
+        "round": an(Round, drafted=drafted, emitted=_several(token)),
+        "finished": an(Finished),
+    }
+    line = an(_Line, text=an(Spans, emitted=_several(TEXT), drafted=_several(TEXT)), probabilities=positions)
+    return SchemaValidator(line), {kind: SchemaValidator(event) for kind, event in events.items()}
+
+
+READERS = {1: _readers({"outcome": "fate", "probabilities": "places"}), TRACE_VERSION: _readers({})}

@@ -20,7 +20,8 @@ import torch
 
 from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
-from specdemo.models.presets import Defaults, Folder, Preset
+from specdemo.models.presets import Defaults, Preset
+from specdemo.models.sources import Folder
 from specdemo.racing.asked import PLAIN, DraftedLane, lanes_by_name
 from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.summary import outcome

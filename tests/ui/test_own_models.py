@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.models import report as reporting
-from specdemo.models.presets import Folder, Hub, read_preset
+from specdemo.models.presets import read_preset
+from specdemo.models.sources import Folder, Hub
 from specdemo.ui.engine import Engine, real_backend
 from tests.unit.checkpoints import make_tokenizer, preset_of, save, tiny, write_gguf
 

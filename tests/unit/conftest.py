@@ -17,7 +17,6 @@ from transformers import PreTrainedTokenizerFast
 from specdemo.bench.llamacpp import started
 from specdemo.engines.cpu.library import library_for
 from specdemo.models import loaded as models
-from specdemo.models.converted import gguf_of
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import DEFAULT_PRESET, Preset, find_preset
 from specdemo.models.sources import Wheel
@@ -109,7 +108,7 @@ def real() -> Iterator[dict[str, Dialect]]:
         pytest.skip("there is no xllamacpp")
     target = find_preset(DEFAULT_PRESET).target
     assert isinstance(target, Wheel)
-    asked = {"gguf": str(gguf_of(target, ignore)), "draft_gguf": None, "k": 5, "threads": 1, "context": 1024}
+    asked = {"gguf": str(target.gguf_path(ignore)), "draft_gguf": None, "k": 5, "threads": 1, "context": 1024}
     with ExitStack() as running:
         found: dict[str, Dialect] = {}
         for lane, ngram in ((PLAIN, None), (SPECULATIVE, 2)):

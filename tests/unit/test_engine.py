@@ -19,6 +19,7 @@ import torch
 from specdemo.decoding.events import Finished
 from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
+from specdemo.models import on_hub
 from specdemo.models import placement as room
 from specdemo.models.presets import find_preset
 from specdemo.models.sources import Folder, Hub
@@ -88,7 +89,7 @@ def test_a_preset_that_cannot_be_had_leaves_the_loaded_one_in_place(
     def unreachable(*asked: Any, **options: Any) -> Any:
         raise ConnectionError("Name or service not known")
 
-    monkeypatch.setattr(opening, "get_hf_file_metadata", unreachable)
+    monkeypatch.setattr(on_hub, "get_hf_file_metadata", unreachable)
     monkeypatch.setenv("HF_HOME", "/nowhere")
     before, began = engine._loaded, time.monotonic()
     status = last(engine, preset)

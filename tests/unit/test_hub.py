@@ -21,7 +21,8 @@ import pytest
 
 from specdemo.models.converted import LAYOUT
 from specdemo.models.loaded import load
-from specdemo.models.presets import Hub, Preset
+from specdemo.models.presets import Preset
+from specdemo.models.sources import Hub
 from specdemo.models.store import LoadError
 
 from . import published
@@ -41,7 +42,8 @@ ASK = """
 import dataclasses, json, sys, time
 from types import SimpleNamespace
 from specdemo.models.loaded import load
-from specdemo.models.presets import Hub, Preset, preset_of
+from specdemo.models.presets import Preset, preset_of
+from specdemo.models.sources import Hub
 from specdemo.models.published_heads import fetch_heads, head_format
 from specdemo.models.report import report_on
 slept, sleep = [], time.sleep

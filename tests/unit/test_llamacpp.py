@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_refused(against: str) -> None:
 
 def test_a_server_that_does_not_start_is_told(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python itself stands in for the other Python: it has no such package, or the file is no model."""
-    monkeypatch.setattr(llamacpp, "gguf_of", lambda wheel, progress: "/no/such/file")
+    monkeypatch.setattr(Wheel, "gguf_path", lambda wheel, progress: "/no/such/file")
     monkeypatch.delenv(llamacpp.PYTHON, raising=False)
     shipped = replace(loaded, preset=find_preset(DEFAULT_PRESET))
     with pytest.raises(BadInput, match="did not start"), llamacpp.servers(shipped, [Case(LLAMA)], None, 64, print):

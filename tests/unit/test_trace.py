@@ -15,6 +15,7 @@ from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens,
 from specdemo.racing import trace as trace_module
 from specdemo.racing.trace import (
     MAX_CANDIDATES,
+    MAX_DRAFTED,
     MAX_TEXT,
     PLAIN,
     SPECULATIVE,
@@ -349,6 +350,15 @@ def test_a_trace_begins_with_a_header_of_a_known_version(first: str) -> None:
         (changed(ROUND, drafted=[GUESS, {**WRONG, "outcome": "unlucky"}, LATE]), 'unknown outcome "unlucky"'),
         (changed(FINISHED, reason="because"), 'unknown reason "because"'),
         (changed(ROUND, seconds=None), r"seconds is a number from 0 to 1e\+09, not null"),
+        (changed(ROUND, index=0.5), r"index is a whole number from 0 to 1e\+09, not 0.5"),
+        (changed(ROUND, drafted=[LATE] * (MAX_DRAFTED + 1)), f"drafted are at most {MAX_DRAFTED}"),
+        (changed(ROUND, drafted=[{**WRONG, "q": 0}]), "q is a number above 0, at most 1, not 0"),
+        (
+            changed(ROUND, text={"emitted": ["a" * 1001], "drafted": []}),
+            "the text of a token .* at most 1000 characters",
+        ),
+        (changed(ROUND, drafted={}), "a value is of the wrong kind"),
+        ('{"type": "surprise", "lane": "plain", "text": {"emitted": [], "drafted": []}}', 'unknown event "surprise"'),
     ],
 )
 def test_a_line_that_is_none_of_a_trace_is_told_in_words(line: str, reason: str) -> None:

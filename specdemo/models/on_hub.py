@@ -1,0 +1,149 @@
+"""The Hugging Face hub: the commit of a revision, files, what it tells of a repository. Errors are sentences."""
+
+from __future__ import annotations
+
+import os
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers, get_session
+from tqdm import tqdm
+from transformers.utils.hub import extract_commit_hash
+
+from .errors import wrap_load_errors
+from .gguf_header import Header, read_header
+from .source import GGUF, Told
+from .store import LoadError, Progress
+
+HUB_SECONDS = 10  # that the hub gets to answer whether a model exists; it is asked once
+HEADER_BYTES = 2**25  # of a GGUF file that are fetched for its header
+CONFIG = "config.json"
+
+
+def commit_of(repo: str, revision: str | None) -> tuple[str | None, bool]:
+    """The commit of a revision now (None if the repository is a folder), and whether the hub is out of reach.
+
+    The hub is asked once with a timeout, because its library would retry for half a minute. If it cannot be reached,
+    earlier downloads are used.
+    """
+    if os.path.isdir(repo):
+        return None, False
+    revision = revision or "main"
+    with wrap_load_errors(repo):
+        try:
+            get_hf_file_metadata(hf_hub_url(repo, CONFIG, revision=revision), timeout=HUB_SECONDS)
+            reached = True
+        except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError):
+            raise
+        except Exception:  # networks fail in many ways
+            reached = False
+        config = hf_hub_download(repo, CONFIG, revision=revision, local_files_only=not reached)
+    return extract_commit_hash(config, None), not reached
+
+
+def config_of(repo: str, revision: str | None) -> Path:
+    """The configuration in a repository, in a folder that has the name of its commit."""
+    commit, unreached = commit_of(repo, revision)
+    with wrap_load_errors(repo):
+        config = file_of(repo, commit, CONFIG, local_files_only=unreached)
+    assert config is not None, "commit_of has fetched it"
+    return config
+
+
+def file_of(name_or_path: str, revision: str | None, name: str, **options: Any) -> Path | None:
+    """The path of a file of a folder or of a repository, which is downloaded if needed; None if it does not exist."""
+    if os.path.isdir(name_or_path):
+        path = Path(name_or_path) / name
+        return path if path.is_file() else None
+    try:
+        return Path(hf_hub_download(name_or_path, name, revision=revision, **options))
+    except LocalEntryNotFoundError:  # a kind of the next error: the hub cannot be reached
+        raise
+    except EntryNotFoundError:
+        return None
+
+
+def download(what: object, repo: str, revision: str | None, file: str, progress: Progress) -> str:
+    """The path of a file of a repository, which is downloaded if needed.
+
+    Raises:
+        LoadError: it cannot be had.
+    """
+    with wrap_load_errors(what):
+        return hf_hub_download(repo, file, revision=revision, tqdm_class=download_bar(what, progress))
+
+
+def download_bar(what: object, progress: Progress) -> type[tqdm]:
+    """A progress bar for the hub's downloads that reports to `progress` instead of the terminal."""
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no thread that redraws the bar
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": False, "file": StringIO()})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            drawn = super().update(n)
+            if self.unit == "B" and self.total:  # other bars count files
+                progress(min(self.n / self.total, 1.0), f"downloading {what} ({self.total / 1e6:.0f} MB)")
+            return drawn
+
+    return Bar
+
+
+def info_of(repo: str, revision: str | None) -> Any:
+    """What the hub tells of a repository."""
+    with wrap_load_errors(repo):
+        return HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=HUB_SECONDS)
+
+
+def sizes_in(info: Any) -> dict[str, int | None]:
+    """The bytes of the files of a repository, by their names."""
+    return {one.rfilename: one.size for one in info.siblings or ()}
+
+
+def told_of(repo: str, revision: str | None, file: str | None = None) -> Told:
+    """What the hub tells of a repository with a model, or of one of its files.
+
+    Raises:
+        LoadError: there is no such repository or file, or it has no weights that are read here.
+    """
+    info = info_of(repo, revision)
+    files = sizes_in(info)
+    if file is not None and file not in files:
+        there = ", ".join(name for name in files if name.endswith(GGUF)) or "none"
+        raise LoadError(f"There is no file {file} in {repo} on the hub. Its GGUF files: {there}.")
+    wanted = [file] if file else [name for name in files if name.endswith(".safetensors")]
+    sizes = [files[name] for name in wanted]
+    if not wanted:
+        raise LoadError(f"{repo} has no weights in safetensors, the one form that is read here.")
+    card = info.card_data.to_dict() if info.card_data else {}
+    return Told(sum(size or 0 for size in sizes) or None, card.get("license"), bool(info.gated))
+
+
+def header_of(repo: str, revision: str | None, file: str) -> Header:
+    """The header of a GGUF file in a repository.
+
+    Raises:
+        LoadError: the file may not be read.
+    """
+    url = hf_hub_url(repo, file, revision=revision)
+    headers = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}
+    with get_session().stream("GET", url, headers=headers, timeout=HUB_SECONDS, follow_redirects=True) as answer:
+        if answer.status_code >= 400:
+            raise LoadError(f"There is no file {file} in {repo} on the hub, or it may not be read.")
+        content = b""
+        for block in answer.iter_bytes():
+            content += block
+            if len(content) >= HEADER_BYTES:
+                break
+    return read_header(BytesIO(content))
