@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.studies import sweep as sweeping
 from specdemo.studies.prompts import Prompt
@@ -136,7 +137,7 @@ class Simulation:
         self.begun: list[tuple[str, int]] = []
 
     def loaded(self) -> Any:
-        return SimpleNamespace(encode=lambda prompt: [int(prompt)], context=4096)
+        return SimpleNamespace(encode=lambda prompt: [int(prompt)], context=4096, parts=DrafterParts())
 
     def start(self, loaded: Any, drafter: str, prompt_ids: Sequence[int], settings: Settings) -> Iterator[Event]:
         assert isinstance(settings.k, int)
