@@ -47,21 +47,21 @@ class NotFinite(ArithmeticError):
 
 
 class TokenKind(str, Enum):
-    """Where an emitted token came from."""
+    """Where an emitted token came from, see `decoding.rule.Rule`."""
 
-    ACCEPTED = "accepted"  # drafted, and passed its test
-    RESAMPLED = "resampled"  # emitted by the target where a drafted token failed its test
-    BONUS = "bonus"  # emitted by the target after a fully accepted draft
-    TARGET = "target"  # from prefill, or from a round with an empty draft
+    ACCEPTED = "accepted"
+    RESAMPLED = "resampled"
+    BONUS = "bonus"
+    TARGET = "target"
     UNKNOWN = "unknown"  # one of the above, but a server does not say which
 
 
 class DraftOutcome(str, Enum):
-    """The outcome of a drafted token's test."""
+    """The outcome of a drafted token's test, see `decoding.rule.Rule`."""
 
     ACCEPTED = "accepted"
     REJECTED = "rejected"
-    UNTESTED = "untested"  # it came after the one that failed, or after the end of the text
+    UNTESTED = "untested"
 
 
 class FinishReason(str, Enum):
@@ -72,7 +72,7 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain or a tree of k proposed tokens. An empty draft is legal: the round is then plain decoding.
+    """A tree of k proposed tokens. An empty draft is legal: the round is then plain decoding.
 
     Attributes:
         token_ids: [k]; an int64 tensor where tokens were drawn on a device, so that the host need not wait for them.
@@ -81,7 +81,7 @@ class Draft:
         q: [k], the drafter's probability of each token, NaN where its logits were not finite; in a tree its estimate of
             the chance that the target draws it. None stands for 1: the tokens were chosen and not drawn.
         parents: [k], the token of the draft that each one follows, which comes before it, or -1 where it follows the
-            text. None stands for a chain. The tokens of a tree are chosen: it has no `probs`.
+            text. None stands for those of a chain: -1, 0, 1, ... Others are of chosen tokens: there are no `probs`.
     """
 
     token_ids: Sequence[int] | Tensor = ()
@@ -90,18 +90,23 @@ class Draft:
     parents: Sequence[int] | None = None
 
 
+def parents_or_chain(parents: Sequence[int] | None, count: int) -> Sequence[int]:
+    """The parents of `count` tokens; those of a chain, which names none, are -1, 0, 1, ..."""
+    return range(-1, count - 1) if parents is None else parents
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The target's answer to a draft of k tokens: the first `accepted` of them, then `token_id`.
+    """The target's answer to a draft of k tokens: the accepted ones, then `token_id`.
 
-    `p`, `q` and `drafted` have one entry per drafted token: its probability under the target and under the drafter, and
-    its id. `draws` are the uniform numbers that rejection sampling tested with. `margins` are those of the emitted
-    tokens under the match rule, see `noise.draw`. `token_p` is the target's probability of `token_id`. `target_ids` are
-    the tokens that the target draws after each row of the pass, [k + 1], where the rule draws them. Of a tree, `path`
-    are the accepted tokens by their places in the draft, and `parents` those of the draft.
+    `path` are the accepted tokens by their places in the draft, and `parents` those of the draft. `p`, `q` and
+    `drafted` have one entry per drafted token: its probability under the target and under the drafter, and its id.
+    `draws` are the uniform numbers that rejection sampling tested with. `margins` are those of the emitted tokens under
+    the match rule, see `noise.draw`. `token_p` is the target's probability of `token_id`. `target_ids` are the tokens
+    that the target draws after each row of the pass, [k + 1], where the rule draws them.
     """
 
-    accepted: int
+    path: Sequence[int]
     token_id: int
     kind: TokenKind
     token_p: float
@@ -111,8 +116,11 @@ class Verdict:
     draws: Sequence[float] = ()
     margins: Sequence[float] = ()
     target_ids: Sequence[int] = ()
-    path: Sequence[int] = ()
     parents: Sequence[int] | None = None
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,17 +76,21 @@ def branches(drafted: Sequence[DraftedToken]) -> bool:
     return any(token.parent is not None for token in drafted)
 
 
+def parents_of(drafted: Sequence[DraftedToken]) -> list[int]:
+    """The index in the draft of the token that each one follows, -1 for the text."""
+    return [index - 1 if token.parent is None else token.parent for index, token in enumerate(drafted)]
+
+
+def path_of(drafted: Sequence[DraftedToken]) -> list[int]:
+    """The accepted tokens by their indices, after -1 for the text, where the path begins."""
+    return [-1, *(index for index, token in enumerate(drafted) if token.outcome is DraftOutcome.ACCEPTED)]
+
+
 def places_tested(drafted: Sequence[DraftedToken]) -> list[DraftedToken]:
     """The drafted tokens at which a draft was tested, one for each place: those accepted, then one that was rejected.
 
     In a tree all children of a token are tested together, and one of them stands for those that were rejected.
     """
-    path, failed, last = [], None, -1
-    for index, token in enumerate(drafted):
-        parent = index - 1 if token.parent is None else token.parent
-        if parent == last and token.outcome is DraftOutcome.ACCEPTED:
-            path.append(token)
-            last, failed = index, None
-        elif parent == last and token.outcome is DraftOutcome.REJECTED:
-            failed = failed or token
-    return [*path, failed] if failed else path
+    path, followed = path_of(drafted), zip(drafted, parents_of(drafted), strict=True)
+    failed = [token for token, parent in followed if parent == path[-1] and token.outcome is DraftOutcome.REJECTED]
+    return [*(drafted[index] for index in path[1:]), *failed[:1]]

@@ -1,12 +1,13 @@
-"""The one loop: draft, verify, emit, roll back. Plain decoding is the same loop with an empty draft.
+"""The one loop: draft, pass, verify, keep. Plain decoding is the same loop with an empty draft.
 
-A draft is a chain or a tree (`tree`); of a tree the cache keeps the accepted path.
+The words are those of `Rule`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from math import isfinite
 
 import torch
@@ -25,6 +26,7 @@ from ..types import (
     Token,
     TokenKind,
     Verdict,
+    parents_or_chain,
 )
 from .adaptive_k import DraftLengthController
 from .costs import CostModel
@@ -33,7 +35,7 @@ from .events import Event, Finished, Prefilled, Round
 from .match import Match
 from .rejection import Rejection
 from .rule import Rule
-from .tree import rows_of, tests_of
+from .walk import row_parents
 
 Stop = Callable[[Sequence[int]], bool]
 """From all token ids emitted up to now, whether a stop string is complete."""
@@ -104,29 +106,29 @@ def decode(
 
         index, last = 0, None
         while reason is None:
+            # Draft: the drafter guesses what follows the text.
             drafting_on = drafter.drafts_on or runner.device
             began, drafts_from = time.perf_counter(), timestamp(drafting_on)
-            written = len(ids) - len(prompt_ids)
-            most = settings.max_new_tokens - written - 1  # a round emits up to k + 1
+            most = settings.max_new_tokens - (len(ids) - len(prompt_ids)) - 1  # a round emits up to k + 1
             k = control.choose(most, last, drafter.draft_source(ids))
             draft = Draft()
             if k:
                 draft = drafter.propose_tree(ids, k, most) if control.branches else drafter.propose(ids, k)
             drafted = timestamp(drafting_on)
 
-            parents = None if draft.parents is None else rows_of(draft.parents)
-            logits = runner.forward(_following(ids[-1], draft), parents)  # [k + 1, V]
+            # Pass: the target reads the pending token and the draft.
+            logits = runner.forward(_rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
+
+            # Verify: the rule walks from the text along the guesses that the target takes, and adds a token.
             verdict = rule.verify(logits, draft, len(ids))
             verified_at = time.perf_counter()
 
+            # Keep: the text grows by the path and that token, the cache by the pending token and the path.
             emitted, reason = _emit(verdict, ids[len(prompt_ids) :], settings, eos_ids, stop)
             ids += [token.id for token in emitted]
-            if parents is None:
-                runner.rollback(len(ids) - 1)
-            else:
-                runner.keep([0, *(node + 1 for node in verdict.path)][: len(emitted)])
+            runner.keep([0, *(node + 1 for node in verdict.path)][: len(emitted)])
             drafter.observe(verdict)
-            tested = (_tests if parents is None else tests_of)(verdict, len(emitted))
+            tested = _outcomes(verdict, len(emitted))
             ended = time.perf_counter()
             drafting = elapsed_seconds(drafts_from, drafted)
             last = Round(index, tested, emitted, drafting, verified_at - began - drafting, ended - began, k)
@@ -138,7 +140,7 @@ def decode(
         runner.release()
 
 
-def _following(pending: int, draft: Draft) -> Sequence[int] | torch.Tensor:
+def _rows(pending: int, draft: Draft) -> Sequence[int] | torch.Tensor:
     """The tokens of a verification pass; a draft that was drawn on a device stays there."""
     if isinstance(draft.token_ids, torch.Tensor):
         return F.pad(draft.token_ids, (1, 0), value=pending)
@@ -149,13 +151,12 @@ def _emit(
     verdict: Verdict, written: list[int], settings: Settings, eos_ids: frozenset[int], stop: Stop
 ) -> tuple[tuple[Token, ...], FinishReason | None]:
     """The tokens of a verdict that are emitted: up to the first end, wherever in the round it falls."""
-    n = verdict.accepted
-    margins = [margin if isfinite(margin) else None for margin in verdict.margins] or [None] * (n + 1)
+    margins = [margin if isfinite(margin) else None for margin in verdict.margins] or [None] * (verdict.accepted + 1)
     tokens = [
-        Token(verdict.drafted[node], TokenKind.ACCEPTED, verdict.p[node], margins[i])
-        for i, node in enumerate(verdict.path or range(n))
+        Token(verdict.drafted[node], TokenKind.ACCEPTED, verdict.p[node], margin)
+        for node, margin in zip(verdict.path, margins, strict=False)
     ]
-    tokens.append(Token(verdict.token_id, verdict.kind, verdict.token_p, margins[n]))
+    tokens.append(Token(verdict.token_id, verdict.kind, verdict.token_p, margins[-1]))
     ids = list(written)
     for count, token in enumerate(tokens, start=1):
         ids.append(token.id)
@@ -168,18 +169,17 @@ def _emit(
     return tuple(tokens), None
 
 
-def _tests(verdict: Verdict, emitted: int) -> tuple[DraftedToken, ...]:
-    """The outcome of each drafted token; those behind the end of the text are untested."""
-    tested = min(emitted, verdict.accepted + 1)
-    return tuple(
-        DraftedToken(
-            token,
-            DraftOutcome.UNTESTED
-            if place >= tested
-            else DraftOutcome.ACCEPTED
-            if place < verdict.accepted
-            else DraftOutcome.REJECTED,
-            *(verdict.p[place], verdict.q[place], verdict.draws[place] if verdict.draws else None),
-        )
-        for place, token in enumerate(verdict.drafted)
-    )
+def _outcomes(verdict: Verdict, emitted: int) -> tuple[DraftedToken, ...]:
+    """What became of each drafted token, where the first `emitted` tokens of a verdict were emitted."""
+    accepted, tested = {*verdict.path[:emitted]}, {-1, *verdict.path[: emitted - 1]}  # tested are those after these
+    outcomes = [
+        DraftOutcome.ACCEPTED
+        if node in accepted
+        else DraftOutcome.REJECTED
+        if parent in tested
+        else DraftOutcome.UNTESTED
+        for node, parent in enumerate(parents_or_chain(verdict.parents, len(verdict.drafted)))
+    ]
+    unknown = repeat(None)
+    told = verdict.p, verdict.q, verdict.draws or unknown, verdict.parents or unknown
+    return tuple(map(DraftedToken, verdict.drafted, outcomes, *told))

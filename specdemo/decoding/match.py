@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..system.hardware import to_device
 from ..types import MATCH, MAX_K, Draft, Settings, Verdict
-from . import noise, tree
-from .rule import Rule, check_finite, kind_after
+from . import noise
+from .rule import Rule
 from .sampling import certainty, largest, probabilities
+from .walk import drafted_probs, follow, row_depths
 
 
 class Match(Rule):
@@ -58,56 +59,12 @@ class Match(Rule):
         return self._noise[known]
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        """Accept the drafted tokens that the target draws too, up to the first that differs; see `Rule`.
-
-        The token after the accepted ones is the target's own: *resampled* where it differs from the drafted one,
-        *bonus* behind a fully accepted draft, *target* if nothing was drafted.
-        """
-        if draft.parents is not None:
-            return self._verify_tree(logits, draft, position)
-        k = len(draft.token_ids)
-        x = to_device(draft.token_ids, logits.device)  # [k]
         if self.settings.temperature == 0:
             values, tokens, margins = largest(logits)  # [k + 1] each
-            p_drawn = certainty(values)
-            p_drafted = (tokens[:k] == x).to(p_drawn)
-        else:
-            probs = self._target_probs(logits, position)
-            tokens, margins = noise.draw(probs, [self.key(position + i) for i in range(k + 1)])
-            tokens = tokens.clamp(min=0)  # where there is nothing to draw, p of token 0 is 0 or NaN
-            p_drawn = probs.gather(1, tokens[:, None])[:, 0]
-            p_drafted = probs[:k].gather(1, x[:, None])[:, 0]
-        q = torch.ones_like(p_drafted) if draft.q is None else to_device(draft.q, logits.device)
-        accepted = (tokens[:k] == x).long().cumprod(0).sum(0, keepdim=True)  # [1]
-
-        # One transfer, and on a GPU the only wait, brings everything to the host.
-        answer = torch.cat([part.double() for part in (accepted, tokens, margins, p_drawn, p_drafted, q, x)]).tolist()
-        n, rest = int(answer[0]), answer[1:]
-        drawn, margin, p_next = (rest[i * (k + 1) : (i + 1) * (k + 1)] for i in range(3))
-        p, q_x, ids = (rest[3 * (k + 1) + i * k : 3 * (k + 1) + (i + 1) * k] for i in range(3))
-        check_finite(p_next[: n + 1], q_x)
-        return Verdict(
-            accepted=n,
-            token_id=int(drawn[n]),
-            kind=kind_after(n, k),
-            token_p=p_next[n],
-            p=p,
-            q=q_x,
-            drafted=[int(token) for token in ids],
-            margins=margin[: n + 1],
-            target_ids=[int(token) for token in drawn],
-        )
-
-    def _verify_tree(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        """Accept the path through a tree on which the target draws every token."""
-        x = to_device(draft.token_ids, logits.device)  # [k]
-        above = to_device([parent + 1 for parent in draft.parents or ()], logits.device)  # the row that tests each
-        if self.settings.temperature == 0:
-            values, tokens, margins = largest(logits)
-            p = certainty(values)
-            return tree.verdict_of(draft, tree.Draws(tokens, p, margins), (tokens[above] == x).to(p))
+            return follow(draft, tokens, certainty(values), margins)
         probs = self._target_probs(logits, position)
-        tokens, margins = noise.draw(probs, [self.key(position + depth) for depth in tree.depths(draft)])
-        tokens = tokens.clamp(min=0)  # as in a chain
+        tokens, margins = noise.draw(probs, [self.key(position + depth) for depth in row_depths(draft)])
+        tokens = tokens.clamp(min=0)  # where there is nothing to draw, p of token 0 is 0 or NaN
         p = probs.gather(1, tokens[:, None])[:, 0]
-        return self._walked(tree.verdict_of(draft, tree.Draws(tokens, p, margins), probs[above, x]))
+        x = to_device(draft.token_ids, probs.device)  # [k]
+        return follow(draft, tokens, p, margins, drafted_probs(probs, x, draft.parents))

@@ -6,16 +6,17 @@ Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-from ..system.hardware import to_device
-from ..types import REJECTION, Draft, Settings, Verdict
-from . import noise, tree
-from .rule import Rule, check_finite, kind_after
+from ..system.hardware import to_device, to_host
+from ..types import REJECTION, Draft, Settings, Verdict, parents_or_chain
+from . import noise
+from .rule import Rule
 from .sampling import one_hot, sample
+from .walk import check_finite, drafted_probs, follow, kind_after, row_depths
 
 TESTING, DRAFTING = 1, 2  # purposes of random numbers, see `noise.key_of`
 
@@ -39,64 +40,52 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 def verify(
     target_probs: Tensor, draft: Draft, draws: Tensor, passes: Part = acceptance_probability, left: Part = residual
 ) -> Verdict:
-    """Test a draft of k tokens against the target, left to right, and draw the token that follows.
+    """Walk through a draft of k tokens, and draw the token that follows.
 
-    Drafted token x_i passes iff draws[i] < min(1, p_i(x_i) / q_i(x_i)). The token after the accepted
+    In a chain, drafted token x_i passes iff draws[i] < min(1, p_i(x_i) / q_i(x_i)). The token after the accepted
     ones is drawn with draws[k]: from the residual max(0, p - q) if a test failed (*resampled*), from
     the target's own next distribution if none did (*bonus*, or *target* when the draft was empty).
 
-    A draft without probabilities is one-hot: q = 1, so x passes with probability p(x), and the residual
+    A chain without probabilities is one-hot: q = 1, so x passes with probability p(x), and the residual
     is p with x struck out. At temperature 0 p is one-hot as well, and the rule reads: accept iff x is
     the target's argmax, else emit the argmax.
 
+    The tokens of a tree were chosen, not drawn from q: children that pass by p / q would not follow p. So the target
+    draws a token of its own after each row, with the draw of that row, and the walk goes on while it was drafted.
+
     Args:
-        target_probs: [k + 1, V], the target's distribution at each drafted position and after the last.
+        target_probs: [k + 1, V], the target's distribution after each row of the pass.
         draws: [k + 1], uniform in [0, 1).
-        passes, left: the parts of the rule; the Lab breaks one of them on purpose.
+        passes, left: the parts of the rule for chains; the Lab breaks one of them on purpose.
     Raises:
         NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
     """
-    k = len(draft.token_ids)
-    x, draws = (to_device(numbers, target_probs.device) for numbers in (draft.token_ids, draws))  # [k], [k + 1]
-    draft_probs = None if draft.probs is None else draft.probs.to(target_probs)  # [k, V]
+    k, device = len(draft.token_ids), target_probs.device
+    x, draws = (to_device(numbers, device) for numbers in (draft.token_ids, draws))  # [k], [k + 1]
+    p = drafted_probs(target_probs, x, draft.parents)  # [k]
+    if draft.parents is not None:
+        tokens = sample(target_probs, draws) % target_probs.shape[-1]
+        return follow(draft, tokens, target_probs.gather(1, tokens[:, None])[:, 0], p=p)
 
-    p = target_probs[:k].gather(1, x[:, None]).squeeze(1)  # [k]
+    draft_probs = None if draft.probs is None else draft.probs.to(target_probs)  # [k, V]
     if draft_probs is not None:
         q = draft_probs.gather(1, x[:, None]).squeeze(1)  # [k]
     else:
-        q = torch.ones_like(p) if draft.q is None else to_device(draft.q, p.device).to(p.dtype)
+        q = torch.ones_like(p) if draft.q is None else to_device(draft.q, device).to(p.dtype)
     passed = draws[:k] < passes(p, q)
-    accepted = passed.long().cumprod(0).sum(0, keepdim=True)  # [1], how many passed before the first failure
+    accepted = passed.cumprod(0).sum(0, keepdim=True)  # [1], how many passed before the first failure
 
     p_next = target_probs.index_select(0, accepted)  # [1, V]
     rest = left(p_next, _draft_probs_at(accepted, x, draft_probs, p_next)) if k else p_next  # nothing was proposed
-    token = (
-        sample(rest, draws[k:]) % rest.shape[-1]
-    )  # [1]; 0 where `sample` finds no token, and then p of 0 is not positive
+    # 0 where `sample` finds no token, and then p of 0 is not positive
+    token = sample(rest, draws[k:]) % rest.shape[-1]  # [1]
 
-    # One transfer, and on a GPU the only wait, brings everything to the host.
-    answer = torch.cat([accepted, token, p_next.gather(1, token[:, None])[0], p, q, draws[:k], x]).tolist()
-    n, token_id, token_p, tests = int(answer[0]), int(answer[1]), answer[2], answer[3:]
-    p_x, q_x, drawn, ids = (tests[i * k : (i + 1) * k] for i in range(4))
-    check_finite([*p_x, token_p], q_x)
-    return Verdict(n, token_id, kind_after(n, k), token_p, p_x, q_x, [int(id) for id in ids], drawn)
-
-
-def verify_tree(target_probs: Tensor, draft: Draft, draws: Tensor) -> Verdict:
-    """Walk down a tree of k chosen tokens by fresh draws from the target, see `tree`.
-
-    Args:
-        target_probs: [k + 1, V], the target's distribution after the pending token and after each drafted one.
-        draws: [k + 1], uniform in [0, 1), one for each of these.
-    Raises:
-        NotFinite: the logits of the target were not finite where the round depends on them.
-    """
-    device = target_probs.device
-    x = to_device(draft.token_ids, device)  # [k]
-    above = to_device([parent + 1 for parent in draft.parents or ()], device)  # the row that tests each
-    tokens = sample(target_probs, to_device(draws, device)) % target_probs.shape[-1]
-    p = target_probs.gather(1, tokens[:, None])[:, 0]
-    return tree.verdict_of(draft, tree.Draws(tokens, p), target_probs[above, x])
+    token_p = p_next.gather(1, token[:, None])[0]
+    n, own, own_p, p_x, q_x, drawn, ids = to_host(accepted, token, token_p, p, q, draws, x)
+    check_finite([*p_x, *own_p], q_x)
+    path = range(int(n[0]))
+    kind = kind_after(path, parents_or_chain(None, k))
+    return Verdict(path, int(own[0]), kind, own_p[0], p_x, q_x, [int(id) for id in ids], drawn[:k])
 
 
 class Rejection(Rule):
@@ -113,27 +102,19 @@ class Rejection(Rule):
         super().__init__(settings)
         self._parts, self._round = (passes, left), 0
 
-    def _uniform(self, purpose: int, index: int) -> float:
-        return noise.uniform(noise.key_of(self.settings.seed, self._round, purpose), index)
+    def _uniforms(self, purpose: int, indices: Iterable[int]) -> Tensor:
+        key = noise.key_of(self.settings.seed, self._round, purpose)
+        return torch.tensor([noise.uniform(key, index) for index in indices], dtype=torch.float64)
 
     def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
-        draw = torch.tensor([self._uniform(DRAFTING, position)], dtype=torch.float64)
+        draw = self._uniforms(DRAFTING, [position])
         return sample(probs, to_device(draw, probs.device)) % probs.shape[-1]
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        """See `verify` and `Rule`."""
-        if draft.parents is not None:
-            return self._verify_tree(logits, draft, position)
-        draws = torch.tensor([self._uniform(TESTING, i) for i in range(len(logits))], dtype=torch.float64)
+        # The walk takes one row of each depth, so rows of the same depth may share a number.
+        draws = self._uniforms(TESTING, row_depths(draft))
         self._round += 1
         return verify(self._target_probs(logits, position), draft, draws, *self._parts)
-
-    def _verify_tree(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        """Accept the path through a tree on which fresh draws from p give every token: its tokens were chosen."""
-        # The walk takes one row of each depth, so rows of the same depth may share a number.
-        draws = torch.tensor([self._uniform(TESTING, i) for i in tree.depths(draft)], dtype=torch.float64)
-        self._round += 1
-        return self._walked(verify_tree(self._target_probs(logits, position), draft, draws))
 
 
 def _draft_probs_at(position: Tensor, x: Tensor, draft_probs: Tensor | None, like: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ..types import Draft, NotFinite, Settings, TokenKind, Verdict
+from ..types import Draft, Settings, Verdict
 from .sampling import certainty, largest, probabilities
 
 OVERFLOWED = "{} gave logits that are not finite numbers: choose another dtype, such as float32, or {}."
@@ -26,22 +26,33 @@ class Drawn(NamedTuple):
 class LastRound(NamedTuple):
     """What a rule saw in its last round, above temperature 0.
 
-    The position of its first token, the target's probabilities [k + 1, V], and for each drawn token the drafter's
-    [1, V'] with the tokens int64 [V'] that the columns stand for (None if they are all). Of a tree, whose tokens are
-    chosen, `path` are the rows that lead to the emitted tokens; None stands for all, one behind the other.
+    The position of its first token, the target's probabilities after each row [k + 1, V], and for each drawn token the
+    drafter's [1, V'] with the tokens int64 [V'] that the columns stand for (None if they are all).
     """
 
     position: int
     target_probs: Tensor
     draft_probs: Sequence[tuple[Tensor, Tensor | None]]
-    path: Sequence[int] | None = None
 
 
 class Rule:
-    """Tests the drafts of one run. Target and drafter get the same warping, because both go through here.
+    """Tests the drafts of one run: says which drafted tokens the target takes, and which token it writes after them.
+
+    draft      k guesses of what follows the text. They are a tree: each follows the text or another of them, its
+               parent. A chain is the tree with parents -1, 0, 1, ...
+    pass       the target reads the pending token, which is the newest of the text, and the draft. Row 0 of the pass is
+               the pending token, row i + 1 the drafted token i. The logits of a row are of the token after it.
+    p, q       the probabilities of the target and of the drafter, after temperature, top-k and top-p
+    path       the drafted tokens that the target takes, each of which follows the one before
+    accepted   on the path
+    rejected   follows the text or an accepted token, and failed its test
+    untested   follows a token that was not accepted, or the end of the text
+    resampled  the target's own token after the path, where drafted tokens were rejected
+    bonus      the target's own token after the path, where nothing more was drafted
+    target     the target's own token where nothing was drafted at all
 
     A subclass says how a token is drawn from a distribution and how a draft is tested. `needs_draft_probs` says whether
-    it reads `Draft.probs`.
+    it reads `Draft.probs`. Target and drafter get the same warping, because both go through here.
     """
 
     name: ClassVar[str]
@@ -94,19 +105,12 @@ class Rule:
         """Test a draft of k tokens, and draw the token that follows the accepted ones.
 
         Args:
-            logits: [k + 1, V], the target's at each drafted position and after the last; of a tree, the target's
-                after the pending token and after each drafted one.
+            logits: the target's after each row of the pass, [k + 1, V].
             position: of the first drafted token.
         Raises:
             NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
         """
         raise NotImplementedError
-
-    def _walked(self, verdict: Verdict) -> Verdict:
-        """The verdict on a tree, whose path the last round takes too."""
-        if self.last_round:
-            self.last_round = self.last_round._replace(path=[0, *(node + 1 for node in verdict.path)])
-        return verdict
 
     def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
         """A column of `probs` [1, V], int64 [1]."""
@@ -117,25 +121,3 @@ class Rule:
         probs = probabilities(logits, self.settings)
         self.last_round, self._draft_probs = LastRound(position, probs, self._draft_probs), []
         return probs
-
-
-def kind_after(accepted: int, drafted: int) -> TokenKind:
-    """The kind of the token that follows the accepted ones of a draft."""
-    if not drafted:
-        return TokenKind.TARGET
-    return TokenKind.BONUS if accepted == drafted else TokenKind.RESAMPLED
-
-
-def check_finite(target: Sequence[float], drafter: Sequence[float]) -> None:
-    """Refuse probabilities that came of logits that are not finite: NaN fails every comparison.
-
-    Args:
-        target: those of tested tokens, at least 0, then that of the emitted token, above 0.
-        drafter: those of the drafted tokens, above 0.
-    Raises:
-        NotFinite: naming the model.
-    """
-    if not (target[-1] > 0 and all(p >= 0 for p in target)):
-        raise NotFinite(TARGET_OVERFLOWED)
-    if not all(q > 0 for q in drafter):
-        raise NotFinite(DRAFTER_OVERFLOWED)

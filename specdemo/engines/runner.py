@@ -78,8 +78,8 @@ class Runner(Protocol):
     def keep(self, path: Sequence[int]) -> None:
         """Keep these rows of the last pass, each the parent of the next, behind what the cache held before it.
 
-        All others are forgotten. The kept rows move to the front of the pass; none is computed again. Behind a pass
-        that branches, `hidden_states` are those of the kept rows.
+        All others are forgotten. The kept rows move to the front of the pass; none is computed again. `hidden_states`
+        are those of the kept rows then.
         """
 
     def rollback(self, length: int) -> None:
@@ -159,11 +159,11 @@ class CachedRunner:
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         self._captured_layers = tuple(layers)
 
-    @torch.inference_mode()
     def keep(self, path: Sequence[int]) -> None:
         if not is_beginning(path):
             assert self._cache is not None, "a pass comes first"
-            self._cache.move(self._start, path)
+            with torch.inference_mode():
+                self._cache.move(self._start, path)
         if self.hidden_states is not None:
             self.hidden_states = rows_of(self.hidden_states, path)
         self.rollback(self._start + len(path))

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..decoding import noise
-from ..decoding.events import Event, Round, places_tested
+from ..decoding.events import Event, Round, branches, path_of, places_tested
 from ..decoding.match import Match
 from ..decoding.rule import LastRound, Rule
+from ..types import DraftedToken
 from .trace import Candidate, TokenProbabilities
 
 SHOWN = 10  # tokens
@@ -31,7 +32,7 @@ def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tu
         return ()
     count, position = len(event.emitted), rule.last_round.position
     drafted = [token.id for token in places_tested(event.drafted)[:count]]
-    p, q = target_and_draft_probs(rule.last_round, drafted)
+    p, q = target_and_draft_probs(rule.last_round, event.drafted, drafted)
     p, q = p[:count], torch.cat([q, q.new_zeros(count - len(q), q.shape[-1])])  # the bonus is drawn against no draft
     emitted = [token.id for token in event.emitted]
     own = torch.tensor([emitted, [*drafted, *emitted[len(drafted) :]]], device=p.device).T  # [n, 2]
@@ -53,12 +54,14 @@ def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tu
     return tuple(_ranked(list(zip(ids, both, e, strict=True)), rest, least, name) for ids, both, e, rest in rows)
 
 
-def target_and_draft_probs(seen: LastRound, token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+def target_and_draft_probs(
+    seen: LastRound, draft: Sequence[DraftedToken], token_ids: Sequence[int]
+) -> tuple[Tensor, Tensor]:
     """p [k + 1, V] and q [n, V] of a round, for the first n drafted tokens; q is one-hot where tokens were chosen.
 
     Of a tree they are those of the path to the emitted tokens, with one drafted token for each place.
     """
-    p = seen.target_probs if seen.path is None else seen.target_probs[list(seen.path)]
+    p = seen.target_probs[[index + 1 for index in path_of(draft)]] if branches(draft) else seen.target_probs
     q = p.new_zeros(len(token_ids), p.shape[-1])
     for row, token in enumerate(token_ids):
         probs, ids = seen.draft_probs[row] if seen.draft_probs else (q.new_ones(1, 1), torch.tensor([token]))

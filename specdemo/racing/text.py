@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ..decoding.events import Event, Finished, Round, emitted_tokens
+from ..decoding.events import Event, Finished, Round, emitted_tokens, parents_of
 from .trace import Spans
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ class LaneText:
         drafted: list[str] = []
         if isinstance(event, Round):
             read = [self._detokenizer]  # up to the text and to each drafted token
-            for place, guess in enumerate(event.drafted):
-                read.append(read[place if guess.parent is None else guess.parent + 1].fork())
+            for guess, parent in zip(event.drafted, parents_of(event.drafted), strict=True):
+                read.append(read[parent + 1].fork())
                 drafted.append(read[-1].push(guess.id))
         emitted = []
         for token in emitted_tokens(event):

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic_core import CoreSchema, SchemaValidator, ValidationError, core_schema
 
-from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
+from ..decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, parents_of, path_of
 from ..types import (
     MAX_NODES,
     MAX_SEED,
@@ -264,8 +264,7 @@ def _check_outcomes(drafted: Sequence[DraftedToken], emitted: Sequence[Token], m
     Where a server did not say how large its draft was, it holds the accepted tokens only; `merged` rounds hold none.
     """
     kinds = [token.kind for token in emitted]
-    parents = [index - 1 if token.parent is None else token.parent for index, token in enumerate(drafted)]
-    path = [-1, *(index for index, token in enumerate(drafted) if token.outcome is DraftOutcome.ACCEPTED)]
+    parents, path = parents_of(drafted), path_of(drafted)
     accepted = [drafted[index].id for index in path[1:]]
     passed, last = [TokenKind.ACCEPTED] * len(accepted), TokenKind.TARGET
     if merged:

@@ -97,7 +97,7 @@ def _on_paper(
             draft = DraftOnPaper((), None)
             if isinstance(event, Round) and event.drafted and rule.last_round:
                 drafted = [token.id for token in (places_tested(event.drafted) if settings.tree else event.drafted)]
-                p, q = target_and_draft_probs(rule.last_round, drafted)
+                p, q = target_and_draft_probs(rule.last_round, event.drafted, drafted)
                 rows = enumerate(zip(p, q, strict=False), 1)
                 positions = [DraftPosition(event.index, at, *_figures(*row, settings.rule, broken)) for at, row in rows]
                 draft = DraftOnPaper(positions, accepted_of(p[: len(q)], q, drafted))

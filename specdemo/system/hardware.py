@@ -148,6 +148,19 @@ def to_device(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
+def to_host(*parts: Tensor | Sequence[float] | None) -> list[Sequence[float]]:
+    """Vectors on a device as lists, in one transfer: on a GPU the only wait.
+
+    What is no tensor is on the host and stays as it is; None is empty.
+    """
+    numbers = torch.cat([part.double() for part in parts if isinstance(part, Tensor)]).tolist()
+    lists, end = list[Sequence[float]](), 0
+    for part in parts:
+        begin, end = end, end + (part.shape[0] if isinstance(part, Tensor) else 0)
+        lists.append(numbers[begin:end] if isinstance(part, Tensor) else part or ())
+    return lists
+
+
 Timestamp: TypeAlias = "float | torch.cuda.Event"
 
 

@@ -380,7 +380,7 @@ def test_caches_are_released_when_the_run_is_closed(toy: TableToy, events: int) 
     assert next(stream, None) is None
 
 
-@pytest.mark.parametrize("where", ["prefill", "forward", "rollback", "reset", "propose", "observe"])
+@pytest.mark.parametrize("where", ["prefill", "forward", "keep", "reset", "propose", "observe"])
 def test_caches_are_released_when_something_breaks(where: str) -> None:
     runner, drafter = TableRunner(random_table(1)), Scripted(lambda context, k: [0] * k)
     broken: Any = runner if hasattr(runner, where) else drafter

@@ -200,7 +200,7 @@ def test_proposals_are_within_k_and_their_probs_add_up(name: str, temperature: f
             assert draft.probs.sum(-1).tolist() == pytest.approx([1] * len(draft.token_ids), abs=1e-6)
             assert all(row[token] > 0 for row, token in zip(draft.probs, draft.token_ids, strict=True))
         runner.forward(context[-1:])
-        drafter.observe(Verdict(0, 3, TokenKind.RESAMPLED, 1.0))
+        drafter.observe(Verdict((), 3, TokenKind.RESAMPLED, 1.0))
         context.append(3)
     drafter.release()
     drafter.release()

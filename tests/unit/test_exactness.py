@@ -6,7 +6,7 @@ Every drafter in `DRAFTERS` is tested here without being named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from specdemo.decoding.events import Event, Round, emitted_tokens
 from specdemo.decoding.loop import rule_for
-from specdemo.decoding.noise import key_of, uniform
 from specdemo.decoding.rejection import TESTING, Rejection, verify
 from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
@@ -181,7 +180,7 @@ def rule(
         sums = np.cumsum(weights)
         token = int(np.searchsorted(sums, float(draws[k]) * sums[-1], side="right"))
         tests = [0.0] * k
-        return Verdict(n, min(token, VOCAB - 1), kind, 0.0, tests, tests, ids, tests)
+        return Verdict(range(n), min(token, VOCAB - 1), kind, 0.0, tests, tests, ids, tests)
 
     return verified
 
@@ -299,7 +298,7 @@ class Wrong(Rejection):
         self.test = test
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        draws = torch.tensor([self._uniform(TESTING, i) for i in range(len(logits))], dtype=torch.float64)
+        draws = self._uniforms(TESTING, range(len(logits)))
         self._round += 1
         return self.test(probabilities(logits, self.settings), draft, draws)
 
@@ -312,8 +311,9 @@ def test_chi_square_catches(toy: TableToy, mistake: str) -> None:
 class Reseeded(Rejection):
     """Its random numbers are the same in every round."""
 
-    def _uniform(self, purpose: int, index: int) -> float:
-        return uniform(key_of(self.settings.seed, 0, purpose), index if purpose == TESTING else 0)
+    def _uniforms(self, purpose: int, indices: Iterable[int]) -> Tensor:
+        self._round = 0
+        return super()._uniforms(purpose, indices if purpose == TESTING else [0])
 
 
 class Shared(Rejection):
@@ -322,8 +322,8 @@ class Shared(Rejection):
     def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
         return super()._draw(probs, len(self._draft_probs), token_ids)  # the place in the draft
 
-    def _uniform(self, purpose: int, index: int) -> float:
-        return super()._uniform(TESTING, index)
+    def _uniforms(self, purpose: int, indices: Iterable[int]) -> Tensor:
+        return super()._uniforms(TESTING, indices)
 
 
 @pytest.mark.parametrize("kind", [Reseeded, Shared, NoiseUsedTwice])
@@ -363,9 +363,10 @@ def test_no_random_number_of_rejection_sampling_is_used_twice(toy: TableToy, nam
     used: list[float] = []
 
     class Watched(Rejection):
-        def _uniform(self, purpose: int, index: int) -> float:
-            used.append(super()._uniform(purpose, index))
-            return used[-1]
+        def _uniforms(self, purpose: int, indices: Iterable[int]) -> Tensor:
+            draws = super()._uniforms(purpose, indices)
+            used.extend(draws.tolist())
+            return draws
 
     runner = toy.target_runner(64)
     events = list(decode(runner, toy.drafter(name, runner, SEEDED, Watched(SEEDED)), PROMPT, SEEDED))

@@ -99,7 +99,7 @@ def test_drafting_gives_what_training_compared_with_the_target(kind: type[Head])
         runner.forward([ids[length], *forced])
         length += accepted + 1
         runner.rollback(length)
-        drafter.observe(Verdict(accepted, 0, TokenKind.RESAMPLED, 1.0))
+        drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
     assert compared >= 12
 
 
@@ -176,7 +176,7 @@ def test_the_library_drafts_what_torchs_operations_do(kind: type[Head], monkeypa
             runner.forward([ids[length], *forced])
             length += accepted + 1
             runner.rollback(length)
-            drafter.observe(Verdict(accepted, 0, TokenKind.RESAMPLED, 1.0))
+            drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
     torch.testing.assert_close(torch.stack(seen[0]), torch.stack(seen[1]), rtol=1e-3, atol=1e-3)
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def verdict(draft: Draft, accepted: int, target_ids: list[int]) -> Verdict:
-    return Verdict(accepted, 0, TokenKind.RESAMPLED, 1.0, target_ids=target_ids, parents=draft.parents)
+    return Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0, target_ids=target_ids, parents=draft.parents)
 
 
 def test_the_window_moves_with_the_text() -> None:
@@ -84,9 +84,9 @@ def test_a_chain_is_jacobi_decoding() -> None:
     drafter = Lookahead()
     drafter.reset([1, 2, 3])
     assert drafter.propose([9], 4) == Draft([1, 2, 3, 1])
-    drafter.observe(Verdict(1, 8, TokenKind.RESAMPLED, 1.0, target_ids=[1, 8, 4, 5, 6]))
+    drafter.observe(Verdict([0], 8, TokenKind.RESAMPLED, 1.0, target_ids=[1, 8, 4, 5, 6]))
     assert [*drafter.propose([8], 3).token_ids] == [4, 5, 6]
-    drafter.observe(Verdict(0, 7, TokenKind.RESAMPLED, 1.0))  # a rule that draws nothing behind drafted tokens
+    drafter.observe(Verdict((), 7, TokenKind.RESAMPLED, 1.0))  # a rule that draws nothing behind drafted tokens
     assert [*drafter.propose([7], 2).token_ids] == [5, 6]
 
 

@@ -124,7 +124,7 @@ def drafts_of(
         runner.forward([text[-1], *drafted])
         text += [*drafted[:accepted], (drafted[0] + 5) % MODEL_VOCAB]
         runner.rollback(len(text) - 1)
-        drafter.observe(Verdict(accepted, 0, TokenKind.RESAMPLED, 1.0))
+        drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
     drafter.release()
     return rounds
 

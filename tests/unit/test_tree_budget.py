@@ -19,7 +19,7 @@ from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
 from specdemo.decoding.loop import rule_for
-from specdemo.decoding.tree import walk
+from specdemo.decoding.walk import walk
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import Ngram
 from specdemo.drafters.none import NoDrafter
@@ -88,7 +88,7 @@ def speed(
         branching = bool(asked) and control.branches
         ids, parents = best_first(guesser, asked) if branching else ([0] * asked, list(range(-1, asked - 1)))
         drawn = luck.choices(range(len(chances) + 1), [*chances, 1 - sum(chances)], k=len(ids) + 1)
-        path = walk(ids, parents, drawn)
+        path = walk(parents, [drawn[parent + 1] == rank for rank, parent in zip(ids, parents, strict=True)])
         followed = {-1, *path}
         outcomes = [
             ACCEPTED if node in path else REJECTED if parent in followed else UNTESTED

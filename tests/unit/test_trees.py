@@ -18,10 +18,10 @@ from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round, places_tested
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.match import Match
-from specdemo.decoding.rejection import Rejection, verify_tree
+from specdemo.decoding.rejection import Rejection, verify
 from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
-from specdemo.decoding.tree import depths, rows_of, walk
+from specdemo.decoding.walk import row_depths, row_parents, walk
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import PromptLookup
@@ -134,7 +134,7 @@ class EnumeratedRejection(Rejection):
         draws = torch.full((len(rows),), 0.5, dtype=torch.float64)
         for row, (_, draw) in choose_path(self.runs, rows, draft).items():
             draws[row] = draw
-        return verify_tree(rows, draft, draws)
+        return verify(rows, draft, draws)
 
 
 class EnumeratedMatch(Match):
@@ -222,7 +222,7 @@ def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table:
                 q = [b / sum(q) for b in q]
             else:
                 token, kind = self.runs.choose([((x, TokenKind.RESAMPLED), a) for x, a in enumerate(p)])
-            return Verdict(0, token, kind, 1.0, [0.0, 0.0], [1.0, 1.0], [0, 1], parents=draft.parents)
+            return Verdict((), token, kind, 1.0, [0.0, 0.0], [1.0, 1.0], [0, 1], parents=draft.parents)
 
     settings = replace(ENUMERATED[0], rule=REJECTION)
     emitted: dict[tuple[int, ...], float] = defaultdict(float)
@@ -460,11 +460,11 @@ def test_a_draft_model_that_cannot_branch_is_refused_in_words() -> None:
 
 def test_rows_depths_and_walks_of_a_tree() -> None:
     draft = Draft([5, 6, 7, 6], parents=[-1, 0, 0, 2])
-    assert rows_of(draft.parents or ()) == [-1, 0, 1, 1, 3]
-    assert depths(draft) == [0, 1, 2, 2, 3]
-    assert walk([5, 6, 7, 6], [-1, 0, 0, 2], [5, 7, 0, 6, 1]) == [0, 2, 3]
-    assert walk([5, 6, 7, 6], [-1, 0, 0, 2], [4, 7, 0, 6, 1]) == []
-    assert walk([5, 5], [-1, -1], [5, 0, 0]) == [0]
+    assert row_parents(draft) == [-1, 0, 1, 1, 3]
+    assert row_depths(draft) == [0, 1, 2, 2, 3]
+    assert walk([-1, 0, 0, 2], [True, False, True, True]) == [0, 2, 3]
+    assert walk([-1, 0, 0, 2], [False, False, True, True]) == []
+    assert walk([-1, -1], [True, True]) == [0]
 
 
 def test_a_tree_grows_where_its_values_are_largest() -> None:

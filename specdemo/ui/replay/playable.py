@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from ...decoding.events import Round
+from ...decoding.events import Round, parents_of, path_of
 from ...racing.asked import DraftedLane, lane_of
 from ...racing.compare import NOTHING_YET
 from ...racing.figures import weight_bytes
@@ -35,7 +35,7 @@ from ...racing.trace import (
     read_trace,
     request_of,
 )
-from ...types import BadInput, DraftOutcome
+from ...types import BadInput
 from ..race.messages import event_of, live_figures
 from ..race.request import MAX_PROMPT, shown_request
 from ..values import to_json
@@ -133,10 +133,10 @@ def _lane(entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _place(event: Round, at: int, place: TokenProbabilities) -> list[Any]:
-    path = [-1, *(index for index, token in enumerate(event.drafted) if token.outcome is DraftOutcome.ACCEPTED)]
+    path = path_of(event.drafted)
     before = path[at] if at < len(path) else None
-    parents = [index - 1 if token.parent is None else token.parent for index, token in enumerate(event.drafted)]
-    tested = {token.id: "g" for token, parent in zip(event.drafted, parents, strict=True) if parent == before}
+    followed = zip(event.drafted, parents_of(event.drafted), strict=True)
+    tested = {token.id: "g" for token, parent in followed if parent == before}
     marks = {event.emitted[at].id: "d", **tested}
     return [place.residual, [[c.text, c.p, c.q, marks.get(c.id, ""), c.e] for c in place.candidates]]
 
