@@ -9,6 +9,8 @@ from typing import Any
 import typer.main
 
 from specdemo.cli.main import app
+from tools import page
+from tools.train.__main__ import app as train_app
 
 KEPT = Path(__file__).with_name("help.txt")
 WIDTH = 100  # columns
@@ -20,11 +22,13 @@ def helps(command: Any, name: str, above: Any = None) -> Iterator[str]:
     context = command.context_class(command, parent=above, info_name=name, **widths)
     yield f"$ {context.command_path} --help\n{command.get_help(context)}\n"
     for word, below in getattr(command, "commands", {}).items():
-        yield from helps(below, word, context)
+        if not below.hidden:
+            yield from helps(below, word, context)
 
 
 def every_help() -> str:
-    return "\n".join(helps(typer.main.get_command(app), "specdemo"))
+    apps = {"specdemo": app, "tools.train": train_app, "tools.page": page.app}
+    return "\n".join(help for name, one in apps.items() for help in helps(typer.main.get_command(one), name))
 
 
 def test_every_command_helps_as_it_did() -> None:

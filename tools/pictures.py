@@ -1,4 +1,4 @@
-"""The pictures of the docs, of recordings that ship: `python -m specdemo.bench.pictures`.
+"""The pictures of the docs, of recordings that ship: `python -m tools.pictures`.
 
 The moving one is what the page opens with. Its clock is the program's, so the pictures are the same however long a
 frame takes.
@@ -15,7 +15,7 @@ from .page import ARGUMENTS, check_browser, executable, served
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 RACE, STEP = "code-3", "story-2-eagle-match"  # recordings
 FRAMES = 5  # in a second
 LAST_SECONDS = 4.0  # that the last frame stays

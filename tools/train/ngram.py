@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ..drafters.ngram import PROB_SCALE
+from specdemo.drafters.ngram import PROB_SCALE
+from specdemo.types import BadInput
+
 from .data import ASSISTANT, provenance_of, shard_paths
 
 DISCOUNT = 0.4
@@ -66,17 +68,17 @@ def build_table(
     """Count the training shards of some folders into the table `out`, with its provenance inside and beside it.
 
     Raises:
-        ValueError: a folder holds no training shard, or the text of another target.
+        BadInput: a folder holds no training shard, or the text of another target.
     """
     shards, texts = [], []
     for folder in folders:
         found = shard_paths(folder, "train")
         if not found:
-            raise ValueError(f"{folder} holds no training text; run `train data` first.")
+            raise BadInput(f"{folder} holds no training text; run `python -m tools.train data` first.")
         shards += found
         texts.append(provenance_of(found[0]))
         if texts[-1].get("preset") != texts[0].get("preset"):
-            raise ValueError(f"{folder} was written by {texts[-1].get('preset')}, not by {texts[0].get('preset')}.")
+            raise BadInput(f"{folder} was written by {texts[-1].get('preset')}, not by {texts[0].get('preset')}.")
     vocab_size = texts[0]["vocab_size"]
     arrays: dict[str, np.ndarray] = {}
     written = 0
