@@ -56,6 +56,8 @@ from specdemo.system.imports import import_quickly
 from specdemo.types import BadInput, Settings
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from specdemo.models.loaded import Loaded
 
 APP = Path(__file__).resolve().parents[1] / "app.py"
@@ -176,21 +178,22 @@ def served() -> Iterator[tuple[str, int]]:
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port)}
     with subprocess.Popen([sys.executable, APP], env=environment, cwd=APP.parent, stdout=subprocess.DEVNULL) as app:
         try:
-            _wait_for(url, app)
+            end = time.monotonic() + START_SECONDS
+            while not _answers(url):
+                if time.monotonic() > end or app.poll() is not None:
+                    raise BadInput("The page did not start; run `python app.py` to see why.")
+                time.sleep(0.1)
             yield url, app.pid
         finally:
             app.terminate()
 
 
-def _wait_for(url: str, app: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and app.poll() is None:
-        try:
-            with urlopen(url):
-                return
-        except URLError:
-            time.sleep(0.1)
-    raise BadInput("The page did not start; run `python app.py` to see why.")
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url):
+            return True
+    except URLError:
+        return False
 
 
 _loaded: list[Loaded] = []  # in the process of the engine alone
@@ -242,14 +245,26 @@ def check_browser() -> None:
 
 
 @contextmanager
-def opened(url: str, asked: Asked) -> Iterator[Callable[[], Rates]]:
-    """The page in a headless browser on the same processor; calling the result runs the race in it, to its end."""
+def headless() -> Iterator[Browser]:
+    """A headless browser on this machine.
+
+    Raises:
+        BadInput: there is none, or no playwright to control it.
+    """
+    check_browser()
     from playwright.sync_api import sync_playwright
 
     with (
         sync_playwright() as playwright,
         playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS) as browser,
     ):
+        yield browser
+
+
+@contextmanager
+def opened(url: str, asked: Asked) -> Iterator[Callable[[], Rates]]:
+    """The page in a headless browser on the same processor; calling the result runs the race in it, to its end."""
+    with headless() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(START_SECONDS * 1000)
         page.goto(f"{url}?{urlencode(asdict(asked))}")

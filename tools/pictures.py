@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .page import ARGUMENTS, check_browser, executable, served
+from .page import headless, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -51,14 +51,7 @@ ENDED = """() => {  // the recording of the other tab, in the arena of a race
 
 
 def main() -> None:
-    check_browser()
-    from playwright.sync_api import sync_playwright
-
-    with (
-        served() as (url, _),
-        sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS) as browser,
-    ):
+    with served() as (url, _), headless() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
         page.goto(url)
         page.locator("[data-stage=ready]").wait_for(timeout=120_000)

@@ -11,7 +11,7 @@ that drafts really pass. Trees are compared with chains by the drafters of a pre
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -26,10 +26,9 @@ from ..decoding.costs import CostModel, measure_passes
 from ..decoding.events import Round
 from ..decoding.loop import rule_for
 from ..decoding.match import Match
-from ..drafters.heads.drafter import HeadDrafter
 from ..drafters.names import drafter_class
 from ..drafters.none import NoDrafter
-from ..engines.gpu.graph import Capture, GraphRunner, Graphs
+from ..engines.gpu.graph import GraphRunner, Graphs
 from ..engines.layout import FusedModel
 from ..models.loaded import load
 from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
@@ -40,18 +39,7 @@ from ..studies.tables import cell, text_table
 from ..system.hardware import device_name
 from ..types import AUTO, MATCH, MAX_K, MAX_NODES, Settings
 from .cases import ALONE, ASSISTED, HF, TUNED, Case, cases_of_ours
-from .gpu_passes import (
-    On,
-    Sizes,
-    another_slot,
-    copying_rate,
-    failed,
-    passes,
-    passes_apart,
-    rounds,
-    slots,
-    tried,
-)
+from .gpu_passes import Gpu, Sizes, another_slot, copying_rate, passes, passes_apart, rounds, slots
 from .hf import generate
 from .models import SHAPES, SMALL, WITH_HEADS, Pair, capture_for, first_layers, like, random_head, shape_of
 from .results import size_of
@@ -80,28 +68,30 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {**here, **named, "commit": commit()}
 
 
-def measurements(device: torch.device, dtype: torch.dtype, sizes: Sizes) -> Iterator[Row]:
-    """Rows of `part`, `what`, `ms` and more, as they come."""
-    on = On(device, dtype, sizes)
-    on = replace(on, rate=copying_rate(on))
-    yield {"part": "memory", "what": "copying, read and written", "gb_per_second": on.rate / 1e9}
-    yield from tried("random pair", random_pair, on)
-    yield from tried("heads", heads, on)
-    yield from tried("made pair", made_pair, on)
-    yield from tried(f"trees of {sizes.preset}", preset_trees, on)
+def measure(on: Gpu) -> None:
+    """Give `on` rows of `part`, `what`, `ms` and more, as they come."""
+    on.rate = copying_rate(on)
+    on.add("memory", "copying, read and written", gb_per_second=on.rate / 1e9)
+    parts = {"random pair": random_pair, "heads": heads, "made pair": made_pair}
+    for what, part in {**parts, f"trees of {on.sizes.preset}": preset_trees}.items():
+        with on.trying(what):
+            part(on)
 
 
-def random_pair(on: On) -> Iterator[Row]:
+def random_pair(on: Gpu) -> None:
     """The time to capture, and passes and rounds of two unrelated models."""
     target = on.model(on.sizes.target)
     fused = FusedModel.of(target)
-    graphs = yield from slots(on, fused, "the target")
+    graphs = slots(on, fused, "the target")
     if graphs:
-        yield from tried("another slot", another_slot, on, graphs)
-        yield from tried("parts of a pass", passes_apart, on, graphs)
-    yield from passes(on, target, fused, graphs)
+        with on.trying("another slot"):
+            another_slot(on, graphs)
+        with on.trying("parts of a pass"):
+            passes_apart(on, graphs)
+    passes(on, target, fused, graphs)
     if graphs:
-        yield from tried("forced rounds", forced_rounds, on, target, graphs)
+        with on.trying("forced rounds"):
+            forced_rounds(on, target, graphs)
 
 
 def cost_of(run: Sequence[Round], k: int) -> Row:
@@ -115,50 +105,43 @@ def cost_of(run: Sequence[Round], k: int) -> Row:
     }
 
 
-def forced_rounds(on: On, target: PreTrainedModel, graphs: Graphs) -> Iterator[Row]:
+def forced_rounds(on: Gpu, target: PreTrainedModel, graphs: Graphs) -> None:
     """The time of a round with the draft model, where none, half or all of its guesses pass."""
-    draft_graphs = yield from slots(on, FusedModel.of(on.model(on.sizes.draft)), "the draft model")
-    if draft_graphs:
-        for k in on.sizes.ks:
-            yield from tried(f"forced rounds, K = {k}", forced_rounds_of, on, Pair(target, graphs, draft_graphs), k)
+    draft_graphs = slots(on, FusedModel.of(on.model(on.sizes.draft)), "the draft model")
+    if not draft_graphs:
+        return
+    pair, prompt = Pair(target, graphs, draft_graphs), on.prompt(target)
+    capacity = len(prompt) + on.sizes.new_tokens
+    for k in on.sizes.ks:
+        with on.trying(f"forced rounds, K = {k}"):
+            for passing in sorted({0, k // 2, k}):
+                drafter, runner = pair.drafter(capacity, Match(Settings())), GraphRunner(graphs, capacity)
+                run = rounds(on, runner, drafter, prompt, k, passing)
+                on.add("round, forced", f"K = {k}, {passing} pass", **cost_of(run, k))
 
 
-def forced_rounds_of(on: On, pair: Pair, k: int) -> Iterator[Row]:
-    prompt, capacity = on.prompt(pair.target), on.sizes.context + on.sizes.new_tokens
-    for passing in sorted({0, k // 2, k}):
-        drafter, runner = pair.drafter(capacity, Match(Settings())), GraphRunner(pair.graphs, capacity)
-        row = cost_of(rounds(on, runner, drafter, prompt, k, passing), k)
-        yield {"part": "round, forced", "what": f"K = {k}, {passing} pass", **row}
-
-
-def heads(on: On) -> Iterator[Row]:
+def heads(on: Gpu) -> None:
     """Rounds of a small target with heads, where launching an operation takes longer than running it.
 
     No drafter, and heads with captured passes and without; half of the guesses pass.
     """
     target = on.model(on.sizes.with_head)
-    graphs = yield from slots(on, FusedModel.of(target), "a small target")
+    graphs, prompt = slots(on, FusedModel.of(target), "a small target"), on.prompt(target)
     if not graphs:
         return
-    prompt = on.prompt(target)
-
-    def measured(what: str, kind: type[HeadDrafter] | None = None, capture: Capture | None = None) -> Iterator[Row]:
-        runner = GraphRunner(graphs, len(prompt) + on.sizes.new_tokens)
-        drafter = kind(random_head(kind, target, capture), runner, Match(Settings())) if kind else NoDrafter()
-        k = HEAD_K if kind else 0
-        row = cost_of(rounds(on, runner, drafter, prompt, k, k // 2), k)
-        yield {"part": "round with a head", "what": what, **row}
-
-    yield from tried("alone", measured, "alone")
-    for name, kind in WITH_HEADS.items():
-        for how, capture in {"captured": capture_for(on.device), "as it comes": None}.items():
-            yield from tried(f"{name}, {how}", measured, f"{name}, {how}", kind, capture)
+    captures = {"captured": capture_for(on.device), "as it comes": None}
+    ways = {f"{name}, {how}": (kind, captures[how]) for name, kind in WITH_HEADS.items() for how in captures}
+    for what, (kind, capture) in {"alone": (None, None), **ways}.items():
+        with on.trying(what):
+            runner, k = GraphRunner(graphs, len(prompt) + on.sizes.new_tokens), HEAD_K if kind else 0
+            drafter = kind(random_head(kind, target, capture), runner, Match(Settings())) if kind else NoDrafter()
+            on.add("round with a head", what, **cost_of(rounds(on, runner, drafter, prompt, k, k // 2), k))
 
 
 # A made pair -----------------------------------------------------------------------------------------------
 
 
-def made_target(on: On) -> PreTrainedModel:
+def made_target(on: Gpu) -> PreTrainedModel:
     """A random model whose layers behind those that draft do little.
 
     It does not share its embedding with its output: a random model that does repeats its last token for ever.
@@ -174,7 +157,7 @@ def made_target(on: On) -> PreTrainedModel:
     return model
 
 
-def made_pair(on: On) -> Iterator[Row]:
+def made_pair(on: Gpu) -> None:
     """Whole texts of a made pair, by transformers and by ours, alone and assisted; all greedy, of the same weights."""
     target, ks = made_target(on), on.sizes.ks
     draft, prompt = first_layers(target, on.sizes.draft_layers), on.prompt(target)
@@ -183,51 +166,41 @@ def made_pair(on: On) -> Iterator[Row]:
     best = 0.0
     for case in (Case(HF), Case(ASSISTED, "draft-model"), *(Case(TUNED, "draft-model", k) for k in ks if k < MAX_K)):
         name = case.method + (f", K = {case.k}" if case.k else "")
-        for row in tried(f"transformers, {name}", by_transformers, loaded, case, name, prompt, settings):
-            best = max(best, row.get("tokens_per_second", 0.0)) if case.method != HF else best
-            yield row
-    graphs = yield from slots(on, FusedModel.of(target), "the made target")
-    draft_graphs = yield from slots(on, FusedModel.of(draft), "its draft model")
+        with on.trying(f"transformers, {name}"):
+            runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
+            speed = median(filter(None, (run["tokens_per_second"] for run in runs)))  # None where it was held up
+            on.add("made pair, transformers", name, tokens_per_second=speed)
+            best = max(best, speed) if case.method != HF else best
+    graphs = slots(on, FusedModel.of(target), "the made target")
+    draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
     if not graphs or not draft_graphs:
         return
     pair, costs = Pair(target, graphs, draft_graphs), None
-    try:
+    every = [replace(settings, k=k) for k in (0, *ks)]
+    with on.trying("the costs for K = auto"):
         costs = CostModel(measure_passes(GraphRunner(graphs, MAX_K + 2), rule_for(settings), MAX_K))
-    except Exception as error:
-        yield failed("the costs for K = auto", error)
-    every: list[int | str] = [0, *ks, *([AUTO] if costs else [])]
-    for k in every:
-        yield from tried(f"ours, K = {k}", by_ours, pair, prompt, replace(settings, k=k), costs, best)
-    for nodes in on.sizes.trees:
-        asked = replace(settings, k=nodes, tree=True)
-        yield from tried(f"ours, a tree of {nodes}", by_ours, pair, prompt, asked, None, best)
-
-
-def by_transformers(loaded: Any, case: Case, name: str, prompt: list[int], settings: Settings) -> Iterator[Row]:
-    runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
-    speed = median(run["tokens_per_second"] for run in runs if run["tokens_per_second"])  # None where it was held up
-    yield {"part": "made pair, transformers", "what": name, "tokens_per_second": speed}
-
-
-def by_ours(pair: Pair, prompt: list[int], settings: Settings, costs: CostModel | None, best: float) -> Iterator[Row]:
-    drafter = None if settings.k else NoDrafter()
-    stats = [Stats.of(pair.events(prompt, settings, drafter, costs)) for _ in range(4)][1:]
-    speed = median(stat.tokens / stat.seconds for stat in stats)
-    yield {
-        "part": "made pair, ours",
-        "what": f"draft model, {'a tree of' if settings.tree else 'K ='} {settings.k}" if settings.k else "alone",
-        "tokens_per_second": speed,
-        "acceptance_rate": stats[-1].acceptance_rate,
-        "tokens_per_round": stats[-1].tokens_per_round,
-        "rows": stats[-1].drafted / stats[-1].rounds + 1,
-        "to_best_assisted": speed / best if best else None,
-    }
+        every.append(replace(settings, k=AUTO))
+    for asked in [*every, *(replace(settings, k=nodes, tree=True) for nodes in on.sizes.trees)]:
+        size = f"{'a tree of' if asked.tree else 'K ='} {asked.k}"
+        with on.trying(f"ours, {size}"):
+            drafter = None if asked.k else NoDrafter()
+            known = None if asked.tree else costs
+            stats = [Stats.of(pair.events(prompt, asked, drafter, known)) for _ in range(4)][1:]
+            speed = median(stat.tokens / stat.seconds for stat in stats)
+            on.add(
+                *("made pair, ours", f"draft model, {size}" if asked.k else "alone"),
+                tokens_per_second=speed,
+                acceptance_rate=stats[-1].acceptance_rate,
+                tokens_per_round=stats[-1].tokens_per_round,
+                rows=stats[-1].drafted / stats[-1].rounds + 1,
+                to_best_assisted=speed / best if best else None,
+            )
 
 
 # Trees -----------------------------------------------------------------------------------------------------
 
 
-def preset_trees(on: On) -> Iterator[Row]:
+def preset_trees(on: Gpu) -> None:
     """For each drafter that the preset has: its trees, its chain of the fastest K, and what auto makes of both."""
     asked = some(read_prompts(PRESETS / "prompts" / on.sizes.prompts), on.sizes.each)
     loaded = load(find_preset(on.sizes.preset), str(on.dtype).removeprefix("torch."), str(on.device))
@@ -239,14 +212,11 @@ def preset_trees(on: On) -> Iterator[Row]:
     finally:
         loaded.release()
     for row in tree_rows(runs):
+        what = f"{row['drafter']} at T = {row['temperature']:g}, {size_of(row)}"
         to_chain = (row["to_chain"] or {}).get("tokens_per_second")
-        yield {
-            "part": f"trees of {on.sizes.preset}",
-            "what": f"{row['drafter']} at T = {row['temperature']:g}, {size_of(row)}",
-            "tokens_per_second": row["tokens_per_second"].mean,
-            **{name: row[name] for name in ("tokens_per_round", "rows")},
-            "to_best_chain": to_chain.mean if to_chain else None,
-        }
+        figures = {"tokens_per_second": row["tokens_per_second"].mean, "tokens_per_round": row["tokens_per_round"]}
+        figures |= {"rows": row["rows"], "to_best_chain": to_chain.mean if to_chain else None}
+        on.add(f"trees of {on.sizes.preset}", what, **figures)
 
 
 # What is printed -------------------------------------------------------------------------------------------

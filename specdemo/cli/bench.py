@@ -269,10 +269,13 @@ def gpu(
     typer.echo("This measures only. To check that the engine is right: python -m pytest tests/gpu -m gpu", err=True)
     facts = {"command": command(), "environment": bench_gpu.environment(chosen), "sizes": sizes.name}
     rows: list[bench_gpu.Row] = []
-    for row in bench_gpu.measurements(chosen, choose_dtype(dtype, chosen), sizes):
+
+    def take(row: bench_gpu.Row) -> None:
         typer.echo(bench_gpu.line(row), err=True)
         rows.append(row)
         save_json(json_, {**facts, "measurements": rows})  # after every row, for a run that is cut off
+
+    bench_gpu.measure(bench_gpu.Gpu(chosen, choose_dtype(dtype, chosen), sizes, take))
     typer.echo("\n" + bench_gpu.table(rows, sizes))
     if failed := [row["what"] for row in rows if "error" in row]:
         typer.echo(f"FAILED: {', '.join(failed)}.")

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from specdemo.bench import gpu as bench_gpu
 from specdemo.bench import gpu_passes
-from specdemo.bench.gpu import TINY, measurements
+from specdemo.bench.gpu import TINY, Gpu, measure
 from specdemo.bench.gpu_passes import parts
 from specdemo.bench.rows import Row
 from specdemo.cli.main import app
@@ -46,8 +46,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def measured(sizes: gpu_passes.Sizes = FEW, dtype: torch.dtype = torch.float32) -> dict[str, dict[str, Row]]:
     """The rows by what they are part of, and by what they measured."""
     found: dict[str, dict[str, Row]] = {}
-    for row in measurements(CPU, dtype, sizes):
-        found.setdefault(row["part"], {})[row["what"]] = row
+    measure(Gpu(CPU, dtype, sizes, lambda row: found.setdefault(row["part"], {}).update({row["what"]: row})))
     return found
 
 
@@ -206,13 +205,13 @@ def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: py
 def test_a_run_that_is_cut_off_leaves_every_row_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "gpu.json", []
 
-    def cut_off(*_: object) -> Iterator[Row]:
+    def cut_off(on: Gpu) -> None:
         for what in ("one", "two", "three"):
-            yield {"part": "pass", "what": what, "ms": 1.5, "achieved": 0.5}
+            on.add("pass", what, ms=1.5, achieved=0.5)
             seen.append([row["what"] for row in json.loads(path.read_text())["measurements"]])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_gpu, "measurements", cut_off)
+    monkeypatch.setattr(bench_gpu, "measure", cut_off)
     done = gpu("--tiny", "--json", str(path))
     assert seen == [["one"], ["one", "two"], ["one", "two", "three"]]
     assert [row["what"] for row in json.loads(path.read_text())["measurements"]] == seen[-1]

@@ -81,7 +81,9 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
     model = GPT2LMHeadModel(_config(recipe)).to(device)
-    optimizer = torch.optim.AdamW(_groups(model), lr=recipe.rate, betas=(0.9, 0.99))
+    weights = {decay: [w for w in model.parameters() if (w.dim() >= 2) == bool(decay)] for decay in (0.1, 0.0)}
+    groups = [{"params": some, "weight_decay": decay} for decay, some in weights.items()]  # matrices decay
+    optimizer = torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.99))
     model.train()
     began = time.perf_counter()
     for step in range(recipe.steps):
@@ -136,15 +138,6 @@ def _config(recipe: Recipe) -> GPT2Config:
         bos_token_id=None,  # no token begins or ends a text
         eos_token_id=None,
     )
-
-
-def _groups(model: PreTrainedModel) -> list[dict[str, Any]]:
-    """Matrices decay; biases and norms do not."""
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
 
 
 def _windows(text: np.ndarray, recipe: Recipe, step: int) -> Tensor:

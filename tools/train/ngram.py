@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.numpy import load_file, save_file
 
 from specdemo.drafters.ngram import PROB_SCALE
 from specdemo.types import BadInput
 
 from .data import ASSISTANT, provenance_of, shard_paths
+from .states import conversations
 
 DISCOUNT = 0.4
 FEWEST = (1, 2, 3, 3)  # a context of n tokens seen less often than FEWEST[n - 1] is dropped
@@ -31,10 +33,8 @@ def count_shards(shards: Sequence[Path], order: int, vocab_size: int) -> tuple[n
     contexts, continuations = [], []
     for path in shards:
         shard = load_file(path)
-        tokens, starts = shard["tokens"].astype(np.int64), shard["starts"]
-        place = np.arange(tokens.shape[1])
-        begin = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
-        usable = (shard["roles"] == ASSISTANT) & (place - begin >= order)
+        tokens, (_, place) = shard["tokens"].astype(np.int64), conversations(torch.from_numpy(shard["starts"]))
+        usable = (shard["roles"] == ASSISTANT) & (place.numpy() >= order)
         row, column = np.nonzero(usable)
         key = np.zeros(len(row), dtype=np.int64)
         for back in range(order, 0, -1):
