@@ -43,14 +43,14 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command line in this process: exit status, stdout, stderr."""
+    """Runs the command line, or that of another app, in this process: exit status, stdout, stderr."""
 
-    def run(*words: str) -> tuple[int, str, str]:
-        from specdemo.cli.main import main
+    def run(*words: str, app: Any = None) -> tuple[int, str, str]:
+        from specdemo.cli import main as cli
 
         monkeypatch.setattr("sys.argv", ["specdemo", *words])
         with pytest.raises(SystemExit) as ended:
-            main()
+            cli.main(app or cli.app)
         return int(ended.value.code or 0), *capsys.readouterr()
 
     return run

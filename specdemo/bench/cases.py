@@ -1,11 +1,37 @@
-"""The ways to write a text that are compared."""
+"""The ways to write a text that are compared: our drafters, and the methods of others that `--against` names."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from ..racing.race import PLAIN, SPECULATIVE
-from ..types import MATCH
+from ..drafters.names import drafter_class
+from ..models.sources import Source
+from ..racing.asked import PLAIN, SPECULATIVE
+from ..types import AUTO, MATCH, BadInput
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+TREE = "tree"
+OURS = (PLAIN, SPECULATIVE, TREE)
+
+# transformers' generate: nothing else; with assistant_model, as it comes; with assistant_model and K guesses in every
+# round, at any confidence; with prompt_lookup_num_tokens = K.
+HF, ASSISTED, TUNED, LOOKUP = "hf", "hf-assisted", "hf-assisted-tuned", "hf-prompt-lookup"
+# Its server on the same GGUF file, alone and with its own speculation; or a server as it is, at an address.
+LLAMA, NGRAM, DRAFTING = "llama.cpp", "llama.cpp-ngram", "llama.cpp-draft"
+METHODS = HF, ASSISTED, TUNED, LOOKUP, LLAMA
+
+# K of transformers: some to find the best among where no number is given, and what its documentation uses.
+TUNED_K, LOOKUP_K = (3, 5, 8), 10
+NGRAM_SIZES, NGRAM_K = (3, 5), 8  # of llama.cpp: words that are looked up, and how many are drafted then
+PYTHON = "SPECDEMO_LLAMACPP_PYTHON"  # names another Python that has llama.cpp's server
+DRAFT_K = 4  # of llama.cpp, where no number is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,5 +48,77 @@ class Case:
 
 
 ALONE = Case(PLAIN, "none", 0, MATCH)
-TREE = "tree"
-OURS = (PLAIN, SPECULATIVE, TREE)
+
+
+def theirs(against: str) -> dict[str, str | None]:
+    """The methods that `--against` names, each with the address given for it.
+
+    Raises:
+        BadInput: there is no such method, or it takes no address.
+    """
+    named: dict[str, str | None] = {}
+    for words in filter(None, map(str.strip, against.split(","))):
+        method, given, address = words.partition("=")
+        if method not in METHODS:
+            known = ", ".join(METHODS)
+            raise BadInput(f"There is no method called {method!r} to compare with. Choose from: {known}.")
+        if given and (method != LLAMA or not address.startswith(("http://", "https://"))):
+            raise BadInput(f"{words!r}: only llama.cpp takes an address, and it begins with http:// or https://.")
+        named[method] = address or None
+    return named
+
+
+def cases_of_theirs(loaded: Loaded, methods: Mapping[str, str | None], ks: Sequence[int | str]) -> list[Case]:
+    """What to run of others. A method that cannot run here is left out, and stderr says why."""
+    numbers = [k for k in ks if k != AUTO and k != 0]
+    tuned = [Case(TUNED, "draft-model", k) for k in numbers or TUNED_K]
+    served = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", NGRAM_K) for size in NGRAM_SIZES)]
+    if has_gguf(loaded.preset.draft_model):
+        served += [Case(DRAFTING, "draft-model", k) for k in numbers or (DRAFT_K,)]
+    cases: list[Case] = []
+    for method, address in methods.items():
+        of_method = {
+            HF: [Case(HF)],
+            ASSISTED: [Case(ASSISTED, "draft-model"), *tuned],
+            TUNED: tuned,
+            LOOKUP: [Case(LOOKUP, "prompt-lookup", k) for k in [*numbers, LOOKUP_K]],
+            LLAMA: [Case(LLAMA)] if address else served,
+        }
+        reason = None
+        if method in (ASSISTED, TUNED) and loaded.parts.make_draft_runner is None:
+            reason = f"the preset {loaded.preset.name} has no draft model to assist"
+        elif method in (ASSISTED, TUNED) and loaded.parts.translator is not None:
+            reason = f"the draft model of {loaded.preset.name} has another tokenizer"
+        elif method == LLAMA and not address:
+            elsewhere = f"give the address of a server instead, --against {LLAMA}=http://127.0.0.1:8080"
+            if not has_gguf(loaded.preset.target):
+                reason = f"{loaded.preset.name} was not loaded from a GGUF file; {elsewhere}"
+            elif PYTHON not in os.environ and find_spec("xllamacpp") is None:
+                reason = f"the package xllamacpp is not installed. Install it, or {elsewhere}"
+        if reason:
+            print(f"{method} is left out: {reason}.", file=sys.stderr)
+        else:
+            cases += of_method[method]
+    return list(dict.fromkeys(cases))
+
+
+def has_gguf(source: Source | None) -> bool:
+    """Whether a model was loaded from a GGUF file. One that both the hub and the package index have is asked for on the
+    hub first, where it is no such file."""
+    return source is not None and source.has_gguf
+
+
+def cases_of_ours(
+    loaded: Loaded, names: str, ks: Sequence[int | str], rules: Sequence[str], trees: Sequence[int | str] = ()
+) -> list[Case]:
+    """Each drafter with each K and rule, and with trees of these sizes if it branches.
+
+    K = 0 is the target alone, which is run anyway.
+    """
+    from ..racing.race import drafters_of
+
+    drafters = drafters_of(loaded, names)
+    cases = [Case(SPECULATIVE, name, k, rule) for name in drafters for k in ks for rule in rules if k != 0]
+    branching = [name for name in drafters if drafter_class(name).branches]
+    cases += [Case(TREE, name, nodes, rule) for name in branching for nodes in trees for rule in rules]
+    return list(dict.fromkeys(cases))

@@ -11,38 +11,20 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.loaded import Loaded
-from ..racing.stats import Pace
 from ..system.hardware import wait
 from ..types import Settings
-from .cases import Case
-
-HF, ASSISTED, TUNED, PROMPT_LOOKUP = "hf", "hf-assisted", "hf-assisted-tuned", "hf-prompt-lookup"
-METHODS = {
-    HF: "generate, nothing else",
-    ASSISTED: "with assistant_model, as it comes",
-    TUNED: "with assistant_model and K guesses in every round, at any confidence",
-    PROMPT_LOOKUP: "with prompt_lookup_num_tokens = K",
-}
-
-
-def unavailable_reason(method: str, loaded: Loaded) -> str | None:
-    """Why a method cannot be run on this preset, in a sentence; None if it can."""
-    if method in (ASSISTED, TUNED) and loaded.parts.make_draft_runner is None:
-        return f"{method} is left out: the preset {loaded.preset.name} has no draft model to assist."
-    if method in (ASSISTED, TUNED) and loaded.parts.translator is not None:
-        return f"{method} is left out: the draft model of {loaded.preset.name} has another tokenizer."
-    return None
+from .cases import ASSISTED, HF, LOOKUP, TUNED, Case
+from .rows import Row, run_of
 
 
 def models(loaded: Loaded, cases: Sequence[Case]) -> list[PreTrainedModel]:
     """The models that these cases run by transformers. Whoever holds them spares `generate` opening them every time."""
-    theirs = {case.method for case in cases} & METHODS.keys()
-    assisted = bool(theirs & {ASSISTED, TUNED})
-    return ([loaded.model] if theirs else []) + ([loaded.draft_model] if assisted else [])
+    theirs = {case.method for case in cases} & {HF, ASSISTED, TUNED, LOOKUP}
+    return ([loaded.model] if theirs else []) + ([loaded.draft_model] if theirs & {ASSISTED, TUNED} else [])
 
 
 @torch.inference_mode()
-def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Settings) -> dict[str, Any]:
+def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Settings) -> Row:
     """One text by `generate`, timed from call to answer; it ends at the same tokens as ours.
 
     The time of a text of a single token is that of the prompt. transformers does not report what was drafted.
@@ -58,7 +40,7 @@ def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Se
     }
     if settings.temperature > 0:
         kwargs |= {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
-    if case.method == PROMPT_LOOKUP:
+    if case.method == LOOKUP:
         kwargs["prompt_lookup_num_tokens"] = case.k
 
     def written(count: int) -> tuple[list[int], float]:
@@ -73,15 +55,7 @@ def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Se
         if assistant is not None:
             kwargs["assistant_model"] = assistant
         first = written(1)[1]
-        token_ids, seconds = written(settings.max_new_tokens)
-    return {
-        "new_tokens": len(token_ids),
-        "seconds": seconds,
-        "prompt_seconds": first,
-        "tokens_per_second": Pace(len(token_ids), seconds, first).tokens_per_second,
-        **dict.fromkeys(("accepted", "tested", "drafted", "rounds", "draft_cost")),
-        "token_ids": token_ids,
-    }
+        return run_of(*written(settings.max_new_tokens), first)
 
 
 @contextmanager

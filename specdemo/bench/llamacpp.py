@@ -5,7 +5,6 @@ It gets the same token ids as our methods. Its own timings are used, which conta
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,54 +21,15 @@ import torch
 from ..models.loaded import Loaded
 from ..models.source import Source
 from ..models.store import Progress
-from ..racing.stats import Pace
 from ..servers.address import Address
 from ..servers.client import Client
 from ..servers.llamacpp import LlamaCpp, asked_of
 from ..studies.greedy import check_tokens
 from ..types import BadInput, Settings
-from .cases import Case
+from .cases import DRAFTING, LLAMA, NGRAM, PYTHON, Case
+from .rows import Row, run_of
 
-LLAMA, NGRAM, DRAFTING = "llama.cpp", "llama.cpp-ngram", "llama.cpp-draft"
-METHODS = {
-    LLAMA: "its server on the same GGUF file, alone and with its own speculation; or =http://..., a server as it is"
-}
-NGRAM_SIZES, NGRAM_K = (3, 5), 8  # words that are looked up, and how many are drafted then
-DRAFT_K = 4  # where no number is given
-PYTHON = "SPECDEMO_LLAMACPP_PYTHON"  # another Python that has the package
 START_SECONDS, ANSWER_SECONDS = 300, 3600
-
-
-def unavailable_reason(loaded: Loaded, address: str | None) -> str | None:
-    """Why llama.cpp cannot be compared with this preset, in a sentence; None if it can."""
-    if address is not None:
-        return None
-    elsewhere = f"give the address of a server instead, --against {LLAMA}=http://127.0.0.1:8080"
-    if not has_gguf(loaded.preset.target):
-        return f"{LLAMA} is left out: {loaded.preset.name} was not loaded from a GGUF file; {elsewhere}."
-    if PYTHON not in os.environ and importlib.util.find_spec("xllamacpp") is None:
-        return f"{LLAMA} is left out: the package xllamacpp is not installed. Install it, or {elsewhere}."
-    return None
-
-
-def has_gguf(source: Source | None) -> bool:
-    """Whether a model was loaded from a GGUF file. One that both the hub and the package index have is asked for on the
-    hub first, where it is no such file."""
-    return source is not None and source.has_gguf
-
-
-def cases(loaded: Loaded, address: str | None, ks: Sequence[int | str] = ()) -> list[Case]:
-    """The server alone, and with each of its own ways to speculate; at an address, the server as it is.
-
-    Args:
-        ks: how many tokens the draft model drafts in a round.
-    """
-    if address is not None:
-        return [Case(LLAMA)]
-    found = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", NGRAM_K) for size in NGRAM_SIZES)]
-    if has_gguf(loaded.preset.draft_model):
-        found += [Case(DRAFTING, "draft-model", k) for k in ks or (DRAFT_K,)]
-    return found
 
 
 class Server:
@@ -88,12 +48,12 @@ class Server:
             raise
         self.facts = {"version": version or self.dialect.facts["version"], "model": self.dialect.facts["model"]}
 
-    def generate(self, prompt_ids: Sequence[int], settings: Settings) -> dict[str, Any]:
-        """One text, as `throughput.bench` keeps it. It is not streamed, so that nothing but the server works."""
-        return run_of(self.client.post("/completion", **asked_of(prompt_ids, settings), return_tokens=True))
+    def generate(self, prompt_ids: Sequence[int], settings: Settings) -> Row:
+        """One text. It is not streamed, so that nothing but the server works."""
+        return answered(self.client.post("/completion", **asked_of(prompt_ids, settings), return_tokens=True))
 
 
-def run_of(answer: Mapping[str, Any]) -> dict[str, Any]:
+def answered(answer: Mapping[str, Any]) -> Row:
     """A run from an answer of `/completion`.
 
     The time of the first token is part of the prompt's. A round emits the tokens that passed and one more, which is how
@@ -104,22 +64,14 @@ def run_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         timings = answer["timings"]
-        tokens, prompt = int(timings["predicted_n"]), float(timings["prompt_ms"]) / 1000
-        seconds = prompt + float(timings["predicted_ms"]) / 1000
+        tokens = int(timings["predicted_n"])
+        prompt, after = (float(timings[name]) / 1000 for name in ("prompt_ms", "predicted_ms"))
         drafted, accepted = (int(timings.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))
         token_ids = [int(token) for token in answer["tokens"]]
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput("The server's answer holds no timings: it is no llama.cpp server, or too old a one.") from error
-    return {
-        "new_tokens": tokens,
-        "seconds": seconds,
-        "prompt_seconds": prompt,
-        "tokens_per_second": Pace(tokens, seconds, prompt).tokens_per_second,
-        **{"accepted": accepted, "tested": None, "drafted": drafted},
-        "rounds": max(tokens - 1 - accepted, 1) if tokens > 1 else 0,
-        "draft_cost": None,
-        "token_ids": token_ids,
-    }
+    rounds = max(tokens - 1 - accepted, 1) if tokens > 1 else 0
+    return run_of(token_ids, prompt + after, prompt, tokens, accepted=accepted, drafted=drafted, rounds=rounds)
 
 
 @contextmanager

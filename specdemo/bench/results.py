@@ -1,33 +1,32 @@
-"""What `bench --json` writes and `presets/results` keeps: every run in a line of numbers, and the rows made of them.
+"""What `bench --json` writes and `presets/results` keeps, and the tables of it.
 
-A text is saved as a digest of its token ids. Every row can be made again from the runs.
+A file holds every run as a line of numbers, with a digest of its text, and the rows that can be made again from them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ..racing.race import PLAIN, SPECULATIVE
+from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Pace
 from ..studies.prompts import ALL
-from ..studies.statistics import best_of, geometric_mean, log_means
-from ..studies.tables import grouped
+from ..studies.statistics import best_of, geometric_mean
+from ..studies.tables import Columns, filled, grouped, markdown_table, text_table
 from ..types import AUTO, REJECTION, BadInput
-from .cases import TREE
-from .hf import HF
-from .llamacpp import LLAMA
-from .throughput import Run, by_text, cell, drafting, ratios, summarise
-from .trees import tree_rows
+from .cases import ASSISTED, HF, LLAMA, OURS, TREE, TUNED
+from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, summarise, tree_rows
 
 COLUMNS = (
     *("method", "drafter", "k", "rule", "temperature", "prompt_id", "category", "repeat", "new_tokens", "seconds"),
     *("prompt_seconds", "accepted", "tested", "drafted", "rounds", "draft_cost", "digest"),
 )
+NAMES = {PLAIN: "specdemo, target alone", HF: "transformers, `generate`", LLAMA: "llama.cpp"}
+WAYS = {ASSISTED: "`assistant_model` as it comes", TUNED: "`assistant_model`"}
 FACTS = ("command", "environment", "weights", "prompts_sha256", "in_turn", "interrupted")
 
 
@@ -47,26 +46,21 @@ def _short(value: Any) -> Any:
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
-def _named(runs: Sequence[Sequence[Any]]) -> list[Run]:
-    found = []
-    for values in runs:
-        run = dict(zip(COLUMNS, values, strict=True))
+def _named(runs: Sequence[Sequence[Any]]) -> list[Row]:
+    found = [dict(zip(COLUMNS, values, strict=True)) for values in runs]
+    for run in found:
         run["tokens_per_second"] = Pace(run["new_tokens"], run["seconds"], run["prompt_seconds"]).tokens_per_second
-        found.append(run)
     return found
 
 
-def rows_of(runs: Sequence[Run]) -> list[Run]:
-    """The rows over all prompts, without the acceptance by position, which runs do not hold."""
-    rows = []
-    for row in summarise(runs):
-        if row.pop("category") == ALL:
-            del row["acceptance_by_place"], row["rows"]  # as the results that are kept
-            rows.append(row)
-    return rows
+def rows_of(runs: Runs) -> list[Row]:
+    """The rows over all prompts, without `rows` and the acceptance by place, which runs do not hold."""
+    left_out = ("category", "acceptance_by_place", "rows")
+    every = (row for row in summarise(runs) if row["category"] == ALL)
+    return [{name: value for name, value in row.items() if name not in left_out} for row in every]
 
 
-def read_record(path: Path) -> tuple[dict[str, Any], list[Run]]:
+def read_record(path: Path) -> tuple[dict[str, Any], list[Row]]:
     """The facts and the runs of a file that `record` made.
 
     Raises:
@@ -99,58 +93,102 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-NAMES = {PLAIN: "specdemo, target alone", HF: "transformers, `generate`", LLAMA: "llama.cpp"}
-HEADINGS = {HF: "times transformers", LLAMA: "times llama.cpp", PLAIN: "times the target alone"}
+# Tables ----------------------------------------------------------------------------------------------------
 
 
-def markdown(rows: Sequence[Run]) -> list[str]:
-    """The rows as the lines of a table in Markdown: geometric means over prompts, and their 95% intervals."""
-    hot = len({row["temperature"] for row in rows}) > 1
-    bases = [base for base in HEADINGS if any(row["ratio_to"][base] for row in rows)]
-    lines = ["| | " + ("T | " if hot else "") + " | ".join(["tokens/s", *(HEADINGS[base] for base in bases)]) + " |"]
-    lines.append("|---" * (2 + hot + len(bases)) + "|")
-    for row in rows:
-        speed = row["tokens_per_second"]
-        cells = [_name(row), *([f"{row['temperature']:g}"] if hot else []), f"{speed.mean:.1f}"]
-        cells += ["1" if base == row["method"] else cell(row["ratio_to"][base]) for base in bases]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+def table(summary: Sequence[Row]) -> str:
+    """The summary for people: geometric means with 95% intervals over prompts; empty columns are left out."""
+    columns: Columns = {
+        **{"category": "", "temperature": "g", "method": "", "drafter": "", "k": "", "rule": ""},
+        **{"tokens/s": ("tokens_per_second", ".1f"), "to alone": (lambda row: row["ratio_to"][PLAIN], ".2f")},
+        "to hf": (lambda row: row["ratio_to"][HF], ".2f"),
+        "to llama.cpp": (lambda row: row["ratio_to"][LLAMA], ".2f"),
+        "to best K": (lambda row: (row["ratio_to_best_k"] or {}).get("mean"), ".2f"),
+        **{"tokens_per_round": ".2f", "rows": ".1f", "acceptance_rate": ".0%", "draft_efficiency": ".0%"},
+        "draft_cost": ".0%",
+        "same": (lambda row: None if row["identical"] is None else f"{row['identical']}/{row['runs']}", ""),
+    }
+    rows = sorted(summary, key=lambda row: (row["category"] == ALL, row["category"], row["temperature"]))
+    return text_table(rows, filled(rows, columns))
 
 
-def drafters_markdown(runs: Sequence[Run]) -> list[str]:
+def markdown(rows: Sequence[Row]) -> list[str]:
+    """The rows as a table in Markdown: geometric means over prompts, and their 95% intervals."""
+
+    def to(base: str) -> tuple[Callable[[Row], Any], str]:
+        return lambda row: "1" if row["method"] == base else row["ratio_to"][base], ".2f"
+
+    hot: Columns = {"T": ("temperature", "g")} if len({row["temperature"] for row in rows}) > 1 else {}
+    headings = {HF: "times transformers", LLAMA: "times llama.cpp", PLAIN: "times the target alone"}
+    bases = {headings[base]: to(base) for base in headings if any(row["ratio_to"][base] for row in rows)}
+    return markdown_table(rows, {"": (_name, ""), **hot, "tokens/s": (_speed, ".1f"), **bases})
+
+
+def _name(row: Row) -> str:
+    method, k = row["method"], row["k"]
+    if method in NAMES:
+        return NAMES[method]
+    program = "specdemo" if method in OURS else method.split("-")[0].replace("hf", "transformers")
+    size = f", K = {k}" if k is not None else ""
+    if method == TREE:
+        size = f", trees{size}" if k == AUTO else f", a tree of {k}"
+    return f"{program}, {WAYS.get(method, _drafter(row))}{size}{_rule(row)}"
+
+
+def _drafter(row: Row) -> str:
+    return f"`{row['drafter']}`"
+
+
+def _rule(row: Row) -> str:
+    return f", {REJECTION}" if row["rule"] == REJECTION and row["temperature"] else ""
+
+
+def _speed(row: Row) -> float | None:
+    return row["tokens_per_second"] and row["tokens_per_second"].mean
+
+
+def drafters_markdown(runs: Runs) -> list[str]:
     """A line for each drafter and temperature: its fastest K, those that tie with it, and K = auto.
 
     The interval of the fastest K is corrected for its being picked. The ratio of auto to it flatters that K.
     """
-    lines = ["| | T | fastest K | tied with it | its speed-up | K = auto | auto to that K |", "|---" * 7 + "|"]
-    alone = by_text(run for run in runs if run["method"] == PLAIN)
-    chains = [run for run in runs if run["method"] == SPECULATIVE]
-    for (drafter, rule, temperature), group in grouped(chains, drafting).items():
-        by_k = grouped(group, itemgetter("k"))
-        logs = {k: log_means(ratios(mine, alone)) for k, mine in by_k.items() if k != AUTO}
+    alone, rows = by_text(runs, PLAIN), []
+    for family in grouped((run for run in runs if run["method"] == SPECULATIVE), of_drafting).values():
+        by_k, logs = grouped(family, itemgetter("k")), speed_ups(family, alone)
         best, tied = best_of(logs)
         auto = by_k.get(AUTO, [])
-        found = [
-            geometric_mean(ratios(by_k[best], alone), of_many=len(logs)),
-            geometric_mean(ratios(auto, alone)),
-            geometric_mean(ratios(auto, by_text(by_k[best]))),
-        ]
-        name = f"`{drafter}`" + (f", {rule}" if rule == REJECTION and temperature else "")
-        cells = [name, f"{temperature:g}", f"{best}", ", ".join(map(str, tied)) or "-", *map(cell, found)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        rows.append(
+            {
+                **{"": _drafter(family[0]) + _rule(family[0]), "T": family[0]["temperature"], "fastest K": best},
+                "tied with it": ", ".join(map(str, tied)) or None,
+                "its speed-up": geometric_mean(ratios(by_k[best], alone), of_many=len(logs)),
+                "K = auto": geometric_mean(ratios(auto, alone)),
+                "auto to that K": geometric_mean(ratios(auto, by_text(by_k[best]))),
+            }
+        )
+    shapes = {"": "", "T": "g", "fastest K": "", "tied with it": "", "its speed-up": ".2f", "K = auto": ".2f"}
+    return markdown_table(rows, {**shapes, "auto to that K": ".2f"})
 
 
-def _name(row: Run) -> str:
-    method, drafter, k = row["method"], row["drafter"], row["k"]
-    if method in NAMES:
-        return NAMES[method]
-    program = {SPECULATIVE: "specdemo", TREE: "specdemo"}.get(
-        method, method.split("-")[0].replace("hf", "transformers")
-    )
-    way = {"hf-assisted": "`assistant_model` as it comes", "hf-assisted-tuned": "`assistant_model`"}.get(method)
-    rule = f", {REJECTION}" if row["rule"] == REJECTION and row["temperature"] else ""
-    size = f", K = {k}" if k is not None else ""
-    if method == TREE:
-        size = f", trees{size}" if k == AUTO else f", a tree of {k}"
-    return f"{program}, {way or f'`{drafter}`'}{size}{rule}"
+def size_of(row: Row) -> str:
+    """What a row of `tree_rows` drafted, in words."""
+    if row["k"] == AUTO:
+        return "trees or chains, K = auto" if row["method"] == TREE else "chains, K = auto"
+    kind = "tree" if row["method"] == TREE else "chain"
+    return f"a {kind} of {row['k']}" + (", the fastest" if row["best_chain"] else "")
+
+
+def trees_markdown(rows: Sequence[Row]) -> list[str]:
+    """The rows of `tree_rows` as a table in Markdown."""
+
+    def to_chain(name: str) -> tuple[Callable[[Row], Any], str]:
+        return lambda row: "1" if row["best_chain"] else (row["to_chain"] or {}).get(name), ".2f"
+
+    columns: Columns = {
+        **{"drafter": (lambda row: _drafter(row) + _rule(row), ""), "T": ("temperature", "g"), "draft": (size_of, "")},
+        **{"tokens a round": ("tokens_per_round", ".2f"), "rows a pass": ("rows", ".1f"), "tokens/s": (_speed, ".1f")},
+        "to the target alone": ("to_alone", ".2f"),
+        "tokens a round, to that chain": to_chain("tokens_per_round"),
+        "tokens/s, to that chain": to_chain("tokens_per_second"),
+    }
+    return markdown_table(rows, columns)

@@ -4,52 +4,50 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
-import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from tqdm import tqdm
 from typer import Argument, Option
 
-from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
+from ..models.presets import PRESETS
 from ..models.results import joined, read_results, results_path
-from ..racing.provenance import provenance
 from ..studies.prompts import read_prompts, some
 from ..system.imports import import_quickly
 from ..types import AUTO, MATCH, MAX_K, BadInput, Settings, read_k
 from .options import (
     PROMPTS,
-    AnyK,
     Device,
-    Drafter,
     Drafters,
     DType,
     JsonFile,
     Ks,
     MaxNewTokens,
     Models,
-    PresetName,
     PromptFile,
     Repeats,
     Temperatures,
     check_writable,
+    moved,
     numbers,
+    save_json,
     show_table,
     with_options,
 )
 
+if TYPE_CHECKING:
+    from ..studies.tables import Columns
+
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 
 HELD_OUT = PROMPTS / "heldout.jsonl"
-PAGE_PROMPT = "Explain what a list is in Python, with three short examples."
-DRAFTER_SHAPES = {
+DRAFTER_COLUMNS: Columns = {
     **{"drafter": "", "temperature": "g", "k": "", "speed_up": ".2f", "speed_up_from": ".2f", "speed_up_to": ".2f"},
     **{"tokens_per_round": ".2f", "acceptance_rate": ".0%", "draft_efficiency": ".0%", "draft_cost": ".0%"},
-    "by place": "",
+    "by place": (lambda row: " ".join(f"{share:.0%}" for share in row["acceptance_by_place"]), ""),
 }
 INTERRUPTED = 130  # what shells answer for a program that was interrupted
 
@@ -100,8 +98,8 @@ def bench(
     """Measure speed on this machine: the target alone, with drafters, and against others, by kind of prompt."""
     if context.invoked_subcommand is None:
         outcome = measure(models, texts, against, ks, temperatures)
-        from ..bench.throughput import table
-        from ..bench.trees import tree_rows, trees_markdown
+        from ..bench.results import table, trees_markdown
+        from ..bench.rows import tree_rows
 
         typer.echo(table(outcome["summary"]))
         if rows := tree_rows(outcome["runs"]):
@@ -120,12 +118,10 @@ def drafters(
 ) -> None:
     """Every drafter of a preset in one table: what passes, what a draft costs, and the speed-up."""
     outcome = measure(models, texts, "", ks, temperatures)
-    from ..bench.throughput import drafter_rows
-    from ..studies.tables import write_json
+    from ..bench.rows import drafter_rows
 
     rows = drafter_rows(outcome["summary"])
-    by_place = [" ".join(f"{share:.0%}" for share in row["acceptance_by_place"]) for row in rows]
-    show_table([{**row, "by place": shares} for row, shares in zip(rows, by_place, strict=True)], DRAFTER_SHAPES)
+    show_table(rows, DRAFTER_COLUMNS)
     keep(outcome, texts.json_)
     if save:
         told = {name: outcome[name] for name in ("environment", "weights", "prompts_sha256", "in_turn")}
@@ -134,7 +130,7 @@ def drafters(
         path = results_path(PRESETS / f"{models.chosen.name}.toml")
         former = read_results(path)
         now = joined(former, {**told, **asked, "rows": rows})
-        write_json(path, now)
+        save_json(path, now)
         kept = {row["drafter"] for row in now["rows"]}
         if lost := sorted({row["drafter"] for row in former["rows"]} - kept if former else ()):
             typer.echo(f"Measured otherwise or elsewhere, so no longer kept: {', '.join(lost)}.", err=True)
@@ -143,10 +139,9 @@ def drafters(
 def keep(outcome: dict[str, Any], out: Path | None) -> None:
     """Write everything to `out`; a bench that was interrupted ends here, when what it has is kept."""
     from ..bench.results import record
-    from ..studies.tables import write_json
 
     if out:
-        write_json(out, record(outcome))
+        save_json(out, record(outcome))
     if outcome["interrupted"]:
         typer.echo("Interrupted: these are the texts that were finished.", err=True)
         raise typer.Exit(INTERRUPTED)
@@ -164,15 +159,16 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
         Settings(k=k, temperature=temperature, max_new_tokens=asked.max_new_tokens, rule=rule, tree=tree)
     prompts = some(read_prompts(asked.prompts), asked.each)
     throughput = import_quickly("specdemo.bench.throughput")
-    from ..bench import llamacpp, methods
-    from ..bench.cases import ALONE
+    from ..bench import llamacpp
+    from ..bench.cases import ALONE, LLAMA, cases_of_ours, cases_of_theirs, theirs
+    from ..bench.rows import made_by
 
-    others = methods.theirs(against)
+    others = theirs(against)
     with models.loaded() as loaded:
-        ours = methods.cases_of_ours(loaded, asked.names, k_values, rules, trees)
-        cases = [*methods.cases_of_theirs(loaded, others, k_values), ALONE, *ours]
+        ours = cases_of_ours(loaded, asked.names, k_values, rules, trees)
+        cases = [*cases_of_theirs(loaded, others, k_values), ALONE, *ours]
         total = (len(prompts) * asked.repeats + 1) * len(cases) * len(t_values)
-        address = others.get(llamacpp.LLAMA)
+        address = others.get(LLAMA)
         longest = max(len(throughput.read(loaded, prompt, asked.max_new_tokens)) for prompt in prompts)
         context = longest + asked.max_new_tokens + MAX_K
         with (
@@ -181,19 +177,11 @@ def measure(models: Models, asked: Texts, against: str, ks: str, temperatures: s
         ):
             texts = asked.max_new_tokens, asked.repeats, asked.in_turn
             return {
-                "command": command(),
-                **provenance(loaded),
+                **made_by(loaded),
                 **({"llama.cpp": next(iter(servers.values())).facts} if servers else {}),
                 "prompts_sha256": hashlib.sha256(json.dumps([p.prompt for p in prompts]).encode()).hexdigest(),
                 **throughput.bench(loaded, prompts, cases, t_values, *texts, bar.update, servers),
             }
-
-
-def command() -> str:
-    """The command line that makes this measurement again, without where its file went."""
-    words = iter(sys.argv[1:])
-    kept = [word for word in words if not (word == "--json" and next(words, ""))]
-    return shlex.join(["python", "-m", "specdemo", *(word for word in kept if not word.startswith("--json="))])
 
 
 @app.command("table")
@@ -204,37 +192,14 @@ def table_(
 ) -> None:
     """The rows of a bench as a table in Markdown; the tables of the docs are made so."""
     from ..bench import results
-    from ..bench.trees import tree_rows, trees_markdown
+    from ..bench.rows import tree_rows
 
     runs = results.read_record(path)[1]
     lines = results.drafters_markdown(runs) if drafters else results.markdown(results.rows_of(runs))
-    lines = trees_markdown(tree_rows(runs)) if trees else lines
-    typer.echo("\n".join(lines))
+    typer.echo("\n".join(results.trees_markdown(tree_rows(runs)) if trees else lines))
 
 
-@app.command()
-def page(
-    preset: PresetName = DEFAULT_PRESET,
-    prompt: Annotated[str, Option(help="The prompt of both lanes.")] = PAGE_PROMPT,
-    drafter: Drafter = None,
-    k: AnyK = None,
-    max_new_tokens: MaxNewTokens = 128,
-    repeats: Repeats = 5,
-    out: JsonFile = None,
-) -> None:
-    """What it costs the engine to show a race in a browser on the same machine."""
-    from ..bench.page import SHAPES, WAYS, Asked, bench_page
-    from ..studies.tables import write_json
-
-    check_writable(out)
-    usual = find_preset(preset).defaults
-    asked = Asked(prompt, preset, drafter or usual.drafter, usual.k if k is None else k, max_new_tokens)
-    Settings(k=asked.k, max_new_tokens=max_new_tokens)
-    with tqdm(total=repeats * len(WAYS)) as bar:
-        outcome = bench_page(asked, repeats, bar.update)
-    show_table(outcome["rows"], SHAPES)
-    if out:
-        write_json(out, outcome)
+moved(app, "page", "What a page costs the engine is measured by `python -m tools.page`, in the project's folder.")
 
 
 @app.command()
@@ -254,7 +219,7 @@ def roofline(
     does not care for the last bit.
     """
     from ..bench import roofline as lab
-    from ..studies.tables import write_json
+    from ..bench.rows import made_by
 
     check_writable(json_)
     Settings(k=k)
@@ -273,9 +238,7 @@ def roofline(
             typer.echo(f"{shape}, random weights ...", err=True)
             rows += lab.random_passes(shape, stored, loaded.device, lengths, context_, stream)
         typer.echo(lab.table(stream.bandwidth, rows))
-        if json_:
-            found = {"bandwidth": stream.bandwidth, "passes": [lab.as_dict(row) for row in rows]}
-            write_json(json_, {**provenance(loaded), **found})
+        save_json(json_, {**made_by(loaded), "bandwidth": stream.bandwidth, "passes": rows})
 
 
 @app.command()
@@ -293,7 +256,7 @@ def gpu(
     `python -m pytest tests/gpu -m gpu` checks that it is right.
     """
     from ..bench import gpu as bench_gpu
-    from ..studies.tables import write_json
+    from ..bench.rows import command
     from ..system.hardware import choose_device, choose_dtype
 
     check_writable(json_)
@@ -304,14 +267,16 @@ def gpu(
         )
     sizes = bench_gpu.TINY if tiny else bench_gpu.FULL
     typer.echo("This measures only. To check that the engine is right: python -m pytest tests/gpu -m gpu", err=True)
-    facts = {"environment": bench_gpu.environment(chosen), "sizes": sizes.name}
+    facts = {"command": command(), "environment": bench_gpu.environment(chosen), "sizes": sizes.name}
     rows: list[bench_gpu.Row] = []
-    for row in bench_gpu.measurements(chosen, choose_dtype(dtype, chosen), sizes):
+
+    def take(row: bench_gpu.Row) -> None:
         typer.echo(bench_gpu.line(row), err=True)
         rows.append(row)
-        if json_:  # after every row, for a run that is cut off
-            write_json(json_, {**facts, "measurements": rows})
+        save_json(json_, {**facts, "measurements": rows})  # after every row, for a run that is cut off
+
+    bench_gpu.measure(bench_gpu.Gpu(chosen, choose_dtype(dtype, chosen), sizes, take))
     typer.echo("\n" + bench_gpu.table(rows, sizes))
-    if failed := [row["what"] for row in rows if row["part"] == bench_gpu.FAILED]:
+    if failed := [row["what"] for row in rows if "error" in row]:
         typer.echo(f"FAILED: {', '.join(failed)}.")
         raise typer.Exit(1)

@@ -22,6 +22,7 @@ from ..system.imports import import_quickly
 from ..types import BadInput, TokenKind
 from .bench import app as bench_app
 from .doctor import doctor
+from .export import export
 from .lab import app as lab_app
 from .options import (
     FIGURES,
@@ -32,16 +33,17 @@ from .options import (
     ModelsOrEager,
     check_writable,
     lanes_table,
+    moved,
     printable,
     with_options,
 )
-from .train import app as train_app
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.add_typer(train_app, name="train")
 app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")
 app.command()(doctor)
+app.command()(export)
+moved(app, "train", "Drafters are made by `python -m tools.train`, in the project's folder.")
 
 Prompt = Annotated[str, Option(help="What to say to the model; - reads stdin.")]
 
@@ -313,12 +315,12 @@ def texts_compared(verdicts: dict[str, Any]) -> list[str]:
     return lines or ["Identical to the target alone, token for token."]
 
 
-def main() -> None:
-    """Run the command line; every error a person can mend is one line on stderr."""
+def main(app: typer.Typer = app, name: str = "specdemo") -> None:
+    """Run a command line; every error a person can mend is one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a file may have no place for every character
     try:
-        status = app(prog_name="specdemo", standalone_mode=False)
+        status = app(prog_name=name, standalone_mode=False)
     except BadInput as error:
         fail(str(error))
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from tqdm import tqdm
-from typer import Option
+from typer import Argument, Option
 
 from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of, with_head
 from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, fitted, read_lanes
@@ -24,6 +24,7 @@ from ..types import MATCH, MAX_NODES, RULES, BadInput, Settings, read_k
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
+    from ..studies.tables import Columns, Rows
 
 Item = TypeVar("Item")
 PROMPTS = PRESETS / "prompts"
@@ -95,6 +96,14 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {option.name: option.annotation for option in options}
     run.__signature__ = signature(command).replace(parameters=options)  # type: ignore[attr-defined]
     return run
+
+
+def moved(app: typer.Typer, name: str, sentence: str) -> None:
+    """A command that is somewhere else now, and says so whatever it is given."""
+
+    @app.command(name, hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True})
+    def command(words: Annotated[list[str] | None, Argument()] = None) -> None:
+        raise BadInput(sentence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,19 +283,26 @@ class Files:
         check_writable(self.json_, self.csv)
 
     def write(self, found: Any, rows: Sequence[Any]) -> None:
-        from ..studies.tables import write_csv, write_json
+        from ..studies.tables import write_csv
 
-        if self.json_:
-            write_json(self.json_, found)
+        save_json(self.json_, found)
         if self.csv:
             write_csv(self.csv, rows)
 
 
-def show_table(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> None:
-    """Print rows as a table: `shapes` gives the columns and their formats."""
+def save_json(path: Path | None, found: Any) -> None:
+    """Write what was found to a file, if one was asked for."""
+    if path:
+        from ..studies.tables import write_json
+
+        write_json(path, found)
+
+
+def show_table(rows: Rows, columns: Columns) -> None:
+    """Print rows as a table."""
     from ..studies.tables import text_table
 
-    typer.echo(text_table(rows, shapes) + "\n")
+    typer.echo(text_table(rows, columns) + "\n")
 
 
 FIGURES = {  # of a lane, and their formats

@@ -15,6 +15,9 @@ from .statistics import Spread
 
 Row = TypeVar("Row")
 Key = TypeVar("Key", bound=Hashable)
+Rows = Sequence[Mapping[str, Any]]
+Columns = Mapping[str, str | tuple[str | Callable[[Any], Any], str]]
+"""By heading: the format of a figure of that name; or its name, or a function of the row, and its format."""
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
@@ -74,15 +77,41 @@ def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
     return cells
 
 
-def text_table(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> str:
-    """Columns for a terminal: `shapes` gives the columns and their formats; what is None or missing is a dash."""
-    lines = [list(shapes), *([_cell(row.get(name), shape) for name, shape in shapes.items()] for row in rows)]
+def text_table(rows: Rows, columns: Columns) -> str:
+    """The rows for a terminal."""
+    lines = _lines(rows, columns)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def _cell(value: Any, shape: str) -> str:
+def markdown_table(rows: Rows, columns: Columns) -> list[str]:
+    """The rows as the lines of a table in Markdown."""
+    lines = ["|".join(["", *(f" {cell} " if cell else " " for cell in line), ""]) for line in _lines(rows, columns)]
+    return [lines[0], "|---" * len(columns) + "|", *lines[1:]]
+
+
+def filled(rows: Rows, columns: Columns) -> Columns:
+    """The columns without those that are empty."""
+    return {
+        name: column
+        for name, column in columns.items()
+        if any(value_of(row, name, column)[0] is not None for row in rows)
+    }
+
+
+def _lines(rows: Rows, columns: Columns) -> list[list[str]]:
+    return [[*columns], *([cell(*value_of(row, *named)) for named in columns.items()] for row in rows)]
+
+
+def value_of(row: Mapping[str, Any], name: str, column: Any) -> tuple[Any, str]:
+    """What a row has in a column, and the format of that."""
+    of, shape = column if isinstance(column, tuple) else (name, column)
+    return of(row) if callable(of) else row.get(of), shape
+
+
+def cell(value: Any, shape: str) -> str:
+    """A figure in its format, a mean with its interval, what is None as a dash; text stays as it is."""
     if isinstance(value, Spread):
         interval = "" if value.low is None else f" ({value.low:{shape}} to {value.high:{shape}})"
         return f"{value.mean:{shape}}{interval}"
-    return "-" if value is None else f"{value:{shape}}"
+    return "-" if value is None else value if isinstance(value, str) else f"{value:{shape}}"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from specdemo.bench.gpu_models import Pair, captured, first_layers
+from specdemo.bench.models import Pair, captured, first_layers
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.engines.gpu.graph import Graphs

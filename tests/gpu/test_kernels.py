@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo.bench import gpu_models
+from specdemo.bench import models
 from specdemo.engines import ops
 from specdemo.engines.choose import OLDEST
 from specdemo.engines.gpu import graph
@@ -35,7 +35,7 @@ WIDE, LONG = 8250, 5000  # a product's rows and a cache's capacity for which the
 
 def fastest(device: torch.device) -> ModuleType:
     """The operations that captured passes are made of on this device."""
-    return gpu_models.ops_for(FusedModel.of(tiny("qwen3", device)))
+    return models.ops_for(FusedModel.of(tiny("qwen3", device)))
 
 
 @pytest.mark.gpu

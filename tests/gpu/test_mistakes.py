@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.bench import gpu_models
+from specdemo.bench import models
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.cache import DeviceCache
 from specdemo.engines import ops
@@ -51,7 +51,7 @@ def of_the_pass(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows:
 
 
 def test_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_models, "ops_for", lambda model: with_attend(blind))
+    monkeypatch.setattr(models, "ops_for", lambda model: with_attend(blind))
     with pytest.raises(AssertionError, match=r"relative errors: .*'attend'"):
         test_kernels.test_operations_agree_with_float64(CPU, torch.float32, (4, 2, 16))
 
@@ -68,9 +68,9 @@ def test_kernels_that_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_attention_whose_sums_depend_on_the_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_models, "ops_for", lambda model: with_attend(each_by_itself))
+    monkeypatch.setattr(models, "ops_for", lambda model: with_attend(each_by_itself))
     test_kernels.test_a_row_of_attention_is_the_same_bits_in_every_pass(CPU)
-    monkeypatch.setattr(gpu_models, "ops_for", lambda model: with_attend(stretched))
+    monkeypatch.setattr(models, "ops_for", lambda model: with_attend(stretched))
     with pytest.raises(AssertionError, match="0 of 20 passes"):
         test_kernels.test_a_row_of_attention_is_the_same_bits_in_every_pass(CPU)
 
@@ -109,7 +109,7 @@ def test_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_drafts_that_change_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_models, "ops_for", lambda model: with_attend(stretched))
+    monkeypatch.setattr(models, "ops_for", lambda model: with_attend(stretched))
     with pytest.raises(AssertionError, match="of 9 equal to ours alone"):
         test_texts.test_drafts_change_no_bit(CPU)
 

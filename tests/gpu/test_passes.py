@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo.bench.gpu_models import WITH_HEADS, capture_for, captured, random_head
+from specdemo.bench.models import WITH_HEADS, capture_for, captured, random_head
 from specdemo.drafters.heads.eagle import EaglePasses
 from specdemo.drafters.heads.ready import HeadPasses
 from specdemo.engines import ops

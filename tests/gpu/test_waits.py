@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.bench.gpu_models import WITH_HEADS, Pair, capture_for, random_head
+from specdemo.bench.models import WITH_HEADS, Pair, capture_for, random_head
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import decode, rule_for

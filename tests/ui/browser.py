@@ -1,7 +1,4 @@
-"""The browser and the server of the tests in this folder and of `bench_page`.
-
-`specdemo.bench.page` has a browser of its own, which it shows the product to: the product never imports tests.
-"""
+"""The browser and the server of the tests in this folder."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from typing import Any
 import gradio.http_server
 from playwright.sync_api import Browser, Locator, Page, Playwright
 
-from specdemo.bench.page import ARGUMENTS, BROWSERS
 from specdemo.decoding.events import Round
 from specdemo.racing.trace import Entry
 from specdemo.types import DraftOutcome
@@ -24,6 +20,7 @@ from specdemo.ui.engine import Engine
 from specdemo.ui.look import launch_options
 from specdemo.ui.page import build_page
 from specdemo.ui.runs import Runs
+from tools.page import ARGUMENTS, BROWSERS
 
 from .scripted import PROMPTS, Script
 

@@ -1,4 +1,4 @@
-"""What `bench page` measures, on the scripted engine: the figures must be those of the race, whoever asks for it."""
+"""What `python -m tools.page` measures, on the scripted engine: the figures are those of the race, whoever asks."""
 
 from __future__ import annotations
 
@@ -7,30 +7,17 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Error
 
-from specdemo.bench import page as bench_page
-from specdemo.bench.page import (
-    ALONE,
-    BOTH,
-    BROWSER,
-    SHAPES,
-    UNSEEN,
-    Asked,
-    Way,
-    in_a_program,
-    opened,
-    rows_of,
-    threads_of,
-    unseen,
-    waiting,
-)
 from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats
 from specdemo.studies.tables import text_table
 from specdemo.types import BadInput
+from tools import page as bench_page
+from tools.page import ALONE, BOTH, BROWSER, COLUMNS, UNSEEN, Asked, in_a_program, measured, opened, rows_of, unseen
 
 from .scripted import Script
 
@@ -66,9 +53,10 @@ def test_every_way_reports_the_rates_of_the_race_and_one_that_does_not_end_is_to
 
 
 def test_ratios_are_taken_turn_by_turn() -> None:
-    alone = Way(0, dict, [{PLAIN: 10.0, SPECULATIVE: 20.0}, {PLAIN: 20.0, SPECULATIVE: 40.0}], [0.25, 0.5])
-    shown = Way(0, dict, [{PLAIN: 9.0, SPECULATIVE: 19.0}, {PLAIN: 19.0, SPECULATIVE: 36.0}], [None, None])
-    rows = rows_of({ALONE: alone, UNSEEN: Way(0, dict, shown.rates[::-1], [None, None]), BROWSER: shown})
+    speeds = {ALONE: [(10, 20), (20, 40)], UNSEEN: [(19, 36), (9, 19)], BROWSER: [(9, 19), (19, 36)]}
+    waits: dict[str, list[Any]] = {ALONE: [0.25, 0.5], UNSEEN: [None, None], BROWSER: [None, None]}
+    turns = {way: [{PLAIN: float(one), SPECULATIVE: float(two)} for one, two in both] for way, both in speeds.items()}
+    rows = rows_of({way: list(zip(turns[way], waits[way], strict=True)) for way in turns})
     assert [(row["way"], row["lane"]) for row in rows[-3:]] == [(BROWSER, lane) for lane in (PLAIN, SPECULATIVE, BOTH)]
     plain, _, both = rows[-3:]
     assert plain["tokens_per_second"] == 14.0
@@ -80,13 +68,13 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     assert both["ratio_to_alone"].mean == pytest.approx((first + second) / 2)
     assert both["waiting"] is None  # this kernel did not tell
     assert rows[2]["waiting"].mean == 0.375
-    told = text_table(rows, SHAPES).splitlines()
+    told = text_table(rows, COLUMNS).splitlines()
     assert "0.925 (0.607 to 1.243)" in told[7]
     assert told[3].endswith("0.375 (0.000 to 1.000)")
 
 
 @pytest.mark.skipif(
-    not any(ran for ran, _ in threads_of(os.getpid()).values()),
+    not any(ran for ran, _ in bench_page.threads_of(os.getpid()).values()),
     reason="This system does not tell how long threads wait.",
 )
 def test_who_shares_a_core_waits_for_it() -> None:
@@ -97,14 +85,12 @@ def test_who_shares_a_core_waits_for_it() -> None:
         for _ in range(2):
             spinning.append(subprocess.Popen([sys.executable, "-c", code]))
         time.sleep(0.5)
-        way = Way(spinning[0].pid, lambda: time.sleep(1.0) or {})  # type: ignore[func-returns-value]
-        way.measure()
+        rates, share = measured(spinning[0].pid, lambda: time.sleep(1.0) or {})  # type: ignore[func-returns-value]
     finally:
         for process in spinning:
             process.kill()
             process.wait()
-    assert way.rates == [{}]
-    (share,) = way.waits
+    assert rates == {}
     assert share is not None
     assert 0.3 < share < 0.9  # a half, and more if others want that core too
 
@@ -112,8 +98,8 @@ def test_who_shares_a_core_waits_for_it() -> None:
 def test_only_threads_that_computed_count_as_the_engines() -> None:
     before = {"worker": (1000, 500), "helper": (1000, 500), "server": (1000, 500)}
     after = {"worker": (1900, 600), "helper": (1800, 1000), "server": (1010, 1400), "client": (90, 900)}
-    assert waiting(before, after) == pytest.approx((100 / 1000 + 500 / 1300) / 2)
-    assert waiting({}, {}) is None
+    assert bench_page.waiting(before, after) == pytest.approx((100 / 1000 + 500 / 1300) / 2)
+    assert bench_page.waiting({}, {}) is None
 
 
 def test_a_missing_browser_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,10 @@ import torch
 from typer.testing import CliRunner
 
 from specdemo.bench import gpu as bench_gpu
-from specdemo.bench import gpu_rounds
-from specdemo.bench.gpu_parts import parts
+from specdemo.bench import gpu_passes
+from specdemo.bench.gpu import TINY, Gpu, measure
+from specdemo.bench.gpu_passes import parts
+from specdemo.bench.rows import Row
 from specdemo.cli.main import app
 from specdemo.engines import ops
 from specdemo.engines.gpu import graph
@@ -27,125 +29,115 @@ from ..gpu.helpers import graphs_of, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread", "little_room")
 CPU = torch.device("cpu")
+FEW = replace(TINY, ks=(1,), repeats=1)
 TREES = "draft model, a tree of 3", "draft model, a tree of 6"
+ENGINES = "graph", "eager: transformers", "fused, not captured", "graph of ops"
 
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(graph, "ROOM", 256)
+    monkeypatch.setattr(gpu_passes.log, "error", lambda *_, **__: None)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
 
 
+def measured(sizes: gpu_passes.Sizes = FEW, dtype: torch.dtype = torch.float32) -> dict[str, dict[str, Row]]:
+    """The rows by what they are part of, and by what they measured."""
+    found: dict[str, dict[str, Row]] = {}
+    measure(Gpu(CPU, dtype, sizes, lambda row: found.setdefault(row["part"], {}).update({row["what"]: row})))
+    return found
+
+
 def test_every_measurement_gives_its_rows() -> None:
-    rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
-    measured = {row["part"] for row in rows}
-    assert measured >= {"memory", "capture", "part of a pass, ops", "pass, graph", "plain decoding", "round, forced"}
-    assert bench_gpu.FAILED not in measured
-    assert [row["what"] for row in rows if row["part"] == "plain decoding"] == [
-        *("graph", "eager: transformers", "fused, not captured", "graph of ops")
-    ]
+    found = measured(TINY)
+    rows = [row for part in found.values() for row in part.values()]
+    expected = {"memory", "capture", "part of a pass, ops", "pass, graph", "plain decoding", "round, forced"}
+    assert found.keys() >= expected
+    assert "failed" not in found
+    assert tuple(found["plain decoding"]) == ENGINES
     assert all(value > 0 for row in rows for key, value in row.items() if key in ("ms", "tokens_per_second"))
-    forced = {row["what"]: row for row in rows if row["part"] == "round, forced"}
-    assert set(forced) == {"K = 1, 0 pass", "K = 1, 1 pass", "K = 3, 0 pass", "K = 3, 1 pass", "K = 3, 3 pass"}
+    forced = found["round, forced"]
+    assert [*forced] == ["K = 1, 0 pass", "K = 1, 1 pass", *(f"K = 3, {passing} pass" for passing in (0, 1, 3))]
     every = forced["K = 3, 3 pass"]
     assert every["tokens_per_second"] == pytest.approx(4 * 1000 / every["ms"])
-    heads = [row for row in rows if row["part"] == "round with a head"]
+    heads = found["round with a head"]
     ways = [f"{kind}, {way}" for kind in ("eagle", "block") for way in ("captured", "as it comes")]
-    assert [row["what"] for row in heads] == ["alone", *ways]
-    assert all(0 < row["draft_ms"] < row["ms"] for row in heads[1:])
-    ours = [row for row in rows if row["part"] == "made pair, ours"]
-    chains = [f"draft model, K = {k}" for k in (1, 3, "auto")]
-    assert [row["what"] for row in ours] == ["alone", *chains, *TREES]
-    assert ours[2]["tokens_per_round"] > 1.5
-    assert 3 < ours[4]["rows"] <= 4 < ours[5]["rows"] <= 7
-    trees = [row for row in rows if row["part"] == "trees of nanogpt-shakespeare"]
+    assert [*heads] == ["alone", *ways]
+    assert all(0 < heads[way]["draft_ms"] < heads[way]["ms"] for way in ways)
+    ours = found["made pair, ours"]
+    assert [*ours] == ["alone", *(f"draft model, K = {k}" for k in (1, 3, "auto")), *TREES]
+    assert ours["draft model, K = 3"]["tokens_per_round"] > 1.5
+    assert 3 < ours[TREES[0]]["rows"] <= 4 < ours[TREES[1]]["rows"] <= 7
+    trees = found["trees of nanogpt-shakespeare"]
     assert len(trees) == 2 * 5  # by the bigram table: the fastest chain, auto, two trees, auto
-    assert all(row["to_best_chain"] > 0 for row in trees if "fastest" not in row["what"])
-    printed = bench_gpu.table(rows, bench_gpu.TINY)
+    assert all(row["to_best_chain"] > 0 for what, row in trees.items() if "fastest" not in what)
+    printed = bench_gpu.table(rows, TINY)
     assert len(printed.splitlines()) > len(rows)
     assert "of the shape tiny" in printed
 
 
 @pytest.mark.slow
 def test_where_weights_are_in_float16_everything_can_be_measured_too() -> None:
-    few = replace(bench_gpu.TINY, ks=(1,), repeats=1)
-    rows = list(bench_gpu.measurements(CPU, torch.float16, few))
-    assert [row for row in rows if row["part"] == bench_gpu.FAILED] == []
-    assert {row["part"] for row in rows} >= {"part of a pass, ops", "round, forced"}
+    found = measured(dtype=torch.float16)
+    assert "failed" not in found
+    assert found.keys() >= {"part of a pass, ops", "round, forced"}
+
+
+# What fails ------------------------------------------------------------------------------------------------
 
 
 def broken(*_: object, **__: object) -> Any:
     raise RuntimeError("not\nhere" + 500 * ".")
 
 
-def failures(rows: list[bench_gpu.Row]) -> list[str]:
-    return [row["what"] for row in rows if row["part"] == bench_gpu.FAILED]
-
-
-def whats(rows: list[bench_gpu.Row], part: str) -> list[str]:
-    return [row["what"] for row in rows if row["part"] == part]
-
-
-@pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_gpu.log, "error", lambda *_, **__: None)
-    monkeypatch.setattr(bench_gpu, "TINY", replace(bench_gpu.TINY, ks=(1,), repeats=1))
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("quiet")
 def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured_and_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernels = ModuleType("specdemo.engines.gpu.kernels")
     vars(kernels).update({name: getattr(ops, name) for name in ops.__all__}, attend=broken)
-    whole = bench_gpu.captured
+    whole = gpu_passes.captured
 
     def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:
         made = whole(model, functions or kernels)
         made._free[0].run(1)  # as a capture does
         return made
 
-    monkeypatch.setattr(bench_gpu, "captured", captured)
-    monkeypatch.setattr(bench_gpu, "ops_for", lambda model: kernels)
-    rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
+    monkeypatch.setattr(gpu_passes, "captured", captured)
+    monkeypatch.setattr(gpu_passes, "ops_for", lambda model: kernels)
+    found = measured()
     models = "the target", "the draft model", "a small target", "the made target", "its draft model"
-    assert failures(rows) == [
-        "a slot of the target, as fast as can be",
-        *(f"attend, kernels, T = {count}" for count in (1, 6, 17)),
-        *(f"a slot of {model}, as fast as can be" for model in models[1:]),
-    ]
-    captures = [what for what in whats(rows, "capture") if "nothing to compile" not in what]
+    slots = [f"a slot of {model}, as fast as can be" for model in models]
+    assert [*found["failed"]] == [slots[0], *(f"attend, kernels, T = {count}" for count in (1, 6, 17)), *slots[1:]]
+    captures = [what for what in found["capture"] if "nothing to compile" not in what]
     assert captures == [f"a slot of {model}, made of ops, what is new compiled" for model in models]
-    assert {row["part"] for row in rows} >= {"part of a pass, ops", "pass, graph", "round, forced", "made pair, ours"}
-    assert len(whats(rows, "plain decoding")) == 4
+    assert found.keys() >= {"part of a pass, ops", "pass, graph", "round, forced", "made pair, ours"}
+    assert tuple(found["plain decoding"]) == ENGINES
 
 
-@pytest.mark.usefixtures("quiet")
 def test_where_nothing_can_be_captured_the_other_engines_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_gpu, "captured", broken)
-    rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
-    assert whats(rows, "plain decoding") == ["eager: transformers", "fused, not captured"]
-    assert len(whats(rows, "made pair, transformers")) == 3
-    assert "pass, graph of ops" in failures(rows)
+    monkeypatch.setattr(gpu_passes, "captured", broken)
+    found = measured()
+    assert tuple(found["plain decoding"]) == ENGINES[1:3]
+    assert len(found["made pair, transformers"]) == 3
+    assert "pass, graph of ops" in found["failed"]
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quiet")
 def test_a_slot_a_part_or_a_calibration_that_fails_costs_its_own_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def some(graphs: Graphs, functions: ModuleType, count: int, live: int) -> Iterator[Any]:
         yield from (broken() if count == 6 else parts(graphs, functions, count, live))
 
     monkeypatch.setattr(bench_gpu, "another_slot", broken)
-    monkeypatch.setattr(bench_gpu, "parts", some)
+    monkeypatch.setattr(gpu_passes, "parts", some)
     monkeypatch.setattr(bench_gpu, "measure_passes", broken)
-    rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
-    assert failures(rows) == ["another slot", "parts of a pass, ops, T = 6", "the costs for K = auto"]
-    assert len(whats(rows, "part of a pass, ops")) == 2 * 8
-    assert whats(rows, "round, forced") == ["K = 1, 0 pass", "K = 1, 1 pass"]
-    assert whats(rows, "made pair, ours") == ["alone", "draft model, K = 1", *TREES]
+    found = measured()
+    assert [*found["failed"]] == ["another slot", "parts of a pass, ops, T = 6", "the costs for K = auto"]
+    assert len(found["part of a pass, ops"]) == 2 * 8
+    assert [*found["round, forced"]] == ["K = 1, 0 pass", "K = 1, 1 pass"]
+    assert [*found["made pair, ours"]] == ["alone", "draft model, K = 1", *TREES]
 
 
 @pytest.mark.slow
@@ -154,29 +146,27 @@ def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: p
         whole = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *asked: broken() if when(*asked) else whole(*asked))
 
-    monkeypatch.setattr(bench_gpu, "EagerRunner", broken)
+    monkeypatch.setattr(gpu_passes, "EagerRunner", broken)
     monkeypatch.setattr(bench_gpu, "generate", broken)
-    broken_in(gpu_rounds, "Forced", lambda settings, passing: passing == 3)
+    broken_in(gpu_passes, "Forced", lambda settings, passing: passing == 3)
     broken_in(bench_gpu.Pair, "events", lambda pair, prompt, settings, *_: settings.k == 1)
-    monkeypatch.setattr(bench_gpu.log, "error", lambda *_, **__: None)
-    rows = list(bench_gpu.measurements(CPU, torch.float32, bench_gpu.TINY))
-    failed = {row["what"]: row["error"] for row in rows if row["part"] == bench_gpu.FAILED}
-    assert set(failed) == {
+    found = measured(TINY)
+    others = "hf", "hf-assisted", "hf-assisted-tuned, K = 1", "hf-assisted-tuned, K = 3"
+    assert set(found["failed"]) == {
         *("pass, eager: transformers", "forced rounds, K = 3", "ours, K = 1"),
-        *(f"transformers, {name}" for name in ("hf", "hf-assisted", "hf-assisted-tuned, K = 1")),
-        "transformers, hf-assisted-tuned, K = 3",
+        *(f"transformers, {name}" for name in others),
     }
-    assert all(error.startswith("RuntimeError: not here..") and len(error) == 300 for error in failed.values())
-    assert [row["what"] for row in rows if row["part"] == "plain decoding"][1:] == [
-        "fused, not captured",
-        "graph of ops",
-    ]
-    forced = [row["what"] for row in rows if row["part"] == "round, forced"]
-    assert forced == ["K = 1, 0 pass", "K = 1, 1 pass", "K = 3, 0 pass", "K = 3, 1 pass"]
-    ours = [row for row in rows if row["part"] == "made pair, ours"]
-    assert [row["what"] for row in ours] == ["alone", "draft model, K = 3", "draft model, K = auto", *TREES]
-    assert all(row["to_best_assisted"] is None and row["tokens_per_second"] > 0 for row in ours)
-    assert "RuntimeError: not here.." in bench_gpu.line(next(row for row in rows if "error" in row))
+    errors = [row["error"] for row in found["failed"].values()]
+    assert all(error.startswith("RuntimeError: not here..") and len(error) == 300 for error in errors)
+    assert tuple(found["plain decoding"]) == (ENGINES[0], *ENGINES[2:])
+    assert [*found["round, forced"]] == [f"K = {k}, {passing} pass" for k in (1, 3) for passing in (0, 1)]
+    ours = found["made pair, ours"]
+    assert [*ours] == ["alone", "draft model, K = 3", "draft model, K = auto", *TREES]
+    assert all(row["to_best_assisted"] is None and row["tokens_per_second"] > 0 for row in ours.values())
+    assert "RuntimeError: not here.." in bench_gpu.line(next(iter(found["failed"].values())))
+
+
+# The parts, and the command ----------------------------------------------------------------------------------
 
 
 def test_the_parts_of_a_pass_read_all_of_its_weights_and_the_live_cache() -> None:
@@ -191,12 +181,15 @@ def test_the_parts_of_a_pass_read_all_of_its_weights_and_the_live_cache() -> Non
     assert found["write_kv"] is found["activate"] is None
 
 
-@pytest.mark.usefixtures("quiet")
+def gpu(*words: str) -> Any:
+    """The command, on the CPU."""
+    return CliRunner().invoke(app, ["bench", "gpu", "--device", "cpu", *words])
+
+
 def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_gpu, "another_slot", broken)
-    done = CliRunner().invoke(
-        app, ["bench", "gpu", "--tiny", "--device", "cpu", "--dtype", "float32", "--json", str(tmp_path / "gpu.json")]
-    )
+    monkeypatch.setattr(bench_gpu, "TINY", FEW)
+    done = gpu("--tiny", "--dtype", "float32", "--json", str(tmp_path / "gpu.json"))
     assert done.exit_code == 1
     assert "FAILED: another slot." in done.stdout
     assert "python -m pytest tests/gpu -m gpu" in done.stderr
@@ -204,28 +197,28 @@ def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: py
     found = json.loads((tmp_path / "gpu.json").read_text())
     *_, last = found["measurements"]
     assert last["what"] == "lookup-ngram at T = 1, trees or chains, K = auto"
-    assert last["rows"] >= 1
-    assert last["tokens_per_round"] >= 1
-    assert found["environment"]["torch"]
+    assert min(last["rows"], last["tokens_per_round"]) >= 1
+    assert found["environment"].keys() >= {"torch", "commit", "device"}
+    assert found["command"].startswith("python -m specdemo")
 
 
 def test_a_run_that_is_cut_off_leaves_every_row_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "gpu.json", []
 
-    def cut_off(*_: object) -> Iterator[bench_gpu.Row]:
+    def cut_off(on: Gpu) -> None:
         for what in ("one", "two", "three"):
-            yield {"part": "pass", "what": what, "ms": 1.5, "achieved": 0.5}
-            with path.open() as file:
-                seen.append([row["what"] for row in json.load(file)["measurements"]])
+            on.add("pass", what, ms=1.5, achieved=0.5)
+            seen.append([row["what"] for row in json.loads(path.read_text())["measurements"]])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_gpu, "measurements", cut_off)
-    done = CliRunner().invoke(app, ["bench", "gpu", "--tiny", "--device", "cpu", "--json", str(path)])
+    monkeypatch.setattr(bench_gpu, "measure", cut_off)
+    done = gpu("--tiny", "--json", str(path))
     assert seen == [["one"], ["one", "two"], ["one", "two", "three"]]
     assert [row["what"] for row in json.loads(path.read_text())["measurements"]] == seen[-1]
     assert "pass, two, ms 1.500, achieved 50%" in done.output
 
 
 def test_without_a_gpu_it_says_so() -> None:
-    with pytest.raises(BadInput, match="There is no GPU to measure here"):
-        CliRunner().invoke(app, ["bench", "gpu", "--device", "cpu"], catch_exceptions=False, standalone_mode=False)
+    done = gpu()
+    assert isinstance(done.exception, BadInput)
+    assert "There is no GPU to measure here" in str(done.exception)

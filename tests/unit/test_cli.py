@@ -247,7 +247,13 @@ def test_an_exact_tie_is_told_as_one():
         (["lab", "lossless", "--temperature", "0"], "above 0"),
         (["lab", "lossless", "--limit", "-1"], "limit"),
         (["lab", "dance"], "dance"),
-        (["train", "bigram", "--out", "/no/such/folder/table"], "/no/such/folder"),
+        (["train", "head", "--kind", "eagle", "--help"], "python -m tools.train"),
+        (["bench", "page", "--repeats", "2"], "python -m tools.page"),
+        (
+            ["export", "--kind", "whole", "--out", "a"],
+            "no head of the kind 'whole'. Choose one of: eagle, block, medusa",
+        ),
+        (["export", "--kind", "eagle", "--out", "a", "--format", "b"], "no format 'b' to write"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr_and_status_2(command, words, named):

@@ -11,12 +11,15 @@ import pytest
 import typer.main
 
 from specdemo.cli.main import app
+from tools import page
+from tools.train.__main__ import app as train_app
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-NAMED = re.compile(r"\b(?:specdemo|presets|tests|docs)/[\w./*-]*\w")
-COMMAND = re.compile(r"python -m specdemo(?: [^\n`]*)?")
+NAMED = re.compile(r"\b(?:specdemo|tools|presets|tests|docs)/[\w./*-]*\w")
+COMMAND = re.compile(r"python -m ((?:specdemo|tools\.(?:train|page))\b(?: [^\n`]*)?)")
+APPS = {"specdemo": app, "tools.train": train_app, "tools.page": page.app}
 
 
 def anchors(text: str) -> set[str]:
@@ -46,9 +49,9 @@ def test_every_path_that_is_named_exists(page: str) -> None:
 
 
 def told_commands() -> list[str]:
-    """The arguments of every command line that the pages tell, without `python -m specdemo`."""
+    """Every command line that the pages tell, without `python -m`."""
     told = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES).replace("\\\n", " ")
-    return sorted({match.removeprefix("python -m specdemo").strip() for match in COMMAND.findall(told)})
+    return sorted({match.strip() for match in COMMAND.findall(told)})
 
 
 def parse(told: str) -> None:
@@ -57,10 +60,12 @@ def parse(told: str) -> None:
     Raises:
         Exception: typer's own, for what it cannot read. A command may be named without its options.
     """
-    words = shlex.split(told, comments=True)
-    command: Any = typer.main.get_command(app)
+    module, *words = shlex.split(told, comments=True)
+    command: Any = typer.main.get_command(APPS[module])
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
+    if command.hidden:
+        raise ValueError(f"{told} has moved")
     if not words:
         return
     context = command.make_context(command.name, words)
@@ -82,11 +87,12 @@ def test_every_command_line_parses(told: str) -> None:
         ("lab theory --alpha much", "valid number"),
         ("race --prompt", "requires an argument"),
         ("record --prompt a", "Missing parameter"),
+        ("train data --tokens 1", "has moved"),
     ],
 )
 def test_a_command_line_that_is_wrong_is_found(wrong: str, words: str) -> None:
     with pytest.raises(Exception, match=words):
-        parse(wrong)
+        parse(f"specdemo {wrong}")
 
 
 def test_the_docs_tell_many_command_lines() -> None:

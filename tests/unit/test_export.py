@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specdemo.drafters.heads.export import export_head
 from specdemo.drafters.heads.files import load_head, save_head
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
 from specdemo.drafters.heads.published import load_published
 from specdemo.drafters.heads.ready import ReadyHead
-from specdemo.train.export import export_head
 from specdemo.types import BadInput
 from tests.conftest import Command
 from tests.unit.published import LAYERS, write
@@ -90,14 +90,12 @@ def test_what_the_format_has_no_words_for_is_refused(tmp_path: Path) -> None:
 def test_the_shipped_head_is_exported(command: Command, tmp_path: Path) -> None:
     """Slow: it loads the default target."""
     out = tmp_path / "exported"
-    status, _, told = command("train", "export", "--kind", "eagle", "--out", str(out), "--target-name", "owner/name")
+    status, _, told = command("export", "--kind", "eagle", "--out", str(out), "--target-name", "owner/name")
     assert status == 0, told
     config = json.loads((out / "config.json").read_text())
-    assert config["speculators_config"]["verifier"] == {
-        "name_or_path": "owner/name",
-        "architectures": ["LlamaForCausalLM"],
-    }
-    status, _, told = command("train", "export", "--kind", "block", "--out", str(tmp_path / "b"))
+    target = {"name_or_path": "owner/name", "architectures": ["LlamaForCausalLM"]}
+    assert config["speculators_config"]["verifier"] == target
+    status, _, told = command("export", "--kind", "block", "--out", str(tmp_path / "b"))
     assert (status, "cannot be written in this format" in told) == (2, True)
 
 
@@ -145,15 +143,10 @@ def test_the_library_reads_what_is_written_and_drafts_the_same(name: str, tmp_pa
     assert unexpected == []
     assert set(missing) <= {"verifier_norm.weight", "verifier_lm_head.weight"}
     if drafted is not None:
-        ready = ReadyHead(read, *embeddings())
-        backend, fused, embedded, ours_drafted = (
-            ready.torch_backend(32),
-            ready.head.fused(states),
-            ready.embed(tokens),
-            [],
-        )
+        ready, found = ReadyHead(read, *embeddings()), list[int]()
+        backend, fused, embedded = ready.torch_backend(32), ready.head.fused(states), ready.embed(tokens)
         for row in range(len(tokens)):
             x = backend.run(fused[row : row + 1], embedded[row : row + 1], outputs=1)
             backend.advance(1)
-            ours_drafted.append(int(ready.logits(x).argmax()))
-        assert drafted == ours_drafted
+            found.append(int(ready.logits(x).argmax()))
+        assert drafted == found

@@ -29,11 +29,12 @@ from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
 from specdemo.drafters.heads.ready import Packed, ReadyHead
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.linear import Linear
-from specdemo.train.data import ASSISTANT
-from specdemo.train.head import OUTPUTS, Plan, judge, train_head
-from specdemo.train.states import Shard, Text, conversations, default_layers, read_states
 from specdemo.types import BadInput, Draft, Settings, TokenKind, Verdict
 from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
+from tools.train.data import ASSISTANT
+from tools.train.head import Plan, judge, train_head
+from tools.train.outputs import OUTPUTS
+from tools.train.states import Shard, Text, conversations, default_layers, read_states
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -30,6 +30,7 @@ WITHOUT_TORCH = {
     "help": "from specdemo.cli.main import app; app(['--help'], standalone_mode=False)",
     "help of a group": "from specdemo.cli.main import app; app(['lab', '--help'], standalone_mode=False)",
     "presets": "from specdemo.cli.main import app; app(['presets'], standalone_mode=False)",
+    "table of a bench": "import specdemo.bench.results",
     "reading presets": "from specdemo.models.presets import load_presets; assert load_presets()[0]",
     "drafters and forms": "import specdemo.drafters.names, specdemo.ui.race.request, specdemo.ui.lab.views",
     "replay": REPLAY,

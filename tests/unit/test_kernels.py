@@ -41,14 +41,14 @@ assert race(p, torch.tensor([1, 2, 3, 4]))[0].ge(0).tolist() == [False, False, F
 """
 PASSED = """
 import torch
-from specdemo.bench import gpu_models
+from specdemo.bench import models
 from specdemo.engines.gpu import graph, kernels
 from specdemo.engines.linear import Linear
 from tests.gpu import test_kernels, test_passes
 torch.manual_seed(0)
 graph.ROOM, test_passes.CONTEXT, test_passes.LENGTHS = 128, 20, (3,)  # what is read in a pass and more
 test_passes.TREES = test_passes.TREES[:1]
-gpu_models.ops_for, test_kernels.READS = lambda model: kernels, ((1, 0), (3, 126))
+models.ops_for, test_kernels.READS = lambda model: kernels, ((1, 0), (3, 126))
 kernels.MANY, test_kernels.WIDE = 600, 650  # larger parts begin earlier: programs run one after the other here
 kernels.MOST_CHUNKS, test_kernels.LONG = 2, 512
 cpu = torch.device("cpu")
@@ -80,7 +80,7 @@ for dtype, shape, live in ((single, (3, 1, 64), 63), (half, (2, 2, 32), 128)):
 """
 PASSED_TREES = """
 import torch
-from specdemo.bench.gpu_models import captured
+from specdemo.bench.models import captured
 from specdemo.engines.gpu import graph, kernels
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.layout import FusedModel

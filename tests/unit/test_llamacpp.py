@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from specdemo.bench import cases as bench_cases
 from specdemo.bench import llamacpp
-from specdemo.bench.cases import ALONE, Case
-from specdemo.bench.llamacpp import DRAFTING, LLAMA, NGRAM, Server, run_of
-from specdemo.bench.methods import cases_of_theirs, theirs
+from specdemo.bench.cases import ALONE, DRAFTING, LLAMA, NGRAM, PYTHON, Case, cases_of_theirs, theirs
+from specdemo.bench.llamacpp import Server, answered
 from specdemo.bench.throughput import bench
 from specdemo.decoding.events import emitted_tokens
 from specdemo.models.loaded import Loaded, load
@@ -32,8 +32,9 @@ from .checkpoints import write_gguf
 from .fake_server import FakeServer, json_answer, llamacpp_answers, serving
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+ALONE_AND_NGRAMS = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", 8) for size in (3, 5))]
 NEEDS_LLAMACPP = pytest.mark.skipif(
-    llamacpp.PYTHON not in os.environ and importlib.util.find_spec("xllamacpp") is None, reason="there is no xllamacpp"
+    PYTHON not in os.environ and importlib.util.find_spec("xllamacpp") is None, reason="there is no xllamacpp"
 )
 
 ANSWER = {
@@ -48,21 +49,21 @@ ANSWER = {
 
 
 def test_a_run_from_a_recorded_answer() -> None:
-    run = run_of(ANSWER)
+    run = answered(ANSWER)
     assert [run[name] for name in ("new_tokens", "prompt_seconds", "seconds")] == pytest.approx(
         [128, 0.89169, 9.887472]
     )
     assert run["tokens_per_second"] == pytest.approx(127 / 8.995782)  # the server's own predicted_per_second
     assert (run["drafted"], run["accepted"], run["tested"]) == (48, 23, None)
     assert run["rounds"] == 127 - 23  # a round emits what passed and one more
-    plain = run_of({**ANSWER, "timings": {"prompt_ms": 1, "predicted_n": 1, "predicted_ms": 0.0}, "tokens": [7]})
+    plain = answered({**ANSWER, "timings": {"prompt_ms": 1, "predicted_n": 1, "predicted_ms": 0.0}, "tokens": [7]})
     assert (plain["tokens_per_second"], plain["rounds"], plain["drafted"]) == (None, 0, 0)
 
 
 @pytest.mark.parametrize("answer", [{}, {"timings": {}}, {"timings": None, "tokens": []}, {**ANSWER, "tokens": None}])
 def test_an_answer_without_timings_is_refused(answer: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=r"no llama\.cpp server, or too old"):
-        run_of(answer)
+        answered(answer)
 
 
 @pytest.fixture
@@ -114,26 +115,21 @@ def test_a_server_that_is_not_there_is_told_in_a_sentence(address: str, words: s
 def test_what_is_missing_is_told(
     loaded: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cases_of_theirs(loaded, {LLAMA: None}, [AUTO]) == []
-    assert capsys.readouterr().err.startswith(
-        "llama.cpp is left out: toy was not loaded from a GGUF file; give the address"
-    )
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.delenv(llamacpp.PYTHON, raising=False)
-    shipped = replace(loaded, preset=find_preset(DEFAULT_PRESET))
-    assert llamacpp.unavailable_reason(shipped, "http://somewhere") is None
-    assert "the package xllamacpp is not installed. Install it, or give" in (
-        llamacpp.unavailable_reason(shipped, None) or ""
-    )
-    monkeypatch.setenv(llamacpp.PYTHON, "/some/python")
-    assert llamacpp.unavailable_reason(shipped, None) is None
-    assert [(case.method, case.drafter) for case in llamacpp.cases(shipped, None)] == [
-        *((LLAMA, None), (NGRAM, "ngram-simple 3"), (NGRAM, "ngram-simple 5"))
-    ]
+    shipped, methods = replace(loaded, preset=find_preset(DEFAULT_PRESET)), {LLAMA: None}
+    monkeypatch.setattr(bench_cases, "find_spec", lambda name: None)
+    monkeypatch.delenv(PYTHON, raising=False)
+    assert cases_of_theirs(loaded, methods, [AUTO]) == cases_of_theirs(shipped, methods, [AUTO]) == []
+    toy, ours = capsys.readouterr().err.splitlines()
+    assert toy.startswith("llama.cpp is left out: toy was not loaded from a GGUF file; give the address")
+    assert "the package xllamacpp is not installed. Install it, or give" in ours
+    assert cases_of_theirs(shipped, {LLAMA: "http://somewhere"}, [AUTO]) == [Case(LLAMA)]
+    monkeypatch.setenv(PYTHON, "/some/python")
+    assert cases_of_theirs(shipped, methods, [AUTO]) == ALONE_AND_NGRAMS
     wheel = shipped.preset.target
     assert isinstance(wheel, Wheel)
     pair = replace(shipped, preset=replace(shipped.preset, draft_model=wheel))
-    assert llamacpp.cases(pair, None)[-1] == Case(DRAFTING, "draft-model", llamacpp.DRAFT_K)
+    assert cases_of_theirs(pair, methods, [AUTO]) == [*ALONE_AND_NGRAMS, Case(DRAFTING, "draft-model", 4)]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("against", ["llama.cpp=localhost", "hf=http://127.0.0.1", "llama"])
@@ -145,7 +141,7 @@ def test_what_cannot_be_read_is_refused(against: str) -> None:
 def test_a_server_that_does_not_start_is_told(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python itself stands in for the other Python: it has no such package, or the file is no model."""
     monkeypatch.setattr(Wheel, "gguf_path", lambda wheel, progress: "/no/such/file")
-    monkeypatch.delenv(llamacpp.PYTHON, raising=False)
+    monkeypatch.delenv(PYTHON, raising=False)
     shipped = replace(loaded, preset=find_preset(DEFAULT_PRESET))
     with pytest.raises(BadInput, match="did not start"), llamacpp.servers(shipped, [Case(LLAMA)], None, 64, print):
         pass
@@ -164,14 +160,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
 
 
 def test_a_pair_of_gguf_files_given_by_name_runs_plain_with_ngrams_and_with_the_draft_model(
-    pair: Loaded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pair: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(llamacpp.PYTHON, "/some/python")
-    ngrams = [Case(NGRAM, f"ngram-simple {size}", llamacpp.NGRAM_K) for size in (3, 5)]
+    monkeypatch.setenv(PYTHON, "/some/python")
     cases = cases_of_theirs(pair, {LLAMA: None}, [2, 6, AUTO])
-    assert cases == [Case(LLAMA), *ngrams, Case(DRAFTING, "draft-model", 2), Case(DRAFTING, "draft-model", 6)]
-    assert cases_of_theirs(pair, {LLAMA: None}, [AUTO])[3:] == [Case(DRAFTING, "draft-model", llamacpp.DRAFT_K)]
-    assert capsys.readouterr().err == ""
+    assert cases == [*ALONE_AND_NGRAMS, *(Case(DRAFTING, "draft-model", k) for k in (2, 6))]
     served: list[dict[str, Any]] = []
 
     def refuse(asked: dict[str, Any]) -> None:

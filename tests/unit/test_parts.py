@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specdemo.bench.llamacpp import has_gguf
+from specdemo.bench.cases import has_gguf
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.models.converted import converted
 from specdemo.models.loaded import load

@@ -49,9 +49,9 @@ from specdemo.engines.gpu.graph import Work
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.runner import ANY_ROWS
-from specdemo.train.data import ASSISTANT
-from specdemo.train.ngram import build_table
 from specdemo.types import Draft, Settings, Verdict
+from tools.train.data import ASSISTANT
+from tools.train.ngram import build_table
 
 VOCAB = 4  # tokens of a table model
 MODEL_VOCAB = 61  # tokens of a tiny transformer
@@ -496,12 +496,21 @@ def ngram_file(folder: Path, vocab: int, seed: int = 5) -> Path:
             min(vocab - 1, int(np.searchsorted(habits[last], draw)))
             for last, draw in zip(tokens[:, column - 1], draws, strict=True)
         ]
-    starts = np.zeros(tokens.shape, dtype=bool)
-    starts[:, 0] = True
-    block = {"tokens": tokens, "roles": np.full(tokens.shape, ASSISTANT, dtype=np.uint8), "starts": starts}
-    save_file(block, folder / "train-00000.safetensors", metadata={"provenance": json.dumps({"vocab_size": vocab})})
+    write_shard(folder, tokens, vocab_size=vocab)
     build_table([folder], folder / "toy.safetensors", {"made": "for tests"})
     return folder / "toy.safetensors"
+
+
+def write_shard(
+    folder: Path, tokens: Any, roles: Any = ASSISTANT, starts: Any = (0,), name: str = "train-00000", **facts: Any
+) -> None:
+    """A shard of text, [rows, columns] of tokens; `starts` are the columns where conversations begin."""
+    tokens = np.array(tokens, dtype=np.int32)
+    begins = np.zeros(tokens.shape, dtype=bool)
+    begins[:, [*starts]] = True
+    block = {"tokens": tokens, "roles": np.broadcast_to(np.uint8(roles), tokens.shape).copy(), "starts": begins}
+    folder.mkdir(exist_ok=True)
+    save_file(block, folder / f"{name}.safetensors", metadata={"provenance": json.dumps(facts)})
 
 
 # Tokenizers ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The pictures of the docs, of recordings that ship: `python -m specdemo.bench.pictures`.
+"""The pictures of the docs, of recordings that ship: `python -m tools.pictures`.
 
 The moving one is what the page opens with. Its clock is the program's, so the pictures are the same however long a
 frame takes.
@@ -10,12 +10,12 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .page import ARGUMENTS, check_browser, executable, served
+from .page import headless, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 RACE, STEP = "code-3", "story-2-eagle-match"  # recordings
 FRAMES = 5  # in a second
 LAST_SECONDS = 4.0  # that the last frame stays
@@ -51,14 +51,7 @@ ENDED = """() => {  // the recording of the other tab, in the arena of a race
 
 
 def main() -> None:
-    check_browser()
-    from playwright.sync_api import sync_playwright
-
-    with (
-        served() as (url, _),
-        sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS) as browser,
-    ):
+    with served() as (url, _), headless() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
         page.goto(url)
         page.locator("[data-stage=ready]").wait_for(timeout=120_000)

@@ -1,5 +1,7 @@
 """How much showing a race slows down the engine: the same race alone, through the page's server, and in a browser.
 
+    python -m tools.page
+
 The server runs in a process of its own, and the rates are those that the race reports. They vary by more than a page
 costs, so the kernel's count of how long the engine's threads waited for a core is read as well.
 """
@@ -13,47 +15,69 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, harmonic_mean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.error import URLError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from ..models.presets import find_preset
-from ..racing.provenance import provenance
-from ..racing.race import PLAIN, SPECULATIVE, race
-from ..racing.stats import Stats
-from ..studies.statistics import Spread
-from ..system.imports import import_quickly
-from ..types import BadInput, Settings
+import typer
+from tqdm import tqdm
+from typer import Option
+
+from specdemo.bench.rows import Row, command
+from specdemo.bench.turns import in_turns, ratio
+from specdemo.cli.main import main
+from specdemo.cli.options import (
+    AnyK,
+    Drafter,
+    JsonFile,
+    MaxNewTokens,
+    PresetName,
+    Repeats,
+    check_writable,
+    save_json,
+    show_table,
+)
+from specdemo.models.presets import DEFAULT_PRESET, find_preset
+from specdemo.racing.provenance import provenance
+from specdemo.racing.race import PLAIN, SPECULATIVE, race
+from specdemo.racing.stats import Stats
+from specdemo.studies.statistics import Spread
+from specdemo.system.imports import import_quickly
+from specdemo.types import BadInput, Settings
 
 if TYPE_CHECKING:
-    from ..models.loaded import Loaded
+    from playwright.sync_api import Browser
 
-APP = Path(__file__).resolve().parents[2] / "app.py"
+    from specdemo.models.loaded import Loaded
+
+APP = Path(__file__).resolve().parents[1] / "app.py"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+PROMPT = "Explain what a list is in Python, with three short examples."
 START_SECONDS, RACE_SECONDS = 120.0, 600.0
 SETTLE_SECONDS = 1.0  # before a race: a page that has just opened or shown a race is still busy
 
 LANES = (PLAIN, SPECULATIVE)
 BOTH = "both"  # the tokens of both lanes over the seconds of both, as both write the same text
 WAYS = ALONE, UNSEEN, PROGRAM, BROWSER = "engine alone", "server, unseen", "a program", "a browser"
-SHAPES = {  # the columns of the rows, for people
+COLUMNS = {
     **{"way": "", "lane": "", "tokens_per_second": ".1f"},
     **{"ratio_to_alone": ".3f", "ratio_to_unseen": ".3f", "waiting": ".3f"},
 }
 
 Rates = dict[str, float]  # tokens per second by lane
 Threads = dict[str, tuple[int, int]]  # by thread: nanoseconds it has run, and waited for a core to run on
+Measured = tuple[Rates, float | None]  # and the share of the time that the engine's threads waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +90,11 @@ class Asked:
     temperature: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """A way to run the race, the process that its engine is in, and what came of each time."""
-
-    process: int
-    run: Callable[[], Rates]
-    rates: list[Rates] = field(default_factory=list)
-    waits: list[float | None] = field(default_factory=list)
-
-    def measure(self) -> None:
-        before = threads_of(self.process)
-        self.rates.append(self.run())
-        self.waits.append(waiting(before, threads_of(self.process)))
-
-    def rates_of(self, lane: str) -> list[float]:
-        return [harmonic_mean(rates.values()) if lane == BOTH else rates[lane] for rates in self.rates]
-
-
-def bench_page(asked: Asked, repeats: int, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Run a race in every way there is, all of them in turn, `repeats` times, every other time backwards.
+def bench_page(asked: Asked, repeats: int, progress: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    """Run a race in every way there is, all of them in turn, `repeats` times.
 
     The server and a page are there all the while, so that nothing but the race differs. The answer holds the race
-    and the machine (`race`, `environment`), and the `rows`, see `rows_of`.
+    and what it ran on, and the `rows`, see `rows_of`.
 
     Raises:
         BadInput: the race cannot be run, there is no browser or no playwright, or the page does not start.
@@ -96,43 +102,51 @@ def bench_page(asked: Asked, repeats: int, progress: Callable[[], None] = lambda
     check_browser()
     # A process of its own for the engine alone: this one has threads of clients, which would slow it down.
     with ProcessPoolExecutor(1, get_context("spawn"), _load, (asked.preset,)) as engine:
-        facts = engine.submit(_provenance).result()
-        engine.submit(_alone, asked).result()  # warms up, and refuses what cannot be run
+
+        def alone() -> Rates:
+            return engine.submit(_alone, asked).result()
+
+        def settled(process: int, run: Callable[[], Rates]) -> Measured:
+            time.sleep(SETTLE_SECONDS)
+            progress()
+            return measured(process, run)
+
+        facts, process = engine.submit(_provenance).result(), engine.submit(os.getpid).result()
+        alone()  # warms up, and refuses what cannot be run
         with served() as (url, server), opened(url, asked) as show:
-            ways = {
-                ALONE: Way(engine.submit(os.getpid).result(), lambda: engine.submit(_alone, asked).result()),
-                UNSEEN: Way(server, partial(unseen, url, asked)),
-                PROGRAM: Way(server, partial(in_a_program, url, asked)),
-                BROWSER: Way(server, show),
-            }
-            for name in (UNSEEN, BROWSER):  # the first races of a server and of a page take longer
-                ways[name].run()
-            for repeat in range(repeats):
-                for way in list(ways.values())[:: -1 if repeat % 2 else 1]:
-                    time.sleep(SETTLE_SECONDS)
-                    way.measure()
-                    progress()
-    return {**facts, "race": asdict(asked), "rows": rows_of(ways)}
+            seen, told = partial(unseen, url, asked), partial(in_a_program, url, asked)
+            for run in (seen, show):  # the first races of a server and of a page take longer
+                run()
+            ways: dict[str, tuple[int, Callable[[], Rates]]] = {ALONE: (process, alone), UNSEEN: (server, seen)}
+            ways |= {PROGRAM: (server, told), BROWSER: (server, show)}
+            found = in_turns({name: partial(settled, *way) for name, way in ways.items()}, repeats)
+    return {"command": command("tools.page"), **facts, "race": asdict(asked), "rows": rows_of(found)}
 
 
-def rows_of(ways: Mapping[str, Way]) -> list[dict[str, Any]]:
+def measured(process: int, run: Callable[[], Rates]) -> Measured:
+    before = threads_of(process)
+    return run(), waiting(before, threads_of(process))
+
+
+def rows_of(found: Mapping[str, Sequence[Measured]]) -> list[Row]:
     """For each way and lane the median tokens per second, and the mean ratio to two ways of the same turn.
 
     The rows called `both` also have `waiting`: the time that a thread of the engine waited for a core, on average, as a
     share of the time in which it ran or wanted to. Threads also wait for each other: the loss is this share if all of
     them wait at the same time, and at most this share times the number of threads.
     """
-    rows = []
-    for name, way in ways.items():
+
+    def rates_of(way: str, lane: str) -> list[float]:
+        return [harmonic_mean(rates.values()) if lane == BOTH else rates[lane] for rates, _ in found[way]]
+
+    rows: list[Row] = []
+    for way, turns in found.items():
         for lane in (*LANES, BOTH):
-            row: dict[str, Any] = {"way": name, "lane": lane, "runs": len(way.rates)}
-            rates = way.rates_of(lane)
-            row["tokens_per_second"] = median(rates)
-            for ratio, base in {"ratio_to_alone": ALONE, "ratio_to_unseen": UNSEEN}.items():
-                others = ways[base].rates_of(lane)
-                row[ratio] = Spread.of([rate / other for rate, other in zip(rates, others, strict=True)])
-            rows.append(row)
-        rows[-1]["waiting"] = Spread.of([share for share in way.waits if share is not None], most=1.0)
+            rates = rates_of(way, lane)
+            row = {"way": way, "lane": lane, "runs": len(turns), "tokens_per_second": median(rates)}
+            bases = {"ratio_to_alone": ALONE, "ratio_to_unseen": UNSEEN}
+            rows.append(row | {name: ratio(rates, rates_of(base, lane)) for name, base in bases.items()})
+        rows[-1]["waiting"] = Spread.of([share for _, share in turns if share is not None], most=1.0)
     return rows
 
 
@@ -164,21 +178,22 @@ def served() -> Iterator[tuple[str, int]]:
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port)}
     with subprocess.Popen([sys.executable, APP], env=environment, cwd=APP.parent, stdout=subprocess.DEVNULL) as app:
         try:
-            _wait_for(url, app)
+            end = time.monotonic() + START_SECONDS
+            while not _answers(url):
+                if time.monotonic() > end or app.poll() is not None:
+                    raise BadInput("The page did not start; run `python app.py` to see why.")
+                time.sleep(0.1)
             yield url, app.pid
         finally:
             app.terminate()
 
 
-def _wait_for(url: str, app: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and app.poll() is None:
-        try:
-            with urlopen(url):
-                return
-        except URLError:
-            time.sleep(0.1)
-    raise BadInput("The page did not start; run `python app.py` to see why.")
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(url):
+            return True
+    except URLError:
+        return False
 
 
 _loaded: list[Loaded] = []  # in the process of the engine alone
@@ -230,14 +245,26 @@ def check_browser() -> None:
 
 
 @contextmanager
-def opened(url: str, asked: Asked) -> Iterator[Callable[[], Rates]]:
-    """The page in a headless browser on the same processor; calling the result runs the race in it, to its end."""
+def headless() -> Iterator[Browser]:
+    """A headless browser on this machine.
+
+    Raises:
+        BadInput: there is none, or no playwright to control it.
+    """
+    check_browser()
     from playwright.sync_api import sync_playwright
 
     with (
         sync_playwright() as playwright,
         playwright.chromium.launch(executable_path=executable(), args=ARGUMENTS) as browser,
     ):
+        yield browser
+
+
+@contextmanager
+def opened(url: str, asked: Asked) -> Iterator[Callable[[], Rates]]:
+    """The page in a headless browser on the same processor; calling the result runs the race in it, to its end."""
+    with headless() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.set_default_timeout(START_SECONDS * 1000)
         page.goto(f"{url}?{urlencode(asdict(asked))}")
@@ -269,3 +296,31 @@ RACE = """(most) => new Promise((done, failed) => {
 def executable() -> str | None:
     """The browser of the system, if there is one."""
     return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def page(
+    preset: PresetName = DEFAULT_PRESET,
+    prompt: Annotated[str, Option(help="The prompt of both lanes.")] = PROMPT,
+    drafter: Drafter = None,
+    k: AnyK = None,
+    max_new_tokens: MaxNewTokens = 128,
+    repeats: Repeats = 5,
+    out: JsonFile = None,
+) -> None:
+    """What it costs the engine to show a race in a browser on the same machine."""
+    check_writable(out)
+    usual = find_preset(preset).defaults
+    asked = Asked(prompt, preset, drafter or usual.drafter, usual.k if k is None else k, max_new_tokens)
+    Settings(k=asked.k, max_new_tokens=max_new_tokens)
+    with tqdm(total=repeats * len(WAYS)) as bar:
+        outcome = bench_page(asked, repeats, bar.update)
+    show_table(outcome["rows"], COLUMNS)
+    save_json(out, outcome)
+
+
+if __name__ == "__main__":
+    main(app, "python -m tools.page")

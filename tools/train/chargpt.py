@@ -8,15 +8,18 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from typer import Option
 
-from ..types import BadInput
+from specdemo.types import BadInput
+
+from .data import Seed
 from .shakespeare import ALPHABET, character_tokenizer
 
 CARD = "card.json"
@@ -31,14 +34,14 @@ class Recipe:
         BadInput: a number is out of range.
     """
 
-    layers: int = 4
-    width: int = 64
-    heads: int = 4
-    context: int = 256
-    batch: int = 2  # windows of `context` tokens in a step
-    steps: int = 4000
-    rate: float = 4e-3  # the highest learning rate
-    seed: int = 0
+    layers: Annotated[int, Option(help="Layers of the model.")] = 4
+    width: Annotated[int, Option(help="Its hidden size, a multiple of the heads.")] = 64
+    heads: Annotated[int, Option(help="Attention heads of a layer.")] = 4
+    context: Annotated[int, Option(help="Characters it can read at once.")] = 256
+    batch: Annotated[int, Option(help="Windows of text in a step.")] = 2
+    steps: Annotated[int, Option(help="Steps of the training.")] = 4000
+    rate: Annotated[float, Option(help="The highest learning rate.")] = 4e-3
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
         if min(self.layers, self.width, self.heads, self.batch, self.steps) < 1 or self.context < 2 or self.rate <= 0:
@@ -78,7 +81,9 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(recipe.seed)
     model = GPT2LMHeadModel(_config(recipe)).to(device)
-    optimizer = torch.optim.AdamW(_groups(model), lr=recipe.rate, betas=(0.9, 0.99))
+    weights = {decay: [w for w in model.parameters() if (w.dim() >= 2) == bool(decay)] for decay in (0.1, 0.0)}
+    groups = [{"params": some, "weight_decay": decay} for decay, some in weights.items()]  # matrices decay
+    optimizer = torch.optim.AdamW(groups, lr=recipe.rate, betas=(0.9, 0.99))
     model.train()
     began = time.perf_counter()
     for step in range(recipe.steps):
@@ -133,15 +138,6 @@ def _config(recipe: Recipe) -> GPT2Config:
         bos_token_id=None,  # no token begins or ends a text
         eos_token_id=None,
     )
-
-
-def _groups(model: PreTrainedModel) -> list[dict[str, Any]]:
-    """Matrices decay; biases and norms do not."""
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
 
 
 def _windows(text: np.ndarray, recipe: Recipe, step: int) -> Tensor:

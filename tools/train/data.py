@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors import safe_open
@@ -22,12 +22,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typer import Option
 
-from ..engines.modules import layers_at, outputs_of
-from ..engines.preallocated_cache import PreallocatedCache
-from ..types import BadInput
+from specdemo.engines.modules import layers_at, outputs_of
+from specdemo.engines.preallocated_cache import PreallocatedCache
+from specdemo.types import BadInput
+
 from .states import default_layers, save_states, states_path
 
+Seed = Annotated[int, Option(help="The same seed and machine give the same result.")]
 TEMPLATE, USER, ASSISTANT = 0, 1, 2  # who wrote a token
 
 OPENINGS = (  # how some user turns begin, so that the text covers what people try on the page

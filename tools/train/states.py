@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..engines.modules import layers_at, outputs_of
-from ..types import BadInput
+from specdemo.engines.modules import layers_at, outputs_of
+from specdemo.types import BadInput
 
 BATCH_ROWS = 16
 

@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.numpy import load_file, save_file
 
-from ..drafters.ngram import PROB_SCALE
+from specdemo.drafters.ngram import PROB_SCALE
+from specdemo.types import BadInput
+
 from .data import ASSISTANT, provenance_of, shard_paths
+from .states import conversations
 
 DISCOUNT = 0.4
 FEWEST = (1, 2, 3, 3)  # a context of n tokens seen less often than FEWEST[n - 1] is dropped
@@ -29,10 +33,8 @@ def count_shards(shards: Sequence[Path], order: int, vocab_size: int) -> tuple[n
     contexts, continuations = [], []
     for path in shards:
         shard = load_file(path)
-        tokens, starts = shard["tokens"].astype(np.int64), shard["starts"]
-        place = np.arange(tokens.shape[1])
-        begin = np.maximum.accumulate(np.where(starts, place, 0), axis=1)
-        usable = (shard["roles"] == ASSISTANT) & (place - begin >= order)
+        tokens, (_, place) = shard["tokens"].astype(np.int64), conversations(torch.from_numpy(shard["starts"]))
+        usable = (shard["roles"] == ASSISTANT) & (place.numpy() >= order)
         row, column = np.nonzero(usable)
         key = np.zeros(len(row), dtype=np.int64)
         for back in range(order, 0, -1):
@@ -66,17 +68,17 @@ def build_table(
     """Count the training shards of some folders into the table `out`, with its provenance inside and beside it.
 
     Raises:
-        ValueError: a folder holds no training shard, or the text of another target.
+        BadInput: a folder holds no training shard, or the text of another target.
     """
     shards, texts = [], []
     for folder in folders:
         found = shard_paths(folder, "train")
         if not found:
-            raise ValueError(f"{folder} holds no training text; run `train data` first.")
+            raise BadInput(f"{folder} holds no training text; run `python -m tools.train data` first.")
         shards += found
         texts.append(provenance_of(found[0]))
         if texts[-1].get("preset") != texts[0].get("preset"):
-            raise ValueError(f"{folder} was written by {texts[-1].get('preset')}, not by {texts[0].get('preset')}.")
+            raise BadInput(f"{folder} was written by {texts[-1].get('preset')}, not by {texts[0].get('preset')}.")
     vocab_size = texts[0]["vocab_size"]
     arrays: dict[str, np.ndarray] = {}
     written = 0

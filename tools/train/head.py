@@ -15,50 +15,60 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
+from typer import Option
 
-from ..drafters.heads.files import kind_of, load_head_for, save_head
-from ..drafters.heads.medusa import MedusaHead, medusa_shape
-from ..drafters.heads.networks import BlockHead, Head, HeadShape
-from ..drafters.heads.published import KINDS
-from ..drafters.heads.published_shape import TargetSizes
-from ..types import BadInput
-from .data import ASSISTANT, provenance_of, shard_paths
-from .outputs import Outputs, block_outputs, eagle_outputs, medusa_outputs
+from specdemo.cli.options import numbers
+from specdemo.drafters.heads.files import kind_of, load_head_for, save_head
+from specdemo.drafters.heads.medusa import MedusaHead, medusa_shape
+from specdemo.drafters.heads.networks import BlockHead, Head, HeadShape
+from specdemo.drafters.heads.published import KINDS
+from specdemo.drafters.heads.published_shape import TargetSizes
+from specdemo.types import BadInput
+
+from .data import ASSISTANT, Seed, provenance_of, shard_paths
+from .outputs import OUTPUTS
 from .states import Shard, Text, default_layers
 
-OUTPUTS: dict[str, Callable[[Any, Text, int], Outputs]] = {
-    "eagle": eagle_outputs,
-    "block": block_outputs,
-    "medusa": medusa_outputs,
-}
 LATER_POSITIONS = 0.8  # the weight of a position's loss, relative to the position before
 NORM_RATE = 1e-3
 WARM_UP = 30  # steps
 CHUNK = {"cpu": 128, "cuda": 2**15}  # rows of logits at a time
 VALIDATED_ROWS, VALIDATED_STEPS = 16, 5
+Kind = Annotated[str, Option(help="The kind of head: eagle, block or medusa.")]
+
+
+def read_layers(text: str) -> tuple[int, ...]:
+    return tuple(numbers(text, int, "Layers")) if text else ()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to train and how long: `tokens` are read in all, with repeats of the text."""
 
-    kind: str
-    tokens: int
-    rows: int = 8
-    steps: int = 4  # positions of a draft that are trained; a medusa head has no others
-    rate: float = 2e-3
-    draft_vocab: int = 8192
-    mlp: int = 1280
-    depth: int = 1  # layers of a block head
-    state_layers: tuple[int, ...] = ()  # of the target, whose outputs the head reads; `default_layers` if empty
-    seed: int = 0
+    kind: Kind
+    tokens: Annotated[int, Option(min=1, help="How many tokens to read in all, repeats included.")]
+    rows: Annotated[int, Option(min=1, help="Rows of text in a step.")] = 8
+    steps: Annotated[int, Option("--places", min=1, help="Positions of a draft that are trained.")] = 4
+    rate: Annotated[float, Option(help="The highest learning rate of the matrices.")] = 2e-3
+    draft_vocab: Annotated[int, Option(min=1, help="How many tokens it can draft.")] = 8192
+    mlp: Annotated[int, Option(min=1, help="Width of its feed-forward part.")] = 1280
+    depth: Annotated[int, Option(min=1, help="Layers of a block head.")] = 1
+    state_layers: Annotated[
+        Any,
+        Option(
+            "--layers",
+            help="Layers of the target that the head reads, such as 8,20,29.",
+            **{"parser": read_layers, "metavar": "<str>", "show_default": False},
+        ),
+    ] = ()  # `default_layers` if empty
+    seed: Seed = 0
 
 
 def train_head(
@@ -107,26 +117,26 @@ def train_head(
     optimizers = _optimizers(head, plan.rate)
     last = math.ceil(plan.tokens / (plan.rows * shards[0].block["tokens"].shape[1]))
     batches = _batches([shard.rows for shard in shards], plan)
-    curve: list[dict[str, Any]] = []
-    seconds = 0.0
-
     checkpoint = out.with_suffix(".checkpoint")
     asked = f"{replace(plan, tokens=0)}, begun with {begin_with}"  # the same plan may continue with more tokens
-    done = 0
+    state: dict[str, Any] = {"plan": asked, "done": 0, "curve": [], "seconds": 0.0}
+    curve: list[dict[str, Any]] = state["curve"]
+
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
         if saved["plan"] != asked:
             raise BadInput(f"{checkpoint} belongs to another plan: {saved['plan']}. Remove it or use that plan.")
         head.load_state_dict(saved["head"])
-        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        done, curve, seconds = saved["done"], saved["curve"], saved.get("seconds", 0.0)
+        for optimizer, kept in zip(optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        state |= {"done": saved["done"], "seconds": saved.get("seconds", 0.0)}
+        curve += saved["curve"]
     elif begin_with:  # how good it is on this text before training
         curve.append({"tokens": 0, **validate(head, model, validation)})
         log(json.dumps(curve[-1]))
-    began = time.monotonic() - seconds
+    began = time.monotonic() - state["seconds"]
     for step, (shard, rows) in enumerate(batches):
-        if step < done:
+        if step < state["done"]:
             continue
         if step == last:
             break
@@ -147,17 +157,8 @@ def train_head(
         progress(batch.tokens.numel())
         if (step + 1) % every == 0 or step + 1 == last:
             curve.append({"tokens": (step + 1) * batch.tokens.numel(), **validate(head, model, validation)})
-            torch.save(
-                {
-                    "plan": asked,
-                    "head": head.state_dict(),
-                    "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                    "done": step + 1,
-                    "curve": curve,
-                    "seconds": time.monotonic() - began,
-                },
-                checkpoint,
-            )
+            state |= {"done": step + 1, "seconds": time.monotonic() - began, "head": head.state_dict()}
+            torch.save({**state, "optimizers": [optimizer.state_dict() for optimizer in optimizers]}, checkpoint)
             log(json.dumps(curve[-1]))
     card = {
         **provenance,
@@ -176,7 +177,7 @@ def train_head(
 def _shards(text: Path) -> tuple[list[Path], Path]:
     train, held_out = shard_paths(text, "train"), shard_paths(text, "heldout")
     if not train or not held_out:
-        raise BadInput(f"{text} must hold training text and held-out text; run `train data` first.")
+        raise BadInput(f"{text} must hold training text and held-out text; run `python -m tools.train data` first.")
     return train, held_out[0]
 
 

@@ -6,13 +6,15 @@ prediction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..drafters.heads.medusa import MedusaHead
-from ..drafters.heads.networks import BlockHead, EagleHead, rotation
+from specdemo.drafters.heads.medusa import MedusaHead
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, rotation
+
 from .states import Text, same_conversation
 
 Outputs = Iterator[tuple[Tensor, Tensor, Tensor]]
@@ -95,3 +97,10 @@ def medusa_outputs(head: MedusaHead, text: Text, steps: int) -> Outputs:
     for ahead, x in enumerate(head.guesses(pending, head.fused(text.states))[:steps], start=1):
         row, column = torch.nonzero(text.begin[:, ahead:] == text.begin[:, :-ahead], as_tuple=True)
         yield x[row, column], row, column + ahead
+
+
+OUTPUTS: dict[str, Callable[[Any, Text, int], Outputs]] = {
+    "eagle": eagle_outputs,
+    "block": block_outputs,
+    "medusa": medusa_outputs,
+}

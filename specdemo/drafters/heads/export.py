@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..drafters.heads.formats import CONFIG
-from ..drafters.heads.networks import ALL, ALL_TOKENS, EACH, Head, HeadShape
-from ..drafters.heads.published import EMBEDDING, OFFSETS, OUTPUT, WEIGHTS, tensors_of
-from ..drafters.heads.published_shape import FULL, SLIDING
-from ..types import BadInput
+from ...types import BadInput
+from .formats import CONFIG
+from .networks import ALL, ALL_TOKENS, EACH, Head, HeadShape
+from .published import EMBEDDING, OFFSETS, OUTPUT, WEIGHTS, tensors_of
+from .published_shape import FULL, SLIDING
 
 VERSION = "0.5.0"  # of the library, whose configurations these are
 DRAFTED = 4  # tokens that an engine drafts in a round unless it is told

@@ -1,4 +1,5 @@
-"""Random models, pairs and heads with captured passes: what `bench gpu` measures and `tests/gpu` checks."""
+"""Random models of well-known shapes, and pairs and heads of them with captured passes: what is measured where nothing
+shall be downloaded, and what `tests/gpu` checks."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 
 import torch
 from torch.nn import ModuleList
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers.initialization import no_init_weights
 
 from ..decoding.costs import CostModel
 from ..decoding.drafter import Drafter
@@ -26,10 +28,71 @@ from ..engines.choose import ops_for
 from ..engines.gpu.graph import Capture, CudaCapture, GraphRunner, Graphs
 from ..engines.layout import FusedModel, embeddings, head_width
 from ..engines.rows import MOST_ROWS
+from ..system.hardware import compute_dtype
 from ..types import Settings
 
 WITH_HEADS: dict[str, type[HeadDrafter]] = {"eagle": Eagle, "block": Block}
 DRAFT_VOCAB = 8192  # tokens, as many as the largest shipped head knows
+
+
+def shape_of(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocab: int, **other: Any) -> dict[str, Any]:
+    """The fields of a configuration."""
+    inner = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": mlp}
+    whole = {"hidden_size": hidden, "num_hidden_layers": layers, "vocab_size": vocab, "tie_word_embeddings": True}
+    return {**inner, **whole, **other}
+
+
+SMALL = LlamaConfig(**shape_of(576, 30, 9, 3, 1536, 49152))  # SmolLM2-135M
+SHAPES: dict[str, PreTrainedConfig] = {
+    "SmolLM2-1.7B": LlamaConfig(**shape_of(2048, 24, 32, 32, 8192, 49152)),
+    "Qwen3-0.6B": Qwen3Config(**shape_of(1024, 28, 16, 8, 3072, 151936, head_dim=128)),
+    "Qwen3-4B": Qwen3Config(**shape_of(2560, 36, 32, 8, 9728, 151936, head_dim=128)),
+    "Llama-8B": LlamaConfig(**shape_of(4096, 32, 32, 8, 14336, 128256, tie_word_embeddings=False)),
+}
+
+
+def random_model(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, room: float) -> PreTrainedModel:
+    """A model of this shape with at least one layer, and as many more as fit into `room` bytes."""
+    with torch.device("meta"):
+        one, two = (
+            AutoModelForCausalLM.from_config(like(config, num_hidden_layers=layers), dtype=dtype) for layers in (1, 2)
+        )
+    first, second = (sum(weight.nbytes for weight in model.parameters()) for model in (one, two))
+    layers = 1 + int(max(0.0, room - first) // (second - first))
+    shape = like(config, num_hidden_layers=min(layers, config.num_hidden_layers))
+    with torch.device(device), no_init_weights():
+        model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
+    noise = torch.empty(2**22, dtype=dtype, device=device).uniform_(-0.02, 0.02)
+    with torch.no_grad():
+        for weight in model.parameters():  # repeats a few random numbers: to draw billions would take minutes
+            for part in weight.view(-1).split(len(noise)):
+                part.copy_(noise[: len(part)])
+    return model.eval()
+
+
+def like(config: PreTrainedConfig, **other: Any) -> PreTrainedConfig:
+    """A configuration with other sizes."""
+    fields = {**config.to_dict(), **other}
+    fields.pop("layer_types", None)  # one for each layer
+    return type(config)(**fields)
+
+
+def bytes_read(model: PreTrainedModel, context: int, tokens: int, stored: torch.dtype | None = None) -> int:
+    """The bytes that a pass must read: every weight once, the embeddings of its tokens, and the keys and values.
+
+    An embedding that is tied to the head is read as a whole, as the head.
+
+    Args:
+        stored: the type that the weights are stored in, if it is not the model's.
+    """
+    stored = stored or model.dtype
+    embedding = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is embedding
+    weights = sum(weight.numel() for weight in model.parameters()) - (0 if tied else embedding.numel())
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    entry = 2 * config.num_hidden_layers * heads * head_width(config) * compute_dtype(stored, model.device).itemsize
+    return (weights + tokens * embedding.shape[1]) * stored.itemsize + context * entry
 
 
 def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:
@@ -47,10 +110,8 @@ def capture_for(device: torch.device) -> Capture:
 
 def first_layers(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     """A model of the first layers of a model. The two share their weights."""
-    fields = {**model.config.to_dict(), "num_hidden_layers": layers}
-    fields.pop("layer_types", None)
     with torch.device("meta"):
-        part = AutoModelForCausalLM.from_config(type(model.config)(**fields), dtype=model.dtype)
+        part = AutoModelForCausalLM.from_config(like(model.config, num_hidden_layers=layers), dtype=model.dtype)
     whole: Any = model
     part.model.embed_tokens, part.model.norm = whole.model.embed_tokens, whole.model.norm
     part.model.layers, part.model.rotary_emb = ModuleList(whole.model.layers[:layers]), whole.model.rotary_emb

@@ -1,0 +1,209 @@
+"""What a bench measured: rows of names and figures, in Python, in a file and in a table.
+
+A row has the names of what was measured (a method, a drafter, its K, a prompt ...), then its figures: numbers, a mean
+with its interval over prompts, or None where nothing is known. The row of a single text is a *run*. A file holds the
+rows of a bench with the command, the machine and the commit that made them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+from operator import itemgetter
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+from ..racing.asked import PLAIN, SPECULATIVE
+from ..racing.provenance import provenance
+from ..racing.stats import Pace
+from ..studies.prompts import ALL
+from ..studies.statistics import Spread, geometric_mean, log_means
+from ..studies.tables import grouped
+from ..types import AUTO, MATCH
+from .cases import HF, LLAMA, OURS, TREE
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+Row = dict[str, Any]
+Runs = Sequence[Row]
+Figure = Callable[[Row], float | None]
+
+BASES = (PLAIN, HF, LLAMA)  # what everything is compared with
+KEY = ("method", "drafter", "k", "rule", "temperature", "category")  # of a row of the summary
+DRAFTING = ("drafter", "rule", "temperature")
+ACCEPTANCE = ("acceptance_rate", "draft_efficiency")
+COUNTS = ("accepted", "tested", "drafted", "rounds", "draft_cost")
+
+of_drafting = itemgetter(*DRAFTING)
+text_key = itemgetter("prompt_id", "temperature", "repeat")  # runs with the same one are compared
+speed = itemgetter("tokens_per_second")
+
+
+def command(module: str = "specdemo") -> str:
+    """The command line that makes this measurement again, without where its file went."""
+    words = iter(sys.argv[1:])
+    kept = [word for word in words if not (word == "--json" and next(words, ""))]
+    return shlex.join(["python", "-m", module, *(word for word in kept if not word.startswith("--json="))])
+
+
+def made_by(loaded: Loaded, module: str = "specdemo") -> Row:
+    """What the rows of a bench were made by: the command, the machine and its versions, the commit, the weights."""
+    return {"command": command(module), **provenance(loaded)}
+
+
+def run_of(token_ids: Sequence[int], seconds: float, prompt_seconds: float, tokens: int = 0, **counts: Any) -> Row:
+    """The figures of a text of so many `tokens`, by default its ids. What is not known of `COUNTS` is None."""
+    tokens = tokens or len(token_ids)
+    text = " ".join(map(str, token_ids))
+    return {
+        **{"new_tokens": tokens, "seconds": seconds, "prompt_seconds": prompt_seconds},
+        "tokens_per_second": Pace(tokens, seconds, prompt_seconds).tokens_per_second,
+        **dict.fromkeys(COUNTS),
+        **counts,
+        "token_ids": [*token_ids],
+        "digest": hashlib.sha256(text.encode()).hexdigest()[:16],  # to compare texts for equality
+    }
+
+
+def by_text(runs: Iterable[Row], method: str = "") -> dict[Any, Row]:
+    """The runs of one case, or those of a `method`, by `text_key`, to compare others with."""
+    return {text_key(run): run for run in runs if method in ("", run["method"])}
+
+
+def mean(runs: Runs, figure: Figure = speed) -> Spread | None:
+    """Over prompts. Texts of a single token have no speed and are left out."""
+    return geometric_mean(_by_prompt(runs, figure))
+
+
+def ratios(runs: Runs, bases: Mapping[Any, Row], figure: Figure = speed) -> dict[str, list[float]]:
+    """A figure of each run, by default its speed, over that of the base on the same text, by prompt."""
+
+    def ratio(run: Row) -> float | None:
+        base = bases.get(text_key(run))
+        own, other = figure(run), figure(base) if base else None
+        return own / other if own and other else None
+
+    return _by_prompt(runs, ratio)
+
+
+def _by_prompt(runs: Runs, figure: Figure) -> dict[str, list[float]]:
+    measured = grouped(runs, itemgetter("prompt_id"))
+    return {prompt: found for prompt, mine in measured.items() if (found := [*filter(None, map(figure, mine))])}
+
+
+def speed_ups(runs: Runs, alone: Mapping[Any, Row]) -> dict[int, dict[str, float]]:
+    """The logarithm of the speed-up of the chains among some runs of a drafter, by their fixed K and by prompt."""
+    chains = grouped((run for run in runs if run["method"] == SPECULATIVE and run["k"] != AUTO), itemgetter("k"))
+    return {k: logs for k, mine in chains.items() if (logs := log_means(ratios(mine, alone)))}
+
+
+def fastest_chain(runs: Runs, alone: Mapping[Any, Row]) -> tuple[int | None, dict[Any, Row]]:
+    """The fixed K of the fastest chains among some runs of a drafter, and their runs by `text_key`."""
+    logs = speed_ups(runs, alone)
+    best = max(logs, key=lambda k: fmean(logs[k].values()), default=None)
+    return best, by_text(run for run in runs if (run["method"], run["k"]) == (SPECULATIVE, best))
+
+
+def figures_of(runs: Runs, alone: Mapping[Any, Row]) -> Row:
+    """The figures of a case: the speed as a geometric mean over prompts, rates over all its runs together.
+
+    `rows` are those of a pass. `identical` counts the texts that equal the target's.
+    """
+
+    def rate(part: Callable[[Row], int], whole: str) -> float | None:  # transformers and servers tell only some counts
+        known = [run for run in runs if run[whole]]
+        return sum(map(part, known)) / sum(run[whole] for run in known) if known else None
+
+    return {
+        "tokens_per_second": mean(runs),
+        "tokens_per_round": rate(lambda run: run["new_tokens"] - 1, "rounds"),
+        "rows": rate(lambda run: run["rounds"] + (run["drafted"] or 0), "rounds"),
+        "acceptance_rate": rate(lambda run: run["accepted"], "tested"),
+        "draft_efficiency": rate(lambda run: run["accepted"], "drafted"),
+        "identical": sum(run["digest"] == alone[text_key(run)]["digest"] for run in runs),
+        "runs": len(runs),
+    }
+
+
+def summarise(runs: Runs) -> list[Row]:
+    """A row for each method, drafter, K, rule, temperature and category; see `figures_of`.
+
+    `ratio_to` is the speed divided by that of each of `BASES` on the same prompt, temperature and repeat.
+    `ratio_to_best_k` is the speed of K = auto divided by that of the fastest fixed K on the same texts, a choice that
+    favours that K. `identical` is None where the texts need not be the target's.
+    """
+    bases = {base: by_text(runs, base) for base in BASES}
+    each = [{**run, "category": category} for run in runs for category in (ALL, run["category"])]
+    of_family = itemgetter("category", *DRAFTING)
+    families = grouped(each, of_family)
+    return [_row_of(mine, families[of_family(mine[0])], bases) for mine in grouped(each, itemgetter(*KEY)).values()]
+
+
+def _row_of(runs: Runs, family: Runs, bases: Mapping[str, Mapping[Any, Row]]) -> Row:
+    """Of the runs of a case among those of the same drafter, its `family`."""
+    names = {name: runs[0][name] for name in KEY}
+    figures, auto = figures_of(runs, bases[PLAIN]), names["k"] == AUTO and names["method"] in OURS
+    best_k, chain = fastest_chain(family, bases[PLAIN]) if auto else (None, {})
+    to_best = geometric_mean(ratios(runs, chain))
+    drafted = names["method"] in OURS and any(run["drafted"] for run in runs)
+    if names["temperature"] and names["rule"] != MATCH:
+        figures["identical"] = None
+    return {
+        **names,
+        **figures,
+        "ratio_to": {base: geometric_mean(ratios(runs, of_base)) for base, of_base in bases.items()},
+        "ratio_to_best_k": {"k": best_k, **asdict(to_best)} if to_best else None,
+        "draft_cost": median(run["draft_cost"] or 0.0 for run in runs) if drafted else None,
+        "acceptance_by_place": _by_place(runs),
+    }
+
+
+def _by_place(runs: Runs) -> list[float]:
+    """Accepted / tested at each position of a draft where any was tested."""
+    of_each = zip_longest(*(run.get("by_position", ()) for run in runs), fillvalue=(0, 0))
+    counts = (map(sum, zip(*position, strict=True)) for position in of_each)
+    return [round(accepted / tested, 4) for tested, accepted in counts if tested]
+
+
+def drafter_rows(summary: Iterable[Row]) -> list[Row]:
+    """A row for each drafter, K and temperature over all prompts, as the results of a preset hold them."""
+    names = ("drafter", "k", "rule", "temperature", "tokens_per_round", "acceptance_rate", "draft_efficiency")
+    rows = []
+    for row in summary:
+        if row["category"] == ALL and row["method"] == SPECULATIVE and (gain := row["ratio_to"][PLAIN]):
+            interval = {"speed_up": gain.mean, "speed_up_from": gain.low, "speed_up_to": gain.high}
+            copied = {name: row[name] for name in (*names, "draft_cost", "identical", "runs", "acceptance_by_place")}
+            rows.append({**copied, **interval})
+    return rows
+
+
+def tree_rows(runs: Runs) -> list[Row]:
+    """For each drafter that drafted trees: its chain of the fastest fixed K, its chains of K = auto, and its trees.
+
+    `to_chain` compares with that chain on the same texts: geometric means over prompts, with intervals. Its K was
+    picked for its speed, so that the comparison favours it.
+    """
+    alone, rows = by_text(runs, PLAIN), []
+    for names, family in grouped((run for run in runs if run["method"] in (SPECULATIVE, TREE)), of_drafting).items():
+        best_k, chain = fastest_chain(family, alone)
+        sizes = grouped(family, itemgetter("method", "k"))
+        for (method, k), mine in sizes.items() if any(method == TREE for method, _ in sizes) else ():
+            is_best = (method, k) == (SPECULATIVE, best_k)
+            if method == SPECULATIVE and k != AUTO and not is_best:
+                continue
+            row = {**dict(zip(DRAFTING, names, strict=True)), "method": method, "k": k, "best_chain": is_best}
+            row |= {name: value for name, value in figures_of(mine, alone).items() if name not in ACCEPTANCE}
+            row["to_alone"] = geometric_mean(ratios(mine, alone))
+            of_chain: dict[str, Figure] = {"tokens_per_round": _tokens_per_round, "tokens_per_second": speed}
+            to_chain = {name: geometric_mean(ratios(mine, chain, figure)) for name, figure in of_chain.items()}
+            rows.append({**row, "to_chain": None if is_best else to_chain})
+    return rows
+
+
+def _tokens_per_round(run: Row) -> float | None:
+    return (run["new_tokens"] - 1) / run["rounds"] if run.get("rounds") else None

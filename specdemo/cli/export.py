@@ -1,0 +1,61 @@
+"""`python -m specdemo export`: a head for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Option
+
+from ..models.presets import DEFAULT_PRESET, find_preset
+from ..types import BadInput
+from .options import Models, PresetName
+
+Kind = Annotated[str, Option(help="The kind of head: eagle, block or medusa.")]
+
+
+def export(
+    kind: Kind,
+    out: Annotated[Path, Option(help="The folder that the head is written to.")],
+    preset: PresetName = DEFAULT_PRESET,
+    head: Annotated[Path | None, Option(help="A trained head; the preset's by default.")] = None,
+    target_name: Annotated[
+        str | None, Option(help="The target's name on the hub, for whoever loads the head; the preset's by default.")
+    ] = None,
+    format_: Annotated[str, Option("--format", help="The format: speculators.")] = "speculators",
+) -> None:
+    """Write a head as others publish theirs: in the format of the library speculators, which vLLM serves."""
+    if format_ != "speculators":
+        raise BadInput(f"There is no format {format_!r} to write; speculators is one.")
+    chosen, kind_of_head = find_preset(preset), kind_of(kind)
+    with Models(preset=preset, device="cpu").loaded(eager=True) as loaded:
+        import torch
+
+        from ..drafters.heads.export import export_head
+        from ..drafters.heads.files import load_head_for
+
+        path = head or loaded.parts.head_files.get(kind)
+        if path is None or not path.is_file():
+            raise BadInput(
+                f"The preset {preset} has no head of the kind {kind!r} that was trained here; name its file."
+            )
+        embeddings = loaded.parts.embeddings
+        assert embeddings is not None, "a model on the CPU is not offloaded"
+        trained = load_head_for(embeddings[1], kind_of_head, path)
+        target = target_name or str(chosen.target), type(loaded.model).__name__
+        export_head(trained, embeddings, target, out, torch.bfloat16)
+    typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.1f} MB.")
+
+
+def kind_of(name: str) -> Any:
+    """The class of a kind of head.
+
+    Raises:
+        BadInput: there is none.
+    """
+    from ..drafters.heads.published import KINDS
+
+    if name not in KINDS:
+        raise BadInput(f"There is no head of the kind {name!r}. Choose one of: {', '.join(KINDS)}.")
+    return KINDS[name]

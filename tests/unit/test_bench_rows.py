@@ -1,0 +1,155 @@
+"""Rows made of runs by hand, works in turn, files of prompts, and the results that ship."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdemo.bench.results import drafters_markdown, markdown, read_record, rows_of, trees_markdown
+from specdemo.bench.rows import Row, command, summarise
+from specdemo.bench.turns import in_turns
+from specdemo.models.presets import PRESETS
+from specdemo.studies.prompts import Prompt, read_prompts, some
+from specdemo.studies.statistics import Spread
+from specdemo.types import AUTO, MATCH, BadInput
+
+
+def run(
+    method: str, prompt: str, speed: float | None, repeat: int = 0, k: int | str | None = None, **other: Any
+) -> Row:
+    """A run of two tokens."""
+    ours = {"method": method, "drafter": None if k is None else "ngram", "k": k, "rule": MATCH, "temperature": 0.0}
+    ours["repeat"] = repeat
+    figures = {"prompt_id": prompt, "category": {"a": "easy", "b": "hard"}[prompt], "new_tokens": 2, "seconds": 1.0}
+    counts = {"accepted": 1, "tested": 2, "drafted": 4, "rounds": 1, "draft_cost": 0.5, "prompt_seconds": 0.0}
+    return {**ours, **figures, **counts, "tokens_per_second": speed, "digest": "x", **other}
+
+
+def over_all(runs: list[Row]) -> list[Row]:
+    return [row for row in summarise(runs) if row["category"] == "all"]
+
+
+def test_ratios_are_taken_run_by_run_and_averaged_as_logarithms() -> None:
+    runs = [run("plain", "a", 10), run("hf", "a", 5), run("plain", "a", 40, 1), run("hf", "a", 5, 1, digest="y")]
+    runs += [run("plain", "b", 20), run("hf", "b", 20)]
+    plain, hf = over_all(runs)
+    assert plain["ratio_to"]["hf"].mean == pytest.approx(2)  # 2 and 8 of one prompt, 1 of the other
+    assert hf["ratio_to"]["plain"].mean == pytest.approx(1 / 2)
+    assert plain["tokens_per_second"].mean / hf["tokens_per_second"].mean == pytest.approx(2)
+    assert plain["ratio_to"]["hf"].count == 2
+    assert (hf["identical"], hf["acceptance_rate"], hf["tokens_per_round"]) == (2, 0.5, 1)
+    assert over_all(runs[::2])[0]["ratio_to"]["hf"] is None
+
+
+def test_a_text_of_a_single_token_has_no_pace_and_is_left_out() -> None:
+    runs = [run("plain", "a", 10), run("plain", "b", 10)]
+    runs += [run("speculative", "a", 20, k=2), run("speculative", "b", None, k=2)]
+    ratio = over_all(runs)[1]["ratio_to"]["plain"]
+    assert (ratio.mean, ratio.count) == (pytest.approx(2), 1)
+
+
+def test_auto_is_held_against_the_fixed_k_that_was_the_fastest_in_its_row() -> None:
+    rates: dict[int | str, tuple[float, float]] = {0: (10, 20), 2: (30, 20), 8: (10, 50), AUTO: (18, 60)}
+    runs = [
+        run("plain" if k == 0 else "speculative", prompt, rate, k=k)
+        for k, both in rates.items()
+        for prompt, rate in zip("ab", both, strict=True)
+    ]
+    held = {row["category"]: row["ratio_to_best_k"] for row in summarise(runs) if row["k"] == AUTO}
+    assert (held["easy"]["k"], held["easy"]["mean"]) == (2, pytest.approx(0.6))
+    assert (held["hard"]["k"], held["hard"]["mean"]) == (8, pytest.approx(1.2))
+    assert (held["all"]["k"], held["all"]["mean"]) == (2, pytest.approx((0.6 * 3) ** 0.5))  # by ratios, not by tokens/s
+    assert all(row["ratio_to_best_k"] is None for row in summarise(runs) if row["k"] != AUTO)
+    assert all(row["ratio_to_best_k"] is None for row in summarise([run for run in runs if run["k"] in (0, AUTO)]))
+
+
+def test_each_turn_begins_with_another_work() -> None:
+    count = itertools.count(1)
+    found = in_turns({name: lambda: next(count) for name in "abc"}, 4)
+    assert found == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}  # abc bca cab abc
+
+
+def test_a_command_is_told_without_the_file_that_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["x", "bench", "--json", "a.json", "-k", "2,auto", "--json=b", "--shapes", ""])
+    assert command() == "python -m specdemo bench -k 2,auto --shapes ''"
+
+
+# Files of prompts ------------------------------------------------------------------------------------------
+
+PROMPT = {"id": "a", "category": "b", "prompt": "c"}
+LINE = json.dumps({**PROMPT, "prompt": "one\u2028two\x85three"}, ensure_ascii=False)
+
+
+def test_a_prompt_file_as_other_programs_write_it(tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_bytes(("\ufeff" + LINE + "\r\n\r\n").encode())
+    assert [prompt.prompt for prompt in read_prompts(tmp_path / "some.jsonl")] == ["one\u2028two\x85three"]
+
+
+BAD_LINES = ["no json", "[]", '"abc"', '{"id": "a"}', "[" * 100_000, json.dumps({**PROMPT, "id": []})]
+AN_OBJECT = "some.jsonl, line 3: every line must be an object of id, category and prompt, all texts."
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        *((f"{json.dumps(PROMPT)}\n\n{line}\n".encode(), AN_OBJECT) for line in BAD_LINES),
+        (b"\xff", "some.jsonl is no text in UTF-8."),
+        (f"{LINE}\n{LINE}\n".encode(), "some.jsonl has two prompts with the id 'a'."),
+        (json.dumps({**PROMPT, "category": "all"}).encode(), "some.jsonl has a category called 'all', which stands "),
+    ],
+)
+def test_a_file_of_prompts_that_cannot_be_used_is_refused_in_words(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "some.jsonl").write_bytes(content)
+    with pytest.raises(BadInput, match=f"^{re.escape(words)}"):
+        read_prompts(tmp_path / "some.jsonl")
+
+
+def test_a_few_prompts_of_each_category_can_be_chosen() -> None:
+    prompts = [Prompt(str(place), category, "") for place, category in enumerate("aabab")]
+    assert [prompt.id for prompt in some(prompts, 2)] == ["0", "1", "2", "4"]
+    assert some(prompts, 0) == prompts
+
+
+# What ships ------------------------------------------------------------------------------------------------
+
+SHOWN = {"auto-sweep": drafters_markdown, "auto-layer-skip": drafters_markdown}
+MEASURED = re.compile(
+    r"^\| (?:specdemo, |transformers, |llama\.cpp[, ]|`[\w-]+` \| [\d.]+ \| \d).*\(.*\) \|", re.MULTILINE
+)
+
+
+def spreads(value: Any) -> Any:
+    """A row as it was before it was written to a file."""
+    if not isinstance(value, dict):
+        return value
+    return Spread(**value) if "mean" in value else {name: spreads(part) for name, part in value.items()}
+
+
+def test_the_results_that_ship_are_small_whole_and_those_of_the_docs() -> None:
+    """Every row that a file gives stands in the docs, as it is, and every row there comes from a file."""
+    pages = (PRESETS.parent / "README.md", *PRESETS.parent.glob("docs/**/*.md"))
+    docs = "".join(page.read_text(encoding="utf-8") for page in pages)
+    folder = PRESETS / "results"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1_000_000
+    given = set()
+    for path in sorted(folder.glob("*.json")):
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        assert whole["command"].startswith("python -m specdemo "), path
+        assert {"cpu", "cores", "torch", "transformers", "commit"} <= whole["environment"].keys(), path
+        if "trees" in whole:
+            lines = trees_markdown([spreads(row) for row in whole["trees"]])
+        elif "runs" in whole:
+            _, runs = read_record(path)
+            lines = SHOWN[path.stem](runs) if path.stem in SHOWN else markdown(rows_of(runs))
+        else:
+            continue
+        assert [line for line in lines if line not in docs] == [], path
+        given |= set(lines)
+    told = [line for line in docs.splitlines() if MEASURED.match(line)]
+    assert len(told) > 100
+    assert [line for line in told if line not in given] == []
