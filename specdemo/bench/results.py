@@ -16,7 +16,7 @@ from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Pace
 from ..studies.prompts import ALL
 from ..studies.statistics import best_of, geometric_mean
-from ..studies.tables import Columns, filled, grouped, markdown_table, text_table
+from ..studies.tables import Columns, grouped, markdown_table, text_table
 from ..types import AUTO, REJECTION, BadInput
 from .cases import ASSISTED, HF, LLAMA, OURS, TREE, TUNED
 from .rows import Row, Runs, by_text, of_drafting, ratios, speed_ups, summarise, tree_rows
@@ -109,7 +109,7 @@ def table(summary: Sequence[Row]) -> str:
         "same": (lambda row: None if row["identical"] is None else f"{row['identical']}/{row['runs']}", ""),
     }
     rows = sorted(summary, key=lambda row: (row["category"] == ALL, row["category"], row["temperature"]))
-    return text_table(rows, filled(rows, columns))
+    return text_table(rows, columns, sparse=True)
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:

@@ -21,7 +21,7 @@ from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.provenance import provenance
 from ..racing.stats import Pace
 from ..studies.prompts import ALL
-from ..studies.statistics import Spread, geometric_mean, log_means
+from ..studies.statistics import geometric_mean, log_means
 from ..studies.tables import grouped
 from ..types import AUTO, MATCH
 from .cases import HF, LLAMA, OURS, TREE
@@ -75,11 +75,6 @@ def by_text(runs: Iterable[Row], method: str = "") -> dict[Any, Row]:
     return {text_key(run): run for run in runs if method in ("", run["method"])}
 
 
-def mean(runs: Runs, figure: Figure = speed) -> Spread | None:
-    """Over prompts. Texts of a single token have no speed and are left out."""
-    return geometric_mean(_by_prompt(runs, figure))
-
-
 def ratios(runs: Runs, bases: Mapping[Any, Row], figure: Figure = speed) -> dict[str, list[float]]:
     """A figure of each run, by default its speed, over that of the base on the same text, by prompt."""
 
@@ -92,6 +87,7 @@ def ratios(runs: Runs, bases: Mapping[Any, Row], figure: Figure = speed) -> dict
 
 
 def _by_prompt(runs: Runs, figure: Figure) -> dict[str, list[float]]:
+    """Texts of a single token have no speed and are left out."""
     measured = grouped(runs, itemgetter("prompt_id"))
     return {prompt: found for prompt, mine in measured.items() if (found := [*filter(None, map(figure, mine))])}
 
@@ -120,7 +116,7 @@ def figures_of(runs: Runs, alone: Mapping[Any, Row]) -> Row:
         return sum(map(part, known)) / sum(run[whole] for run in known) if known else None
 
     return {
-        "tokens_per_second": mean(runs),
+        "tokens_per_second": geometric_mean(_by_prompt(runs, speed)),
         "tokens_per_round": rate(lambda run: run["new_tokens"] - 1, "rounds"),
         "rows": rate(lambda run: run["rounds"] + (run["drafted"] or 0), "rounds"),
         "acceptance_rate": rate(lambda run: run["accepted"], "tested"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -101,14 +102,11 @@ def _groups(cases: Sequence[Case], together: bool) -> list[list[Case]]:
 def _measured(
     loaded: Loaded, prompt_ids: Sequence[int], cases: Sequence[Case], settings: Settings, servers: Mapping[Case, Server]
 ) -> dict[Case, Row]:
-    """A text by each of some cases: ours in turn, of which the one that has written least goes next."""
-    if cases[0].method not in OURS:
-        return {
-            case: servers[case].generate(prompt_ids, settings)
-            if case in servers
-            else generate(loaded, case, prompt_ids, settings)
-            for case in cases
-        }
+    """A text by a case of others, or by each of ours in turn, of which the one that has written least goes next."""
+    case = cases[0]
+    if case.method not in OURS:
+        theirs = servers[case].generate if case in servers else partial(generate, loaded, case)
+        return {case: theirs(prompt_ids, settings)}
     lanes = {}
     for case in cases:
         chosen = replace(settings, k=case.k or 0, rule=case.rule or MATCH, tree=case.method == TREE)

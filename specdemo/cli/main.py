@@ -43,7 +43,9 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(lab_app, name="lab")
 app.command()(doctor)
 app.command()(export)
-moved(app, "train", "Drafters are made by `python -m tools.train`, in the project's folder.")
+moved(
+    app, "train", "`python -m tools.train` makes drafters, in the project's folder; `export` is a command of its own."
+)
 
 Prompt = Annotated[str, Option(help="What to say to the model; - reads stdin.")]
 

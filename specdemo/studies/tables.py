@@ -77,10 +77,11 @@ def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
     return cells
 
 
-def text_table(rows: Rows, columns: Columns) -> str:
-    """The rows for a terminal."""
-    lines = _lines(rows, columns)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+def text_table(rows: Rows, columns: Columns, sparse: bool = False) -> str:
+    """The rows for a terminal; `sparse` leaves out the columns in which nothing is known."""
+    table = [column for column in zip(*_lines(rows, columns), strict=True) if not sparse or {*column[1:]} - {"-"}]
+    widths = [max(map(len, column)) for column in table]
+    lines = zip(*table, strict=True)
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
@@ -90,23 +91,10 @@ def markdown_table(rows: Rows, columns: Columns) -> list[str]:
     return [lines[0], "|---" * len(columns) + "|", *lines[1:]]
 
 
-def filled(rows: Rows, columns: Columns) -> Columns:
-    """The columns without those that are empty."""
-    return {
-        name: column
-        for name, column in columns.items()
-        if any(value_of(row, name, column)[0] is not None for row in rows)
-    }
-
-
 def _lines(rows: Rows, columns: Columns) -> list[list[str]]:
-    return [[*columns], *([cell(*value_of(row, *named)) for named in columns.items()] for row in rows)]
-
-
-def value_of(row: Mapping[str, Any], name: str, column: Any) -> tuple[Any, str]:
-    """What a row has in a column, and the format of that."""
-    of, shape = column if isinstance(column, tuple) else (name, column)
-    return of(row) if callable(of) else row.get(of), shape
+    read = [column if isinstance(column, tuple) else (name, column) for name, column in columns.items()]
+    cells = ([cell(of(row) if callable(of) else row.get(of), shape) for of, shape in read] for row in rows)
+    return [[*columns], *cells]
 
 
 def cell(value: Any, shape: str) -> str:

@@ -247,7 +247,7 @@ def test_an_exact_tie_is_told_as_one():
         (["lab", "lossless", "--temperature", "0"], "above 0"),
         (["lab", "lossless", "--limit", "-1"], "limit"),
         (["lab", "dance"], "dance"),
-        (["train", "head", "--kind", "eagle", "--help"], "python -m tools.train"),
+        (["train", "export", "--kind", "eagle", "--help"], "python -m tools.train` makes drafters, in the project's"),
         (["bench", "page", "--repeats", "2"], "python -m tools.page"),
         (
             ["export", "--kind", "whole", "--out", "a"],
