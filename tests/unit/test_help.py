@@ -13,11 +13,17 @@ from tools import page
 from tools.train.__main__ import app as train_app
 
 KEPT = Path(__file__).with_name("help.txt")
+PROJECT = Path(__file__).parents[2]
 WIDTH = 100  # columns
 
 
 def helps(command: Any, name: str, above: Any = None) -> Iterator[str]:
     """The help of a command and of those below it."""
+    for option in command.params:
+        if (
+            isinstance(option.default, Path) and option.default.is_absolute()
+        ):  # begins with the folder of this copy of the project
+            option.show_default = option.default.relative_to(PROJECT).as_posix()
     widths = {"terminal_width": WIDTH, "max_content_width": WIDTH}
     context = command.context_class(command, parent=above, info_name=name, **widths)
     yield f"$ {context.command_path} --help\n{command.get_help(context)}\n"
