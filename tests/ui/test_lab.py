@@ -316,9 +316,9 @@ def test_domains(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     stream = Engine.stream
 
-    def listen(engine: Engine, preset: str, run: Any, local: bool = False) -> Any:
+    def listen(engine: Engine, preset: str, run: Any, local: bool = False, timed: Any = None) -> Any:
         told.append(local)
-        return stream(engine, preset, run, local)
+        return stream(engine, preset, run, local, timed)
 
     monkeypatch.setattr(Engine, "stream", listen)
     page, shown = lab("domains")
@@ -347,6 +347,30 @@ def test_lossless(lab: Open) -> None:
         drawn = [float(value.removesuffix("%")) / 100 for _, value in bars(shown, "The likeliest")]
         assert drawn == pytest.approx(shares, abs=0.00051)
         assert {row["part"] for row in rows} == {"greedy", "sampling"}
+
+
+def test_the_console_is_empty_on_every_tab(visit: Visit, lab_url: str, engine: Engine) -> None:
+    """Vega once wrote some two hundred warnings into it. All messages are heard here; errors and warnings are at every
+    visit, also while the other studies of this file run."""
+    list(engine.follow("toy"))
+    page = visit(at=lab_url)
+    told: list[str] = []
+    page.on("console", lambda message: told.append(f"{message.type}: {message.text}"))
+    page.reload()
+    page.locator("[data-stage=ready]").wait_for()
+    race(page, "Hello there, how are you today?")
+    page.get_by_role("tab", name="Lab").click()
+    for view in VIEWS:
+        shown = choose(page, view)
+        if view == "profile":
+            measure(page, view)
+            expect(shown.locator(".lab-figure svg.marks")).to_have_count(2)
+    page.get_by_role("tab", name="Race").click()
+    page.get_by_role("button", name="Replay", exact=True).click()
+    page.locator(".sd-play:enabled").click()
+    page.locator("#replay [data-state=ended]").wait_for()
+    page.click(".sd-through")
+    assert told == []
 
 
 # While it runs ---------------------------------------------------------------------------------------------
@@ -418,12 +442,13 @@ def test_while_a_run_goes_on_its_visitor_cannot_race_and_another_can_leave_the_l
     theirs = choose(other, "domains")
     fill(other, "domains", QUICK["domains"])
     theirs.locator(".lab-run").click()
-    expect(theirs.locator(".progress-text")).to_contain_text("queue: 1/1")
+    expect(says(theirs)).to_contain_text("Waiting: number 1 of 1")
+    expect(says(theirs)).to_contain_text("Your study starts when the study before it has ended.")
     theirs.locator(".lab-leave").click()
     expect(says(theirs)).to_have_text("Stopped.")
     expect(theirs.locator(".lab-run")).to_be_enabled()
     theirs.locator(".lab-run").click()
-    expect(theirs.locator(".progress-text")).to_contain_text("queue: 1/1")
+    expect(says(theirs)).to_contain_text("Waiting: number 1 of 1")
     shown.locator(".lab-stop").click()
     expect(says(shown)).to_contain_text("Stopped")
     expect(says(theirs)).to_have_text("Done.")
@@ -446,6 +471,8 @@ def test_stop_does_not_wait_for_the_warm_up(new_lab: Open, monkeypatch: pytest.M
         patch.setattr(profile, "_timed_passes", held)
         shown.locator(".lab-run").click()
         expect(shown.locator(".progress-level")).to_contain_text("Warming up")
+        expect(shown.locator(".progress-level")).to_be_in_viewport()
+        expect(says(shown)).to_be_empty()
         shown.locator(".lab-stop").click()
         expect(shown.locator(".lab-stop")).to_have_text("Stopping")
         expect(shown.locator(".lab-stop")).to_be_disabled()
