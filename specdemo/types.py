@@ -15,6 +15,7 @@ MAX_K = 16
 MAX_NODES = 63  # of a drafted tree: with the token that they follow they fill a word of 64 bits
 AUTO = "auto"  # K as `decoding.adaptive_k` chooses it, round by round
 MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would repeat the texts of smaller ones
+MAX_NEW_TOKENS = 1_000_000
 MAX_STOP_STRINGS = 8
 FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
 MATCH, REJECTION = RULES = "match", "rejection"  # the verification rules, see `decoding.rule`
@@ -185,7 +186,7 @@ class Settings:
         _number("top-p", self.top_p, 0.0, 1.0)
         if self.top_p == 0:
             raise BadInput("top-p must be above 0 (and at most 1, which turns it off).")
-        _whole("max new tokens", self.max_new_tokens, 1, 1_000_000)
+        check_new_tokens(self.max_new_tokens, MAX_NEW_TOKENS)
         _whole("seed", self.seed, 0, MAX_SEED)
         if self.rule not in RULES:
             raise BadInput(f"The rule must be {' or '.join(RULES)}{_instead(self.rule)}.")
@@ -195,6 +196,15 @@ class Settings:
             raise BadInput("A stop string cannot be empty.")
         if not all(is_text(text) for text in self.stop):
             raise BadInput("A stop string holds half of a character (a lone surrogate), which is not text.")
+
+
+def check_new_tokens(value: object, most: int) -> None:
+    """Check how many new tokens are asked for.
+
+    Raises:
+        BadInput: naming the value and what is allowed.
+    """
+    _whole("max new tokens", value, 1, most)
 
 
 def brief(value: object, most: int = 60) -> str:
@@ -222,7 +232,7 @@ def is_text(words: str) -> bool:
 
 def _whole(name: str, value: object, low: int, high: int, also: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadInput(f"{name} must be a whole number from {low} to {high}{_instead(value)}.{also}")
+        raise BadInput(f"{name} must be a whole number from {low} to {high:,}{_instead(value)}.{also}")
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:

@@ -8,6 +8,7 @@ replay/         recordings, files of visitors, what the script plays
 api             the named endpoints
 engine          the one model of the process, and the thread that runs it
 jobs, runs      what is asked of the engine, and the jobs of the last minutes
+durations       how long that takes, for those who wait in line
 serving/        streams and the line for the model, beside Gradio
 budgets, values limits for one request; checks of values and JSON
 assets/         what is of the whole page: its styles, shared scripts, the line at the top

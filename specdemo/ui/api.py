@@ -13,6 +13,7 @@ import gradio as gr
 from ..types import MATCH, BadInput
 from .budgets import Budgets, starting
 from .engine import Engine
+from .jobs import RACE
 from .race.request import read_request
 from .race.run import Run
 from .runs import Runs
@@ -43,7 +44,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         except Exception as error:
             raise gr.Error(engine.sentence(error), print_exception=False) from error
 
-    @job("/race")
+    @job(RACE)
     def race(
         request: gr.Request,
         prompt: str,
@@ -73,7 +74,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
     types = signature(race)
     arguments = [name for name in types.parameters if name != "request"]
 
-    @job("/compare")
+    @job(RACE)
     def compare(request: gr.Request, *values: Any) -> dict[str, Any]:
         """Race to the end, asked for as /race, and return the summary: per lane text, token_ids, kinds, finish_reason
         and stats; then speed_up, sentence and the comparison of the texts, which is None for rejection sampling above

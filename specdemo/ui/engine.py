@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from statistics import fmean
 from typing import Any, TypeVar
 
 from ..drafters.names import DRAFTERS, drafter_class
@@ -21,6 +18,7 @@ from ..racing.trace import Entry
 from ..system.imports import import_quickly
 from ..system.progress import attended
 from ..types import BadInput, Settings
+from .durations import Durations, Timed
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.1
@@ -28,7 +26,6 @@ CPU_SECONDS, GPU_SECONDS = 0.33, 0.05  # between two batches of events
 SHARED_SECONDS = 3.0  # where a browser takes cores from the engine while it draws: most races have ended by then
 OPENING_SECONDS = 0.2  # there, off the clocks: for the page to clear away the last race
 NOTHING_LOADED = "No model is loaded yet"
-RECENT = 8  # jobs whose mean duration estimates that of the next
 END = object()  # follows the last item of a stream
 T = TypeVar("T")
 
@@ -153,8 +150,7 @@ class Engine:
         self.followers: set[Callable[[], None]] = set()  # each is called when the status or the work changes
         self.beside = Beside()
         self.status = Status("idle", "", NOTHING_LOADED)
-        self._began: float | None = None  # when the job in progress began, by the monotonic clock
-        self._recent: deque[float] = deque(maxlen=RECENT)  # seconds that the last jobs took
+        self._durations = Durations()
         self._loaded: Any = None
         self._pauses = Pauses()
         self._starting = threading.Lock()
@@ -179,16 +175,12 @@ class Engine:
         for follower in tuple(self.followers):
             follower()
 
-    def expected_wait(self, ahead: int) -> float | None:
-        """The estimated seconds until a job begins, with `ahead` others in line before it and one in progress.
+    def expected_wait(self, works: Sequence[str]) -> float | None:
+        """The estimated seconds until a job begins, after the work in progress and the `works` in line before it.
 
-        None if it cannot be estimated: no job has ended yet, or a preset is being loaded.
+        None if it cannot be estimated: nothing is known of one of them, or a preset is being loaded.
         """
-        if not self._recent or self.status.stage == "loading":
-            return None
-        mean, began = fmean(self._recent), self._began
-        left = 0.0 if began is None else max(0.0, mean - (time.monotonic() - began))
-        return left + ahead * mean
+        return None if self.status.stage == "loading" else self._durations.wait(works)
 
     def add(self, preset: Preset) -> None:
         """Have one more preset to load, or another one of the same name."""
@@ -221,7 +213,7 @@ class Engine:
                 yield seen
 
     def stream(
-        self, preset: str | None, run: Callable[[Any], Generator[T]], local: bool = False
+        self, preset: str | None, run: Callable[[Any], Generator[T]], local: bool = False, timed: Timed | None = None
     ) -> Generator[list[T | Said]]:
         """What `run(loaded)` yields, in batches: the first item at once, later ones at the intervals of `Pauses`.
 
@@ -232,6 +224,7 @@ class Engine:
         Args:
             preset: None for work that needs none; `loaded` is then whatever there is, perhaps None.
             local: whether the batches are shown on this machine.
+            timed: tells `expected_wait` of this work.
 
         Raises:
             EngineTrouble: the preset is not loaded; the message says why.
@@ -242,7 +235,7 @@ class Engine:
         failures: list[Exception] = []
 
         def work() -> None:
-            began = self._began = time.monotonic()
+            self._durations.begin(timed)
             self._wake()
             try:
                 if preset is not None and (self._loaded is None or self._loaded.preset.name != preset):
@@ -258,9 +251,7 @@ class Engine:
             except Exception as error:
                 failures.append(error)
             finally:
-                if not failures:
-                    self._recent.append(time.monotonic() - began)
-                self._began = None
+                self._durations.end(whole=not failures)
                 items.put(END)
                 finished.set()
                 self._wake()

@@ -15,6 +15,7 @@ from ..system.progress import Stopped, attended
 from .engine import Engine, EngineTrouble, Status
 from .values import to_json
 
+RACE, STUDY = "race", "study"  # kinds of jobs
 JOB_BYTES = 4_000  # the memory of a job without messages, roughly (measured)
 GRACE_SECONDS = 15.0
 
@@ -27,7 +28,7 @@ class Job:
     once the preset is loaded, None without one; `overdue` says whether that has stopped it.
     """
 
-    kind = "job"
+    kind = "job"  # in sentences
 
     def __init__(self, preset: str | None, seconds: float | None = None) -> None:
         self.id = secrets.token_hex(8)
@@ -43,6 +44,15 @@ class Job:
         self.ended = threading.Event()
         self.followers: set[Callable[[], None]] = set()  # each is called for every message and at the end
         self._alone_since = 0.0
+
+    @property
+    def work(self) -> str:
+        """See `durations.Timed`."""
+        return self.kind
+
+    def seconds_left(self) -> float | None:
+        """See `durations.Timed`."""
+        return None
 
     @property
     def size(self) -> int:

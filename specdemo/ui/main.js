@@ -1,10 +1,11 @@
 // The page's scripts. What Gradio's events call stands in `window.specdemo`.
 import { page } from "./assets/page.js";
+import { mountSaid } from "./assets/said.js";
 import * as top from "./assets/top.js";
 import { openAhead } from "./race/ahead.js";
 import * as form from "./race/form.js";
 import { mountRace } from "./race/race.js";
 import { mountReplay } from "./replay/replay.js";
 
-Object.assign(page, top, form, { mountRace, mountReplay });
+Object.assign(page, top, form, { mountRace, mountReplay, mountSaid });
 openAhead();

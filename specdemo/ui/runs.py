@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -26,6 +27,16 @@ def is_local(client: Any) -> bool:
     return False
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A visitor's place in the line, from 1, `of` so many; the works that have the model and that wait before it."""
+
+    place: int
+    of: int
+    current: Sequence[str]
+    before: Sequence[str]
+
+
 class Runs:
     """The latest jobs by id, and the one in progress of each session.
 
@@ -42,7 +53,7 @@ class Runs:
             most_bytes: the memory of all jobs that are kept. What a running one has grown by counts when it ends.
         """
         self.grace, self.most_bytes = grace, most_bytes
-        self.place: Callable[[str], tuple[int, int] | None] = lambda session: None  # from 1, and how many wait
+        self.place: Callable[[str], Place | None] = lambda session: None
         self.heard: Callable[[str], bool] = lambda session: False
         self._runs: OrderedDict[str, Job] = OrderedDict()
         self._sizes: dict[str, int] = {}

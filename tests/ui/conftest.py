@@ -1,4 +1,7 @@
-"""A real browser on a page with a scripted engine. Every visit fails on script errors and on outside requests."""
+"""A real browser on a page with a scripted engine.
+
+Every visit fails on script errors, on errors and warnings in the console, and on outside requests.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +172,7 @@ def page(tabs: Tabs, used: list[tuple[Page, str]], url: str, script: Script) -> 
 
 @contextmanager
 def visits(chromium: Browser, tabs: Tabs, url: str) -> Iterator[Visit]:
-    """Opens the page as a new visitor; `forgive` is a text that console errors may hold.
+    """Opens the page as a new visitor; `forgive` is a text that messages of the console may hold.
 
     If something is to happen `before` the page loads, it is in a browser that has never seen it.
     """
@@ -217,7 +220,7 @@ def listening(page: Page, troubles: list[str], forgive: str = "\0") -> Iterator[
     """What is wrong with a page meanwhile is added to `troubles`."""
 
     def console(message: ConsoleMessage) -> None:
-        if message.type == "error" and forgive not in message.text:
+        if message.type in ("error", "warning") and forgive not in message.text:
             troubles.append(message.text)
 
     heard: dict[str, Callable[[Any], None]] = {

@@ -28,6 +28,7 @@ from specdemo.racing.summary import outcome
 from specdemo.racing.trace import Entry, Spans
 from specdemo.system.progress import tell
 from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
+from specdemo.ui.durations import Durations
 from specdemo.ui.engine import NOTHING_LOADED, Backend, Engine, Status
 
 WRONG = " wrong"
@@ -157,7 +158,7 @@ class Script:
         list(engine.stream(None, lambda loaded: (_ for _ in "1")))  # it has ended what it was doing
         engine._loaded = None
         engine.status = Status("idle", "", NOTHING_LOADED)
-        engine._recent.clear()
+        engine._durations = Durations()
         self.loads.clear()
 
     def load(self, preset: Preset, progress: Any, instead_of: Any = None) -> ScriptedLoaded:

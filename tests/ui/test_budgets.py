@@ -179,7 +179,7 @@ def test_a_view_of_the_lab_ends_with_what_it_has_when_its_time_is_up(monkeypatch
     *_, (share, words) = view.play(ready(Script()))
     assert 0.3 < time.monotonic() - began < 3
     assert words == view.outcome
-    assert words == "Stopped after 0.3 s, the most that a view may take here. This is what there was until then."
+    assert words == "Stopped after 0.3 s, the most that a study may take here. This is what there was until then."
     assert share == 1.0
     assert view.picture[0]
     assert view.picture[0].verdict.endswith(" steps")
@@ -191,9 +191,11 @@ def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, mon
     script = Script()
     with served(script, budgets=SHORT) as url:
         page = visit("?max_new_tokens=41&prompt=one+two+three", at=url)
-        expect(page.locator("#max-new-tokens")).to_contain_text("At most 40.")
+        expect(page.locator("#max-new-tokens")).to_contain_text("1 to 40.")
         run(page, until="failed")
-        expect(page.locator(".sd-sentence").first).to_have_text("At most 40 new tokens are written here, not 41.")
+        expect(page.locator(".sd-sentence").first).to_have_text(
+            "max new tokens must be a whole number from 1 to 40, not 41."
+        )
         assert not script.races
         script.pace = 0.1
         page.fill("#max-new-tokens input", "40")
@@ -208,7 +210,9 @@ def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, mon
         page.get_by_role("tab", name=VIEWS["domains"].title, exact=True).click()
         lab = page.locator("#lab-domains")
         lab.locator(".lab-run").click()
-        expect(lab.locator("[role=status]")).to_contain_text("Stopped after 0.3 s, the most that a view may take here.")
+        expect(lab.locator("[role=status]")).to_contain_text(
+            "Stopped after 0.3 s, the most that a study may take here."
+        )
         expect(lab.locator(".lab-section")).to_contain_text("steps")
         expect(lab.get_by_text("Download JSON")).to_be_visible()
         page.close()  # before its server, which it would miss
@@ -220,7 +224,7 @@ def test_a_call_is_held_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(script, budgets=Budgets(new_tokens=10, race_seconds=0.5)) as url:
         client = Client(url, verbose=False, analytics_enabled=False)
         for endpoint in ("/race", "/compare"):
-            with pytest.raises(Exception, match="At most 10 new tokens are written here, not 11"):
+            with pytest.raises(Exception, match="max new tokens must be a whole number from 1 to 10, not 11"):
                 client.predict(prompt="one two", max_new_tokens=11, api_name=endpoint)
         assert (
             client.predict(prompt="one two", api_name="/compare")[PLAIN]["stats"]["tokens"] == 10
@@ -353,6 +357,7 @@ def test_a_run_counts_with_what_it_has_become_when_it_ends() -> None:
 def test_what_is_too_much_is_refused_before_it_begins() -> None:
     values: dict[str, Any] = {"prompt": "one", "preset": "scripted", "drafter": "none", "presets": ["scripted"]}
     assert read_request(**values, max_new_tokens=2000, most_new_tokens=2000).settings.max_new_tokens == 2000
-    with pytest.raises(BadInput, match="At most 2,000 new tokens are written here, not 2,001"):
-        read_request(**values, max_new_tokens=2001, most_new_tokens=2000)
+    for wrong in (2001, 0, -5):
+        with pytest.raises(BadInput, match=f"max new tokens must be a whole number from 1 to 2,000, not {wrong}"):
+            read_request(**values, max_new_tokens=wrong, most_new_tokens=2000)
     assert read_request(**values, max_new_tokens=100_000).settings.max_new_tokens == 100_000  # without a budget

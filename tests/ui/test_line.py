@@ -20,11 +20,13 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import expect
 
-from specdemo.ui.lab.tab import WAITING, failed
+from specdemo.ui.jobs import RACE
+from specdemo.ui.lab.run import work_of
+from specdemo.ui.lab.tab import WAITING, said
 from specdemo.ui.lab.views import VIEWS
 from specdemo.ui.page import _look_less_often, build_page
 from specdemo.ui.runs import Runs
-from specdemo.ui.serving.line import MAX_OF_ADDRESS, MAX_WAITING, _line, address_of
+from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, _line, address_of
 
 from .browser import run, served, wait_until
 from .conftest import Visit
@@ -131,7 +133,7 @@ def test_an_address_has_three_loads_in_the_line(held: str, place: Any) -> None:
 
 
 def test_a_full_line_says_how_many_wait_and_how_long_that_may_take(held: str, place: Any) -> None:
-    recent = place[2].engine._recent
+    recent = place[2].engine._durations._recent[RACE]
     recent.clear()
     callers = [Caller(held, number) for number in range(1, 4 + MAX_WAITING)]
     assert callers[0].join("one").status_code == 200
@@ -231,17 +233,24 @@ def test_a_refusal_is_told_to_what_was_refused_and_a_cancelled_run_is_none() -> 
     runs, me = Runs(), SimpleNamespace(session_hash="me")
     page = build_page(Script().engine(), runs, PROMPTS)
     handlers = [block.fn for block in page.fns.values() if block.name == "refused"]
-    of_races = [handler for handler in handlers if "shown" not in signature(handler).parameters]
-    of_the_lab = [handler for handler in handlers if handler not in of_races]
+    asks = [(handler, next(iter(signature(handler).parameters))) for handler in dict.fromkeys(handlers)]
+    of_races, of_the_lab, of_loads = (
+        [ask for ask, by in asks if by == name] for name in ("request", "shown", "before")
+    )
     assert len(of_the_lab) == len(VIEWS)
-    for handler, view in zip(of_the_lab, VIEWS, strict=True):
-        runs.refuse("me", f"lab {view}", "Others wait.")
+    for handler, view in zip(of_the_lab, VIEWS.values(), strict=True):
+        runs.refuse("me", work_of(view), "Others wait.")
         for other in of_races:
             assert other(me) == gr.skip()
+        for other in of_loads:
+            assert {str(update) for update in other("scripted", me)} == {str(gr.skip())}
         for other in of_the_lab:
-            told = other("Stopped.", me)
-            assert told == (failed("Others wait.") if other is handler else gr.skip())
-        assert handler(WAITING, me) == failed("It could not be run.")
+            told = other(said("Stopped."), me)
+            assert json.loads(told)["error"] == "Others wait." if other is handler else told == gr.skip()
+        assert json.loads(handler(WAITING, me))["error"] == "It could not be run."
+    runs.refuse("me", LOAD, "Three are loading.")
+    shown, cancel, preset, *_ = of_loads[0]("scripted", me)
+    assert (shown["value"], cancel["interactive"], preset["value"]) == ("Three are loading.", False, "scripted")
 
 
 # 64 at once ------------------------------------------------------------------------------------------------

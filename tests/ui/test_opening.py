@@ -259,9 +259,22 @@ def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> N
     ]
     assert colours[0] == colours[1] == colours[2]
     assert len({*colours[0]}) == 4
+    expect(page.locator("#race .sd-whose")).to_have_text("Counted in all 3 lanes with a drafter together.")
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        card = page.locator("#race .sd-drafted").bounding_box()
+        assert card
+        cells = [
+            cell.bounding_box() for cell in page.locator("#race .sd-table :is(td, thead th:not(:first-child))").all()
+        ]
+        for cell in cells:  # 5 figures of 4 lanes, and their headings
+            assert cell
+            assert card["x"] < cell["x"]
+            assert cell["x"] + cell["width"] < card["x"] + card["width"]
+        assert len(cells) == 25
+        columns = {round(cell["x"] + cell["width"]) for cell in cells if cell}
+        assert len(columns) == 5  # below their headings
         for part in page.locator("#race :is(.sd-lane, .sd-table, .sd-time)").all():
             box = part.bounding_box()
             assert box

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from specdemo.racing.asked import Request
 from specdemo.racing.compare import other_draws
@@ -205,6 +205,8 @@ def test_a_race_of_servers_on_the_page(visit: Visit, drafting: Pair, plain: Pair
     page = visit()
     name_servers(page, drafting[1], KEY, plain[1])
     page.locator(".sd-arena[data-state=ended]").wait_for()
+    expect(page.locator("#race .sd-lanes")).to_be_in_viewport()  # though the button is far below it
+    expect(page.locator("#server-said .sd-said")).to_be_empty()
     for lane in (PLAIN, SPECULATIVE):
         written = [text for text, code in tokens_shown(page, lane) if code not in ("x", "u")]
         assert "".join(written) == TEXT
@@ -223,7 +225,16 @@ def test_a_server_that_is_not_there_is_said(visit: Visit) -> None:
     page = visit()
     name_servers(page, "http://127.0.0.1:9", KEY)
     page.locator(".sd-arena[data-state=failed]").wait_for()
-    assert sentence(page).startswith("The server at http://127.0.0.1:9 cannot be reached")
+    said = page.locator("#server-said .sd-said")  # beside the button, and not only at the top of the page
+    expect(said).to_contain_text("The server at http://127.0.0.1:9 cannot be reached")
+    expect(said).to_be_in_viewport()
+    expect(page.locator("#race .sd-sentence")).not_to_be_in_viewport()
+    assert sentence(page) == said.inner_text()
+    name_servers(page, "")
+    expect(said).to_have_text("Type the address of your server, such as http://127.0.0.1:8080.")
+    page.click("#run")
+    expect(said).to_be_empty()
+    page.locator(".sd-arena[data-state=ended]").wait_for()
 
 
 @pytest.mark.slow

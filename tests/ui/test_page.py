@@ -189,6 +189,10 @@ def test_the_page_fits_its_window_and_both_lanes_are_in_sight_on_a_phone(page: P
             assert box is not None
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= width
+    page.evaluate("specdemo.race.parts.next.hidden = false")  # as round by round
+    skip = page.locator("#race .sd-skip")
+    assert skip.evaluate("skip => skip.clientHeight < 2 * parseFloat(getComputedStyle(skip).lineHeight)")  # on one line
+    page.evaluate("specdemo.race.parts.next.hidden = true")
     top, bottom = (
         page.locator(f".sd-arena {part}").evaluate(f"part => part.getBoundingClientRect().{side}")
         for part, side in ((".sd-ratio", "top"), (".sd-lanes", "bottom"))
@@ -267,7 +271,8 @@ def test_refused_input_leaves_the_last_race_on_the_page(page: Page) -> None:
     run(page, "one two three")
     page.fill("#max-new-tokens input", "")
     run(page, until="failed")
-    assert sentence(page).startswith("max new tokens must be a whole number")
+    assert sentence(page) == "max new tokens must be a whole number from 1 to 2,000, but it is empty."
+    expect(page.locator("#max-new-tokens")).to_contain_text("1 to 2,000.")
 
 
 def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) -> None:
@@ -434,8 +439,15 @@ def test_help_opens_at_its_top(visit: Visit, script: Script) -> None:
         box = heading.bounding_box()
         assert box is not None
         assert 0 < box["y"] < 100
-        page.locator(".sd-dialog").evaluate("dialog => dialog.scrollTop = 1e9")
+        close = page.locator(".sd-dialog").get_by_role("button", name="Close")
+        for top in (0, 1e9):  # wherever it is scrolled to
+            page.locator(".sd-dialog").evaluate("(dialog, top) => dialog.scrollTop = top", top)
+            expect(close).to_be_in_viewport(ratio=1)
         page.keyboard.press("Escape")
+        expect(close).to_be_hidden()
+    page.keyboard.press("?")
+    close.click()
+    expect(close).to_be_hidden()
 
 
 def is_dark(page: Page) -> bool:

@@ -74,10 +74,14 @@ def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit
 def test_the_figures_of_a_paused_replay_are_those_of_its_text(page: Page) -> None:
     open_replay(page, traced()[0])
     page.get_by_role("button", name="0.25×", exact=True).click()
+    assert told(page) == "A recording."
     page.get_by_role("button", name="Play", exact=True).click()
+    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("Playing a recording.")
+    expect(page.locator(f"{REPLAY} .sd-why-exact")).not_to_contain_text("Press Play")
     ninth = page.locator(f"{REPLAY} [data-lane=speculative] .sd-text .tok").nth(8)
     ninth.wait_for(state="attached")  # it may be a guess that has faded
     page.get_by_role("button", name="Pause", exact=True).click()
+    assert told(page) == "A recording, paused."
     for lane in (PLAIN, SPECULATIVE):
         count = sum(code not in "xug" for _, code in replayed(page, lane))
         assert 0 < count < 24
@@ -288,13 +292,17 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(
     text, entries = traced()
     page = open_replay(visit(), text)
     page.keyboard.press("End")
+    verdict = told(page)
     upload(page, "<img src=x onerror=window.pwned=1>")
-    page.locator(f"{REPLAY} [data-state=failed]").wait_for()
-    assert told(page) == "This is not a trace of specdemo."
+    refused = page.locator(".sd-choose [role=alert]")
+    expect(refused).to_have_text("This is not a trace of specdemo.")
+    expect(refused).to_be_in_viewport()
+    assert told(page) == verdict
     page.select_option(".sd-which", SHIPPED[0])
     expect(page.locator(".sd-facts-of")).to_contain_text("A recording that ships")
+    expect(refused).to_be_empty()
     upload(page, "nothing")
-    page.locator(f"{REPLAY} [data-state=failed]").wait_for()
+    expect(refused).to_have_text("This is not a trace of specdemo.")
     expect(page.locator(".sd-which")).to_have_value(SHIPPED[0])  # which is what would be played
     upload(page, text)
     expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
@@ -303,9 +311,9 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(
     for name, content in files.items():  # as files, for what is sent to a browser takes seconds
         (tmp_path / name).write_bytes(content)
     page.locator(".sd-file").set_input_files(tmp_path / "large.jsonl")
-    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 32 MB.")
+    expect(refused).to_have_text("This file is too large: a trace has at most 32 MB.")
     upload(page, b"not packed", "trace.jsonl.gz")
-    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file cannot be unpacked.")
+    expect(refused).to_have_text("This file cannot be unpacked.")
     page.evaluate(
         """() => {
           const { read } = ReadableStreamDefaultReader.prototype;
@@ -318,7 +326,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(
         }"""
     )
     page.locator(".sd-file").set_input_files(tmp_path / "bomb.jsonl.gz")
-    expect(page.locator(f"{REPLAY} .sd-sentence")).to_have_text("This file is too large: a trace has at most 32 MB.")
+    expect(refused).to_have_text("This file is too large: a trace has at most 32 MB.")
     assert MAX_TRACE < page.evaluate("window.unpacked") < 2 * MAX_TRACE  # and then it stops
     assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
     upload(page, gzip.compress(traced(only=PLAIN)[0].encode()), "trace.jsonl.gz")
@@ -332,7 +340,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(
 def test_the_race_just_run_is_replayed(visit: Visit, script: Script) -> None:
     page = open_replay(visit())
     page.select_option(".sd-which", ":race")
-    expect(page.locator(f"{REPLAY} .sd-sentence")).to_contain_text("No race has been run on this page yet.")
+    expect(page.locator(".sd-choose [role=alert]")).to_contain_text("No race has been run on this page yet.")
     expect(page.locator(".sd-which")).to_have_value(SHIPPED[0])
     page.get_by_role("tab", name="Race").click()
     page.fill("#prompt textarea", "one two three four")

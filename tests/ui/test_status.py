@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from playwright.sync_api import Page, expect
 
 from specdemo.racing.race import PLAIN
 from specdemo.ui.engine import Beside, EngineTrouble
+from specdemo.ui.jobs import RACE
 from specdemo.ui.lab import studies
 from specdemo.ui.lab.results import Results
 from specdemo.ui.lab.views import VIEWS
@@ -125,17 +127,16 @@ def test_a_page_out_of_sight_does_not_hold_a_connection(visit: Visit, script: Sc
 
 def test_who_waits_is_told_the_place_in_the_line_and_the_wait(visit: Visit, script: Script) -> None:
     first, second, third = (visit() for _ in range(3))
-    script.used._recent.clear()
-    script.used._recent.append(0.5)  # from here on it is known how long a race takes
+    script.used._durations._recent[RACE] = deque([1200.0])  # from here on it is known how long a race takes
     script.gate.clear()
     run(first, "alpha beta", until="waiting")
     wait_until(lambda: script.open_races == 1)
     run(second, "gamma delta", until="waiting")
-    expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 1, a few seconds.")
+    expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 1, about 20 min.")
     run(third, "epsilon zeta", until="waiting")
-    expect(third.locator("#race .sd-sentence")).to_have_text("Waiting: number 2 of 2, a few seconds.")
-    expect(third.locator("#race .sd-why-exact")).to_have_text("Your race starts when the races before it have ended.")
-    expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 2, a few seconds.")
+    expect(third.locator("#race .sd-sentence")).to_have_text("Waiting: number 2 of 2, about 40 min.")
+    expect(third.locator("#race .sd-why-exact")).to_have_text("Your race starts when the 2 races before it have ended.")
+    expect(second.locator("#race .sd-sentence")).to_have_text("Waiting: number 1 of 2, about 20 min.")
     second.click("#stop")
     expect(third.locator("#race .sd-sentence")).to_contain_text("Waiting: number 1 of 1")
     script.gate.set()
@@ -143,37 +144,73 @@ def test_who_waits_is_told_the_place_in_the_line_and_the_wait(visit: Visit, scri
     assert len(tokens_shown(third, PLAIN)) == 24
 
 
-def test_the_wait_is_what_the_last_jobs_took(monkeypatch: pytest.MonkeyPatch) -> None:
+class Work:
+    """Work of a name; how long it still takes is known if it is given."""
+
+    def __init__(self, work: str, left: float | None = None) -> None:
+        self.work, self.left = work, left
+
+    def seconds_left(self) -> float | None:
+        return self.left
+
+
+RACING, STUDYING = Work(RACE), Work("study profile")
+
+
+def test_the_wait_is_what_the_last_works_of_the_same_kind_took(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     engine = Script().engine()
     list(engine.follow("scripted"))
-    assert engine.expected_wait(0) is None  # nothing has been run yet
-    monkeypatch.setattr("specdemo.ui.engine.time", type("Clock", (), {"monotonic": lambda: now[0]}))
+    assert engine.expected_wait([]) == 0.0  # nothing is being run
+    assert engine.expected_wait([RACE]) is None  # nothing has been run yet
+    monkeypatch.setattr("specdemo.ui.durations.time", type("Clock", (), {"monotonic": lambda: now[0]}))
 
-    def work(seconds: float) -> Generator[float | None]:
-        now[0] += seconds
-        yield engine.expected_wait(2)
+    def expected(timed: Work, seconds: float, *before: str) -> Any:
+        """What others are told when it has run for so many seconds; it then ends."""
 
-    list(engine.stream("scripted", lambda _: work(10.0)))
-    assert engine.expected_wait(0) == 0.0
-    assert engine.expected_wait(2) == 20.0
-    batches = list(engine.stream("scripted", lambda _: work(4.0)))
-    assert batches == [[6.0 + 20.0]]  # what is left of the job in progress, and two more
+        def work() -> Generator[float | None]:
+            now[0] += seconds
+            yield engine.expected_wait(before)
+
+        ((told,),) = engine.stream("scripted", lambda _: work(), timed=timed)
+        return told
+
+    assert expected(RACING, 10.0) is None  # the first one
+    assert engine.expected_wait([RACE, RACE]) == 20.0
+    assert expected(RACING, 4.0, RACE, RACE) == 6.0 + 20.0  # what is left of the one in progress, and two more
+    assert expected(STUDYING, 60.0) is None  # how long races take says nothing of studies
+    assert engine.expected_wait([RACE]) == 7.0  # nor the other way round
+    assert expected(STUDYING, 20.0, RACE) == 40.0 + 7.0
+    assert expected(STUDYING, 61.0) is None  # it takes longer than any before: no one knows
+    assert expected(Work("study sweep", left=16.0), 1.0, RACE) == 16.0 + 7.0  # it says itself how far it is
     with pytest.raises(EngineTrouble):
-        list(engine.stream("other", lambda _: work(1.0)))
-    assert engine.expected_wait(1) == 7.0  # one that failed says nothing of how long others take
+        list(engine.stream("other", lambda _: (_ for _ in "1"), timed=RACING))
+    assert engine.expected_wait([RACE]) == 7.0  # one that failed says nothing of how long others take
     engine.status = engine.status.__class__("loading", "other", "downloading")
-    assert engine.expected_wait(1) is None
+    assert engine.expected_wait([RACE]) is None
 
 
 def test_a_wait_is_put_in_words(page: Page) -> None:
     for seconds, words in (
         (None, "Waiting: number 3 of 5."),
         (0, "Waiting: number 3 of 5, a few seconds."),
+        (15, "Waiting: number 3 of 5, about 15 s."),
         (40, "Waiting: number 3 of 5, about 40 s."),
         (120, "Waiting: number 3 of 5, about 2 min."),
     ):
         assert page.evaluate("specdemo.placeInWords", {"place": 3, "of": 5, "seconds": seconds}) == words
+
+
+def test_what_is_waited_for_is_named(page: Page) -> None:
+    for before, words in (
+        ({"race": 1}, "Your race starts when the race before it has ended."),
+        ({"study": 1}, "Your race starts when the study before it has ended."),
+        ({"race": 2}, "Your race starts when the 2 races before it have ended."),
+        ({"race": 1, "study": 2}, "Your race starts when the race and the 2 studies before it have ended."),
+        ({"load": 1, "race": 1}, "Your race starts when the race and the loading of a model before it have ended."),
+        ({}, ""),
+    ):
+        assert page.evaluate("before => specdemo.beforeInWords('race', before)", before) == words
 
 
 # Other visitors ---------------------------------------------------------------------------------------------

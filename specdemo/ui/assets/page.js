@@ -1,9 +1,10 @@
 // What the tabs share: the kinds of tokens, the templates, numbers as text, the stream of a run, files.
 import { html } from "../templates.js"; // which the server makes of page.html and the others, see modules.py
 
-/** What is so on the page, for its parts, for Gradio's events and for tests: the race, the status, the preset; and after
- *  how many milliseconds without a connection the server counts as lost. */
-export const page = (window.specdemo = { LOST_MS: 15_000 });
+/** What is so on the page, for its parts, for Gradio's events and for tests: the race, the status, the preset; after how
+ *  many milliseconds without a connection the server counts as lost; what is called with the place in line of what waits;
+ *  and what says something beside a button, by its id. */
+export const page = (window.specdemo = { LOST_MS: 15_000, waits: () => {}, beside: {} });
 
 export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
 export const KINDS = [

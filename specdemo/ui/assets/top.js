@@ -59,8 +59,7 @@ const follow = (as = session) => {
   source.onmessage = ({ data }) => {
     const status = JSON.parse(data);
     page.showStatus(status);
-    if (!status.line) return;
-    page.race?.place(status.line);
+    if (status.line) page.waits(status.line);
   };
 };
 
@@ -77,6 +76,18 @@ export const placeInWords = ({ place, of, seconds }) => {
   const minutes = Math.round(seconds / 60);
   const time = seconds === null ? "" : seconds < 10 ? ", a few seconds" : seconds < 90 ? `, about ${seconds} s` : `, about ${minutes} min`;
   return `Waiting: number ${place} of ${of}${time}.`;
+};
+
+const BEFORE = { race: ["the race", "races"], study: ["the study", "studies"], load: ["the loading of a model", "loadings of models"] };
+
+/** What a race or a study waits for: how many of each kind there are `before` it, see status.py. */
+export const beforeInWords = (waits, before) => {
+  const kinds = Object.entries(BEFORE).filter(([kind]) => before[kind]);
+  if (!kinds.length) return "";
+  const told = kinds.map(([kind, [one, more]]) => (before[kind] === 1 ? one : `the ${before[kind]} ${more}`));
+  const words = told.length > 1 ? `${told.slice(0, -1).join(", ")} and ${told.at(-1)}` : told[0];
+  const single = kinds.length === 1 && before[kinds[0][0]] === 1;
+  return `Your ${waits} starts when ${words} before it ${single ? "has" : "have"} ended.`;
 };
 
 /** The preset that is in memory. */
@@ -124,7 +135,7 @@ export const showHelp = () => {
   }
   if (dialog.open) return;
   dialog.showModal();
-  dialog.querySelector("h2").focus(); // the browser chooses the only button, at its end
+  dialog.querySelector("h2").focus(); // where reading begins; the browser chooses the button
   dialog.scrollTop = 0;
 };
 

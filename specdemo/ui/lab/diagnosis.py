@@ -11,6 +11,7 @@ from .pictures import SHARE
 from .plots import Figure, Picture, Section, bars, lines, table
 
 Point = list[float | None]
+NO_BASELINE = "Tokens per round: a speed-up needs a baseline."
 
 
 def of_diagnosis(found: Diagnosis) -> Picture:
@@ -53,15 +54,18 @@ def of_diagnosis(found: Diagnosis) -> Picture:
 
 
 def _kinds(found: Diagnosis) -> Figure:
+    """The speed-up, or without a baseline the tokens per round: both are 1 where speculation changes nothing."""
     known = found.speed_up is not None
-    key, form = ("speed_up", "times") if known else ("tokens_per_round", ".2f")
+    key = "speed_up" if known else "tokens_per_round"
     rows = [
         {"name": row["kind"], "value": row[key].mean, "high": row[key].high, "low": row[key].low}
         for row in found.kinds
         if row[key] is not None
     ]
-    words = "Times the baseline, after the prompt." if known else "Tokens per round: a speed-up needs a baseline."
-    return bars("By kind of prompt", words, form, rows, whisker="95% confidence interval")
+    words = "After the prompt. An outlined bar is slower than the baseline." if known else NO_BASELINE
+    x = {"label": "times the baseline", "format": "times"} if known else {"label": "tokens per round", "format": ".2f"}
+    rules = [(1, "the baseline" if known else "without speculation")]
+    return bars("By kind of prompt", words, x, rows, rules, whisker="95% confidence interval")
 
 
 def _points(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:

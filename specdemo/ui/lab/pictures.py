@@ -17,9 +17,11 @@ from ...studies.statistics import CONFIDENCE
 from .plots import Figure, Picture, Row, Section, bars, lines, table
 from .views import K_SWEEP
 
-DRAFT_LENGTH = "draft length K (drafted tokens per round)"
+DRAFT_LENGTH = "draft length K (tokens per round)"
 ROUNDS = {"label": DRAFT_LENGTH, "format": ",.0f"}
 SHARE = {"format": ".0%", "from": 0, "to": 1}
+TIMES = {"label": "times the target alone", "format": "times", "from": 0}
+ALONE = [(1, "the target alone")]
 
 
 # What things cost ------------------------------------------------------------------------------------------
@@ -43,7 +45,7 @@ def of_profile(summary: Mapping[str, list[dict[str, Any]]], k: int) -> Picture:
         bars(
             "One token, one drafted token",
             "Milliseconds for a token that a model writes alone, and for a token that each drafter drafts.",
-            "ms",
+            {"label": "milliseconds", "format": "ms"},
             [
                 *(
                     {"name": f"{row['model']}: a token", "value": row["p50_ms"], "high": row["p90_ms"]}
@@ -98,9 +100,9 @@ def of_theory(costs: theory.Costs, alpha: float, found: Explained | None = None)
             "Speed-up for each K",
             f"If {alpha:.0%} of the tested tokens pass, at every position.",
             ROUNDS,
-            {"label": "times the target alone", "format": "times", "from": 0},
+            TIMES,
             series,
-            [(1, "the target alone")],
+            ALONE,
         ),
         lines(
             "Acceptance rate that pays off",
@@ -136,8 +138,9 @@ def _explained(found: Explained) -> Section:
             "From the formula to the clock",
             "The formula leaves things out. Each bar puts one of them back: an outlined one to the left costs, a "
             "filled one to the right helps. Its length is its mean over all orders of the bars (its Shapley value).",
-            "times",
+            TIMES,
             [*rows, {"name": "what was measured", "value": found.measured}],
+            ALONE,
         ),
         lines(
             "Acceptance rate by position in the draft",
@@ -188,8 +191,8 @@ def of_sweep(plan: sweep.Plan, runs: Sequence[sweep.Run], vary: str) -> Picture:
             "Compared with the target alone on the same prompt, after the prompt: geometric mean. Whiskers: 95% "
             "confidence interval over prompts.",
             "speedup",
-            {"label": "times the target alone", "format": "times"},
-            rules=[(1, "the target alone")],
+            TIMES,
+            rules=ALONE,
         ),
         plot("Tokens per second", "The speed itself.", "tokens_per_second", {"label": "tokens/s"}, alone=True),
         plot("Acceptance rate", "Accepted / tested.", "acceptance_rate", share),
@@ -239,7 +242,7 @@ def of_domains(counts: domains.Counts, left_out: Sequence[str] = ()) -> Picture:
             "A later token of a draft builds on the earlier ones. Only tested tokens count.",
         ),
     }
-    plots = []
+    plots, tested = [], {"label": "share of the tested tokens", **SHARE}
     for by, (title, words) in titles.items():
         counted = [
             {"name": row["name"], "value": row["acceptance_rate"], "low": row["low"], "high": row["high"]}
@@ -247,7 +250,7 @@ def of_domains(counts: domains.Counts, left_out: Sequence[str] = ()) -> Picture:
             for row in rows
             if row["by"] == by and row["tested"]
         ]
-        plots.append(bars(title, words, ".0%", counted, whisker="95% confidence interval over texts"))
+        plots.append(bars(title, words, tested, counted, whisker="95% confidence interval over texts"))
     columns = [("by", "by", ""), ("name", "group", "")]
     columns += [(name, name, ",.0f") for name in ("drafted", "tested", "accepted")]
     columns += [("acceptance_rate", "acceptance rate", ".0%"), ("draft_efficiency", "draft efficiency", ".0%")]
@@ -279,7 +282,7 @@ def of_greedy(checks: Sequence[greedy.GreedyCheck]) -> Section:
     plot = bars(
         "Texts that are the target's own",
         "Token for token, as the target alone writes them.",
-        ".0%",
+        {"label": "share of the texts", **SHARE},
         rows,
         whisker="with those that differ from a near-tie on, which rounding decides",
     )
@@ -324,7 +327,7 @@ def of_sampling(history: Sequence[lossless.Sampled], text_of: Callable[[int], st
         bars(
             "The likeliest first tokens",
             "How often each token came, and the target's own probability of it.",
-            ".1%",
+            {"label": "share of the samples", "format": ".1%"},
             [_likely(likely, last.rounds, text_of(likely.token_id)) for likely in last.likeliest],
             mark="the target's own probability",
             whisker="95% confidence interval",

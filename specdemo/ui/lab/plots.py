@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +15,17 @@ import altair as alt
 from ...studies.statistics import Spread
 
 Row = Mapping[str, Any]
-HEIGHT = 340  # px of a plot with its axes and legend; see lab.css
-LONGEST = 2  # times the highest point: how far the axis follows whiskers
+HEIGHT, USUAL_NAMES, LEGEND_LINE = 340, 3, 15  # px of a plot with its axes and so many names, see lab.css; of another
 CROWD = 40  # points of a series; more get small markers
 INK, SOFT = "var(--sd-ink)", "var(--sd-soft)"
 COLOURS = [f"var(--sd-s{place})" for place in range(6)]  # Okabe and Ito's, dark and light, see lab.css
 DASHES = [[1, 0], [7, 4], [2, 3], [10, 3, 2, 3], [5, 2], [1, 4]]
 MARKERS = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
-RULE_DASH = [1, 3]
-NAME_LETTERS = 27  # in a line beside a bar
-VALUE_WIDTH = 62  # px for the number behind it
-LINE, APART, AROUND = 17, 12, 24  # px of a line of a name, between two bars, and above and below all of them
+RULE_DASH, RULE_MARKER = [1, 3], "M-1.5,0h.3m.5,0h.3m.5,0h.3m.5,0h.3m.3,0"  # dotted, also in the legend
+MOST_TICKS = 20  # whole numbers on an axis that each have a place of their own
+NAME_LETTERS = 44  # in a line above a bar
+VALUE_WIDTH = 62  # px for the number beside it
+LINE, BAR, APART, AXIS = 17, 16, 10, 44  # px of a line of a name, of a bar, between two rows, and of the axis
 SIGNED = {True: "var(--sd-s2)", False: "var(--sd-s1)"}
 FORMATS: dict[str, Callable[[Any], str]] = {  # besides those of Python, which mean the same to Vega's axes
     "ms": lambda value: f"{value:.{3 if value < 1 else 2 if value < 100 else 0}f}",
@@ -33,10 +34,11 @@ FORMATS: dict[str, Callable[[Any], str]] = {  # besides those of Python, which m
     "p": lambda value: f"{value:.0e}" if 0 < value < 0.001 else f"{value:.2g}",
     "yes": lambda value: "✓ yes" if value else "✗ no",
 }
-AXIS = {  # expressions of Vega
-    "times": "format(datum.value, '.2f') + '×'",
+AXIS_LABELS = {  # expressions of Vega
+    "times": "format(datum.value, '.2~f') + '×'",
     "p": "datum.value < 0.001 ? format(datum.value, '.0e') : datum.value",
 }
+AXIS_FORMATS = ".0%", ".1%", ".3f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +123,10 @@ def lines(
             dots.append({"x": aside, "y": value, "low": low, "high": high, "name": name})
             dots[-1] |= {"told": f"{x['label']} {where}: {what}", "shown": told(value, y["format"])}
     seen = [dot["x"] for dot in dots]
-    ends = (-0.3, len(ticks) - 0.7) if ticks else (min(seen), max(seen))
-    heights = [dot["y"] for dot in dots] + [at for at, _ in rules]
-    reach_up = min(LONGEST * max(heights), max(dot["high"] or dot["y"] for dot in dots))
-    top = y.get("to") or 1.06 * max(*heights, reach_up) or 1
-    domain = [y.get("from", min(heights)), top]
+    margin = 0.3 if ticks else 0.03 * (max(seen) - min(seen)) or 0.5  # so that whiskers at the ends are whole
+    ends = (-margin, len(ticks) - 1 + margin) if ticks else (min(seen) - margin, max(seen) + margin)
+    heights = _ends(dots, ("y", "low", "high"), rules)
+    domain = [y.get("from", min(heights)), y.get("to") or 1.06 * max(heights) or 1]
     level = [{"x": end, "y": at, "name": name} for at, name in rules for end in ends]
 
     drawn = [name for name, _ in series]
@@ -135,38 +136,39 @@ def lines(
     legend = alt.Legend(
         title=None,
         orient="bottom",
-        columns={"expr": "width < 420 ? 1 : 2"},
-        labelLimit=300,
+        columns=1,
+        labelLimit=220,
         symbolOpacity=1,
         symbolStrokeWidth=2,
     )
 
-    def scale(values: Sequence[Any], rule: Any) -> alt.Scale:
-        return alt.Scale(domain=names, range=[*values, *[rule] * more])
+    def scale(values: Sequence[Any], rule: Any, *others: str) -> alt.Scale:
+        return alt.Scale(domain=[*names, *others], range=[*values, *[rule] * more])
 
     colour = alt.Color("name:N", scale=scale([COLOURS[place] for _, place in styles], INK), legend=legend)
-    dash = alt.StrokeDash("name:N", scale=scale([DASHES[shape] for shape, _ in styles], RULE_DASH), legend=None)
-    shape = alt.Shape("name:N", scale=scale([MARKERS[shape] for shape, _ in styles], "stroke"), legend=legend)
-    named = {"values": list(range(len(ticks or ()))), "labelExpr": f"{json.dumps(ticks)}[datum.value]"}
-    across = named if ticks else {"format": ",d", "tickMinStep": 1}
+    shape = alt.Shape("name:N", scale=scale([MARKERS[shape] for shape, _ in styles], RULE_MARKER), legend=legend)
+    # One more name, or Vega would take this scale for those above, and warn that their legends are on and this one off.
+    dashes = scale([DASHES[shape] for shape, _ in styles], RULE_DASH, "")
+    dash = alt.StrokeDash("name:N", scale=dashes, legend=None)
+    places = range(len(ticks)) if ticks else range(math.ceil(min(seen)), math.floor(max(seen)) + 1)
+    across: dict[str, Any] = {"values": list(places)} if len(places) <= MOST_TICKS else {}
+    across |= {"labelExpr": f"{json.dumps(ticks)}[datum.value]"} if ticks else {"format": ",d"}
     horizontal = alt.X(
         "x:Q", title=x["label"], axis=alt.Axis(grid=False, **across), scale=alt.Scale(domain=list(ends), nice=False)
     )
     kind = {"type": "log"} if y.get("log") else {}
-    form = y["format"]
-    labels = {"labelExpr": AXIS[form]} if form in AXIS else {"format": form} if form in (".0%", ".3f") else {}
     upright = {"titleAngle": 0, "titleAlign": "left", "titleAnchor": "end", "titleY": -12, "titleX": -44}
     vertical = alt.Y(
         "y:Q",
         title=y["label"],
-        axis=alt.Axis(tickCount=5, domain=False, ticks=False, **upright, **labels),
+        axis=alt.Axis(tickCount=5, domain=False, ticks=False, **upright, **_labels(y["format"])),
         scale=alt.Scale(domain=domain, nice=False, clamp=True, **kind),
     )
     values = [*dots, *level]
     base = alt.Chart(alt.Data(values=values)).encode(horizontal)
     layers = [base.mark_line(strokeWidth=2.2).encode(vertical, colour, dash, detail="name:N")]
     if any(dot["high"] is not None for dot in dots):
-        layers += _whiskers(base.encode(colour), alt.Y, alt.Y2("high"), domain[1], clip=True, opacity=0.8)
+        layers += _whiskers(base.encode(colour), alt.Y, alt.Y2("high"), opacity=0.8)
     size = 22 if max(len(points) for _, points in series) > CROWD else 60
     layers.append(
         base.transform_filter("isValid(datum.told)")
@@ -181,7 +183,8 @@ def lines(
             )
         )
     spoken = ". ".join(f"{name}: {_aloud([dot for dot in dots if dot['name'] == name], x, ticks)}" for name in drawn)
-    return Figure(title, words, _json(alt.layer(*layers), f"{title}. {x['label']}: {y['label']}. {spoken}"))
+    height = HEIGHT + LEGEND_LINE * max(0, len(names) - USUAL_NAMES)
+    return Figure(title, words, _json(alt.layer(*layers), f"{title}. {x['label']}: {y['label']}. {spoken}", height))
 
 
 def _aloud(dots: list[dict[str, Any]], x: Mapping[str, Any], ticks: Any) -> str:
@@ -189,90 +192,120 @@ def _aloud(dots: list[dict[str, Any]], x: Mapping[str, Any], ticks: Any) -> str:
     return ", ".join(dot["told"].removeprefix(f"{x['label']} ").split(",")[0] for dot in shown)
 
 
-def bars(title: str, words: str, form: str, rows: Iterable[Row], mark: str = "", whisker: str = "") -> Figure:
+def bars(
+    title: str,
+    words: str,
+    x: Mapping[str, Any],
+    rows: Iterable[Row],
+    rules: Sequence[tuple[float, str]] = (),
+    mark: str = "",
+    whisker: str = "",
+) -> Figure:
     """Rows of `name` and `value`, and perhaps `low` and `high` (called `whisker`), a `mark`, a `start`, and `words`.
+
+    The axis is as for `lines`. It begins at 0 and reaches all that is drawn. The `rules` are vertical lines to compare
+    with; a bar that ends before the first one is outlined.
 
     Where rows have a `start`, the bars are changes: filled where they add, outlined where they take away. What has no
     start is then a mark.
     """
-    shown = [dict(row) for row in rows]
+    shown = _bar_rows([dict(row) for row in rows], x["format"], rules, mark)
     if not shown:
         return Figure(title, words, "")
     changes = any("start" in row for row in shown)
-    for row in shown:
-        start = row.get("start")
-        row["more"] = start is None or row["value"] >= start
-        low, high = row.get("low"), row.get("high")
-        parts = [told(row["value"], form) + _between(row["value"] if low is None else low, high, form)]
-        parts += [row["words"]] if "words" in row else []
-        parts += [f"{mark}: {told(row['mark'], form)}"] if mark and "mark" in row else []
-        row["told"] = ". ".join(parts)
-        row["shown"] = told(row["value"], form)
-        if changes and start is not None:
-            row["shown"] = f"{'+' if row['more'] else '−'}{told(abs(row['value'] - start), form)}"
-        if changes and start is None:
-            row["mark"] = row["value"]
-        row["low"] = row["value"] if high is not None and low is None else low
-        row["from"] = start if changes else 0
-    seen = [row[part] for row in shown for part in ("value", "high", "start", "mark") if row.get(part) is not None]
-    least, most = (min(seen), max(seen)) if changes else (0, max(seen) or 1)
-    margin = 0.06 * ((most - least) or 1) * changes
-    domain = [least - margin, most + margin]
+    height = shown[-1]["ends"] + APART
+    reach = x.get("to") or max(_ends(shown, ("value", "high", "start", "mark"), rules)) or 1
+    scale = alt.Scale(domain=[0, reach], nice="to" not in x, range=[0, {"expr": f"width - {VALUE_WIDTH}"}])
+    axis = alt.Axis(title=x["label"], tickCount=5, domain=False, ticks=False, **_labels(x["format"]))
+    across = partial(alt.X, axis=axis, scale=scale)
+    down = partial(alt.Y, axis=None, scale=alt.Scale(domain=[height, 0], nice=False, zero=False))
+    end, of_bar = alt.value({"expr": "width"}), {"y": down("begins:Q"), "y2": alt.Y2("ends")}
 
-    order = list(dict.fromkeys(row["name"] for row in shown))
-    split = {name: textwrap.wrap(name, NAME_LETTERS, drop_whitespace=False) or [name] for name in order}
-    row_height = LINE * max(map(len, split.values())) + APART
-    lines_of = f"{json.dumps(split)}[datum.value]"
-    middle = [{"test": f"length({lines_of}) == {count}", "value": 7.5 * (1 - count)} for count in (2, 3)]
-    label = {"labelExpr": lines_of, "labelOffset": {"condition": middle, "value": 0}, "labelLimit": 220}
-    bare = {"domain": False, "ticks": False, "title": None, "labelColor": INK, "labelPadding": 8}
-    axis = alt.Axis(**label, **bare)
-    base = alt.Chart(alt.Data(values=shown)).encode(alt.Y("name:N", sort=order, axis=axis))
-    along = {"axis": None, "scale": alt.Scale(domain=domain, nice=False, range=[0, {"expr": f"width - {VALUE_WIDTH}"}])}
-    tip = [alt.Tooltip("told:N", title="name")]
-    track = base.mark_bar(color="var(--sd-fill)", cornerRadius=4, height={"band": 0.72})
-    whole = alt.X(datum=domain[0], type="quantitative", **along)
-    layers = [track.encode(whole, alt.X2(datum=domain[1]), tooltip=tip)]
-    bar = base.transform_filter("isValid(datum.from)").mark_bar(cornerRadius=4, height={"band": 0.72}, strokeWidth=2)
+    base = alt.Chart(alt.Data(values=shown))
     hue = alt.condition("datum.more", alt.value(SIGNED[True] if changes else COLOURS[0]), alt.value("var(--sd-card)"))
     edge = alt.condition("datum.more", alt.value("none"), alt.value(SIGNED[False]))
-    layers.append(
-        bar.encode(alt.X("from:Q", **along), alt.X2("value"), fill=hue, stroke=edge, tooltip=tip, description="told:N")
-    )
+    bar = base.transform_filter("isValid(datum.from)").mark_bar(cornerRadius=3, strokeWidth=2, aria=False)
+    name = base.mark_text(align="left", baseline="top", lineHeight=LINE, fontSize=13, color=INK, aria=False)
+    layers = [
+        bar.encode(x=across("from:Q"), x2="value", fill=hue, stroke=edge, **of_bar),
+        name.encode(x=alt.value(0), y=down("top:Q"), text="lines:N"),
+    ]
     key = []
+    for value, words_of_rule in rules:
+        rule = base.mark_rule(strokeDash=RULE_DASH, strokeWidth=2, color=INK, aria=False)
+        layers.append(rule.encode(x=across(datum=value, type="quantitative"), **of_bar))
+        key.append(f"┊ {told(value, x['format'])}, {words_of_rule}")
     if any(row.get("high") is not None for row in shown):
-        layers += _whiskers(base, partial(alt.X, **along), alt.X2("high"), domain[1], color=INK)
+        layers += _whiskers(base.encode(y=down("middle:Q")), across, alt.X2("high"), color=INK, aria=False)
         key += [f"├─┤ {whisker}"] * bool(whisker)
     if any(row.get("mark") is not None for row in shown):
         marked = base.transform_filter("isValid(datum.mark)").mark_point(
-            shape="diamond", filled=True, size=110, opacity=1, fill=COLOURS[4], stroke="var(--sd-card)"
+            shape="diamond", filled=True, size=110, opacity=1, fill=COLOURS[4], stroke="var(--sd-card)", aria=False
         )
-        layers.append(marked.encode(alt.X("mark:Q", **along), tooltip=tip))
+        layers.append(marked.encode(x=across("mark:Q"), y=down("middle:Q")))
         key += [f"◆ {mark}"] * bool(mark)
-    layers.append(
-        base.mark_text(align="right", fontWeight="bold", fontSize=14, color=INK).encode(
-            x=alt.value({"expr": "width"}), text="shown:N"
-        )
-    )
+    value = base.mark_text(align="right", fontWeight="bold", fontSize=14, color=INK, aria=False)
+    layers.append(value.encode(x=end, y=down("middle:Q"), text="shown:N"))
+    whole = base.mark_bar(opacity=0)  # it tells of its row, also where the bar is short
+    tip = [alt.Tooltip("told:N", title="name")]
+    layers.append(whole.encode(x=alt.value(0), x2=end, y=down("top:Q"), y2="ends", tooltip=tip, description="told:N"))
     spoken = ", ".join(f"{row['name']}: {row['shown']}" for row in shown)
-    return Figure(
-        title,
-        "\n".join([words, *key]),
-        _json(alt.layer(*layers), f"{title}. {spoken}", len(shown) * row_height + AROUND),
-    )
+    return Figure(title, "\n".join([words, *key]), _json(alt.layer(*layers), f"{title}. {spoken}", height + AXIS))
 
 
-def _whiskers(base: alt.Chart, along: Any, high: Any, top: float, **look: Any) -> list[alt.Chart]:
-    """From `low` to `high` of the values that have them, with caps except beyond the `top` of the axis."""
+def _bar_rows(
+    rows: list[dict[str, Any]], form: str, rules: Sequence[tuple[float, str]], mark: str
+) -> list[dict[str, Any]]:
+    """The rows with what is drawn of them, and where: `top`, `begins`, `middle` and `ends` in px from above."""
+    changes = any("start" in row for row in rows)
+    ends = -APART
+    for row in rows:
+        value, start, low, high = row["value"], *(row.get(part) for part in ("start", "low", "high"))
+        row["more"] = value >= start if start is not None else changes or not rules or value >= rules[0][0]
+        parts = [told(value, form) + _between(value if low is None else low, high, form)]
+        parts += [row["words"]] if "words" in row else []
+        parts += [f"{mark}: {told(row['mark'], form)}"] if mark and "mark" in row else []
+        row["told"] = ". ".join(parts)
+        row["shown"] = told(value, form)
+        if start is not None:
+            row["shown"] = f"{'+' if row['more'] else '−'}{told(abs(value - start), form)}"
+        elif changes:
+            row["mark"] = value
+        row["low"] = value if high is not None and low is None else low
+        row["from"] = start if changes else 0
+        row["lines"] = textwrap.wrap(row["name"], NAME_LETTERS) or [row["name"]]
+        top = ends + APART
+        begins = top + LINE * len(row["lines"])
+        ends = begins + BAR
+        row |= {"top": top, "begins": begins, "middle": begins + BAR / 2, "ends": ends}
+    return rows
+
+
+def _ends(rows: Iterable[Row], parts: Sequence[str], rules: Iterable[tuple[float, str]]) -> list[float]:
+    """All values that an axis has to reach."""
+    drawn = [row[part] for row in rows for part in parts if row.get(part) is not None]
+    return [*drawn, *(value for value, _ in rules)]
+
+
+def _labels(form: str) -> dict[str, Any]:
+    """How an axis writes its numbers."""
+    return {"labelExpr": AXIS_LABELS[form]} if form in AXIS_LABELS else {"format": form} if form in AXIS_FORMATS else {}
+
+
+def _whiskers(base: alt.Chart, along: Any, high: Any, **look: Any) -> list[alt.Chart]:
+    """From `low` to `high` of the values that have them, with caps."""
     reaches = base.transform_filter("isValid(datum.high)")
-    caps = [reaches.transform_filter(f"datum.{end} <= {top}").encode(along(f"{end}:Q")) for end in ("low", "high")]
     orient = "horizontal" if along is alt.Y else "vertical"
-    ticks = [cap.mark_tick(orient=orient, size=10, thickness=1.6, **look) for cap in caps]
+    caps = reaches.mark_tick(orient=orient, size=10, thickness=1.6, **look)
+    ticks = [caps.encode(along(f"{end}:Q")) for end in ("low", "high")]
     return [reaches.mark_rule(strokeWidth=1.6, **look).encode(along("low:Q"), high), *ticks]
 
 
-def _json(chart: alt.LayerChart, spoken: str, height: int = HEIGHT) -> str:
-    """As wide as there is room, drawn as SVG: so its colours are the page's, dark or light, and its words are text."""
+def _json(chart: alt.LayerChart, spoken: str, height: int) -> str:
+    """As wide as there is room, drawn as SVG: so its colours are the page's, dark or light, and its words are text.
+
+    Titles and names that are wider than a phone are cut: they would make the plot narrower at each move of the mouse.
+    """
     whole = chart.properties(
         width="container",
         height=height,
@@ -283,5 +316,5 @@ def _json(chart: alt.LayerChart, spoken: str, height: int = HEIGHT) -> str:
     ).configure(font="system-ui, sans-serif")
     whole = whole.configure_view(stroke=None).configure_legend(labelColor=INK, labelFontSize=13, symbolSize=90)
     line = dict.fromkeys(("gridColor", "domainColor", "tickColor"), "var(--sd-line)")
-    quiet = {"labelColor": SOFT, "titleColor": SOFT, "labelFontSize": 13, "titleFontSize": 13} | line
+    quiet = {"titleLimit": 250, "labelColor": SOFT, "titleColor": SOFT, "labelFontSize": 13, "titleFontSize": 13} | line
     return str(whole.configure_axis(titleFontWeight="normal", **quiet).to_json(indent=None, validate=False))

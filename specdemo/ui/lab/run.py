@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...drafters.names import drafter_class
 from ..engine import Engine, EngineTrouble, Said
-from ..jobs import Job
+from ..jobs import STUDY, Job
 from .views import View
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class LabRun(Job):
         outcome: how it ended, in words.
     """
 
-    kind = "view"
+    kind = STUDY
 
     def __init__(self, preset: str, view: View, asked: dict[str, Any], seconds: float | None = None) -> None:
         super().__init__(preset, seconds)
@@ -44,6 +44,14 @@ class LabRun(Job):
         self.measured: Measured | None = None
         self.files: dict[str, str] = {}
         self.outcome = ""
+        self._ends: float | None = None  # when it is likely to end, by the monotonic clock
+
+    @property
+    def work(self) -> str:
+        return work_of(self.view)
+
+    def seconds_left(self) -> float | None:
+        return None if self._ends is None else max(0.0, self._ends - time.monotonic())
 
     @property
     def size(self) -> int:
@@ -60,7 +68,7 @@ class LabRun(Job):
             for status in self._load(engine):
                 if status.stage == "loading":
                     yield status.fraction, f"The model is not ready yet: {status.words}"
-            batches = engine.stream(self.preset, self._measure, self.local)
+            batches = engine.stream(self.preset, self._measure, self.local, self)
             with closing(batches):
                 for batch in batches:
                     if reports := [item for item in batch if not isinstance(item, Said)]:  # its own steps say enough
@@ -90,7 +98,9 @@ class LabRun(Job):
                 if now - pictured >= PICTURE_SECONDS:
                     self._show(study.picture())
                     pictured = now
-                yield study.done / study.steps, f"{words}. {_left(now - began, study.done, study.steps)}"
+                if study.done:
+                    self._ends = now + (now - began) * (study.steps - study.done) / study.done
+                yield study.done / study.steps, f"{words}. {self._left_in_words()}".rstrip()
             else:
                 whole = True
         if self.stop.is_set() and not study.done:
@@ -104,6 +114,10 @@ class LabRun(Job):
         if self.picture:
             self.files = self._files(loaded, study)
         yield 1.0, self.outcome
+
+    def _left_in_words(self) -> str:
+        left = self.seconds_left()
+        return "" if left is None else f"About {max(1, round(left))} s left"
 
     def _show(self, picture: Picture) -> None:
         """What there is to show, once there is something: until then the page keeps what it shows."""
@@ -119,5 +133,6 @@ class LabRun(Job):
         return {"json": json_text(whole), "csv": csv_text(study.rows())} | ({"html": page} if page else {})
 
 
-def _left(seconds: float, done: int, steps: int) -> str:
-    return f"About {max(1, round(seconds * (steps - done) / done))} s left" if done else ""
+def work_of(view: View) -> str:
+    """What a study of this view is called in the line."""
+    return f"{STUDY} {view.name}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,16 +17,17 @@ import gradio as gr
 from ...system.allowed import allowed
 from ..budgets import Budgets
 from ..engine import Engine
+from ..part import Part
 from ..race.run import Run
 from ..runs import Runs
-from ..serving.line import MODEL, QUIET, job
-from ..values import one_of
+from ..serving.line import MODEL, QUIET, checked, job, refusal
+from ..values import one_of, to_json
 from .results import Results, Updates
-from .run import LabRun
+from .run import LabRun, work_of
 from .views import ABLE, VIEWS, Field, View
 
 TICK_SECONDS = 1.5
-WAITING = "Waiting for the model."
+WAITING = to_json({"words": "Waiting for the model.", "waits": True})
 Changes = dict[Any, dict[str, Any]]
 REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
 
@@ -62,14 +62,17 @@ class ViewTab:
             with gr.Row(elem_classes="lab-view"):
                 with gr.Column(scale=0, min_width=330, elem_classes="lab-form"):
                     self.fields = dict(_controls(view, engine))
-                    with gr.Row():
-                        self.run = gr.Button(view.run, variant="primary", scale=2, min_width=80, elem_classes="lab-run")
-                        self.stop = gr.Button("Stop", interactive=False, min_width=80, elem_classes="lab-stop")
-                        self.leave = gr.Button("Stop", visible=False, min_width=80, elem_classes="lab-leave")
-                    if view.name == "theory":
-                        self.from_race = gr.Button("Use my last race")
+                    with gr.Column(elem_classes="lab-go"):
+                        with gr.Row():
+                            self.run = gr.Button(
+                                view.run, variant="primary", scale=2, min_width=80, elem_classes="lab-run"
+                            )
+                            self.stop = gr.Button("Stop", interactive=False, min_width=80, elem_classes="lab-stop")
+                            self.leave = gr.Button("Stop", visible=False, min_width=80, elem_classes="lab-leave")
+                        if view.name == "theory":
+                            self.from_race = gr.Button("Use my last race")
+                        self.says = Part("mountSaid", ("go",), elem_classes="lab-says")
                 with gr.Column(elem_classes="lab-results"):
-                    self.says = gr.HTML(html_template='<p role="status">${value}</p>', elem_classes="lab-says")
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
                             kind: gr.DownloadButton(f"Download {kind.upper()}", size="md", scale=0, min_width=150)
@@ -85,20 +88,22 @@ class ViewTab:
             seconds: the most that a run may take.
         """
         says, stop, leave, timer, files = self.says, self.stop, self.leave, self.timer, self.files
+        work = work_of(self.view)
 
-        @job(self.name)
+        @job(work)
         def run(request: gr.Request, progress: Any = gr.Progress(), *values: Any) -> Iterator[Updates]:  # noqa: B008
             try:
                 asked = self.read(values, seconds)
                 self.runs.begin(asked, request.session_hash, request.client)
-                yield {stop: gr.update(visible=True, interactive=True), leave: gr.update(visible=False)}
+                begins = {stop: gr.update(visible=True, interactive=True), leave: gr.update(visible=False)}
+                yield begins | {says: ""}  # from here on the progress bar says what it does
                 for share, words in self.runs.play(asked, self.engine):
                     progress(share, desc=words)
             except Exception as error:
-                yield {says: failed(self.engine.sentence(error))}
+                yield {says: refusal(self.engine.sentence(error))}
                 return
             with TemporaryDirectory() as folder:  # Gradio makes copies of its own
-                updates: Updates = {says: escape(asked.outcome), files: gr.update(visible=bool(asked.files))}
+                updates: Updates = {says: said(asked.outcome), files: gr.update(visible=bool(asked.files))}
                 for kind, text in asked.files.items():
                     file = Path(folder) / f"specdemo-{self.view.name}.{kind}"
                     file.write_text(text, encoding="utf-8", newline="")
@@ -107,8 +112,8 @@ class ViewTab:
 
         def refused(shown: Any, request: gr.Request) -> Any:
             """Why it was not let into the line. For Gradio a run that is cancelled fails, too: `Stopped` stays."""
-            sentence = self.runs.refusal(request.session_hash, self.name)
-            return failed(sentence or "It could not be run.") if sentence or shown == WAITING else gr.skip()
+            sentence = self.runs.refusal(request.session_hash, work)
+            return refusal(sentence or "It could not be run.") if sentence or shown == WAITING else gr.skip()
 
         def halt(request: gr.Request) -> None:
             self.runs.stop(request.session_hash, LabRun)
@@ -123,8 +128,10 @@ class ViewTab:
             timer: {"active": True},
             files: {"visible": False},
         }
-        self.run.click(**at_once(rest | waiting | {says: {"value": WAITING}}))
-        running = self.run.click(run, [preset, *self.fields.values()], outputs, preprocess=False, **MODEL, **bar)
+        values = {"inputs": [preset, *self.fields.values()], "preprocess": False}
+        self.run.click(checked(self.engine, self.read), outputs=says, queue=False, **values, **QUIET)
+        says.go(**at_once(rest | waiting | {says: {"value": WAITING}}))
+        running = says.go(run, outputs=outputs, **values, **MODEL, **bar)
         running.failure(refused, says, says, queue=False, **QUIET)
 
         shown = {"inputs": self.seen, "outputs": [self.seen, *self.results.parts, self.measured, *self.numbers]}
@@ -138,13 +145,8 @@ class ViewTab:
         # Asked to stop, a run ends by itself, after the step that it is at. One that still waits is cancelled.
         stop.click(**at_once({stop: {"interactive": False, "value": "Stopping"}, leave: {}}))
         stop.click(halt, queue=False, **QUIET)
-        leave.click(**at_once(again | idle | {timer: {"active": False}, says: {"value": "Stopped."}}))
+        leave.click(**at_once(again | idle | {timer: {"active": False}, says: {"value": said("Stopped.")}}))
         leave.click(halt, cancels=[running], queue=False, **QUIET)  # it may just have begun
-
-    @property
-    def name(self) -> str:
-        """Its name in the line."""
-        return f"lab {self.view.name}"
 
     @property
     def numbers(self) -> list[Any]:
@@ -200,8 +202,8 @@ class ViewTab:
         outputs = [self.says, self.measured, *self.numbers, *self.results.parts]
 
         def attempt(event: gr.EventData, measured: Any, *numbers: Any) -> Updates:
-            said: Updates = {} if isinstance(event.target, gr.Tab) else {self.says: ""}
-            return said | answer(measured, numbers)
+            cleared: Updates = {} if isinstance(event.target, gr.Tab) else {self.says: ""}
+            return cleared | answer(measured, numbers)
 
         def answer(measured: Any, numbers: Sequence[Any]) -> Updates:
             from .studies import theory_of
@@ -210,7 +212,7 @@ class ViewTab:
                 with self.engine.beside.work():
                     picture = theory_of(dict(zip(self.fields, numbers, strict=False)), measured)
             except Exception as error:
-                return {self.says: failed(self.engine.sentence(error))}
+                return {self.says: refusal(self.engine.sentence(error))}
             return self.results.update(picture)
 
         def take(request: gr.Request) -> Updates:
@@ -220,10 +222,10 @@ class ViewTab:
                 with self.engine.beside.work():
                     numbers, measured = race_numbers(self.runs.latest(request.session_hash, Run))
             except Exception as error:
-                return {self.says: failed(self.engine.sentence(error))}
+                return {self.says: refusal(self.engine.sentence(error))}
             found = {self.fields[name]: value for name, value in numbers.items()}
-            said = "The numbers and the measured point are those of your last race."
-            return {**answer(measured, [*numbers.values()]), **found, self.measured: measured, self.says: said}
+            words = said("The numbers and the measured point are those of your last race.")
+            return {**answer(measured, [*numbers.values()]), **found, self.measured: measured, self.says: words}
 
         # One event for all of them: the answer to an earlier number cannot come after that to a later one.
         changes, inputs = [self.tab.select, *(number.input for number in self.numbers)], [self.measured, *self.numbers]
@@ -237,8 +239,9 @@ def at_once(changes: Changes) -> dict[str, Any]:
     return {"fn": None, "inputs": None, "outputs": list(changes), "js": f"() => {json.dumps(updates)}", **QUIET}
 
 
-def failed(sentence: str) -> str:
-    return f"{escape(sentence)}</p><i></i>"
+def said(words: str) -> str:
+    """The value of what says it, see said.js."""
+    return to_json({"words": words})
 
 
 def _controls(view: View, engine: Engine) -> Iterator[tuple[str, Any]]:
@@ -256,9 +259,8 @@ def _control(field: Field, elem_id: str, engine: Engine) -> Any:
     choices = [(words, value) for value, words in (field.choices or {}).items()]
     match field.kind:
         case "whole" | "number":
-            bounds = f"{field.low:g} to {field.high:,g}."
             step = 1 if field.kind == "whole" else 0.05
-            return gr.Number(field.value, info=f"{bounds} {field.info}".strip(), step=step, **named)
+            return gr.Number(field.value, info=f"{field.bounds}. {field.info}".strip(), step=step, **named)
         case "address" | "key":
             hidden = "password" if field.kind == "key" else "text"
             return gr.Textbox(field.value, info=field.info or None, type=hidden, max_lines=1, **named)

@@ -41,6 +41,11 @@ class Field:
     info: str = ""
     group: str = ""
 
+    @property
+    def bounds(self) -> str:
+        """Of a number, in words."""
+        return f"{self.low:g} to {self.high:,g}"
+
     def read(self, given: Any) -> Any:
         """The value that was filled in.
 
@@ -72,7 +77,7 @@ class Field:
         if not sound or not self.low <= given <= self.high or (whole and given != int(given)):  # NaN fails
             kind = "a whole number" if whole else "a number"
             instead = ", but it is empty" if given is None else f", not {brief(given, 40)}"
-            raise BadInput(f'"{self.label}" must be {kind} from {self.low:g} to {self.high:g}{instead}.')
+            raise BadInput(f'"{self.label}" must be {kind} from {self.bounds}{instead}.')
         return int(given) if whole else float(given)
 
 

@@ -49,8 +49,8 @@ export const wanted = (preset) => {
 };
 
 /** Run was pressed. The values go on to the server as they are. */
-export const pressed = (values) => {
-  page.race.waiting();
+export const pressed = (values, button) => {
+  page.race.waiting(button);
   return values;
 };
 

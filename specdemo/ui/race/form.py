@@ -105,7 +105,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
         form["max_new_tokens"] = gr.Number(
             chosen.max_new_tokens,
             label="Max new tokens",
-            info=f"At most {budgets.new_tokens:,}.",
+            info=f"1 to {budgets.new_tokens:,}.",
             min_width=100,
             elem_id="max-new-tokens",
         )

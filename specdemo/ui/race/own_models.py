@@ -16,7 +16,8 @@ from ...system.imports import import_quickly
 from ...types import BadInput
 from ..budgets import Budgets
 from ..engine import Engine
-from ..serving.line import MODEL, QUIET
+from ..runs import Runs
+from ..serving.line import LOAD, MODEL, QUIET
 from .form import STARTING, begin_with, menu
 
 STOP_SECONDS = 10.0  # that a load gets to notice that it was cancelled
@@ -24,7 +25,7 @@ OFF = "() => ({ interactive: false, __type__: 'update' })"
 CHOSEN = "(preset) => { specdemo.chose(preset); specdemo.asked = preset; return preset; }"
 
 
-def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> None:
+def add_own_models(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets) -> None:
     """Add the fields to the page that is being built. A Space has them only for the names that its owner allows.
 
     Args:
@@ -52,10 +53,10 @@ def add_own_models(engine: Engine, form: dict[str, Any], budgets: Budgets) -> No
         with gr.Row(visible=names is None):
             own.name = gr.Textbox(label="Name", info="For the preset.", max_lines=1, min_width=100, elem_id="own-name")
             own.save = gr.Button("Save as preset", min_width=80, elem_id="own-save")
-    _wire(engine, form, budgets, own)
+    _wire(engine, runs, form, budgets, own)
 
 
-def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNamespace) -> None:
+def _wire(engine: Engine, runs: Runs, form: dict[str, Any], budgets: Budgets, own: SimpleNamespace) -> None:
     named, chosen = [own.target, own.draft], form["preset"]
     begins = [chosen, *(form[field] for field in STARTING)]
     loads: dict[str | None, tuple[Event, Event]] = {}  # by session: what stops a load, and whether it has ended
@@ -96,6 +97,13 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNam
             loads.pop(request.session_hash, None)
             ended.set()
 
+    def refused(before: str, request: gr.Request) -> list[Any]:
+        """Why it may not join the line. For Gradio a load that is cancelled fails, too, and is told already."""
+        sentence = runs.refusal(request.session_hash, LOAD)
+        if sentence is None:
+            return [gr.skip()] * (2 + len(begins))
+        return [_say(sentence), gr.update(interactive=False), *choose(before)]
+
     def ended(preset: Any, before: str) -> list[Any]:
         """After a load that failed, the preset that was loaded before is chosen again."""
         status = engine.status
@@ -133,6 +141,7 @@ def _wire(engine: Engine, form: dict[str, Any], budgets: Budgets, own: SimpleNam
     loading = begun.success(load, chosen, None, preprocess=False, js=CHOSEN, **MODEL, **QUIET)
     told = loading.then(ended, [chosen, own.before], [own.said, own.cancel, *begins], **here, **QUIET)
     told.then(None, chosen, None, js=CHOSEN)
+    loading.failure(refused, own.before, [own.said, own.cancel, *begins], **here, **QUIET)
     outputs = [own.said, own.load, own.cancel, *begins]
     cancelled = own.cancel.click(give_up, own.before, outputs, cancels=[loading], queue=False, **QUIET)
     cancelled.then(None, chosen, None, js=CHOSEN)

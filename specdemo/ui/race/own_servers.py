@@ -12,6 +12,7 @@ from ...system.allowed import allowed
 from ...types import BadInput
 from ..budgets import Budgets
 from ..engine import Engine
+from ..part import Part
 from .form import FIELDS, read_form
 from .server_run import Place, ServerRun
 
@@ -38,6 +39,7 @@ def add_own_servers() -> tuple[gr.Button, list[Any]]:
         )
         other = gr.Textbox(label="Its API key", type="password", max_lines=1, elem_id="baseline-key")
         race = gr.Button("Race it", elem_id="server-run")
+        Part("mountSaid", button="server-run", elem_id="server-said")
     return race, [server, key, baseline, other]
 
 

@@ -1,7 +1,7 @@
 // The arena: takes the messages of a run (see messages.py) and draws them.
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
-import { askPlace, placeInWords, sentence } from "../assets/top.js";
+import { askPlace, beforeInWords, placeInWords, sentence } from "../assets/top.js";
 import { Charts } from "./charts.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
@@ -11,7 +11,9 @@ import { tooltips } from "./tooltip.js";
 const FIGURES_MS = 80; // between two times that figures and charts are drawn
 const USUAL_K = 4; // where it is not known how many tokens of a draft can be accepted
 const NARROW = 900; // px; there the arena lies below the form, see race.css
+const IN_SIGHT = 100; // px of the lanes that must be in the window
 const ON_ITS_CORES = "The model and this browser share the same cores, so the page updates only every few seconds. It shows the rest after the race.";
+const COUNTED = "They are counted where there is a drafter.";
 const DISTURBED = "Disturbed: another page was served during this race, so its timing may be off.";
 
 /** How many times as fast a drafted lane is by what is shown so far, see stats.speed_up. */
@@ -97,7 +99,7 @@ export class Race {
     for (const [code, name, words] of sd.KINDS) {
       const count = (this.legendCounts[code] = sd.make("b", "", "0"));
       const item = sd.make("li", "", sd.make("span", `tok ${code}`, name), count);
-      this.parts.legend.append(Object.assign(item, { tabIndex: 0, sdWhy: [name, words] }));
+      this.parts.legend.append(Object.assign(item, { tabIndex: 0, sdWhy: [name, `${words} ${COUNTED}`] }));
     }
   }
 
@@ -144,6 +146,7 @@ export class Race {
     this.badge("", "");
     this.parts.why.textContent = more;
     this.behind({});
+    page.beside[this.button]?.({ [this.is("failed") ? "error" : "words"]: this.is("running", "showing") ? "" : sentence });
   }
 
   badge(title, mark) {
@@ -164,16 +167,21 @@ export class Race {
     if (!parts.length) this.parts.behind.open = false;
   }
 
-  /** Run was pressed; nothing has come back yet. */
-  waiting() {
+  /** A button that begins a race was pressed, which may be far from the arena; nothing has come back yet. */
+  waiting(button) {
     if (this.state === "showing") this.skip();
-    if (this.busy) return;
+    if (this.busy) {
+      this.cancelled = true; // Gradio calls it a failure that this one is not run
+      throw new Error("A race is waiting or running.");
+    }
     const opens = this.is("opening", "opened");
-    this.run = null;
+    Object.assign(this, { run: null, button });
+    for (const say of Object.values(page.beside)) say({});
+    page.waits = (line) => this.place(line);
     this.say("waiting");
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
-    if (window.innerWidth <= NARROW) this.root.scrollIntoView({ behavior: "smooth" });
+    if (window.innerWidth <= NARROW && !page.beside[button]) this.root.scrollIntoView({ behavior: "smooth" });
     const { stage, preset, words } = page.status ?? {};
     if (stage === "loading" && preset === page.preset) this.doing(words);
     else this.words("Waiting for the model.");
@@ -183,7 +191,13 @@ export class Race {
   /** Where a race that waits is in the line, see status.py. */
   place(line) {
     if (this.state !== "waiting" || this.run) return;
-    this.words(placeInWords(line), "Your race starts when the races before it have ended.");
+    this.words(placeInWords(line), beforeInWords("race", line.before));
+  }
+
+  /** What begins now can be seen, wherever the button was. */
+  comeIntoSight() {
+    const { top, bottom } = this.parts.panes.getBoundingClientRect();
+    if (bottom < IN_SIGHT || top > window.innerHeight - IN_SIGHT) this.root.scrollIntoView({ behavior: "smooth" });
   }
 
   /** The run is over without a last message: it was cancelled or never got into the queue. */
@@ -239,6 +253,7 @@ export class Race {
     if (message.start) {
       this.show.start(message.start);
       this.show.play();
+      this.comeIntoSight();
     }
     if (message.end) this.measured(message.end);
     if (message.lanes) this.show.add(message.lanes, message.end);
@@ -281,6 +296,8 @@ export class Race {
     const how = size ? `${tree ? "by" : "at"} ${size}, temperature` : "at temperature";
     this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}${how} ${temperature}`;
     this.charts.clear(this.lanes, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
+    this.parts.whose.textContent = one ? "" : `Counted in all ${drafted.length} lanes with a drafter together.`;
+    this.parts.gone.textContent = "";
     this.parts.trace.disabled = this.parts.again.disabled = true;
     this.speed(null);
     this.parts.spoken.textContent = "";
@@ -364,7 +381,7 @@ export class Race {
     const lines = await this.server.trace(this.traceRun);
     if (lines) return sd.save(lines, "specdemo-trace.jsonl", "application/x-ndjson");
     const gone = "This trace is no longer kept. Run the race again to download it.";
-    this.parts.why.textContent = lines === null ? gone : sd.UNREACHABLE; // the result stays
+    this.parts.gone.textContent = lines === null ? gone : sd.UNREACHABLE;
   }
 }
 
@@ -372,8 +389,9 @@ export const mountRace = (element, props, watch, trigger, server) => {
   page.race ??= new Race(element.firstElementChild, trigger, server);
   Object.assign(page.race, { trigger, server, home: element, recording: props.recording });
   watch("value", () => {
-    const { run, error } = JSON.parse(props.value);
-    if (run) page.race.follow(run);
+    const { go, run, error } = JSON.parse(props.value);
+    if (go) trigger(go);
+    else if (run) page.race.follow(run);
     else page.race.fail(error);
   });
 };

@@ -14,7 +14,7 @@ from ...racing.figures import memory_rate_of, weight_bytes
 from ...racing.outcome import Outcome
 from ...racing.trace import Entry, write_trace
 from ..engine import Engine, Said, has_every_core
-from ..jobs import Job
+from ..jobs import RACE, Job
 from .messages import Lanes
 from .request import shown_request
 
@@ -26,7 +26,7 @@ MOST_BYTES = 48_000_000  # of a race: all that are kept have to share memory, an
 class Run(Job):
     """A race that was asked for: its messages, see `lanes`, and its trace."""
 
-    kind = "race"
+    kind = RACE
 
     def __init__(self, request: Request, seconds: float | None = None) -> None:
         super().__init__(request.preset, seconds)
@@ -45,7 +45,7 @@ class Run(Job):
     def _play(self, engine: Engine) -> Iterator[str]:
         for status in self._load(engine):
             yield self.message(status=asdict(status))
-        batches = engine.stream(self.preset, lambda loaded: self._race(engine, loaded), self.local)
+        batches = engine.stream(self.preset, lambda loaded: self._race(engine, loaded), self.local, self)
         with closing(batches):
             said = begun = False
             try:

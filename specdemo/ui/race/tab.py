@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
 import gradio as gr
 
@@ -18,9 +17,10 @@ from ...drafters.names import DRAFTERS
 from ...types import BadInput
 from ..budgets import Budgets, starting
 from ..engine import Engine, EngineTrouble
+from ..jobs import RACE
 from ..part import Part
 from ..runs import Runs
-from ..serving.line import MODEL, QUIET, job
+from ..serving.line import MODEL, QUIET, checked, job, refusal
 from ..values import one_of, to_json
 from .form import (
     CHAT,
@@ -43,8 +43,8 @@ from .own_servers import add_own_servers, read_servers
 from .run import Run
 
 STOP_SECONDS = 2.0
-RACE = "race"  # its name in the line
-Reads = tuple[gr.Button, list[Any], Callable[[Sequence[Any]], Run]]
+UNABLE = "() => specdemo.race.unable()"
+Reads = tuple[str, gr.Button, list[Any], Callable[[Sequence[Any]], Run]]
 
 
 def add_race(
@@ -61,21 +61,21 @@ def add_race(
             form = add_form(engine.presets, prompts, budgets)
             with form["own"]:
                 if budgets.own_models:
-                    add_own_models(engine, form, budgets)
+                    add_own_models(engine, runs, form, budgets)
                     own_server = add_own_servers()
         with gr.Column(scale=1, min_width=320, elem_id="arena"):
             arena = Part(
                 "mountRace",
-                ("link", "cancel", "forget"),
+                ("begin", "ask", "link", "cancel", "forget"),
                 server_functions=_answers(runs),
                 recording=recording,
                 elem_id="race",
             )
     fields = [form[name] for name in FIELDS]
-    reads: list[Reads] = [(form["run"], fields, lambda values: _read(values, engine, budgets))]
+    reads: list[Reads] = [("begin", form["run"], fields, lambda values: _read(values, engine, budgets))]
     if budgets.own_models:
         button, more = own_server
-        reads.append((button, [*fields, *more], lambda values: read_servers(values, engine, budgets)))
+        reads.append(("ask", button, [*fields, *more], lambda values: read_servers(values, engine, budgets)))
     _wire_runs(engine, runs, form, reads, arena)
     form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
     arena.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
@@ -104,7 +104,8 @@ def _read(values: Sequence[Any], engine: Engine, budgets: Budgets) -> Run:
 def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], reads: Sequence[Reads], race: gr.HTML) -> None:
     """
     Args:
-        reads: each button that begins a race, the fields that are then read, and what makes a race of their values.
+        reads: for each button that begins a race the arena's event that follows it, the fields that are read, and what
+            makes a race of their values.
     """
 
     def runner(read: Callable[[Sequence[Any]], Run]) -> Any:
@@ -123,9 +124,6 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], reads: Sequence
 
         return run
 
-    def refusal(sentence: str) -> str:
-        return to_json({"refused": uuid4().hex, "error": sentence})  # new, or the page would see no change
-
     def refused(request: gr.Request) -> Any:
         """Why it was not let into the line."""
         sentence = runs.refusal(request.session_hash, RACE)
@@ -141,11 +139,16 @@ def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], reads: Sequence
         runs.stop(request.session_hash, Run)
 
     running = []
-    for button, fields, read in reads:
-        pressed = {"preprocess": False, "js": "(...values) => specdemo.pressed(values)", **MODEL, **QUIET}
-        running.append(button.click(runner(read), fields, race, **pressed))
+    for event, button, fields, read in reads:
+        pressed = f"(...values) => specdemo.pressed(values, '{button.elem_id}')"
+        check = checked(engine, read, event)
+        asked = button.click(check, fields, race, preprocess=False, queue=False, js=pressed, **QUIET)
+        asked.failure(None, js=UNABLE)
+        # Whatever was checked gets into the line, or the page would wait for a race that Gradio does not run.
+        each = {"preprocess": False, "trigger_mode": "multiple", **MODEL, **QUIET}
+        running.append(getattr(race, event)(runner(read), fields, race, **each))
         told = running[-1].failure(refused, None, race, queue=False, **QUIET)
-        told.then(None, js="() => specdemo.race.unable()")  # if nothing was told
+        told.then(None, js=UNABLE)  # if nothing was told
     # Asked to stop, a race ends by itself, after the step that it is at, and is summed up. One that still waits in line
     # is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
     halted = form["halt"].click(stop, queue=False, js="() => specdemo.race.skip()", **QUIET)

@@ -11,6 +11,9 @@ const KEYS_ARE_TAKEN = "input, select, textarea, dialog[open]";
 const PANE_KEYS = ["ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "Home", "End"]; // they move in the text
 const RACE = ":race"; // chosen instead of a recording
 const FILE = ":file";
+const READY = ["A recording.", "Press Play, go round by round, or step through a round."];
+const PLAYING = ["Playing a recording.", "Pause to go round by round or to step through a round. The speeds stand beside the clock."];
+const PAUSED = ["A recording, paused.", "Press Play to go on, go round by round, or step through a round."];
 const WHOSE = {
   recording: "A recording that ships with this page, not measured here.",
   race: "The last race on this page.",
@@ -130,12 +133,12 @@ class Replay {
   refuse(sentence) {
     this.loading = null;
     this.which.value = this.chosen;
-    this.pause();
-    this.race.fail(sentence);
+    this.parts.refused.textContent = sentence;
   }
 
   async load(answer) {
     this.pause();
+    this.parts.refused.textContent = "";
     const loading = (this.loading = answer);
     let data;
     try {
@@ -180,6 +183,7 @@ class Replay {
     sd.put(told, words);
     if (this.show.playing && !this.root.offsetParent) this.pause();
     play.textContent = this.show.playing && !this.show.done ? "Pause" : "Play";
+    this.tellHow();
   }
 
   /** The arena has been cleared. */
@@ -190,12 +194,19 @@ class Replay {
       if (recorded?.title) lane.title(recorded.title);
     }
     this.race.tellMemory(this.data.end); // now, so that nothing moves when it ends
-    this.race.words("A recording.", "Press Play, go round by round, or step through a round.");
+    this.caption = "";
+  }
+
+  /** Until it has ended: what it does, and what can be done. */
+  tellHow() {
+    if (this.show.done || !this.data) return;
+    const how = this.show.playing ? PLAYING : this.show.time > 0 ? PAUSED : READY;
+    if (how !== this.caption) this.race.words(...how);
+    this.caption = how;
   }
 
   /** To a time at once; playing goes on from there. */
   jump(time) {
-    if (this.race.state === "failed") this.show.rewind();
     this.show.seek(Math.min(Math.max(time, 0), this.end));
     this.race.drawNow();
   }
@@ -234,6 +245,7 @@ class Replay {
     if (this.show.playing) this.race.drawNow();
     this.show.pause();
     this.parts.play.textContent = "Play";
+    this.tellHow();
   }
 
   // --- keys

@@ -14,15 +14,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
+from uuid import uuid4
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..runs import Runs
+from ..engine import Engine
+from ..runs import Place, Runs
+from ..values import to_json
 
 MODEL_LINE = "model"  # Gradio's concurrency_id of whatever uses the model
 MODEL: dict[str, Any] = {"concurrency_id": MODEL_LINE, "concurrency_limit": 1}  # for an event that waits in the line
+LOAD = "load"  # the work of an event that loads a preset
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}  # for an event of the page's own
 MAX_WAITING = 16
 MAX_OF_ADDRESS = 3
@@ -30,18 +34,39 @@ CANCELLING = "/gradio_api/cancel"
 JOINING = re.compile(r"/gradio_api/(?:queue/join|call/(?:v2/)?(?P<name>[^/]+))/?$")
 
 
-def job(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark a handler whose event is a race or a measurement, and not the loading of a preset.
+def job(work: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a handler whose event is a race or a study, and not the loading of a preset.
 
     Args:
-        name: what asks for it, by which that learns why it may not join.
+        work: what it is, see `durations.Timed`. What asks for it learns by this name why it may not join.
     """
 
     def mark(handler: Callable[..., Any]) -> Callable[..., Any]:
-        handler.job = name  # type: ignore[attr-defined]
+        handler.job = work  # type: ignore[attr-defined]
         return handler
 
     return mark
+
+
+def checked(engine: Engine, read: Callable[[Sequence[Any]], object], event: str = "go") -> Callable[..., str]:
+    """A handler that checks values before their job joins the line, where it could wait for minutes only to fail.
+
+    Its output is a part whose script then triggers the `event`, or says why not: see `refusal`.
+    """
+
+    def check(*values: Any) -> str:
+        try:
+            read(values)
+        except Exception as error:
+            return refusal(engine.sentence(error))
+        return to_json({"go": event, "id": uuid4().hex})
+
+    return check
+
+
+def refusal(sentence: str) -> str:
+    """Why a job is not run, for the script of a part."""
+    return to_json({"error": sentence, "id": uuid4().hex})  # new, or the page would see no change
 
 
 class Door:
@@ -84,8 +109,8 @@ class Door:
             sentence = self._refusal(scope, fn, session) if fn is not None else ""
             if not sentence:
                 return await self.app(scope, again, send)
-        if session and _is_job(fn):
-            self.runs.refuse(session, fn.fn.job, sentence)
+        if session:
+            self.runs.refuse(session, _work(fn), sentence)
         by_client = fn.api_visibility == "public" and called["name"] is None  # which reads no other answer
         told = [{"__type__": "validate", "is_valid": False, "parameter_name": "line", "message": sentence}]
         answer = JSONResponse({"detail": told if by_client else sentence}, 422 if by_client else 429)
@@ -107,12 +132,12 @@ class Door:
                 f"{len(theirs)} requests from your address are in the line, the last one {last}: wait until one ends."
             )
         if len(waiting) >= MAX_WAITING:
-            return f"{len(waiting)} requests are waiting. Try again {self._in(len(waiting))}."
+            return f"{len(waiting)} requests are waiting. Try again {self._in(waiting)}."
         return ""
 
-    def _in(self, waiting: int) -> str:
+    def _in(self, waiting: Sequence[Any]) -> str:
         """When the line may have moved on, estimated from the last jobs."""
-        seconds = self.runs.engine.expected_wait(waiting)
+        seconds = self.runs.engine.expected_wait([_work(event.fn) for event in waiting])
         if not seconds:
             return "later"
         minutes = round(seconds / 60)
@@ -121,6 +146,11 @@ class Door:
 
 def _is_job(fn: Any) -> bool:
     return hasattr(fn.fn, "job")
+
+
+def _work(fn: Any) -> str:
+    """What an event of the line is, see `durations.Timed`."""
+    return fn.fn.job if _is_job(fn) else LOAD
 
 
 def address_of(scope: Scope, proxied: bool) -> str:
@@ -163,11 +193,14 @@ def _is_late(blocks: Any, body: bytes) -> bool:
     return bool(theirs) and event not in theirs
 
 
-def place_of(blocks: Any, session: str) -> tuple[int, int] | None:
-    """The place in line, from 1, of a session's last event, and how many wait; None if it does not wait."""
-    waiting, _ = _line(blocks)
+def place_of(blocks: Any, session: str) -> Place | None:
+    """The place of a session's last event; None if it does not wait."""
+    waiting, running = _line(blocks)
     places = [place for place, event in enumerate(waiting, 1) if event.session_hash == session]
-    return (places[-1], len(waiting)) if places else None
+    if not places:
+        return None
+    works, place = [_work(event.fn) for event in waiting], places[-1]
+    return Place(place, len(waiting), [_work(event.fn) for event in running], works[: place - 1])
 
 
 def is_heard(blocks: Any, session: str) -> bool:

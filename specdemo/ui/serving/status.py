@@ -7,6 +7,7 @@ sleeps until the engine's status changes; only places in line are read every sec
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -52,13 +53,15 @@ async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
 
 
 def _line(runs: Runs, session: str) -> dict[str, Any] | None:
-    """`place` of `of` in line, and the estimated `seconds` if they are known; None for a session that does not wait."""
+    """`place` of `of` in line, how many of each kind are `before` it, and the estimated `seconds` if they are known;
+    None for a session that does not wait."""
     found = runs.place(session)
     if found is None:
         return None
-    place, of = found
-    seconds = runs.engine.expected_wait(place - 1)
-    return {"place": place, "of": of, "seconds": None if seconds is None else _rounded(seconds)}
+    seconds = runs.engine.expected_wait(found.before)
+    kinds = Counter(work.partition(" ")[0] for work in (*found.current, *found.before))
+    told = {"place": found.place, "of": found.of, "before": kinds}
+    return {**told, "seconds": None if seconds is None else _rounded(seconds)}
 
 
 def _rounded(seconds: float) -> int:

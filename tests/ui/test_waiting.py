@@ -1,0 +1,126 @@
+"""What is said at once while a study has the model: what cannot be run, and what a race or a study waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from specdemo.ui.lab import studies
+from specdemo.ui.lab.run import LabRun
+from specdemo.ui.lab.studies import Study
+from specdemo.ui.lab.views import VIEWS
+
+from .browser import run, wait_until
+from .conftest import Visit
+from .scripted import Script
+
+
+class Long(Study):
+    """A study of a hundred steps that take a second in all, but for the middle, where it waits until it may go on."""
+
+    gate = True
+
+    def run(self) -> Iterator[str]:
+        self.steps = 100
+        while self.done < self.steps:
+            self.done += 1
+            yield "Counting"
+            time.sleep(0.01)
+            while self.done == 50 and not type(self).gate:
+                time.sleep(0.01)
+                yield "Counting"
+
+    def picture(self) -> Any:
+        return []
+
+    def rows(self) -> list[dict[str, Any]]:
+        return []
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Long]]:
+    """A study that stays in the middle while the test goes on."""
+    monkeypatch.setitem(studies.STUDIES, "domains", Long)
+    monkeypatch.setattr(Long, "gate", False)
+    yield Long
+    Long.gate = True
+
+
+def open_lab(page: Page, view: str = "domains") -> None:
+    page.get_by_role("tab", name="Lab").click()
+    page.get_by_role("tab", name=VIEWS[view].title, exact=True).click()
+    page.locator(f"#lab-{view} .lab-run").wait_for()
+
+
+def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(
+    visit: Visit, script: Script, held: type[Long]
+) -> None:
+    measuring, racing, studying = (visit() for _ in range(3))
+    open_lab(measuring)
+    said = measuring.locator("#lab-domains .lab-says")
+    measuring.click("#lab-domains .lab-run")
+    expect(said.locator(".progress-level")).to_contain_text("Counting")
+    expect(said.locator("[role=status]")).to_be_empty()  # it does not wait for the model any more
+    words, bar = (said.locator(f".progress-{part}").bounding_box() for part in ("level-inner", "bar-wrap"))
+    assert words
+    assert bar
+    assert words["y"] + words["height"] <= bar["y"]
+
+    # Refused, each where the button is, while the study has the model.
+    run(racing, "   ", until="failed")
+    expect(racing.locator("#race .sd-sentence")).to_have_text("The prompt is empty: type something first.")
+    racing.fill("#prompt textarea", "one two")
+    racing.fill("#max-new-tokens input", "-5")
+    run(racing, until="failed")
+    words_of_limit = "max new tokens must be a whole number from 1 to 2,000, not -5."
+    expect(racing.locator("#race .sd-sentence")).to_have_text(words_of_limit)
+    racing.get_by_role("button", name="Your own server").click()
+    racing.locator("#server-address :is(input, textarea)").fill("http://127.0.0.1:9")
+    racing.click("#server-run")
+    expect(racing.locator("#server-said .sd-said")).to_have_text(words_of_limit)
+    expect(racing.locator("#server-said .sd-said")).to_be_in_viewport()
+    open_lab(studying)
+    studying.fill("#lab-domains-max_new_tokens input", "-5")
+    studying.click("#lab-domains .lab-run")
+    status = studying.locator("#lab-domains .lab-says [role=status]")
+    expect(status).to_have_text('"Tokens per text" must be a whole number from 8 to 512, not -5.')
+    expect(status).to_be_in_viewport()
+    expect(studying.locator("#lab-domains .lab-run")).to_be_enabled()
+
+    # What waits for the study, and for the race behind it.
+    racing.fill("#max-new-tokens input", "5")
+    run(racing, until="waiting")
+    expect(racing.locator("#race .sd-sentence")).to_contain_text("Waiting: number 1 of 1")
+    expect(racing.locator("#race .sd-why-exact")).to_have_text("Your race starts when the study before it has ended.")
+    studying.fill("#lab-domains-max_new_tokens input", "8")
+    studying.click("#lab-domains .lab-run")
+    expect(status).to_contain_text("Waiting: number 2 of 2")
+    expect(status).to_contain_text("Your study starts when the race and the study before it have ended.")
+    held.gate = True
+    racing.locator("#race .sd-arena[data-state=ended]").wait_for()
+    expect(status).to_have_text("Done.")
+    assert script.ended_races == 1
+
+
+def test_a_study_says_how_long_it_still_takes(script: Script, held: type[Long]) -> None:
+    """Those who wait for it were told how long races take."""
+    engine = script.used
+    list(engine.follow("scripted"))
+    job = LabRun("scripted", VIEWS["domains"], {"drafter": "ngram"})
+    played = job.play(engine)
+    told = [next(played)]
+    while job.seconds_left() is None:
+        told.append(next(played))
+    wait_until(lambda: (left := job.seconds_left()) is not None and left < 5)
+    expected = engine.expected_wait([])
+    assert expected is not None
+    assert expected == pytest.approx(job.seconds_left(), abs=1)
+    assert engine.expected_wait(["study sweep"]) is None  # of which nothing is known
+    held.gate = True
+    told += played
+    assert any("s left" in words for _, words in told)
+    assert engine.expected_wait([]) == 0.0
