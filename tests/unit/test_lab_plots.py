@@ -12,7 +12,7 @@ import pytest
 from specdemo.studies.domains import CATEGORY, KIND, POSITION
 from specdemo.ui.lab.diagnosis import of_diagnosis
 from specdemo.ui.lab.pictures import ALONE, SHARE, TIMES, of_domains
-from specdemo.ui.lab.plots import HEIGHT, Figure, bars, lines
+from specdemo.ui.lab.plots import BEYOND, HEIGHT, Figure, bars, lines
 
 from .test_diagnosis import ALONE as WITHOUT_DRAFTS
 from .test_diagnosis import DRAFTED, Scripted, examined
@@ -37,7 +37,7 @@ def axis(figure: Figure, channel: str) -> dict[str, Any]:
 
 
 def drawn(figure: Figure) -> list[dict[str, Any]]:
-    """The rows of a plot of bars."""
+    """The rows of a plot."""
     return list(json.loads(figure.plot)["data"]["values"])
 
 
@@ -135,8 +135,22 @@ def test_whiskers_are_whole() -> None:
     assert first < 1
     assert last > 4
     assert "clip" not in figure.plot
+    assert BEYOND not in figure.words
     low = lines("", "", PLACES, {"label": "", "format": ".2f"}, [("a", points)])
     assert axis(low, "y")["domain"][0] <= 0.8
+
+
+def test_a_whisker_of_a_thousand_times_the_points_ends_in_an_arrow_and_says_so() -> None:
+    """Of two texts a 95% interval can be that long."""
+    points: list[list[float | None]] = [[1, 1.5, 0.0, 1400.0], [2, 1.0, 0.5, 4.5]]
+    figure = lines("", "", PLACES, TIMES, [("a", points)], ALONE)
+    assert axis(figure, "y")["domain"] == [0, pytest.approx(1.06 * 4.5)]
+    assert [(dot["reach"], dot["beyond"]) for dot in drawn(figure) if "reach" in dot] == [(4.5, True), (4.5, False)]
+    assert "0.00× to 1400.00×" in drawn(figure)[0]["told"]  # in the tooltip
+    rows = [{"name": "a", "value": 1.5, "low": 0.0, "high": 1400.0}]
+    for shown in (figure, bars("", "", TIMES, rows)):
+        assert BEYOND in shown.words
+    assert axis(bars("", "", TIMES, rows), "x")["domain"] == [0, 4.5]
 
 
 def test_many_names_make_a_plot_higher_instead_of_flatter() -> None:

@@ -15,13 +15,15 @@ import altair as alt
 from ...studies.statistics import Spread
 
 Row = Mapping[str, Any]
-HEIGHT, USUAL_NAMES, LEGEND_LINE = 340, 3, 15  # px of a plot with its axes and so many names, see lab.css; of another
+HEIGHT, USUAL_NAMES, LEGEND_LINE = 340, 3, 15  # px of a plot with its axes and so many names; of one more
 CROWD = 40  # points of a series; more get small markers
 INK, SOFT = "var(--sd-ink)", "var(--sd-soft)"
 COLOURS = [f"var(--sd-s{place})" for place in range(6)]  # Okabe and Ito's, dark and light, see lab.css
 DASHES = [[1, 0], [7, 4], [2, 3], [10, 3, 2, 3], [5, 2], [1, 4]]
 MARKERS = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 RULE_DASH, RULE_MARKER = [1, 3], "M-1.5,0h.3m.5,0h.3m.5,0h.3m.5,0h.3m.3,0"  # dotted, also in the legend
+LONGEST = 3  # times the highest point: how far an axis follows whiskers
+BEYOND = "The interval goes on beyond the plot."
 MOST_TICKS = 20  # whole numbers on an axis that each have a place of their own
 NAME_LETTERS = 44  # in a line above a bar
 VALUE_WIDTH = 62  # px for the number beside it
@@ -43,11 +45,15 @@ AXIS_FORMATS = ".0%", ".1%", ".3f"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A plot as Vega-Lite's JSON, with what stands above it; an empty text while there is nothing to draw."""
+    """A plot as Vega-Lite's JSON, with what stands above it; an empty text while there is nothing to draw.
+
+    `height` is that of the plot in px.
+    """
 
     title: str
     words: str
     plot: str
+    height: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +131,8 @@ def lines(
     seen = [dot["x"] for dot in dots]
     margin = 0.3 if ticks else 0.03 * (max(seen) - min(seen)) or 0.5  # so that whiskers at the ends are whole
     ends = (-margin, len(ticks) - 1 + margin) if ticks else (min(seen) - margin, max(seen) + margin)
-    heights = _ends(dots, ("y", "low", "high"), rules)
+    goes_on = _cut(dots, LONGEST * max(_ends(dots, ("y",), rules)))
+    heights = _ends(dots, ("y", "low", "reach"), rules)
     domain = [y.get("from", min(heights)), y.get("to") or 1.06 * max(heights) or 1]
     level = [{"x": end, "y": at, "name": name} for at, name in rules for end in ends]
 
@@ -168,7 +175,7 @@ def lines(
     base = alt.Chart(alt.Data(values=values)).encode(horizontal)
     layers = [base.mark_line(strokeWidth=2.2).encode(vertical, colour, dash, detail="name:N")]
     if any(dot["high"] is not None for dot in dots):
-        layers += _whiskers(base.encode(colour), alt.Y, alt.Y2("high"), opacity=0.8)
+        layers += _whiskers(base.encode(colour), alt.Y, alt.Y2("reach"), opacity=0.8, aria=False)
     size = 22 if max(len(points) for _, points in series) > CROWD else 60
     layers.append(
         base.transform_filter("isValid(datum.told)")
@@ -184,7 +191,9 @@ def lines(
         )
     spoken = ". ".join(f"{name}: {_aloud([dot for dot in dots if dot['name'] == name], x, ticks)}" for name in drawn)
     height = HEIGHT + LEGEND_LINE * max(0, len(names) - USUAL_NAMES)
-    return Figure(title, words, _json(alt.layer(*layers), f"{title}. {x['label']}: {y['label']}. {spoken}", height))
+    words = f"{words}\n▲ {BEYOND}" if goes_on else words
+    spoken = f"{title}. {x['label']}: {y['label']}. {spoken}"
+    return Figure(title, words, _json(alt.layer(*layers), spoken, height), height)
 
 
 def _aloud(dots: list[dict[str, Any]], x: Mapping[str, Any], ticks: Any) -> str:
@@ -214,7 +223,8 @@ def bars(
         return Figure(title, words, "")
     changes = any("start" in row for row in shown)
     height = shown[-1]["ends"] + APART
-    reach = x.get("to") or max(_ends(shown, ("value", "high", "start", "mark"), rules)) or 1
+    goes_on = _cut(shown, LONGEST * max(_ends(shown, ("value", "start", "mark"), rules)))
+    reach = x.get("to") or max(_ends(shown, ("value", "reach", "start", "mark"), rules)) or 1
     scale = alt.Scale(domain=[0, reach], nice="to" not in x, range=[0, {"expr": f"width - {VALUE_WIDTH}"}])
     axis = alt.Axis(title=x["label"], tickCount=5, domain=False, ticks=False, **_labels(x["format"]))
     across = partial(alt.X, axis=axis, scale=scale)
@@ -236,8 +246,8 @@ def bars(
         layers.append(rule.encode(x=across(datum=value, type="quantitative"), **of_bar))
         key.append(f"┊ {told(value, x['format'])}, {words_of_rule}")
     if any(row.get("high") is not None for row in shown):
-        layers += _whiskers(base.encode(y=down("middle:Q")), across, alt.X2("high"), color=INK, aria=False)
-        key += [f"├─┤ {whisker}"] * bool(whisker)
+        layers += _whiskers(base.encode(y=down("middle:Q")), across, alt.X2("reach"), color=INK, aria=False)
+        key += [f"├─┤ {whisker}"] * bool(whisker) + [f"▶ {BEYOND}"] * goes_on
     if any(row.get("mark") is not None for row in shown):
         marked = base.transform_filter("isValid(datum.mark)").mark_point(
             shape="diamond", filled=True, size=110, opacity=1, fill=COLOURS[4], stroke="var(--sd-card)", aria=False
@@ -250,7 +260,8 @@ def bars(
     tip = [alt.Tooltip("told:N", title="name")]
     layers.append(whole.encode(x=alt.value(0), x2=end, y=down("top:Q"), y2="ends", tooltip=tip, description="told:N"))
     spoken = ", ".join(f"{row['name']}: {row['shown']}" for row in shown)
-    return Figure(title, "\n".join([words, *key]), _json(alt.layer(*layers), f"{title}. {spoken}", height + AXIS))
+    plot = _json(alt.layer(*layers), f"{title}. {spoken}", height + AXIS)
+    return Figure(title, "\n".join([words, *key]), plot, height + AXIS)
 
 
 def _bar_rows(
@@ -292,13 +303,29 @@ def _labels(form: str) -> dict[str, Any]:
     return {"labelExpr": AXIS_LABELS[form]} if form in AXIS_LABELS else {"format": form} if form in AXIS_FORMATS else {}
 
 
-def _whiskers(base: alt.Chart, along: Any, high: Any, **look: Any) -> list[alt.Chart]:
-    """From `low` to `high` of the values that have them, with caps."""
-    reaches = base.transform_filter("isValid(datum.high)")
-    orient = "horizontal" if along is alt.Y else "vertical"
-    caps = reaches.mark_tick(orient=orient, size=10, thickness=1.6, **look)
-    ticks = [caps.encode(along(f"{end}:Q")) for end in ("low", "high")]
-    return [reaches.mark_rule(strokeWidth=1.6, **look).encode(along("low:Q"), high), *ticks]
+def _cut(rows: Sequence[dict[str, Any]], most: float) -> bool:
+    """Note how far the whisker of each row is drawn (`reach`) and whether it goes on `beyond`; return whether any does.
+
+    With few texts a whisker may be a thousand times as long as all points are high.
+    """
+    for row in rows:
+        if row.get("high") is not None:
+            row |= {"reach": min(row["high"], most), "beyond": bool(row["high"] > most)}
+    return any(row.get("beyond") for row in rows)
+
+
+def _whiskers(base: alt.Chart, along: Any, reach: Any, **look: Any) -> list[alt.Chart]:
+    """From `low` to `reach` of the values that have them, with caps, or an arrow where the whisker goes on."""
+    reaches = base.transform_filter("isValid(datum.reach)")
+    upright = along is alt.Y
+    cap = {"orient": "horizontal" if upright else "vertical", "size": 10, "thickness": 1.6}
+    arrow = {"shape": "triangle-up" if upright else "triangle-right", "filled": True, "size": 70}
+    return [
+        reaches.mark_rule(strokeWidth=1.6, **look).encode(along("low:Q"), reach),
+        reaches.mark_tick(**cap, **look).encode(along("low:Q")),
+        reaches.transform_filter("!datum.beyond").mark_tick(**cap, **look).encode(along("reach:Q")),
+        reaches.transform_filter("datum.beyond").mark_point(**arrow, **look).encode(along("reach:Q")),
+    ]
 
 
 def _json(chart: alt.LayerChart, spoken: str, height: int) -> str:

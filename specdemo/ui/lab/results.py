@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from .plots import Figure, Picture, Section, Table
 
 Updates = dict[Any, Any]
-LINES, BARS = "lab-lines", "lab-bars"  # classes: what keeps its height while a plot is redrawn, see lab.css
-SLOTS: dict[str, list[tuple[list[str], int]]] = {  # for each section of a view: its figures, and how many tables
-    "profile": [([LINES, BARS], 3)],
-    "theory": [([LINES, LINES], 1), ([BARS, LINES], 0)],
-    "sweep": [([LINES] * 4, 1)],
-    "domains": [([BARS] * 3, 1)],
-    "lossless": [([BARS], 1), ([LINES], 2), ([BARS, LINES, LINES], 1)],
-    "doctor": [([LINES, BARS, LINES, LINES], 5)],
+SLOTS: dict[str, list[tuple[int, int]]] = {  # for each section of a view: how many figures, and how many tables
+    "profile": [(2, 3)],
+    "theory": [(2, 1), (2, 0)],
+    "sweep": [(4, 1)],
+    "domains": [(3, 1)],
+    "lossless": [(1, 1), (1, 2), (3, 1)],
+    "doctor": [(4, 5)],
 }
 
 
@@ -31,26 +30,28 @@ def plain(text: str) -> str:
 
 
 class _Figure:
-    def __init__(self, kind: str) -> None:
-        with gr.Column(visible=False, elem_classes=["lab-figure", kind]) as self.column:
+    def __init__(self) -> None:
+        with gr.Column(visible=False, elem_classes="lab-figure") as self.column:
             self.words = gr.Markdown(latex_delimiters=[])
-            self.plot = gr.Plot(show_label=False, container=False)
-        self.parts = [self.column, self.words, self.plot]
+            with gr.Row() as self.row:
+                self.plot = gr.Plot(show_label=False, container=False)
+        self.parts = [self.column, self.words, self.row, self.plot]
 
     def update(self, figure: Figure | None) -> Updates:
         if figure is None or not figure.plot:
             return {self.column: gr.update(visible=False)}
         words = f"**{plain(figure.title)}**\n\n" + "  \n".join(map(plain, figure.words.splitlines()))
         drawn = PlotData(type="altair", plot=figure.plot)
-        return {self.column: gr.update(visible=True), self.words: words, self.plot: drawn}
+        kept = gr.update(min_height=figure.height)  # while a plot is redrawn there is nothing
+        return {self.column: gr.update(visible=True), self.words: words, self.row: kept, self.plot: drawn}
 
 
 class _Section:
-    def __init__(self, figures: list[str], tables: int) -> None:
+    def __init__(self, figures: int, tables: int) -> None:
         with gr.Column(visible=False, elem_classes="lab-section") as self.column:
             self.words = gr.Markdown(latex_delimiters=[])
             with gr.Row(elem_classes="lab-figures"):
-                self.figures = [_Figure(kind) for kind in figures]
+                self.figures = [_Figure() for _ in range(figures)]
             self.tables = [_Table() for _ in range(tables)]
         shown: list[_Figure | _Table] = [*self.figures, *self.tables]
         self.parts = [self.column, self.words, *(part for one in shown for part in one.parts)]

@@ -28,6 +28,7 @@ from .views import ABLE, VIEWS, Field, View
 
 TICK_SECONDS = 1.5
 WAITING = to_json({"words": "Waiting for the model.", "waits": True})
+UNABLE = "It could not be run."
 Changes = dict[Any, dict[str, Any]]
 REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
 
@@ -75,7 +76,7 @@ class ViewTab:
                 with gr.Column(elem_classes="lab-results"):
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
-                            kind: gr.DownloadButton(f"Download {kind.upper()}", size="md", scale=0, min_width=150)
+                            kind: gr.DownloadButton(f"Download {kind.upper()}", size="md", scale=0, min_width=170)
                             for kind in ("json", "csv", *["html"] * (view.name == "doctor"))
                         }
                     self.results = Results(view.name)
@@ -113,7 +114,7 @@ class ViewTab:
         def refused(shown: Any, request: gr.Request) -> Any:
             """Why it was not let into the line. For Gradio a run that is cancelled fails, too: `Stopped` stays."""
             sentence = self.runs.refusal(request.session_hash, work)
-            return refusal(sentence or "It could not be run.") if sentence or shown == WAITING else gr.skip()
+            return refusal(sentence or UNABLE) if sentence or shown == WAITING else gr.skip()
 
         def halt(request: gr.Request) -> None:
             self.runs.stop(request.session_hash, LabRun)
@@ -129,7 +130,8 @@ class ViewTab:
             files: {"visible": False},
         }
         values = {"inputs": [preset, *self.fields.values()], "preprocess": False}
-        self.run.click(checked(self.engine, self.read), outputs=says, queue=False, **values, **QUIET)
+        check = self.run.click(checked(self.engine, self.read), outputs=says, queue=False, **values, **QUIET)
+        check.failure(**at_once({says: {"value": refusal(UNABLE)}}))
         says.go(**at_once(rest | waiting | {says: {"value": WAITING}}))
         running = says.go(run, outputs=outputs, **values, **MODEL, **bar)
         running.failure(refused, says, says, queue=False, **QUIET)
