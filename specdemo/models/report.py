@@ -143,7 +143,8 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     sources = [source for source in (preset.target, preset.draft_model) if source is not None]
     looking = partial(_look_at, dtype=chosen_dtype, device=chosen_device)
-    models = [looking(source, lanes=lanes) for source, lanes in zip(sources, (LANES, 1), strict=False)]
+    runs = (LANES, preset.skip_layers or 0), (1, 0)
+    models = [looking(source, *how) for source, how in zip(sources, runs, strict=False)]
     unlike = None
     if len(models) > 1:
         target, draft = models
@@ -178,7 +179,7 @@ def _partly_on_disk(report: Report, device: torch.device) -> Report:
     return replace(report, models=(replace(target, engine="eager", exact=False), *drafts), on_disk=on_disk)
 
 
-def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.device) -> ModelReport:
+def _look_at(source: Source, lanes: int, skip_layers: int, dtype: torch.dtype, device: torch.device) -> ModelReport:
     of_file = None
     if isinstance(source, Gguf):
         hub = NOTHING if source.repo is None else _on_hub(source.repo, source.revision, source.file)
@@ -193,7 +194,7 @@ def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.devic
         config, vocabulary = found.config, found.tokenizer.get_vocab()
     engine, exact = expected_engine(config, dtype, device)
     computed = compute_dtype(dtype, device)
-    part = Part(str(source), config, computed if engine == "eager" else dtype)
+    part = Part(str(source), config, computed if engine == "eager" else dtype, skip_layers)
     numbers, text = part.numbers if of_file is None else of_file, config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
         numbers += text.vocab_size * text.hidden_size  # one for the rows of the input, one laid out for the output
@@ -204,7 +205,7 @@ def _look_at(source: Source, lanes: int, dtype: torch.dtype, device: torch.devic
         name=str(source),
         download=hub.download,
         weights=numbers * bits(config, part.dtype) // 8,
-        caches=(row * min(TOKENS, context_of(config)) + part.states) * lanes,
+        caches=int((row * min(TOKENS, context_of(config)) + part.states) * (lanes + part.drafting)),
         engine=engine,
         exact=exact,
         licence=hub.licence,

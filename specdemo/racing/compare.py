@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.events import emitted_tokens
-from ..drafters.names import DRAFTERS
 from ..types import AUTO, MATCH, MAX_K, Settings, Token
 from .trace import Entry
 
@@ -63,17 +62,14 @@ def first_to_part(comparisons: Iterable[Comparison]) -> Comparison:
     return min(comparisons, key=lambda found: math.inf if found.first_difference is None else found.first_difference)
 
 
-def exact_rows(environment: Mapping[str, Any], drafter: str) -> int:
-    """`Runner.exact_rows` of the target in a lane with this drafter: 0 where nothing says that a row is exact.
+def exact_rows(environment: Mapping[str, Any]) -> int:
+    """`Runner.exact_rows` of the target: 0 where nothing says that a row is exact.
 
     Args:
         environment: of the loaded preset, or as a trace tells it. A trace without the number is older: it tells of
             the engine, and whether that ran Triton's kernels.
-        drafter: an early exit on a GPU does not go through Triton's kernels.
     """
     engine, rows = environment.get("engine"), environment.get("exact_rows")
-    if engine == "graph" and drafter in DRAFTERS and DRAFTERS[drafter].uses_early_exit:
-        return 0
     if type(rows) is int:
         return rows
     if engine == "native" or (engine == "graph" and environment.get("triton") is True):
@@ -81,11 +77,11 @@ def exact_rows(environment: Mapping[str, Any], drafter: str) -> int:
     return OLD_FUSED_ROWS if engine == "fused" and environment.get("dtype") == "bfloat16" else 0
 
 
-def is_exact(environment: Mapping[str, Any], drafter: str, k: int | str, tree: bool = False) -> bool:
+def is_exact(environment: Mapping[str, Any], k: int | str, tree: bool = False) -> bool:
     """Whether the text with a drafter is the target's own to the last bit, so that rounding explains no difference."""
     if tree:  # only there are rows that branch those of their chains, see `Runner.exact_tree_rows`
-        return environment.get("engine") in ("native", "graph") and exact_rows(environment, drafter) > 0
-    return (1 if k == AUTO else int(k) + 1) <= exact_rows(environment, drafter)  # auto keeps to what is exact
+        return environment.get("engine") in ("native", "graph") and exact_rows(environment) > 0
+    return (1 if k == AUTO else int(k) + 1) <= exact_rows(environment)  # auto keeps to what is exact
 
 
 def is_near_tie(margin: float, dtype: str, temperature: float = 0.0) -> bool:

@@ -109,8 +109,8 @@ def preset_of(target: Source | Path, draft: Source | Path | None = None, **more:
 
 
 def full_preset(folder: Path) -> Preset:
-    """A tiny Llama with all that a drafter can need: itself with some noise as a draft model, an n-gram table, an early
-    exit, and an untrained head of every kind."""
+    """A tiny Llama with all that a drafter can need: itself with some noise as a draft model, an n-gram table,
+    first layers that draft, and an untrained head of every kind."""
     tokenizer = make_tokenizer()
     target, draft = (tiny("llama", len(tokenizer)) for _ in range(2))
     with torch.no_grad():

@@ -125,9 +125,7 @@ class CountedWaits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "name", ["none", "draft-model", "eagle", "block", "medusa", "prompt-lookup", "lookup-eagle", "lookup-block"]
-)
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if "ngram" not in name and name != "lookahead"])
 @pytest.mark.parametrize(
     "settings",
     [Settings(k=3, max_new_tokens=24), Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24)],

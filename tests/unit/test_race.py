@@ -342,31 +342,29 @@ def test_token_0_differs_from_no_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "drafter", "exact"),
+    ("environment", "exact"),
     [
-        ({"engine": "native", "dtype": "float32"}, "layer-skip", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "native", "dtype": "bfloat16"}, "ngram", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "fused", "dtype": "bfloat16"}, "ngram", {0, 8, AUTO}),
-        ({"engine": "fused", "dtype": "float32"}, "ngram", set()),
-        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, "ngram", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, "layer-skip", set()),
-        ({"engine": "graph", "dtype": "bfloat16", "triton": False}, "ngram", set()),
-        ({"engine": "graph", "dtype": "bfloat16"}, "ngram", set()),
-        ({"engine": "eager", "dtype": "float32"}, "ngram", set()),
-        ({"engine": "graph", "exact_rows": MAX_K + 1}, "ngram", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "graph", "exact_rows": MAX_K + 1}, "layer-skip", set()),
-        ({"engine": "native", "exact_rows": ANY_ROWS}, "layer-skip", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "fused", "dtype": "float32", "exact_rows": 9}, "layer-skip", {0, 8, AUTO}),
-        ({"engine": "fused", "dtype": "bfloat16", "exact_rows": 0}, "ngram", set()),  # without packed products
-        ({"engine": "native", "exact_rows": "17"}, "ngram", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": ["native"], "dtype": {}}, "a drafter of another program", set()),
-        ({}, "ngram", set()),
+        ({"engine": "native", "dtype": "float32"}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "native", "dtype": "bfloat16"}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "fused", "dtype": "bfloat16"}, {0, 8, AUTO}),
+        ({"engine": "fused", "dtype": "float32"}, set()),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": False}, set()),
+        ({"engine": "graph", "dtype": "bfloat16"}, set()),
+        ({"engine": "eager", "dtype": "float32"}, set()),
+        ({"engine": "graph", "exact_rows": MAX_K + 1}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "native", "exact_rows": ANY_ROWS}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "fused", "dtype": "float32", "exact_rows": 9}, {0, 8, AUTO}),
+        ({"engine": "fused", "dtype": "bfloat16", "exact_rows": 0}, set()),  # without packed products
+        ({"engine": "native", "exact_rows": "17"}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": ["native"], "dtype": {}}, set()),
+        ({}, set()),
     ],
 )
-def test_which_engines_are_exact_to_the_bit(environment: dict[str, Any], drafter: str, exact: set[int | str]) -> None:
-    assert {k for k in (0, 8, 9, MAX_K, AUTO) if is_exact(environment, drafter, k)} == exact
+def test_which_engines_are_exact_to_the_bit(environment: dict[str, Any], exact: set[int | str]) -> None:
+    assert {k for k in (0, 8, 9, MAX_K, AUTO) if is_exact(environment, k)} == exact
     trees = bool(exact) and environment["engine"] != "fused"
-    assert {is_exact(environment, drafter, k, tree=True) for k in (1, MAX_NODES, AUTO)} == {trees}
+    assert {is_exact(environment, k, tree=True) for k in (1, MAX_NODES, AUTO)} == {trees}
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -32,7 +32,7 @@ def exactness(
     badges = {}
     for name, lane in drafted.items():
         comparison = (summary if len(drafted) == 1 else summary["verdicts"][name])["comparison"]
-        exact = is_exact(environment, lane.drafter, lane.k, lane.tree)
+        exact = is_exact(environment, lane.k, lane.tree)
         badges[name] = _badge(plain, summary[name]["token_ids"], comparison, request, environment, exact, stopped)
     return worst(badges)
 
