@@ -50,7 +50,7 @@ DRAFTERS = {
         parallel_drafting=True,
     ),
     "medusa": Entry(
-        "heads.block:Medusa",
+        "heads.medusa:Medusa",
         "A trained head with one output for each position of the draft, all from one hidden state. The cheapest head.",
         parallel_drafting=True,
     ),

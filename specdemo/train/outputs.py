@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..drafters.heads.medusa import MedusaHead
-from ..drafters.heads.networks import BlockHead, EagleHead, rotation
+from ..drafters.heads.networks import BlockHead, EagleHead, MedusaHead, rotation
 from .states import Text, same_conversation
 
 Outputs = Iterator[tuple[Tensor, Tensor, Tensor]]

@@ -37,10 +37,9 @@ from specdemo.decoding.drafter import Drafter, DrafterParts
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.rule import Rule
-from specdemo.drafters.heads.medusa import MedusaHead, medusa_shape
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, HeadShape
-from specdemo.drafters.heads.published_shape import TargetSizes
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, MedusaHead
 from specdemo.drafters.heads.ready import ReadyHead
+from specdemo.drafters.heads.shapes import HeadShape, MedusaShape
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner
@@ -271,10 +270,8 @@ def untrained_heads(
     state_layers = 0, layers // 2, layers - 1
     sizes = heads, 1, hidden // heads, 2 * hidden
     shape = HeadShape(vocab, hidden, state_layers, draft_vocab, 2, *sizes, 1e-5, window)
-    medusa = medusa_shape(
-        TargetSizes(vocab, hidden, layers), 1e-5, places=5, draft_vocab=draft_vocab, mlp=2 * hidden, rank=8
-    )
-    kinds: dict[type[Head], HeadShape] = {EagleHead: shape, BlockHead: shape, MedusaHead: medusa}
+    medusa = MedusaShape(vocab, hidden, (layers - 1,), draft_vocab, 1e-5, places=5, mlp=2 * hidden, rank=8)
+    kinds: dict[type[Head], Any] = {EagleHead: shape, BlockHead: shape, MedusaHead: medusa}
     made = {}
     for seed, (kind, sizes_of_it) in enumerate(kinds.items()):
         with torch.random.fork_rng():
