@@ -22,8 +22,8 @@ from ..drafters.draft_model import DraftModel
 from ..drafters.heads.block import Block
 from ..drafters.heads.drafter import HeadDrafter
 from ..drafters.heads.eagle import Eagle
-from ..drafters.heads.networks import HeadShape
 from ..drafters.heads.ready import ReadyHead
+from ..drafters.heads.shapes import HeadShape
 from ..engines.choose import ops_for
 from ..engines.gpu.graph import Capture, CudaCapture, GraphRunner, Graphs
 from ..engines.layout import FusedModel, embeddings, head_width

@@ -95,8 +95,7 @@ class DraftLengthController:
     def _learn(self, costs: CostModel, last: Round) -> None:
         """Learn what the last round cost, and what became of its draft."""
         outcomes, source = [token.outcome for token in last.drafted], self.source
-        if not (last.k and source.uses_early_exit):
-            costs.learn_pass(len(outcomes) + 1, last.seconds - last.draft_seconds)
+        costs.learn_pass(len(outcomes) + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
         stats = costs.drafts[source.name, self.branches] = self._drafts[source.name, self.branches]

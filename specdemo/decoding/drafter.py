@@ -58,7 +58,6 @@ class Drafter:
 
     name: ClassVar[str]  # as in `drafters.names.DRAFTERS`
     parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
-    uses_early_exit: ClassVar[bool] = False  # with the target, whose pass over the draft is that much shorter
     branches: ClassVar[bool] = False  # whether it can draft a tree
     # By K = auto: a chain ends with the token that makes all of its tokens less likely to pass than this, and in a tree
     # none but the first is less likely to pass.

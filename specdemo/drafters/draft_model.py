@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -51,11 +51,20 @@ class DraftModel(Drafter):
             if rule.settings.tree:
                 raise BadInput("A draft model with another tokenizer drafts chains only: leave out the tree.")
             return TextDraftModel(parts.make_draft_runner(LONGER * runner.context), parts.translator)
+        return cls.drafting(parts.make_draft_runner, runner, rule)
+
+    @classmethod
+    def drafting(cls, make_runner: Callable[[int], Runner], target: Runner, rule: Rule) -> DraftModel:
+        """A drafter for one run of the target. `make_runner` makes a runner of the draft model, from a capacity.
+
+        Raises:
+            BadInput: it is to draft a tree and cannot.
+        """
         tree = rule.settings.tree
-        drafting = parts.make_draft_runner(runner.context + (MOST_ROWS if tree else 0))
+        drafting = make_runner(target.context + (MOST_ROWS if tree else 0))
         if tree and drafting.cannot_branch:
             raise BadInput(f"The draft model cannot draft a tree: {drafting.cannot_branch}. Draft a chain.")
-        return cls(drafting, runner.vocab_size, rule)
+        return cls(drafting, target.vocab_size, rule)
 
     @property
     def drafts_on(self) -> torch.device:

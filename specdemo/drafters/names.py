@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """Where a drafter's class is, "module:Class" in this package, and one line for the menu.
 
-    `uses_early_exit`, `parallel_drafting` and `branches` are those of the class, for whoever must not import it.
+    `parallel_drafting` and `branches` are those of the class, for whoever must not import it.
     """
 
     path: str
     description: str
-    uses_early_exit: bool = False
     parallel_drafting: bool = False
     branches: bool = True
 
@@ -51,7 +50,7 @@ DRAFTERS = {
         parallel_drafting=True,
     ),
     "medusa": Entry(
-        "heads.block:Medusa",
+        "heads.medusa:Medusa",
         "A trained head with one output for each position of the draft, all from one hidden state. The cheapest head.",
         parallel_drafting=True,
     ),
@@ -73,8 +72,6 @@ DRAFTERS = {
     "layer-skip": Entry(
         "layer_skip:LayerSkip",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
-        uses_early_exit=True,
-        branches=False,
     ),
 }
 

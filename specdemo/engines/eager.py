@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -17,10 +16,10 @@ from ..types import BadInput
 from .modules import decoder_layers, layers_at, outputs_of, stoppable, with_module
 from .preallocated_cache import PreallocatedCache
 from .rows import mask_of, places
-from .runner import CachedRunner, EarlyExitBuffer, check_branches, check_fits, check_part
+from .runner import CachedRunner, Runner, check_branches, check_fits
 from .settled import settled
 
-# Families whose layers read only the layer before and the cache. Only there can a pass begin at a later layer.
+# Families whose layers read only the layer before and the cache.
 SIMPLE = {"gpt2", "gpt_neox", "llama", "mistral", "qwen2", "qwen3", "smollm3"}
 MASKED = {"eager", "sdpa"}  # attention that takes a mask of any shape
 
@@ -36,15 +35,13 @@ class EagerRunner(CachedRunner):
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         super().__init__(capacity)
-        self.model = settled(model, capacity)
-        self._settles = self.model is not model
+        self._unsettled, self.model = model, settled(model, capacity)
         self._reads_on = torch.device("cpu") if model.device.type == "meta" else model.device  # meta: it is on the disk
         self.device = torch.device("cpu") if model.device.type == "mps" else self._reads_on
         self.vocab_size = model.config.get_text_config().vocab_size
         self.length = 0
         self._captured: list[Module] = []
         self._takes_positions = "position_ids" in signature(model.forward).parameters
-        self._split: Split | None = None
 
     @property
     def cannot_branch(self) -> str | None:
@@ -55,7 +52,7 @@ class EagerRunner(CachedRunner):
             return f"it is not known how a tree is masked in a model of the type {config.model_type}"
         if layers != {"full_attention"} or getattr(config, "sliding_window", None):
             return "some layers of this model see a window only"
-        if self._settles:  # the rows of a tree may be more than the positions that a run can reach
+        if self.model is not self._unsettled:  # the rows of a tree may be more than the positions that a run can reach
             return "its rotary embedding depends on how long the text can get"
         if config._attn_implementation not in MASKED:
             return f"its attention ({config._attn_implementation}) takes no mask of that kind"
@@ -79,42 +76,29 @@ class EagerRunner(CachedRunner):
             check_branches(self)
         return self._read(ids, parents, logits_to_keep=0)  # 0 means all of them
 
-    @torch.inference_mode()
-    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
-        check_fits(self, len(self._early) + len(ids))
-        if self._split is None or layers != self._early.layers:
-            self._early, self._split = EarlyExitBuffer(layers), Split.of(self.model, layers)
-        return for_sampling(self._read_early(self._split.first, ids).logits[0])
+    def first_layers(self, count: int, capacity: int) -> Runner:
+        _, layers = decoder_layers(self._unsettled)
+        return type(self)(with_layers(self._unsettled, layers[:count]), capacity)
 
     def rollback(self, length: int) -> None:
-        self._early.clear()
         self.length = min(self.length, length)
 
     def release(self) -> None:
-        self._early.clear()
         self._cache = self.hidden_states = None
         self.length = 0
 
     @torch.inference_mode()
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None, logits_to_keep: int) -> Tensor:
         check_fits(self, len(ids))
-        model, self._start = self.model, self.length
-        resumable = model.config.model_type in SIMPLE and parents is None and not self._captured
-        self._early.keep_beginning_of(ids if resumable else ())
-        if self._split and self._early:
-            if len(unread := ids[len(self._early) :]):
-                self._read_early(self._split.first.base_model, unread)
-            self._split.given.hidden_states = self._early.hidden_states()[None]
-            model = self._split.rest
-            self._early.clear()
+        self._start = self.length
         with outputs_of(self._captured) as outputs:
             how: dict[str, Any] = {} if parents is None else self._branching(parents)
-            logits = self._pass(model, ids, self.length, logits_to_keep=logits_to_keep, **how).logits[0]
+            logits = self._pass(ids, self.length, logits_to_keep=logits_to_keep, **how).logits[0]
         logits = for_sampling(logits[-logits_to_keep:])  # some models give those of all rows
         if len(logits) != (logits_to_keep or len(ids)):
             raise BadInput(
-                f"A model of the type {model.config.model_type} gives {len(logits)} rows of logits for a pass over "
-                f"{len(ids)} tokens, so no draft can be checked with it."
+                f"A model of the type {self.model.config.model_type} gives {len(logits)} rows of logits for a pass "
+                f"over {len(ids)} tokens, so no draft can be checked with it."
             )
         self.length += len(ids)
         self.device = logits.device  # differs from the input's where the layers are spread over devices
@@ -130,57 +114,19 @@ class EagerRunner(CachedRunner):
         mask = mask_of(parents, start, model.dtype, model.device)
         return {"position_ids": positions[None], "attention_mask": mask[None, None]}
 
-    def _read_early(self, model: PreTrainedModel, ids: Sequence[int] | Tensor) -> Any:
-        """Read T tokens with the first layers only, after those that were already read so."""
-        assert self._split is not None
-        with outputs_of([self._split.last]) as outputs:
-            answer = self._pass(model, ids, self.length + len(self._early))
-        self._early.add(ids, outputs[self._split.last][0])
-        return answer
-
-    def _pass(self, model: PreTrainedModel, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
+    def _pass(self, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
         assert self._cache is not None, "prefill comes first"
         self._cache.seek(start)
         input_ids = to_device(ids, self._reads_on)[None]  # [1, T]
         if self._takes_positions:  # as `generate` does: some models would count otherwise on their own
             positions = torch.arange(start, start + len(ids), device=self._reads_on)
             options = {"position_ids": positions[None], **options}
-        return model(input_ids, past_key_values=self._cache, use_cache=True, **options)
+        return self.model(input_ids, past_key_values=self._cache, use_cache=True, **options)
 
 
 def for_sampling(rows: Tensor) -> Tensor:
     """Logits or states where they are sampled from and drafted with: an Apple GPU has no float64, so they leave it."""
     return rows.to("cpu", torch.float32) if rows.device.type == "mps" else rows
-
-
-class Given(Module):
-    """Replaces layers whose output is already known, and returns that output."""
-
-    hidden_states: Tensor  # [1, T, hidden]
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.hidden_states
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A model cut in two after its layer `last`. Both parts share the model's weights and do not change it.
-
-    `first` has the layers up to `last`, then the norm and the head. `rest` has the layers after it, which read `given`.
-    """
-
-    first: PreTrainedModel
-    last: Module
-    given: Given
-    rest: PreTrainedModel
-
-    @classmethod
-    def of(cls, model: PreTrainedModel, layers: int) -> Split:
-        _, stack = decoder_layers(model)
-        check_part(layers, len(stack))
-        given = Given()
-        first = with_layers(model, stack[:layers])
-        return cls(first, stack[layers - 1], given, with_layers(model, [*[given] * layers, *stack[layers:]]))
 
 
 def with_layers(model: PreTrainedModel, layers: Iterable[Module]) -> PreTrainedModel:

@@ -27,7 +27,7 @@ from ..system.progress import check_stopped
 from .layout import FusedModel, Layer
 from .ops import rotate
 from .rows import mask_of, places
-from .runner import CachedRunner, EarlyExitBuffer, check_fits, check_part
+from .runner import CachedRunner, Runner, check_fits
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
@@ -65,21 +65,14 @@ class FusedRunner(CachedRunner):
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         return self._logits(self._read(ids, parents))
 
-    @torch.inference_mode()
-    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
-        check_part(layers, len(self.model.layers))
-        check_fits(self, len(self._early) + len(ids))
-        if layers != self._early.layers:
-            self._early = EarlyExitBuffer(layers)
-        return self._logits(self._read_early(ids))
+    def first_layers(self, count: int, capacity: int) -> Runner:
+        return FusedRunner(self.model.first_layers(count), capacity)
 
     def rollback(self, length: int) -> None:
-        self._early.clear()
         if self._cache:
             self._cache.length = min(self._cache.length, length)
 
     def release(self) -> None:
-        self._early.clear()
         self._cache = self.hidden_states = None
 
     def _new_cache(self) -> Any:
@@ -97,40 +90,21 @@ class FusedRunner(CachedRunner):
         """Hidden states of T more tokens after the last layer, [T, hidden]; their keys and values are kept."""
         assert self._cache is not None, "prefill comes first"
         check_fits(self, len(ids))
-        start, layers = self.length, len(self.model.layers)
-        self._start = start
-        resumable = parents is None and not self._captured_layers  # the states asked for may be of any layer
-        self._early.keep_beginning_of(ids if resumable else ())
-        if self._early:
-            if len(unread := ids[len(self._early) :]):
-                self._read_early(unread)
-            x = self._through(self._early.hidden_states(), start, range(self._early.layers, layers))
-            self._early.clear()
-        else:
-            x = self._embed(ids, start, parents)
-            x = self._through(x, start, range(layers), self._captured_layers, parents)
+        start = self._start = self.length
+        x = self._through(self._embed(ids, start, parents), start, parents)
         self._cache.length = start + len(ids)
-        return x
-
-    def _read_early(self, ids: Sequence[int] | Tensor) -> Tensor:
-        """Hidden states of T tokens behind those already read so, after as many layers, [T, hidden]."""
-        start = self.length + len(self._early)
-        x = self._through(self._embed(ids, start), start, range(self._early.layers))
-        self._early.add(ids, x)
         return x
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         x = self.model.embed(to_device(ids, self.device))
         return x if self.model.positions is None else x + self.model.positions[places(start, len(ids), parents)]
 
-    def _through(
-        self, x: Tensor, start: int, layers: range, kept: Sequence[int] = (), parents: Sequence[int] | None = None
-    ) -> Tensor:
-        """Run some layers over T tokens [T, hidden] at position `start`, and write their keys and values.
+    def _through(self, x: Tensor, start: int, parents: Sequence[int] | None) -> Tensor:
+        """Run the layers over T tokens [T, hidden] at position `start`, and write their keys and values.
 
         Padding rows write keys and values too, which the next pass overwrites before it reads them.
         """
-        model, cache, count = self.model, self._cache, len(x)
+        model, cache, count, kept = self.model, self._cache, len(x), self._captured_layers
         assert isinstance(cache, Cache), "prefill comes first"
         x = self._filled(x)
         end = start + len(x)
@@ -142,10 +116,9 @@ class FusedRunner(CachedRunner):
         read, written = cache.by_layer(0, end if mask is None else mask.shape[1]), cache.by_layer(start, end)
         outputs: dict[int, Tensor] = {}
 
-        for index in layers:
+        for index, layer in enumerate(model.layers):
             if count > MOST_ROWS:  # a prompt: one layer may take as long as many rounds
                 check_stopped()
-            layer = model.layers[index]
             qk, v = self._split(layer.qkv(layer.attention_norm(x)), layer, rotation)
             (keys, values), (new_keys, new_values) = read[index], written[index]
             new_keys.copy_(qk[:, model.heads :].transpose(0, 1))

@@ -96,14 +96,11 @@ class HybridRunner(EagerRunner):
         self._settled = True
         return logits
 
-    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
-        raise ValueError("A model whose layers keep a running state cannot draft with its first layers.")
-
     def rollback(self, length: int) -> None:
         super().rollback(length)
         self._settled = True
 
-    def _pass(self, model: PreTrainedModel, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
+    def _pass(self, ids: Sequence[int] | Tensor, start: int, **options: Any) -> Any:
         begin, end = start, start + len(ids)
         self._text[start:end] = to_device(ids, self._reads_on)
         if start < self._reached:
@@ -113,7 +110,7 @@ class HybridRunner(EagerRunner):
         self._settled, self._reached = False, end
         if options["logits_to_keep"] == 0:
             options["logits_to_keep"] = end - start
-        return self._run(model, begin, end, **options)
+        return self._run(begin, end, **options)
 
     def _go_back(self, length: int) -> int:
         """Bring back states from before token `length`. Returns how many tokens they have read."""
@@ -122,7 +119,7 @@ class HybridRunner(EagerRunner):
         else:
             self._cache.go_back()
         if length - self._kept_at > AGAIN:
-            self._run(self.model, self._kept_at, length, logits_to_keep=1)
+            self._run(self._kept_at, length, logits_to_keep=1)
             self._keep(length)
         return self._kept_at
 
@@ -130,5 +127,5 @@ class HybridRunner(EagerRunner):
         self._cache.keep()
         self._kept_at = length
 
-    def _run(self, model: PreTrainedModel, begin: int, end: int, **options: Any) -> Any:
-        return model(self._text[None, begin:end], past_key_values=self._cache, use_cache=True, **options)
+    def _run(self, begin: int, end: int, **options: Any) -> Any:
+        return self.model(self._text[None, begin:end], past_key_values=self._cache, use_cache=True, **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -113,6 +113,10 @@ class FusedModel:
     def of_weights(cls, config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
         """The same from the weights themselves, by the names that transformers gives them."""
         return _gpt2(config, weights) if config.model_type == "gpt2" else _llama(config, weights, rope)
+
+    def first_layers(self, count: int) -> FusedModel:
+        """The model of its first layers, with the same norm and head. No weight is copied."""
+        return replace(self, layers=self.layers[:count])
 
     @property
     def least_rows(self) -> int:

@@ -40,7 +40,7 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:
     if len(found) != 1:
         raise BadInput(
             f"The decoder layers of a model of the type {model.config.model_type} are not found, so neither heads nor "
-            "an early exit can be used with it."
+            "layer-skip can be used with it."
         )
     return next(iter(found.items()))
 

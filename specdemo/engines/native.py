@@ -23,7 +23,7 @@ from .fused import FusedRunner, round_up
 from .layout import FusedModel, Rope
 from .linear import Linear, Norm, gelu, swiglu
 from .rows import MOST_ROWS, ancestors_of
-from .runner import ANY_ROWS
+from .runner import ANY_ROWS, Runner
 
 MOST_AT_ONCE = 256  # tokens of a prompt in one call, since the buffers of a pass grow with them
 
@@ -220,6 +220,9 @@ class NativeRunner(FusedRunner):
         super().__init__(model.fused, capacity)
         self._native = model
 
+    def first_layers(self, count: int, capacity: int) -> Runner:
+        return NativeRunner(NativeModel(self.model.first_layers(count)), capacity)
+
     def _new_cache(self) -> NativeCache:
         return NativeCache(self._native.layers, self.context, self.model.dtype, self.model.rope)
 
@@ -229,15 +232,13 @@ class NativeRunner(FusedRunner):
     def _logits(self, x: Tensor) -> Tensor:
         return self._native.head(x)
 
-    def _through(
-        self, x: Tensor, start: int, layers: range, kept: Sequence[int] = (), parents: Sequence[int] | None = None
-    ) -> Tensor:
-        """See `FusedRunner`. Changes x in place, and stops after each of the `kept` layers to copy its output."""
-        cache = self._cache
+    def _through(self, x: Tensor, start: int, parents: Sequence[int] | None) -> Tensor:
+        """See `FusedRunner`. Changes x in place, and stops after each captured layer to copy its output."""
+        cache, kept = self._cache, self._captured_layers
         assert isinstance(cache, NativeCache), "prefill comes first"
         tree = None if parents is None else Branches(start, ancestors_of(parents))
         outputs: dict[int, Tensor] = {}
-        for part in pairwise(sorted({layers.start, *(index + 1 for index in kept), layers.stop})):
+        for part in pairwise(sorted({0, *(index + 1 for index in kept), len(self.model.layers)})):
             for begin in range(0, len(x), MOST_AT_ONCE):
                 if begin:
                     check_stopped()

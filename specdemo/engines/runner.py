@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
@@ -50,8 +49,7 @@ class Runner(Protocol):
     def exact_rows(self) -> int:
         """The largest pass, in rows, in which a row's logits are the same bits as in a pass of that row alone.
 
-        0 if there is none. Badges, tolerances and limits of K all come from here. On a GPU it does not hold for
-        `early_exit_forward`.
+        0 if there is none. Badges, tolerances and limits of K all come from here.
         """
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
@@ -85,15 +83,10 @@ class Runner(Protocol):
     def rollback(self, length: int) -> None:
         """Forget all tokens from position `length` on. No memory is copied. Not into a pass that branches."""
 
-    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
-        """Read T more tokens with the first `layers` layers only. Returns the head's logits for their output, [T, V].
+    def first_layers(self, count: int, capacity: int) -> Runner:
+        """A runner of the first `count` layers, with the model's own norm and head behind them.
 
-        The tokens are not part of the text: `length` stays the same. The next call reads the tokens after them. A
-        `forward` of the same tokens begins behind these layers, so that no layer reads a token twice. `forward` and
-        `rollback` forget all other tokens that were read in this way.
-
-        Raises:
-            ValueError: there are not more than `layers` layers, or the cache has no room.
+        It shares the model's weights, and has a cache of its own of `capacity` tokens.
         """
 
     def release(self) -> None:
@@ -114,37 +107,6 @@ def check_branches(runner: Runner) -> None:
         raise CannotBranch(f"A tree cannot be checked here: {reason}. Draft a chain.")
 
 
-class EarlyExitBuffer:
-    """Tokens after the end of a text that only the first `layers` layers have read.
-
-    Their keys and values are in the cache. The other layers can continue from the output of the last of these layers,
-    so that no layer reads a token twice.
-    """
-
-    def __init__(self, layers: int = 0) -> None:
-        self.layers = layers
-        self._read: list[tuple[int, Tensor]] = []  # tokens, and the output of layer `layers` for each, [hidden]
-
-    def __len__(self) -> int:
-        return len(self._read)
-
-    def add(self, ids: Sequence[int] | Tensor, states: Tensor) -> None:
-        """Add T tokens that were read, with their hidden states [T, hidden]."""
-        self._read += zip(map(int, ids), states, strict=True)
-
-    def keep_beginning_of(self, ids: Sequence[int] | Tensor) -> None:
-        """Keep the tokens up to the first that differs from `ids`."""
-        same = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._read, ids, strict=False))
-        self._read = [read for read, _ in same]
-
-    def clear(self) -> None:
-        self._read.clear()
-
-    def hidden_states(self) -> Tensor:
-        """The hidden states of all these tokens, [T, hidden]."""
-        return torch.stack([state for _, state in self._read])
-
-
 class CachedRunner:
     """What the runners here share: a cache of `capacity` tokens that lives for one run, and what they kept of it."""
 
@@ -152,7 +114,6 @@ class CachedRunner:
         self.context = capacity
         self.hidden_states: Tensor | None = None
         self._captured_layers: tuple[int, ...] = ()
-        self._early = EarlyExitBuffer()
         self._cache: Any = None
         self._start = 0  # of the last pass
 
@@ -170,16 +131,6 @@ class CachedRunner:
 
     def rollback(self, length: int) -> None:
         raise NotImplementedError
-
-
-def check_part(layers: int, total: int) -> None:
-    """Check that an early exit leaves out at least one layer, and not all.
-
-    Raises:
-        ValueError: it does not.
-    """
-    if not 1 <= layers < total:
-        raise ValueError(f"The model has {total} layers; the first {layers} of them are not a proper part.")
 
 
 def check_fits(runner: Runner, count: int) -> None:

@@ -22,7 +22,7 @@ from ..decoding.drafter import DrafterParts
 from ..drafters.names import DRAFTERS
 from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
-from ..engines.layout import is_hybrid, knows
+from ..engines.layout import knows
 from ..engines.runner import Runner
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, cpu_model, cpu_name, device_name
 from ..types import BadInput
@@ -54,8 +54,8 @@ class Loaded:
     which weights these are, for the header of a trace. `engine` runs the target: graph, native, fused or eager;
     `exact_rows` and `exact_tree_rows` are those of its runners. `parts` are what its drafters need. `placement` are
     the bytes of the target's weights on each device, `held` those of all models, `token_bytes` those of a token's keys
-    and values: the target's, then the draft model's. `bytes_per_pass` are those of weights that a pass of the target
-    reads for one token, see `Part.share_read`.
+    and values: of the target, and of the drafters with a cache of their own. `bytes_per_pass` are those of weights that
+    a pass of the target reads for one token, see `Part.share_read`.
     """
 
     preset: Preset
@@ -76,7 +76,7 @@ class Loaded:
     exact_rows: int
     exact_tree_rows: int
     make_target_runner: MakeRunner | None
-    token_bytes: tuple[int, ...]
+    token_bytes: Mapping[str, int]
     bytes_per_pass: int
     costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
 
@@ -228,6 +228,7 @@ def _load(
             str(found.source),
             found.config,
             chosen_dtype if knows(found.config) else compute_dtype(chosen_dtype, chosen_device),
+            (preset.skip_layers or 0) if found is target else 0,
         )
         for found in (target, *drafts)
     ]
@@ -253,6 +254,9 @@ def _load(
     for other in draft_opened:
         held |= {name: held.get(name, 0) + size for name, size in other.placement.items()}
     dtype_here = compute_dtype(chosen_dtype, opened.device)
+    both = zip(("target", "draft-model"), parts, strict=False)
+    token_bytes = {name: part.keys_and_values * dtype_here.itemsize for name, part in both}
+    token_bytes["layer-skip"] = int(token_bytes["target"] * parts[0].drafting)
     make_draft_runner = draft_opened[0].make_runner if drafts else None
     if make_draft_runner and translation:  # it reads the end of a text that is too long for it
         make_draft_runner = _within(make_draft_runner, drafts[0].config)
@@ -283,7 +287,7 @@ def _load(
         device=opened.device,
         dtype=dtype_here,
         weights_dtype=dtype_here if opened.engine == "eager" else chosen_dtype,
-        token_bytes=tuple(part.keys_and_values * dtype_here.itemsize for part in parts),
+        token_bytes=token_bytes,
         context=context_of(target.config),
         rows=rows_of(target.config),
         eos_ids=_eos_ids(target, preset),
@@ -296,16 +300,11 @@ def _load(
 
 
 def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:
-    """Refuse an early exit behind the last layer, or among layers that keep a running state.
+    """Refuse a draft by as many layers as the target has.
 
     Raises:
         BadInput: naming the file and the layers that there are.
     """
-    if preset.skip_layers is not None and is_hybrid(config):
-        raise BadInput(
-            f"{preset.name}.toml: the field skip_layers cannot be used: layers of the target keep a running state, "
-            "which a draft of the first layers would write over."
-        )
     layers = config.get_text_config().num_hidden_layers
     if preset.skip_layers is not None and preset.skip_layers >= layers:
         raise BadInput(

@@ -27,11 +27,15 @@ EMBEDDINGS = "embed_tokens.weight", "wte.weight"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A model of a preset: the name of its source, its configuration and the type that its weights are stored in."""
+    """A model of a preset: the name of its source, its configuration and the type that its weights are stored in.
+
+    `skip_layers` is how many of its first layers may draft.
+    """
 
     name: str
     config: Any
     dtype: torch.dtype
+    skip_layers: int = 0
 
     @property
     def numbers(self) -> int:
@@ -74,6 +78,11 @@ class Part:
         return sum(2 * key_heads(layer) * head_width(layer) for layer in attending_layers(self.config))
 
     @property
+    def drafting(self) -> float:
+        """The share of its layers that may draft, with a cache of their own."""
+        return self.skip_layers / float(self.config.get_text_config().num_hidden_layers)
+
+    @property
     def states(self) -> int:
         """Bytes of the running states of a run, and of the copy of them."""
         return 2 * _running_states(self.config, self.dtype) if is_hybrid(self.config) else 0
@@ -81,7 +90,7 @@ class Part:
     @property
     def more(self) -> int:
         """Bytes of its keys and values on a GPU, and of its running states."""
-        return self.keys_and_values * self.dtype.itemsize * TOKENS + self.states
+        return int((self.keys_and_values * self.dtype.itemsize * TOKENS + self.states) * (1 + self.drafting))
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,8 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
         told, config, vocabulary = source.told(found.revision), found.config, found.tokenizer.get_vocab()
     engine, exact = expected_engine(config, dtype, device)
     computed = compute_dtype(dtype, device)
-    part = Part(str(source), config, computed if engine == "eager" else dtype)
+    skip_layers = (preset.skip_layers or 0) if source is preset.target else 0
+    part = Part(str(source), config, computed if engine == "eager" else dtype, skip_layers)
     numbers, text = part.numbers if of_file is None else header.numbers, config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
         numbers += text.vocab_size * text.hidden_size  # one for the rows of the input, one laid out for the output
@@ -191,7 +192,7 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
         name=str(source),
         download=told.download,
         weights=numbers * bits(config, part.dtype) // 8,
-        caches=(row * min(TOKENS, context_of(config)) + part.states) * lanes,
+        caches=int((row * min(TOKENS, context_of(config)) + part.states) * (lanes + part.drafting)),
         engine=engine,
         exact=exact,
         licence=told.licence,

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..decoding.events import emitted_tokens
-from ..drafters.names import DRAFTERS
 from ..types import AUTO, MATCH, MAX_K, MAX_NODES, Settings, Token
 from .asked import DraftedLane
 from .trace import Entry
@@ -71,32 +70,29 @@ def first_to_part(comparisons: Iterable[Comparison]) -> Comparison:
     return min(comparisons, key=lambda found: math.inf if found.first_difference is None else found.first_difference)
 
 
-def exact_rows(environment: Mapping[str, Any], drafter: str, tree: bool = False) -> int:
-    """`Runner.exact_rows` of the target in a lane with this drafter: 0 where nothing says that a row is exact.
+def exact_rows(environment: Mapping[str, Any], tree: bool = False) -> int:
+    """`Runner.exact_rows` of the target: 0 where nothing says that a row is exact.
 
     Args:
         environment: of the loaded preset, or as a trace tells it. A trace without the number is older: it tells of
             the engine, and whether that ran Triton's kernels.
-        drafter: an early exit on a GPU does not go through Triton's kernels.
         tree: whether the drafts are trees. Then the number is `Runner.exact_tree_rows`. Older traces do not tell it:
             trees were exact in the native engine, and on a GPU not in 16 bits.
     """
     engine, rows = environment.get("engine"), environment.get("exact_tree_rows" if tree else "exact_rows")
-    if engine == "graph" and drafter in DRAFTERS and DRAFTERS[drafter].uses_early_exit:
-        return 0
     if type(rows) is int:
         return rows
     if tree:
-        return MAX_NODES + 1 if engine == "native" and exact_rows(environment, drafter) else 0
+        return MAX_NODES + 1 if engine == "native" and exact_rows(environment) else 0
     if engine == "native" or (engine == "graph" and environment.get("triton") is True):
         return MAX_K + 1
     return OLD_FUSED_ROWS if engine == "fused" and environment.get("dtype") == "bfloat16" else 0
 
 
-def is_exact(environment: Mapping[str, Any], drafter: str, k: int | str, tree: bool = False) -> bool:
+def is_exact(environment: Mapping[str, Any], k: int | str, tree: bool = False) -> bool:
     """Whether the text with a drafter is the target's own to the last bit, so that rounding explains no difference."""
     rows = 1 if k == AUTO else int(k) + 1  # auto keeps to what is exact
-    return rows <= exact_rows(environment, drafter, tree)
+    return rows <= exact_rows(environment, tree)
 
 
 def is_near_tie(margin: float, dtype: str, temperature: float = 0.0) -> bool:
@@ -166,7 +162,7 @@ def badge(
         return {"mark": "same", "title": title, "words": words}
     words = "Both lanes use the same random draws. " if sampled else ""
     words += f"The texts are the same for {place} token{'' if place == 1 else 's'}."
-    exact = asked is not None and is_exact(environment, asked.drafter, asked.k, asked.tree)
+    exact = asked is not None and is_exact(environment, asked.k, asked.tree)
     dtype = str(environment.get("dtype", ""))
     if margin is not None:
         words += f" There the two candidate tokens were {margin:.2g} apart for the target"

@@ -183,8 +183,8 @@ def race(
         check_drafter(loaded, lane.drafter)
         check_rule(lane.drafter, rules[name].settings)
     check_fits(loaded, len(prompt_ids), settings, *(lane.drafter for lane in drafted.values()))
-    target, *_ = loaded.token_bytes
-    drafting = [sum(loaded.token_bytes) if lane.drafter == "draft-model" else target for lane in drafted.values()]
+    target = loaded.token_bytes["target"]
+    drafting = [target + loaded.token_bytes.get(lane.drafter, 0) for lane in drafted.values()]
     check_caches([target, *drafting], len(prompt_ids) + settings.max_new_tokens, loaded.device)
     runs = {PLAIN: start(loaded, "none", prompt_ids, settings)}
     for name, lane in drafted.items():

@@ -118,7 +118,7 @@ def trace_header(
     environment = loaded.environment()
 
     def lane(name: str, asked: DraftedLane) -> dict[str, Any]:
-        exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, asked.drafter, asked.tree)}
+        exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, asked.tree)}
         return {"name": name, **asdict(asked), "rule": settings.rule, "noise": noise.VERSION, **exact}
 
     drafted = {PLAIN: DraftedLane("none", 0), **lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more])}

@@ -62,7 +62,7 @@ def judge_lane(
     found, sentence = Figures.of(plain, lane, asked), race_verdict(plain, lane, asked)
     if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
         return LaneVerdict(speed_up(plain, lane), sentence)
-    rows = exact_rows(environment, *((asked.drafter, asked.tree) if asked else ("",)))
+    rows = exact_rows(environment, tree=asked is not None and asked.tree)
     told = notes(found, comparison.identical if comparison else None, rows)
     table = numbers(found, weight_bytes(environment), memory_rate_of(environment))
     return LaneVerdict(found.speed_up, sentence, told, table, found)

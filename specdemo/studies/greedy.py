@@ -75,7 +75,7 @@ def greedy(
         ids = prompt_ids[prompt.id]
         plain = _text(loaded, "none", ids, settings)
         for name in drafters:
-            exact = is_exact(loaded.environment(), name, settings.k, settings.tree)
+            exact = is_exact(loaded.environment(), settings.k, settings.tree)
             yield _check(loaded, prompt, settings, name, plain, _text(loaded, name, ids, settings), exact)
         if transformers:
             theirs = [Token(token, TokenKind.TARGET) for token in _theirs(loaded, ids, settings.max_new_tokens)]

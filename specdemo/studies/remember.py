@@ -32,9 +32,9 @@ class Remembering:
         self.cannot_branch, self.capture_hidden_states = real.cannot_branch, real.capture_hidden_states
         self.hidden_states: Tensor | None = None
         self.passes = 0  # made by the real runner
+        self.parts: dict[int, Remembering] = {}  # see `first_layers`
         self._text: tuple[int, ...] = ()
-        self._early: tuple[int, ...] = ()
-        self._rows: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor | None]] = {}
+        self._rows: dict[tuple[int, ...], tuple[Tensor, Tensor | None]] = {}
         self._held = 0
         self._before: tuple[int, ...] = ()  # the text before the last pass, and up to each of its rows
         self._texts: list[tuple[int, ...]] = []
@@ -57,7 +57,7 @@ class Remembering:
         return certain
 
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
-        before, ids, self._early = self._text, [*map(int, ids)], ()
+        before, ids = self._text, [*map(int, ids)]
         texts: list[tuple[int, ...]] = []
         for token, parent in zip(ids, parents_or_chain(parents, len(ids)), strict=True):
             texts.append((*(before if parent < 0 else texts[parent]), token))
@@ -72,48 +72,38 @@ class Remembering:
             return self.real.forward(ids, parents)
 
         self._before, self._texts, self._text = before, texts, (*before, *ids)
-        logits, self.hidden_states = self._recall(0, texts, read)
+        logits, self.hidden_states = self._recall(texts, read)
         return logits
 
     def keep(self, path: Sequence[int]) -> None:
-        self._text, self._early = self._texts[path[-1]] if path else self._before, ()
+        self._text = self._texts[path[-1]] if path else self._before
         if self.hidden_states is not None:
             self.hidden_states = rows_of(self.hidden_states, path)
 
-    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
-        self._early = (*self._early, *ids)
-
-        def read() -> Tensor:
-            self.real.rollback(len(self.root))
-            if behind := self._text[len(self.root) :]:
-                self.real.forward(behind)
-            return self.real.early_exit_forward(self._early, layers)
-
-        whole = (*self._text, *self._early)
-        texts = [whole[: len(whole) - len(ids) + place] for place in range(1, len(ids) + 1)]
-        return self._recall(layers, texts, read)[0]
+    def first_layers(self, count: int, capacity: int) -> Runner:
+        if count not in self.parts:
+            self.parts[count] = Remembering(self.real.first_layers(count, capacity), self.root)
+        return self.parts[count]
 
     def rollback(self, length: int) -> None:
-        self._text, self._early = self._text[:length], ()
+        self._text = self._text[:length]
 
     def release(self) -> None:
-        self._text, self._early, self.hidden_states = (), (), None
+        self._text, self.hidden_states = (), None
 
-    def _recall(
-        self, layers: int, texts: Sequence[tuple[int, ...]], read: Callable[[], Tensor]
-    ) -> tuple[Tensor, Tensor | None]:
+    def _recall(self, texts: Sequence[tuple[int, ...]], read: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
         """Logits after each of some texts, and the states kept of their last tokens; `read` has those of all."""
-        keys, count = [(layers, text) for text in texts], len(texts)
-        rows = [self._rows[key] for key in keys if key in self._rows]
+        count = len(texts)
+        rows = [self._rows[text] for text in texts if text in self._rows]
         if len(rows) < count:
             logits = read()[-count:]
             self.passes += 1
-            captured = None if layers else self.real.hidden_states
+            captured = self.real.hidden_states
             kept = [None] * count if captured is None else captured[-count:]
             # A pass of another length may round otherwise, and no text may be told in two ways.
-            rows = [self._rows.get(key, row) for key, row in zip(keys, zip(logits, kept, strict=True), strict=True)]
+            rows = [self._rows.get(text, row) for text, row in zip(texts, zip(logits, kept, strict=True), strict=True)]
             if self._held < ROOM:
-                self._rows.update(zip(keys, rows, strict=True))
+                self._rows.update(zip(texts, rows, strict=True))
                 self._held += logits.nbytes
         states = [state for _, state in rows if state is not None]
         return torch.stack([row for row, _ in rows]), torch.stack(states) if states else None
@@ -138,5 +128,5 @@ def from_one_context(loaded: Loaded, context: Sequence[int], new_tokens: int) ->
         again = replace(loaded, eos_ids=frozenset(), make_target_runner=lambda _: target, parts=parts, costs={})
         yield again, target
     finally:
-        for runner in runners:
+        for runner in (*runners, *target.parts.values()):
             runner.real.release()

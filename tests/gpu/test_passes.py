@@ -84,12 +84,12 @@ def test_captured_heads_draft_the_same(device: torch.device, name: str) -> None:
     shape = ready.head.shape
     states = torch.randn(HEAD_CONTEXT, len(shape.state_layers) * shape.hidden, device=device)
     tokens = torch.randint(shape.vocab_size, (HEAD_CONTEXT,), device=device)
-    both = ready.slots.acquire(ready, HEAD_CONTEXT), kind.passes(ready, ready.torch_backend(2 * HEAD_CONTEXT))
+    both = ready.slots.acquire(ready, HEAD_CONTEXT), kind.passes(ready, 2 * HEAD_CONTEXT)
     errors = []
     for count, live in HEAD_READS:
         read = slice(live, live + count)
         for one in both:
-            one.backend.seek(live)
+            one.seek(live)
         errors.append(relative_error(*(drafted(one, states[read], tokens[read], tokens[-3:]) for one in both)))
     ready.slots.release(both[0])
     assert max(errors) < EXACT, f"relative errors of {len(errors)} drafts: {errors}"
@@ -101,7 +101,7 @@ def drafted(head: HeadPasses[Any], states: Tensor, tokens: Tensor, drawn: Tensor
     ids = drawn.split(1)
     found = [next_logits(ids[:position]).clone() for position in range(len(ids))]
     if isinstance(head, EaglePasses):
-        head.backend.seek(HEAD_CONTEXT - 200)
+        head.seek(HEAD_CONTEXT - 200)
         x = head.output.expand(2, -1)
         for parents in ([-1, -1], [-1, -1, 0, 1]):
             x, logits = head.branch(x, drawn[:2], head.backend.rows(parents, 2))

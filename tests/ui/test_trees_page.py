@@ -68,7 +68,7 @@ def test_a_tree_is_chosen_by_a_link_or_a_box_and_carried_on(visit: Visit, script
     expect(k).to_have_value("16")  # the longest chain
     page.locator("#k input[type=range]").evaluate("range => range.max === '16'")
     box.check()
-    page.locator("#drafter input").fill("layer-skip")
+    page.locator("#drafter input").fill("none")
     page.locator("#drafter input").press("Enter")
     expect(box).to_be_disabled()
     expect(box).not_to_be_checked()

@@ -142,8 +142,8 @@ def load_by(engine: str, target: Source | Path, patch: pytest.MonkeyPatch, **mor
 
 
 def full_preset(folder: Path) -> Preset:
-    """A tiny Llama with all that a drafter can need: itself with some noise as a draft model, an n-gram table, an early
-    exit, and an untrained head of every kind."""
+    """A tiny Llama with all that a drafter can need: itself with some noise as a draft model, an n-gram table,
+    first layers that draft, and an untrained head of every kind."""
     tokenizer = make_tokenizer()
     target, draft = (tiny("llama", len(tokenizer)) for _ in range(2))
     with torch.no_grad():

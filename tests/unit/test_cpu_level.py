@@ -120,7 +120,7 @@ def test_whoever_drafts_the_text_is_the_targets(loaded: Loaded, temperature: flo
         for tree in (False, True) if loaded.cannot_branch(name) is None else (False,):
             text, tokens = text_of(loaded, name, replace(asked, tree=tree))
             assert text == plain, (name, tree)
-            assert is_exact(loaded.environment(), name, 6, tree)
+            assert is_exact(loaded.environment(), 6, tree)
             drafted[tree] += tokens
     assert min(drafted.values()) > 1000
 

@@ -12,7 +12,7 @@ import torch
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.eagle import Eagle, EaglePasses
-from specdemo.drafters.heads.networks import HeadShape
+from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.tree import WIDTH, Named
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import MAX_NODES, REJECTION, Draft, NotFinite, Settings

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,10 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdemo.decoding.events import Event, Round
 from specdemo.drafters.heads.backends import TorchBackend
-from specdemo.drafters.heads.block import Block, Medusa
+from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.cache import DeviceCache
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle, EaglePasses
+from specdemo.drafters.heads.medusa import Medusa
+from specdemo.drafters.heads.ready import LayeredPasses
 from specdemo.drafters.names import DRAFTERS
 from specdemo.engines import choose, gpu, ops
 from specdemo.engines.choose import ops_for, runner_maker
@@ -125,9 +127,7 @@ class CountedWaits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "name", ["none", "draft-model", "eagle", "block", "medusa", "prompt-lookup", "lookup-eagle", "lookup-block"]
-)
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if "ngram" not in name and name != "lookahead"])
 @pytest.mark.parametrize(
     "settings",
     [Settings(k=3, max_new_tokens=24), Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24)],
@@ -224,6 +224,7 @@ def test_a_heads_slot_goes_from_run_to_run_and_nothing_of_a_run_stays(kind: type
     slots = toy.heads[kind.name].slots
     assert slots is not None
     (slot,) = slots._free
+    assert isinstance(slot, LayeredPasses)
     assert isinstance(slot.backend, TorchBackend)
     cache = slot.backend.cache
     assert isinstance(cache, DeviceCache)
@@ -245,12 +246,11 @@ def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_e
     kind: type[HeadDrafter],
 ) -> None:
     ready = ModelToy(model=tiny_model("llama")).heads[kind.name]
-    backend = ready.torch_backend(128, DeviceCache)
-    passes = kind.passes(ready, backend)
+    passes = kind.passes(ready, 128, captured=True)
     (states, tokens), rows = passes.states_and_tokens()[-3], branches_of([-1, 0, 0])[1:3]
     watched = []
     for length in (0, 3, 110):
-        backend.seek(length)
+        passes.seek(length)
         rows.copy_(branches_of([-1, 0, length % 2])[1:3])
         with torch.inference_mode(), OperationRecorder() as watch:
             next_logits = passes.begin(states, tokens, 4)
@@ -260,7 +260,7 @@ def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_e
                 passes.branch(passes.output.expand(2, -1), tokens[:2], rows)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
-    kept = [backend.cache.entries] if ready.head.shape.depth else []
+    kept = [cast(TorchBackend, passes.backend).cache.entries] if isinstance(passes, LayeredPasses) else []
     assert {_memory(tensor) for tensor in (states, tokens, *kept)} <= watched[0][1]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from specdemo.decoding.events import Round, branches, emitted_tokens
+from specdemo.drafters.names import DRAFTERS
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import Defaults, Preset, find_preset, load_presets, preset_of, with_head
 from specdemo.models.published_heads import head_format
@@ -214,16 +215,19 @@ def test_trees_of_a_preset_are_a_default_and_no_condition(
     assert (refused[0], "A tree cannot be checked here: it is too old. Draft a chain." in refused[2]) == (2, True)
 
 
-def test_trees_are_left_out_only_where_the_preset_began_with_them(target: Path, tmp_path: Path) -> None:
-    preset = replace(preset_of(str(target)), defaults=Defaults(tree=True), skip_layers=2)
+def test_trees_are_left_out_only_where_the_preset_began_with_them(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DRAFTERS, "lookahead", DRAFTERS["lookahead"]._replace(branches=False))
+    preset = replace(preset_of(str(target)), defaults=Defaults(tree=True))
     loaded = load(preset, "float32", "cpu")
-    asked = Request("the cat", preset.name, "layer-skip", Settings(k=3, tree=True), raw=True)
+    asked = Request("the cat", preset.name, "lookahead", Settings(k=3, tree=True), raw=True)
     request, told = fitted(asked, loaded)
     assert (request.settings, told) == (
         replace(asked.settings, tree=False),
-        "The drafts are chains and not trees: the drafter layer-skip drafts chains only.",
+        "The drafts are chains and not trees: the drafter lookahead drafts chains only.",
     )
-    twice = replace(asked, more=(DraftedLane("layer-skip", 3), DraftedLane("ngram", 2)))
+    twice = replace(asked, more=(DraftedLane("lookahead", 3), DraftedLane("ngram", 2)))
     assert fitted(twice, loaded)[0].more == (DraftedLane("ngram", 2),)
     for other in (
         replace(asked, drafter="prompt-lookup"),

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
 from operator import mul
@@ -24,12 +24,12 @@ from specdemo.drafters.heads.backends import NativeBackend
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.files import load_head, save_head
-from specdemo.drafters.heads.medusa import MedusaHead
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
-from specdemo.drafters.heads.ready import Packed, ReadyHead
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, LayeredHead, MedusaHead
+from specdemo.drafters.heads.ready import LayeredPasses, Packed, ReadyHead
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.linear import Linear
-from specdemo.types import BadInput, Draft, Settings, TokenKind, Verdict
+from specdemo.models.presets import find_preset
+from specdemo.types import MAX_K, BadInput, Draft, Settings, TokenKind, Verdict
 from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
 from tools.train.data import ASSISTANT
 from tools.train.head import Plan, judge, train_head
@@ -134,7 +134,10 @@ def test_of_a_long_prompts_states_only_those_in_the_window_stay_in_memory(
     drafter = toy.drafter(kind.kind, runner, SETTINGS)
     assert isinstance(drafter, HeadDrafter)
     head = drafter.ready.head
-    monkeypatch.setattr(head, "shape", replace(head.shape, window=16))
+    if isinstance(head, LayeredHead):
+        monkeypatch.setattr(head, "shape", replace(head.shape, window=16))
+    else:
+        kept = 1
     runner.prefill(list(range(length)))
     assert runner.hidden_states is not None
     drafter.reset(list(range(length)))
@@ -147,7 +150,7 @@ def by_library_alone(drafter: HeadDrafter) -> bool:
     """Whether the C library runs a head's layers, or all products of one that has no layers."""
     assert drafter._passes is not None
     head, output = drafter.ready.head, drafter.ready._outputs[0]
-    if head.decoder_layers():
+    if isinstance(drafter._passes, LayeredPasses):
         return isinstance(drafter._passes.backend, NativeBackend)
     steps = [module.step for module in head.modules() if isinstance(module, Packed)]
     return {type(step.multiply) for step in [*steps, output] if isinstance(step, Linear)} == {PackedLinear}
@@ -211,6 +214,18 @@ def test_a_head_comes_back_from_its_file_in_bfloat16(kind: type[Head], tmp_path:
     for name, tensor in head.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], tensor.bfloat16().to(tensor.dtype))
     assert json.loads((tmp_path / "a.json").read_text()) == {"made": "here"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shipped_head_and_one_of_an_older_file_have_their_sizes(kind: type[Head]) -> None:
+    """Older files have the sizes of a block head for Medusa too, as the shipped one has, or Medusa's for the others."""
+    shipped = find_preset("smollm2-135m").heads[kind.kind]
+    assert isinstance(shipped, Path)
+    shape = load_head(kind, shipped).shape
+    assert shape.vocab_size == 49152
+    assert shape.most_drafted == (3 if kind is MedusaHead else MAX_K)
+    if kind is not MedusaHead:
+        assert kind.shape_from({**asdict(shape), "blocks": 0}) == shape
 
 
 def test_a_file_that_is_no_such_head_is_refused_in_words(tmp_path: Path) -> None:

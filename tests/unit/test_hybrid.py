@@ -16,7 +16,7 @@ from specdemo.engines.runner import CannotBranch
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.report import RUNNING_STATES, report_on
 from specdemo.racing.race import start
-from specdemo.types import BadInput, DraftOutcome, Settings
+from specdemo.types import DraftOutcome, Settings
 
 from .checkpoints import preset_of, save
 from .test_by_name import SIZES, tokens_of
@@ -137,8 +137,6 @@ def test_states_belong_to_one_chain() -> None:
     assert runner.exact_rows == runner.exact_tree_rows == 0
     with pytest.raises(CannotBranch, match=r"A tree cannot be checked here: some layers .* Draft a chain\."):
         runner.forward([5, 6, 7], parents=[-1, 0, 0])
-    with pytest.raises(ValueError, match="first layers"):
-        runner.early_exit_forward([5], 1)
 
 
 # Texts ----------------------------------------------------------------------------------------------------------
@@ -153,7 +151,7 @@ def outcomes(loaded: Loaded, drafter: str, settings: Settings) -> tuple[list[int
 
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, tuple[Path, Path]], kind: str) -> None:
-    loaded = load(preset_of(*folders[kind]), "float32", "cpu")
+    loaded = load(preset_of(*folders[kind], skip_layers=1), "float32", "cpu")
     assert loaded.engine == "eager"
     assert isinstance(loaded.target_runner(8), HybridRunner)
     prompt = torch.tensor([loaded.encode("the cat sat on the mat", raw=True)])
@@ -161,7 +159,7 @@ def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, 
         out = loaded.model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24)
     expected = out[0, prompt.shape[1] :].tolist()
     assert len(expected) > 8
-    for drafter in ("none", "draft-model"):
+    for drafter in ("none", "draft-model", "layer-skip"):
         assert tokens_of(loaded, drafter) == expected
     seen = set()
     for seed in range(2):
@@ -196,13 +194,6 @@ def test_a_report_tells_the_cost_and_the_memory(tokenizer: PreTrainedTokenizerFa
     caches = sum(size for place, size in floats().items() if place not in weights and place not in before)
     assert told.caches == pytest.approx(caches, rel=0.1)
     loaded.release()
-
-
-def test_an_early_exit_is_refused_before_the_download(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    save(hybrid("qwen3_5_text", len(tokenizer)), tokenizer, tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").unlink()
-    with pytest.raises(BadInput, match=r"toy\.toml: the field skip_layers cannot be used"):
-        load(preset_of(tmp_path / "model", skip_layers=1), "float32", "cpu")
 
 
 def test_a_state_inside_a_larger_configuration_is_found() -> None:

@@ -294,18 +294,20 @@ def test_a_remembering_runner_says_what_the_real_one_says(loaded: Loaded) -> Non
     assert memory.passes == 3  # [5, 6] is part of a text that was read
 
 
-def test_reading_ahead_and_states_are_remembered_too(loaded: Loaded) -> None:
+def test_states_and_what_the_first_layers_say_are_remembered_too(loaded: Loaded) -> None:
     ids = loaded.encode(PROMPT)
     real, memory = loaded.target_runner(64), Remembering(loaded.target_runner(64), ids)
+    part = real.first_layers(1, 64)
     for runner in (real, memory):
         runner.capture_hidden_states([0, 1])
     for _ in range(2):
         seen: list[list[Tensor]] = []
-        for runner in (real, memory):
+        for runner, first in ((real, part), (memory, memory.first_layers(1, 64))):
             answers = [runner.prefill(ids)]
             assert runner.hidden_states is not None
             answers.append(runner.hidden_states)
-            answers += [runner.early_exit_forward([5], 1), runner.early_exit_forward([6], 1), runner.forward([5, 6, 7])]
+            answers += [first.prefill(ids), first.forward([5, 6]), runner.forward([5, 6, 7])]
+            first.rollback(0)
             answers.append(runner.hidden_states)
             runner.rollback(len(ids) + 2)
             answers += [runner.forward([8, 9]), runner.hidden_states]
@@ -324,7 +326,9 @@ def test_every_run_begins_in_the_context(loaded: Loaded) -> None:
         read = target.passes
         list(start(remembered, "ngram", context[:-1], replace(settings, seed=0)))
         assert target.passes == read
-    assert target.real.length == 0
+        list(start(remembered, "layer-skip", context[:-1], replace(settings, k=1)))
+        assert (part := target.parts[1]).passes
+    assert target.real.length == part.real.length == 0
 
 
 # Greedy ----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,7 @@ def test_four_caches_that_memory_does_not_hold_are_refused_before_any_is_made(
     monkeypatch.setattr(placement, "free_memory", lambda: 10**9)
     tokens = len(PROMPT) + SETTINGS.max_new_tokens
     own, drafts = 8_000_000, 1_000_000
-    toy.token_bytes = own, drafts
+    toy.token_bytes = {"target": own, "draft-model": drafts}
     needed = tokens * (4 * own + 2 * drafts)  # the draft model has a cache in two of the lanes
     assert needed <= 10**9
     list(race(toy, "draft-model", PROMPT, SETTINGS, more=MORE))
@@ -170,13 +171,16 @@ def test_four_caches_that_memory_does_not_hold_are_refused_before_any_is_made(
 
 
 def test_the_bytes_that_are_checked_are_those_that_caches_take(loaded: Loaded) -> None:
-    for make, size in zip((loaded.target_runner, loaded.draft_runner), loaded.token_bytes, strict=True):
+    makers = {"target": loaded.target_runner, "draft-model": loaded.draft_runner}
+    makers["layer-skip"] = partial(loaded.target_runner(1).first_layers, 1)
+    for name, make in makers.items():
         runner: Any = make(64)
         runner.prefill([1])
         tensors = [value for value in vars(runner._cache).values() if isinstance(value, torch.Tensor)]
         runner.release()
         keys = min(part.numel() * part.element_size() for part in tensors if part.ndim > 3)  # values may be padded
-        assert 2 * keys == 64 * size > 0
+        assert 2 * keys == 64 * loaded.token_bytes[name] > 0
+    assert makers.keys() == loaded.token_bytes.keys()
     free = placement.free_memory()
     check_caches([free // 2000] * 3, 500, loaded.device)
     with pytest.raises(BadInput, match="of 3 lanes of 1,000 tokens"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdemo.decoding.loop import rule_for
-from specdemo.drafters.heads.block import Medusa
+from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.tree import WIDTH
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import MAX_NODES, Draft, Settings

@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from specdemo.decoding.drafter import DrafterParts
+from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.layer_skip import LayerSkip
 from specdemo.drafters.none import NoDrafter
@@ -51,8 +53,11 @@ def test_the_decoder_layers_are_found_read_and_left_out(label: str) -> None:
     assert runner.hidden_states is not None
     assert torch.allclose(runner.hidden_states[:, 32:], states, atol=1e-4)
     skipping = EagerRunner(model, 40)
-    drafted = decode(skipping, LayerSkip(skipping, 1, rule_for(settings)), TEXT, settings)
-    assert ids_of(list(drafted)) == plain
+    rule = rule_for(settings)
+    drafter = LayerSkip.build(DrafterParts(skip_layers=1), skipping, rule)
+    events = list(decode(skipping, drafter, TEXT, settings, rule=rule))
+    assert ids_of(events) == plain
+    assert any(event.drafted for event in events if isinstance(event, Round))
 
 
 def test_a_model_that_does_not_give_logits_for_every_row_is_one_sentence() -> None:
@@ -68,10 +73,10 @@ def test_a_model_that_does_not_give_logits_for_every_row_is_one_sentence() -> No
 
 def test_layers_that_are_not_found_are_one_sentence_for_whoever_needs_them() -> None:
     runner = EagerRunner(model_of("hrm_text"), 40)  # it has two lists of layers, and runs them in turn
-    sentence = r"^The decoder layers of a model of the type hrm_text are not found, so neither heads nor an early exit "
+    sentence = r"^The decoder layers of a model of the type hrm_text are not found, so neither heads nor layer-skip "
     with pytest.raises(BadInput, match=sentence):
         runner.capture_hidden_states([0])
     settings = Settings(k=3, max_new_tokens=12)
     with pytest.raises(BadInput, match=sentence):
-        list(decode(runner, LayerSkip(runner, 1, rule_for(settings)), TEXT, settings))
+        LayerSkip.build(DrafterParts(skip_layers=1), runner, rule_for(settings))
     assert len(ids_of(list(decode(runner, NoDrafter(), TEXT, settings)))) == 12

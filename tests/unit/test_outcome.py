@@ -46,40 +46,37 @@ def test_the_first_difference_and_the_margin_there(
 
 
 @pytest.mark.parametrize(
-    ("environment", "drafter", "exact"),
+    ("environment", "exact"),
     [
-        ({"engine": "native", "dtype": "float32"}, "layer-skip", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "native", "dtype": "bfloat16"}, "ngram", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "fused", "dtype": "bfloat16"}, "ngram", {0, 8, AUTO}),
-        ({"engine": "fused", "dtype": "float32"}, "ngram", set()),
-        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, "ngram", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, "layer-skip", set()),
-        ({"engine": "graph", "dtype": "bfloat16", "triton": False}, "ngram", set()),
-        ({"engine": "graph", "dtype": "bfloat16"}, "ngram", set()),
-        ({"engine": "eager", "dtype": "float32"}, "ngram", set()),
-        ({"engine": "graph", "exact_rows": MAX_K + 1}, "ngram", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "graph", "exact_rows": MAX_K + 1}, "layer-skip", set()),
-        ({"engine": "native", "exact_rows": ANY_ROWS}, "layer-skip", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": "fused", "dtype": "float32", "exact_rows": 9}, "layer-skip", {0, 8, AUTO}),
-        ({"engine": "fused", "dtype": "bfloat16", "exact_rows": 0}, "ngram", set()),  # without packed products
-        ({"engine": "native", "exact_rows": "17"}, "ngram", {0, 8, 9, MAX_K, AUTO}),
-        ({"engine": ["native"], "dtype": {}}, "a drafter of another program", set()),
-        ({}, "ngram", set()),
+        ({"engine": "native", "dtype": "float32"}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "native", "dtype": "bfloat16"}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "fused", "dtype": "bfloat16"}, {0, 8, AUTO}),
+        ({"engine": "fused", "dtype": "float32"}, set()),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": True}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "graph", "dtype": "bfloat16", "triton": False}, set()),
+        ({"engine": "graph", "dtype": "bfloat16"}, set()),
+        ({"engine": "eager", "dtype": "float32"}, set()),
+        ({"engine": "graph", "exact_rows": MAX_K + 1}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "native", "exact_rows": ANY_ROWS}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": "fused", "dtype": "float32", "exact_rows": 9}, {0, 8, AUTO}),
+        ({"engine": "fused", "dtype": "bfloat16", "exact_rows": 0}, set()),  # without packed products
+        ({"engine": "native", "exact_rows": "17"}, {0, 8, 9, MAX_K, AUTO}),
+        ({"engine": ["native"], "dtype": {}}, set()),
+        ({}, set()),
     ],
 )
-def test_which_engines_are_exact_to_the_bit(environment: dict[str, Any], drafter: str, exact: set[int | str]) -> None:
+def test_which_engines_are_exact_to_the_bit(environment: dict[str, Any], exact: set[int | str]) -> None:
     """Of environments that do not tell of trees, as in older traces: on a GPU those were not exact in 16 bits."""
-    assert {k for k in (0, 8, 9, MAX_K, AUTO) if is_exact(environment, drafter, k)} == exact
+    assert {k for k in (0, 8, 9, MAX_K, AUTO) if is_exact(environment, k)} == exact
     trees = bool(exact) and environment["engine"] in ("native", ["native"])
-    assert {is_exact(environment, drafter, k, tree=True) for k in (1, MAX_NODES, AUTO)} == {trees}
+    assert {is_exact(environment, k, tree=True) for k in (1, MAX_NODES, AUTO)} == {trees}
 
 
 @pytest.mark.parametrize(("rows", "exact"), [(0, set()), (9, {1, 8, AUTO}), (MAX_NODES + 1, {1, 8, MAX_NODES, AUTO})])
 def test_trees_are_exact_up_to_the_rows_that_the_engine_tells(rows: int, exact: set[int | str]) -> None:
     environment = {"engine": "graph", "exact_rows": MAX_K + 1, "exact_tree_rows": rows}
-    assert {k for k in (1, 8, MAX_NODES, AUTO) if is_exact(environment, "eagle", k, tree=True)} == exact
-    assert is_exact(environment, "eagle", MAX_K)
-    assert not is_exact(environment, "layer-skip", 1, tree=True)
+    assert {k for k in (1, 8, MAX_NODES, AUTO) if is_exact(environment, k, tree=True)} == exact
+    assert is_exact(environment, MAX_K)
 
 
 # The badge --------------------------------------------------------------------------------------------------

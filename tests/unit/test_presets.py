@@ -206,9 +206,9 @@ BROKEN = {
     "raw of one": (GOOD + "[defaults]\nraw = 1\n", "defaults.raw", "true or false"),
     "tree of one": (GOOD + "[defaults]\ntree = 1\n", "defaults.tree", "true or false"),
     "trees by a drafter of chains": (
-        GOOD + '[defaults]\ndrafter = "layer-skip"\ntree = true\n',
+        GOOD + '[defaults]\ndrafter = "none"\ntree = true\n',
         "defaults.tree",
-        "cannot be true: the drafter layer-skip drafts chains only",
+        "cannot be true: the drafter none drafts chains only",
     ),
     "too large a tree": (GOOD + "[defaults]\ntree = true\nk = 64\n", "defaults.k", "from 0 to 63"),
     "unknown dtype": ('dtype = "int8"\n' + GOOD, "dtype", "float32, bfloat16, float16"),

@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specdemo.decoding.events import emitted_tokens
-from specdemo.drafters.heads.block import Block, Medusa
+from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.heads.medusa import Medusa
 from specdemo.types import Settings, TokenKind
 from tests.unit import published
 from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write

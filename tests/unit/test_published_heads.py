@@ -24,10 +24,11 @@ from specdemo.decoding.loop import rule_for
 from specdemo.drafters.chain import draw_chain
 from specdemo.drafters.heads import drafter as head_drafter
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
-from specdemo.drafters.heads.block import Block, Medusa
+from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.formats import format_of
+from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.networks import EagleHead
 from specdemo.drafters.heads.published import load_published
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes

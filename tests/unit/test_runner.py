@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate import dispatch_model
+from accelerate.hooks import AlignDevicesHook
 from torch import Tensor
+from torch.nn import ModuleList
 from transformers import DynamicCache, PreTrainedModel
 
-from specdemo.decoding.events import Finished
+from specdemo.decoding.drafter import DrafterParts
+from specdemo.decoding.events import Finished, Round
+from specdemo.decoding.loop import rule_for
+from specdemo.drafters.layer_skip import LayerSkip
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines import linear, ops
 from specdemo.engines.eager import EagerRunner
@@ -20,10 +27,10 @@ from specdemo.engines.fused import MOST_ROWS, FusedRunner
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import LONGEST, GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
-from specdemo.engines.linear import can_pack
+from specdemo.engines.linear import Linear, Norm, can_pack
 from specdemo.engines.runner import ANY_ROWS, Runner
 from specdemo.system.hardware import cpu_multiplies_bf16
-from specdemo.types import MAX_K, FinishReason, Settings
+from specdemo.types import MAX_K, DraftOutcome, FinishReason, Settings
 from tests.unit.toys import (
     ARCHITECTURES,
     MODEL_VOCAB,
@@ -261,7 +268,7 @@ def runner_with(engine: str, monkeypatch: pytest.MonkeyPatch) -> Runner:
         monkeypatch.setattr(linear, "can_pack", lambda dtype: can_pack(dtype) and "unpacked" not in engine)
         return FusedRunner(FusedModel.of(model, getattr(torch, engine.split()[1])), 64)
     kernels: Any = SimpleNamespace(**vars(ops)) if "kernels" in engine else ops
-    model = model.to(getattr(torch, engine.rpartition(" ")[2]))
+    model = copy.deepcopy(model).to(getattr(torch, engine.rpartition(" ")[2]))  # the one at hand is shared
     return GraphRunner(Graphs(FusedModel.of(model), kernels, lambda work: work, 1), 64)
 
 
@@ -297,3 +304,118 @@ def test_up_to_how_many_rows_an_engine_is_exact(
         runner.rollback(len(TEXT))
         assert whole is not None
         assert torch.equal(runner.forward(ids[:count]), whole[:count])
+
+
+# Its first layers -----------------------------------------------------------------------------------------
+
+
+def truncated(model: PreTrainedModel, count: int) -> PreTrainedModel:
+    """The same model built with fewer layers."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = count
+    for name in ("layer_types", "no_rope_layers"):
+        if getattr(config, name, None):
+            setattr(config, name, getattr(config, name)[:count])
+    short = type(model)(config).eval()
+    _, unexpected = short.load_state_dict(model.state_dict(), strict=False)
+    assert unexpected
+    return short
+
+
+def read_by(runner: Any) -> Tensor:
+    """The logits of all tokens of the text but the first five, of which some are read twice."""
+    runner.prefill(TEXT[:5])
+    first = runner.forward(TEXT[5:6])
+    runner.forward([1, 2])
+    runner.rollback(6)
+    return torch.cat([first, runner.forward(TEXT[6:])])
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_first_layers_equal_a_truncated_model(make: Any, model: PreTrainedModel, layers: int) -> None:
+    whole = make(model, 20)
+    expected = fresh(truncated(model, layers), TEXT)[5:]
+    for _ in range(2):  # as from run to run
+        runner = whole.first_layers(layers, 30)
+        assert runner.context == 30
+        assert same(read_by(runner), expected)
+        runner.release()
+    assert same(read_by(whole), fresh(model, TEXT)[5:])
+
+
+def weights_of(parts: Any) -> set[int]:
+    """Where the weights of a fused model lie, whether packed or not."""
+    steps = [getattr(layer, name) for layer in parts.layers for name in ("qkv", "out", "up", "down", "mlp_norm")]
+    held = [step.weight if isinstance(step, Norm) else step.multiply for step in (*steps, parts.head, parts.norm)]
+    assert {type(step) for step in steps} == {Linear, Norm}
+    return {*map(id, held), id(parts.embedding)}
+
+
+def test_no_weight_is_copied(make: Any, model: PreTrainedModel) -> None:
+    before, names = fresh(model, TEXT), set(model.state_dict())
+    whole = make(model, 20)
+    first = whole.first_layers(2, 20)
+    if isinstance(whole, FusedRunner):
+        assert weights_of(first.model) < weights_of(whole.model)
+    else:
+        theirs, ours = ({weight.data_ptr() for weight in one.model.parameters()} for one in (first, whole))
+        assert theirs < ours
+    assert set(model.state_dict()) == names
+    assert torch.equal(fresh(model, TEXT), before)
+
+
+@pytest.mark.parametrize("make", ["graph"], indirect=True)
+def test_passes_are_captured_once(make: Any) -> None:
+    """The first runner is asked for before a race is timed; those after it capture nothing."""
+    whole = make(tiny_model("llama"), 20)
+    first = whole.first_layers(2, 20)
+    assert whole.first_layers(2, 20)._graphs is first._graphs is not whole._graphs
+    assert whole.first_layers(1, 20)._graphs is not first._graphs
+    assert first.exact_rows == whole.exact_rows
+    first.prefill(TEXT)
+    assert first._slot not in first._graphs._free
+
+
+def dispatched(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as accelerate spreads it over devices, all of which are the CPU here: the hooks are its own."""
+    hooked = copy.deepcopy(model)
+    (stack,) = (name for name, child in hooked.base_model.named_children() if isinstance(child, ModuleList))
+    base = hooked.base_model_prefix
+    parts = [name for name, _ in hooked.named_children() if name != base]
+    parts += [f"{base}.{name}" for name, _ in hooked.base_model.named_children() if name != stack]
+    parts += [f"{base}.{stack}.{place}" for place in range(3)]
+    made: PreTrainedModel = dispatch_model(hooked, dict.fromkeys(parts, "cpu"), force_hooks=True)
+    return made
+
+
+def test_the_first_layers_of_a_model_spread_over_devices_are_no_more_than_these(
+    model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With accelerate's real hooks, and the CPU in place of several GPUs. The logits come where the model's do."""
+    truth, hooked, brought = fresh(truncated(model, 2), TEXT), dispatched(model), []
+    post_forward = AlignDevicesHook.post_forward
+
+    def watched(hook: Any, module: Any, output: Any) -> Any:
+        if hook.io_same_device:
+            brought.append((module, hook.input_device))
+        return post_forward(hook, module, output)
+
+    monkeypatch.setattr(AlignDevicesHook, "post_forward", watched)
+    first: Any = EagerRunner(hooked, 20).first_layers(2, 20)
+    assert same(read_by(first), truth[5:])
+    assert same(fresh(hooked, TEXT), fresh(model, TEXT))
+    assert set(brought) == {(first.model, torch.device("cpu")), (hooked, torch.device("cpu"))}
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_the_targets_own(make: Any, model: PreTrainedModel, temperature: float, tree: bool) -> None:
+    settings = Settings(temperature=temperature, k=3, max_new_tokens=40, seed=1, tree=tree)
+    runner, rule = make(model, 120), rule_for(settings)
+    drafter = LayerSkip.build(DrafterParts(skip_layers=2), runner, rule)
+    events = list(decode(runner, drafter, TEXT, settings, rule=rule))
+    plain = list(decode(EagerRunner(model, 120), NoDrafter(), TEXT, replace(settings, k=0, tree=False)))
+    assert ids_of(events) == ids_of(plain)
+    drafted = [token for event in events if isinstance(event, Round) for token in event.drafted]
+    assert {token.outcome for token in drafted} >= {DraftOutcome.ACCEPTED, DraftOutcome.REJECTED}
+    assert drafter.runner.length == 0  # it is released with the run

@@ -297,9 +297,10 @@ def test_auto_with_rejection_sampling_is_refused_for_trees_too(toy: Any) -> None
     assert rule_for(replace(settings, temperature=0.0)).name == MATCH
 
 
-def test_what_cannot_branch_is_refused_with_auto_as_with_a_size(toy: Any) -> None:
-    with pytest.raises(BadInput, match="The drafter layer-skip drafts chains only"):
-        start(toy, "layer-skip", PROMPT, Settings(k=AUTO, tree=True))
+def test_what_cannot_branch_is_refused_with_auto_as_with_a_size(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DRAFTERS, "ngram", DRAFTERS["ngram"]._replace(branches=False))
+    with pytest.raises(BadInput, match="The drafter ngram drafts chains only"):
+        start(toy, "ngram", PROMPT, Settings(k=AUTO, tree=True))
 
 
 def test_a_fixed_tree_teaches_auto_what_it_cost(toy: Any) -> None:

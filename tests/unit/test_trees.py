@@ -23,6 +23,7 @@ from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
 from specdemo.decoding.walk import row_depths, row_parents, walk
 from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.drafters.tree import grow, merged
@@ -430,13 +431,14 @@ def shape(draft: Draft) -> tuple[Any, Any]:
 # Who branches ----------------------------------------------------------------------------------------------------
 
 
-def test_trees_are_refused_in_words_where_there_are_none() -> None:
+def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DRAFTERS, "ngram", DRAFTERS["ngram"]._replace(branches=False))
     with pytest.raises(BadInput, match="K = auto needs the match rule"):
         check_rule("eagle", Settings(k=AUTO, temperature=1, rule=REJECTION, tree=True))
     with pytest.raises(BadInput, match="from 0 to 63, not 64"):
         Settings(k=64, tree=True)
-    with pytest.raises(BadInput, match=r"The drafter layer-skip drafts chains only.* prompt-lookup"):
-        check_rule("layer-skip", Settings(k=4, tree=True))
+    with pytest.raises(BadInput, match=r"The drafter ngram drafts chains only.* prompt-lookup"):
+        check_rule("ngram", Settings(k=4, tree=True))
     toy: Any = TableToy()
 
     class Straight(TableRunner):
@@ -528,12 +530,10 @@ def events_of(toy: Any, name: str, settings: Settings) -> list[Event]:
 
 @pytest.mark.parametrize(("nodes", "temperature"), [(1, 0.7), (8, 0.0), (8, 1.0), (MAX_NODES, 0.7)])
 def test_whoever_branches_writes_the_targets_text(nodes: int, temperature: float, tmp_path: Path) -> None:
-    from specdemo.drafters.names import DRAFTERS, drafter_class
-
     toy = TableToy(ngram_table=ngram_file(tmp_path, VOCAB), tokenizer=letters_tokenizer())
     kinds = {name: drafter_class(name) for name in DRAFTERS}
     able = [name for name, kind in kinds.items() if kind.branches and not kind.unavailable_reason(toy.parts)]
-    assert able == [name for name in DRAFTERS if name not in ("none", "layer-skip")]
+    assert able == [name for name in DRAFTERS if name != "none"]
     for name in able:
         settings = Settings(k=nodes, temperature=temperature, max_new_tokens=50, tree=True)
         events = events_of(toy, name, settings)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +37,9 @@ from specdemo.decoding.drafter import Drafter, DrafterParts
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.rule import Rule
-from specdemo.drafters.heads.medusa import MedusaHead, medusa_shape
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, HeadShape
-from specdemo.drafters.heads.published_shape import TargetSizes
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, MedusaHead
 from specdemo.drafters.heads.ready import ReadyHead
+from specdemo.drafters.heads.shapes import HeadShape, MedusaShape
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner
@@ -78,8 +76,8 @@ class TableRunner:
 
     Its cache is the list of tokens it has read, and the logits are looked up in that cache, never in the
     arguments alone: a missing, stale or doubled entry gives the logits of another text. The state of a token in any
-    layer is its one-hot vector. `passes` keeps where every pass began and what it read, `first_passes` the same for
-    the layers that `early_exit_forward` ends after, whose logits are those of the table `early`.
+    layer is its one-hot vector. `passes` keeps where every pass began and what it read. The logits of its
+    `first_layers` are those of the table `early`.
     """
 
     exact_rows = exact_tree_rows = ANY_ROWS
@@ -90,9 +88,7 @@ class TableRunner:
         self.vocab_size = table.shape[-1]
         self.device = torch.device("cpu")
         self.tokens: list[int] = []
-        self.ahead: list[int] = []
         self.passes: list[tuple[int, tuple[int, ...]]] = []
-        self.first_passes: list[tuple[int, tuple[int, ...]]] = []
         self.kept_layers = 0
         self.hidden_states: Tensor | None = None
         self.released = 0
@@ -125,18 +121,14 @@ class TableRunner:
 
     def keep(self, path: Sequence[int]) -> None:
         assert [self.parents[row] for row in path] == [-1, *path][: len(path)], "one row follows the other"
-        self.ahead.clear()
         self.tokens[self.begin :] = [self.tokens[self.begin + row] for row in path]
         if self.hidden_states is not None:
             self.hidden_states = self.hidden_states[list(path)]
 
     def read(self, ids: Sequence[int] | Tensor) -> Tensor:
         ids = [int(token) for token in ids]
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(self.ahead, ids, strict=False))
-        self.ahead = [token for token, _ in same]
-        if unread := ids[len(self.ahead) :]:
-            self.read_first(unread)
-        self.ahead.clear()
+        assert ids, "a pass reads at least one token"
+        assert self.length + len(ids) <= self.context, "the cache is full"
         self.passes.append((self.length, tuple(ids)))
         begin = self.begin = self.length
         self.parents = list(range(-1, len(ids) - 1))
@@ -145,20 +137,10 @@ class TableRunner:
         self.hidden_states = one_hot.repeat(1, self.kept_layers) if self.kept_layers else None
         return self.looked_up(self.table, self.tokens, begin)
 
-    def early_exit_forward(self, ids: Sequence[int], layers: int) -> Tensor:
-        assert layers >= 1
+    def first_layers(self, count: int, capacity: int) -> TableRunner:
+        assert count >= 1
         assert self.early is not None
-        begin = self.length + len(self.ahead)
-        self.read_first(ids)
-        return self.looked_up(self.early, [*self.tokens, *self.ahead], begin)
-
-    def read_first(self, ids: Sequence[int]) -> None:
-        assert len(ids) > 0, "a pass reads at least one token"
-        assert all(isinstance(token, int) for token in ids)
-        begin = self.length + len(self.ahead)
-        assert begin + len(ids) <= self.context, "the cache is full"
-        self.first_passes.append((begin, tuple(ids)))
-        self.ahead += ids
+        return TableRunner(self.early, capacity)
 
     def looked_up(self, table: Tensor, text: Sequence[int], begin: int) -> Tensor:
         """The logits after each token of a text from its place `begin` on."""
@@ -169,12 +151,10 @@ class TableRunner:
         assert length >= 0
         chain = self.parents == list(range(-1, len(self.parents) - 1))
         assert chain or not self.begin < length < self.length, "a tree has no length to go back to"
-        self.ahead.clear()
         del self.tokens[length:]
 
     def release(self) -> None:
         self.tokens.clear()
-        self.ahead.clear()
         self.hidden_states = None
         self.released += 1
 
@@ -290,10 +270,8 @@ def untrained_heads(
     state_layers = 0, layers // 2, layers - 1
     sizes = heads, 1, hidden // heads, 2 * hidden
     shape = HeadShape(vocab, hidden, state_layers, draft_vocab, 2, *sizes, 1e-5, window)
-    medusa = medusa_shape(
-        TargetSizes(vocab, hidden, layers), 1e-5, places=5, draft_vocab=draft_vocab, mlp=2 * hidden, rank=8
-    )
-    kinds: dict[type[Head], HeadShape] = {EagleHead: shape, BlockHead: shape, MedusaHead: medusa}
+    medusa = MedusaShape(vocab, hidden, (layers - 1,), draft_vocab, 1e-5, places=5, mlp=2 * hidden, rank=8)
+    kinds: dict[type[Head], Any] = {EagleHead: shape, BlockHead: shape, MedusaHead: medusa}
     made = {}
     for seed, (kind, sizes_of_it) in enumerate(kinds.items()):
         with torch.random.fork_rng():
@@ -315,7 +293,7 @@ class Toy:
 
     eos_ids: frozenset[int] = frozenset()
     context: int = 256
-    token_bytes: tuple[int, ...] = (0, 0)
+    token_bytes: Mapping[str, int] = field(default_factory=lambda: {"target": 0})
     ngram_table: Path | None = None
     skip_layers: int | None = 1
     heads: dict[str, ReadyHead[Any]] = field(default_factory=dict)
@@ -353,7 +331,7 @@ class Toy:
 
 @dataclass
 class TableToy(Toy):
-    """Target, draft model, early exit and n-gram table that know nothing of each other."""
+    """Target, draft model, first layers and n-gram table that know nothing of each other."""
 
     target: Tensor = field(default_factory=lambda: random_table(1, support=3))
     draft_model: Tensor = field(default_factory=lambda: random_table(2, support=3))

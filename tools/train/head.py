@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from safetensors import safe_open
@@ -26,10 +26,9 @@ from typer import Option
 
 from specdemo.cli.options import numbers
 from specdemo.drafters.heads.files import kind_of, load_head_for, save_head
-from specdemo.drafters.heads.medusa import MedusaHead, medusa_shape
-from specdemo.drafters.heads.networks import BlockHead, Head, HeadShape
+from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead, MedusaHead
 from specdemo.drafters.heads.published import KINDS
-from specdemo.drafters.heads.published_shape import TargetSizes
+from specdemo.drafters.heads.shapes import RANK, HeadShape, MedusaShape, Sizes
 from specdemo.types import BadInput
 
 from .data import ASSISTANT, Seed, provenance_of, shard_paths
@@ -109,7 +108,7 @@ def train_head(
     else:
         head = new_head(model, plan, train)
     shape = head.shape
-    sizes = {"draft_vocab": shape.draft_vocab, "mlp": shape.mlp, "depth": shape.depth}
+    sizes = {"draft_vocab": shape.draft_vocab, "mlp": shape.mlp, "depth": getattr(shape, "depth", 0)}
     sizes["steps"] = min(plan.steps, shape.most_drafted)
     plan = replace(plan, state_layers=shape.state_layers, **sizes)  # type: ignore[arg-type]
     shards = [Shard(model, shape.state_layers, path, states_folder) for path in train]
@@ -201,28 +200,21 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
         raise BadInput(f"The target has the layers 0 to {layers - 1}; those that are read must end with the last one.")
     if not hasattr(config, "rms_norm_eps"):
         raise BadInput(f"Heads can be trained for targets of the Llama family, and this one is a {config.model_type}.")
-    shape = HeadShape(
-        vocab_size=config.vocab_size,
-        hidden=config.hidden_size,
-        state_layers=read,
-        draft_vocab=min(plan.draft_vocab, config.vocab_size),
-        depth=plan.depth,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        width=config.hidden_size // config.num_attention_heads,
-        mlp=plan.mlp,
-        eps=config.rms_norm_eps,
-    )
+    sizes = {"vocab_size": config.vocab_size, "hidden": config.hidden_size, "mlp": plan.mlp, "eps": config.rms_norm_eps}
+    sizes["draft_vocab"] = min(plan.draft_vocab, config.vocab_size)
     if plan.kind == "medusa":
-        target = TargetSizes(shape.vocab_size, shape.hidden, layers)
-        shape = medusa_shape(target, shape.eps, plan.steps, shape.draft_vocab, mlp=plan.mlp, rank=shape.rank)
+        shape: Sizes = MedusaShape(**sizes, state_layers=(layers - 1,), places=plan.steps, rank=RANK)
+    else:
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        attention = {"heads": heads, "kv_heads": kv_heads, "width": config.hidden_size // heads}
+        shape = HeadShape(**sizes, **attention, state_layers=read, depth=plan.depth)
     head = KINDS[plan.kind](shape)
     for module in head.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
     with torch.no_grad():  # at first its output is the target's last hidden state
         head.norm.weight.copy_(model.base_model.norm.weight)
-        if not isinstance(head, MedusaHead):
+        if isinstance(head, LayeredHead):
             head.fuse.weight[:, -shape.hidden :] += torch.eye(shape.hidden)
         for name, weight in head.named_parameters():
             if name.endswith(("out.weight", "down.weight", "after.weight")):
@@ -232,13 +224,12 @@ def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
 
 
 @torch.no_grad()
-def with_bigrams(head: Head, block: Any) -> Head:
+def with_bigrams(head: Any, block: Any) -> Head:
     """A medusa head that begins with the bigram term of a block head, for the tokens which that one can draft."""
-    assert isinstance(head, MedusaHead)
     known = torch.isin(head.token_ids, block.token_ids)
     head.before.load_state_dict(block.before.state_dict())
     head.after.weight[known] = block.after.weight[torch.searchsorted(block.token_ids, head.token_ids[known])]
-    return head
+    return cast(Head, head)
 
 
 def most_frequent(counts: Tensor, size: int) -> Tensor:
@@ -276,7 +267,7 @@ def judge(
     train, held_out = _shards(text)
     head = load_head_for(model.get_output_embeddings().weight, kind, path).to(model.device)
     if draft_vocab:
-        if issubclass(kind, BlockHead):
+        if issubclass(kind, BlockHead | MedusaHead):
             raise BadInput(
                 f"A {kind.kind} head cannot be given another vocabulary: what follows what is part of its weights."
             )

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdemo.drafters.heads.medusa import MedusaHead
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, rotation
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, MedusaHead, rotation
 
 from .states import Text, same_conversation
 

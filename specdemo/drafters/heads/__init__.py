@@ -11,13 +11,14 @@ How the pieces go together for one draft, with the shapes of eagle (T new tokens
                      0                                 live                         overwritten by the next round
 
 Eagle drafts token by token and reads its own output where the target's next hidden state is not known yet. Block puts
-one entry for each token that the target has read, and then fills K positions behind them in one pass.
+one entry for each token that the target has read, and then fills K positions behind them in one pass. Medusa has no
+decoder layer and no cache: each place of a draft has a guess of its own, from the target's last hidden state.
 
-networks  the trained parts: `HeadShape`, `EagleHead`, `BlockHead`, and their rotary positions
+shapes    the sizes of heads: `HeadShape` of those with decoder layers, `MedusaShape`
+networks  the trained parts: `EagleHead`, `BlockHead`, `MedusaHead`, and rotary positions
 files     reads and writes the weights of those trained here
 formats, published_shape, published
           read heads of others: EAGLE-3, DFlash, DSpark, and those of the library speculators
-medusa    a head without decoder layers
 cache     keys and values for torch's operations
 backends  `HeadBackend`: the layers over one text, by torch's operations or by the C library for CPUs
 ready     `ReadyHead`: a head tied to its target; `HeadPasses`: what a drafter asks a backend for, captured on a GPU

@@ -14,7 +14,7 @@ from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, c
 from ...engines.rows import ancestors_of, branches_of
 from ...system.hardware import to_device
 from .cache import HeadCache
-from .networks import Head
+from .networks import LayeredHead
 
 
 class HeadBackend(Protocol):
@@ -54,7 +54,7 @@ class HeadBackend(Protocol):
 class TorchBackend:
     """Torch's operations. With a `DeviceCache` its calls can be captured."""
 
-    def __init__(self, head: Head, logits: Callable[[Tensor], Tensor], cache: HeadCache) -> None:
+    def __init__(self, head: LayeredHead, logits: Callable[[Tensor], Tensor], cache: HeadCache) -> None:
         self.head, self.logits, self.cache = head, logits, cache
         self.capacity, self.dtype = cache.capacity, cache.entries.dtype
         self.seek, self.advance, self.clear = cache.seek, cache.advance, cache.clear
@@ -98,7 +98,7 @@ class NativeBackend:
 
     dtype = torch.float32
 
-    def __init__(self, head: Head, parts: NativeParts, capacity: int, dtype: torch.dtype) -> None:
+    def __init__(self, head: LayeredHead, parts: NativeParts, capacity: int, dtype: torch.dtype) -> None:
         """`dtype` is that of the cache."""
         self.head, (self.layers, self.context, self.logits), self._computed = head, parts, dtype
         self.cache = NativeCache(self.layers, capacity, dtype, head.rope)
@@ -135,7 +135,7 @@ class NativeBackend:
         return x
 
 
-def native_parts(head: Head, output: Linear, dtype: torch.dtype) -> NativeParts | None:
+def native_parts(head: LayeredHead, output: Linear, dtype: torch.dtype) -> NativeParts | None:
     """The layers and the output of a head for the library, with weights of a type; None where it cannot run them."""
     if not isinstance(output.multiply, PackedLinear):  # then it multiplies by no weight at all
         return None

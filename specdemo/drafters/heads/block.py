@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ...engines.gpu.graph import Capture, CapturedFunction
-from ...types import Draft
 from ..chain import NextLogits
-from ..tree import grow_by_logits
-from .backends import HeadBackend
 from .drafter import HeadDrafter
-from .medusa import MedusaHead
 from .networks import BlockHead
-from .ready import HeadPasses, ReadyHead
-
-DEEPEST = 8  # tokens of a tree one behind the other
+from .ready import LayeredPasses, ReadyHead
 
 
-class BlockPasses(HeadPasses[BlockHead]):
+class BlockPasses(LayeredPasses[BlockHead]):
     """One pass over what the target has read since, and one over a block behind that."""
 
-    def __init__(self, ready: ReadyHead[BlockHead], backend: HeadBackend) -> None:
-        super().__init__(ready, backend)
+    def __init__(self, ready: ReadyHead[BlockHead], capacity: int, captured: bool = False) -> None:
+        super().__init__(ready, capacity, captured)
         shape = ready.head.shape
         self.last = ready.zeros(shape.hidden)  # the fused state of the last token read
         self.masks = ready.zeros(max(shape.block_size - 1, 0), dtype=torch.long) + (shape.mask_token or 0)
@@ -32,15 +26,8 @@ class BlockPasses(HeadPasses[BlockHead]):
         self.block: Callable[[Tensor, int], Tensor] = self._block
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
-        pending = tokens[-1:]
         self.read(states)
-        logits = self.block(pending, k)
-
-        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            position = len(drawn)
-            return logits[position : position + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
-
-        return next_logits
+        return self.with_bigrams(self.block(tokens[-1:], k), tokens[-1:])
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
@@ -82,19 +69,3 @@ class Block(HeadDrafter):
     network = BlockHead
     passes = BlockPasses
     parallel_drafting = True
-
-    @torch.inference_mode()
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """One pass as for a chain; only the bigram term tells the branches apart."""
-        passes, states, tokens = self._unread_with(context)
-        deepest = min(depth, nodes, DEEPEST, self.ready.head.shape.most_drafted)
-        next_logits = passes.begin(states, tokens, deepest)
-        known = self.ready.token_ids
-        return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), known, self.stop_below)
-
-
-class Medusa(Block):
-    """Draws K tokens from the places of a Medusa head, each of which has guesses of its own."""
-
-    name = "medusa"
-    network = MedusaHead

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...engines.layout import Rope
-from .networks import Head, Rotation, doubled
+from .networks import LayeredHead, Rotation, doubled
 
 
 class HeadCache:
@@ -18,7 +18,7 @@ class HeadCache:
     Others are put behind these, and seen there; they become live by `advance`, or are overwritten.
     """
 
-    def __init__(self, head: Head, capacity: int, like: Tensor) -> None:
+    def __init__(self, head: LayeredHead, capacity: int, like: Tensor) -> None:
         """Of the type and on the device of `like`."""
         shape, rope = head.shape, Rope(head.rope.frequencies.to(like.device), head.rope.scale)
         self.capacity = capacity
@@ -79,7 +79,7 @@ class HeadCache:
 class DeviceCache(HeadCache):
     """A cache whose number of live entries is on the device, so that what reads it can be captured."""
 
-    def __init__(self, head: Head, capacity: int, like: Tensor) -> None:
+    def __init__(self, head: LayeredHead, capacity: int, like: Tensor) -> None:
         super().__init__(head, capacity, like)
         self._positions = torch.arange(capacity, device=like.device)
         self._live = torch.zeros(1, dtype=torch.long, device=like.device)

@@ -18,6 +18,7 @@ from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K, Draft, Verdict
 from ..chain import draw_chain
+from ..tree import grow_by_logits
 from .files import load_head_for
 from .networks import Head
 from .published import load_published
@@ -25,6 +26,7 @@ from .published_shape import TargetSizes
 from .ready import HeadPasses, ReadyHead
 
 log = logging.getLogger(__name__)
+DEEPEST = 8  # tokens of a tree one behind the other, where all places are filled at once
 
 
 class HeadDrafter(Drafter):
@@ -104,7 +106,7 @@ class HeadDrafter(Drafter):
         if self.ready.slots:
             self._passes = self.ready.slots.acquire(self, self.context)
         else:
-            self._passes = self.passes(self.ready, self.ready.backend(self.context - skipped))
+            self._passes = self.passes(self.ready, self.context - skipped)
 
     def _release_slot(self) -> None:
         if self._passes and self.ready.slots:
@@ -119,12 +121,21 @@ class HeadDrafter(Drafter):
         known, vocab_size = self.ready.token_ids, self.runner.vocab_size
         return draw_chain(next_logits, k, self.rule, len(context), known, vocab_size, self.stop_below)
 
+    @torch.inference_mode()
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        """One pass as for a chain; only the bigram term tells the branches apart."""
+        passes, states, tokens = self._unread_with(context)
+        deepest = min(depth, nodes, DEEPEST, self.ready.head.shape.most_drafted)
+        next_logits = passes.begin(states, tokens, deepest)
+        known = self.ready.token_ids
+        return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), known, self.stop_below)
+
     def _unread_with(self, context: Sequence[int]) -> tuple[HeadPasses[Any], Tensor, Tensor]:
         """The passes, and the states that they must read first with the token behind each."""
         assert self._passes is not None, "reset comes first"
         states, self._unread = torch.cat(self._unread), []
         tokens = to_device(context[-len(states) :], states.device)
-        self._passes.backend.seek(self._live)
+        self._passes.seek(self._live)
         self._live += len(states)
         return self._passes, states, tokens
 

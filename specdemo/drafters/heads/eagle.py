@@ -13,18 +13,17 @@ from ...system.hardware import to_device
 from ...types import Draft
 from ..chain import NextLogits
 from ..tree import WIDTH, Named, grow_by_depth
-from .backends import HeadBackend
 from .drafter import HeadDrafter
 from .networks import EagleHead
-from .ready import HeadPasses, ReadyHead
+from .ready import LayeredPasses, ReadyHead
 
 
-class EaglePasses(HeadPasses[EagleHead]):
+class EaglePasses(LayeredPasses[EagleHead]):
     """The first pass of a draft reads what the target has read since, the others the head's own last output."""
 
-    def __init__(self, ready: ReadyHead[EagleHead], backend: HeadBackend) -> None:
-        super().__init__(ready, backend)
-        self.output = ready.zeros(1, ready.head.shape.hidden, dtype=backend.dtype)
+    def __init__(self, ready: ReadyHead[EagleHead], capacity: int, captured: bool = False) -> None:
+        super().__init__(ready, capacity, captured)
+        self.output = ready.zeros(1, ready.head.shape.hidden, dtype=self.backend.dtype)
         self.first: Callable[[Tensor, Tensor], Tensor] = self._first
         self.next: Callable[[Tensor], Tensor] = self._next
         self.branch: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] = self._branch

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ...types import BadInput
 from .formats import CONFIG
-from .networks import ALL, ALL_TOKENS, EACH, Head, HeadShape
+from .networks import Head, LayeredHead
 from .published import EMBEDDING, OFFSETS, OUTPUT, WEIGHTS, tensors_of
 from .published_shape import FULL, SLIDING
+from .shapes import ALL, ALL_TOKENS, EACH, HeadShape
 
 VERSION = "0.5.0"  # of the library, whose configurations these are
 DRAFTED = 4  # tokens that an engine drafts in a round unless it is told
@@ -40,9 +41,9 @@ def export_head(
     Raises:
         BadInput: the format has no words for such a head.
     """
-    shape = head.shape
-    if head.kind == "medusa":
+    if not isinstance(head, LayeredHead):
         raise BadInput("This head cannot be written in this format, which has no words for Medusa.")
+    shape = head.shape
     if head.kind == "block" and shape.mask_token is None:
         raise BadInput(
             "This head cannot be written in this format: its positions begin as the target's last state, and those of "
@@ -69,7 +70,7 @@ def export_head(
     save_file({name: tensor.clone() for name, tensor in stored.items()}, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _config(head: Head, target: tuple[str, str], dtype: str) -> dict[str, Any]:
+def _config(head: LayeredHead, target: tuple[str, str], dtype: str) -> dict[str, Any]:
     shape, (name, architecture) = head.shape, target
     eagle = head.kind == "eagle"
     method = "eagle3" if eagle else "dspark" if shape.rank else "dflash"

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...types import BadInput, reason
-from .networks import Head, HeadShape
+from .networks import Head
 
 H = TypeVar("H", bound=Head)
 
@@ -57,7 +57,7 @@ def load_head(kind: type[H], path: Path) -> H:
                 raise BadInput(f"{path.name} is not a head of the kind {kind.kind}.")
             fields = json.loads(facts["shape"])
             tuples = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-            head = kind(HeadShape(**{**fields, **tuples}))
+            head = kind(kind.shape_from({**fields, **tuples}))
             head.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as error:
         if isinstance(error, BadInput):

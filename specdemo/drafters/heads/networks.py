@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -13,65 +13,9 @@ from torch.nn import functional as F
 
 from ...engines import ops
 from ...engines.layout import Rope
-from ...types import MAX_K
-
-ROPE_THETA = 10_000.0
-ALL_TOKENS = 2**31 - 1  # a window that ends nowhere
-EACH, ALL, NONE = "each", "all", "none"  # of the target's states are normed before they are fused: by itself, together
+from .shapes import ALL, EACH, NONE, ROPE_THETA, HeadShape, MedusaShape, Sizes
 
 Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] each
-
-
-@dataclass(frozen=True, slots=True)
-class HeadShape:
-    """The sizes of a head: those of the target it reads, and its own.
-
-    The fields that have a value here tell the heads of others (`published`) from those trained here.
-    """
-
-    vocab_size: int  # V, the target's
-    hidden: int  # the head's hidden size
-    state_layers: tuple[int, ...]  # the target's layers whose outputs the head reads
-    draft_vocab: int  # V', how many tokens it can draft
-    depth: int
-    heads: int
-    kv_heads: int
-    width: int  # of an attention head
-    mlp: int
-    eps: float
-    window: int = 512  # how many tokens a head attends to; it is trained on texts no longer
-    target_hidden: int = 0  # the target's hidden size; 0 stands for the head's
-    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": ROPE_THETA})  # as transformers names them
-    state_norms: str = EACH
-    fused_norm: bool = False  # what was fused is normed too
-    qkv_bias: bool = False
-    out_bias: bool = False
-    head_norms: bool = False  # queries and keys are normed before they are rotated, as in Qwen3
-    normed_residual: bool = False  # the residual of an eagle head is the normed hidden state
-    normed_feedback: bool = False  # an eagle head reads its own output normed
-    # Of a block head:
-    layer_windows: tuple[int, ...] = ()  # of each layer, where they differ; `window` is then the largest
-    block_size: int = 0  # tokens of a block, the pending one included; 0 is one more than are drafted
-    mask_token: int | None = None  # what a position to be filled begins as; None is the target's last hidden state
-    from_anchor: bool = False  # the output of the pending token gives the first of the draft
-    normed_context: bool = True  # the target's fused states go through the norms of the layers too
-    rank: int = 64  # of the bigram term; 0 where there is none
-    bigram_table: bool = False  # the bigram term begins with a table of tokens and not with their embeddings
-    blocks: int = 0  # of a medusa head: residual blocks of each place; 0 where these share a gated layer
-
-    @property
-    def windows(self) -> tuple[int, ...]:
-        """How many tokens each layer attends to."""
-        return self.layer_windows or (self.window,) * self.depth
-
-    @property
-    def most_drafted(self) -> int:
-        return self.block_size - (not self.from_anchor) if self.block_size else MAX_K
-
-    @property
-    def states(self) -> int:
-        """How many numbers the target's hidden states of a token are."""
-        return len(self.state_layers) * (self.target_hidden or self.hidden)
 
 
 def frequencies(width: int, device: torch.device | None = None, theta: float = ROPE_THETA) -> Tensor:
@@ -166,7 +110,7 @@ class HeadLayer(nn.Module):
 
 
 class Head(nn.Module):
-    """A small network that drafts from the target's own hidden states.
+    """A small network that drafts from the target's own hidden states. `norm` goes before its output layer.
 
     Its embedding and its output layer are rows of the target's (`ReadyHead`), which are neither trained nor stored. A
     head of others may have its `own_embedding` [V, hidden] and `own_output` [V', hidden].
@@ -174,20 +118,62 @@ class Head(nn.Module):
     """
 
     kind: ClassVar[str]
-    bidirectional: ClassVar[bool] = False  # whether the tokens of a pass see those behind them
+    shape: Sizes
     token_ids: Tensor
     state_norm: nn.Parameter | None
+    norm: nn.RMSNorm
     own_embedding: Tensor | None = None
     own_output: Tensor | None = None
-    place_outputs: Sequence[Tensor] = ()  # [V', hidden] of each place of a block, where they differ
+    place_outputs: Sequence[Tensor] = ()  # [V', hidden] of each place of a draft, where they differ
 
-    def __init__(self, shape: HeadShape) -> None:
+    def __init__(self, shape: Sizes, state_norms: int = 1) -> None:
         super().__init__()
         self.shape = shape
         self.register_buffer("token_ids", torch.arange(shape.draft_vocab))
-        groups = {EACH: len(shape.state_layers), ALL: 1, NONE: 0}[shape.state_norms]
-        weight = nn.Parameter(torch.ones(groups, shape.states // groups)) if groups else None
+        weight = nn.Parameter(torch.ones(state_norms, shape.states // state_norms)) if state_norms else None
         self.register_parameter("state_norm", weight)
+        self.before: nn.Module | None = None  # of the bigram term, if there is one
+        self.after: nn.Module | None = None
+
+    @classmethod
+    def shape_from(cls, fields: dict[str, Any]) -> Sizes:
+        """The sizes that a file holds."""
+        fields.pop("blocks", None)  # in older files, since a medusa head had such sizes too
+        return HeadShape(**fields)
+
+    def fused(self, states: Tensor) -> Tensor:
+        """One vector from the target's hidden states of a token, [..., states] -> [..., hidden]."""
+        if self.state_norm is None:
+            return states
+        states = states.unflatten(-1, self.state_norm.shape)
+        normed: Tensor = F.rms_norm(states, self.state_norm.shape[1:], None, self.shape.eps) * self.state_norm
+        return normed.flatten(-2)
+
+    def add_bigrams(self, shape: Sizes) -> None:
+        """Make the layers of the bigram term, if there is one."""
+        if shape.rank:
+            if shape.bigram_table:
+                self.before = nn.Embedding(shape.vocab_size, shape.rank)
+            else:
+                self.before = nn.Linear(shape.hidden, shape.rank, bias=False)
+            self.after = nn.Linear(shape.rank, shape.draft_vocab, bias=False)
+
+    def bigram_bias(self, previous: Tensor) -> Tensor | float:
+        """What the token before adds to the logits, from its embedding [..., hidden]: [..., V'], or nothing.
+
+        `previous` [...] are the tokens themselves where there is a table of them.
+        """
+        return 0.0 if self.before is None or self.after is None else self.after(self.before(previous))
+
+
+class LayeredHead(Head):
+    """A head with decoder layers, which keep keys and values of the text."""
+
+    bidirectional: ClassVar[bool] = False  # whether the tokens of a pass see those behind them
+    shape: HeadShape
+
+    def __init__(self, shape: HeadShape) -> None:
+        super().__init__(shape, {EACH: len(shape.state_layers), ALL: 1, NONE: 0}[shape.state_norms])
         self.fuse = nn.Linear(shape.states, shape.hidden, bias=False)
         self.fused_norm = nn.RMSNorm(shape.hidden, shape.eps) if shape.fused_norm else None
         self.norm = nn.RMSNorm(shape.hidden, shape.eps)
@@ -197,21 +183,12 @@ class Head(nn.Module):
         return rope_of(self.shape)
 
     def fused(self, states: Tensor) -> Tensor:
-        """One vector from the target's hidden states of a token, [..., states] -> [..., hidden]."""
-        if self.state_norm is not None:
-            states = states.unflatten(-1, self.state_norm.shape)
-            normed = F.rms_norm(states, self.state_norm.shape[1:], None, self.shape.eps) * self.state_norm
-            states = normed.flatten(-2)
-        fused: Tensor = self.fuse(states)
+        fused: Tensor = self.fuse(super().fused(states))
         return fused if self.fused_norm is None else self.fused_norm(fused)
 
     def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """What the first layer reads of x [..., T, hidden]; `dtype` is what the head computes in."""
         return x
-
-    def bigram_bias(self, previous: Tensor) -> Tensor | float:
-        """What the token before adds to the logits, from its embedding [..., hidden]: [..., V'], or nothing."""
-        return 0.0
 
     def decoder_layers(self) -> Sequence[HeadLayer]:
         raise NotImplementedError
@@ -221,7 +198,7 @@ class Head(nn.Module):
         return None
 
 
-class EagleHead(Head, HeadLayer):
+class EagleHead(LayeredHead, HeadLayer):
     """EAGLE: one decoder layer that continues the target's hidden states (Li et al., arXiv 2503.01840).
 
     It reads pairs of (the target's hidden state of a token, the embedding of the next token). Its output stands for
@@ -302,7 +279,7 @@ class BlockLayer(HeadLayer):
         return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by, context=not outputs)
 
 
-class BlockHead(Head):
+class BlockHead(LayeredHead):
     """All K tokens in one pass of a shallow network, in the manner of DFlash (arXiv 2602.06036).
 
     A block is the pending token and K positions to be filled, which begin as the target's last hidden state, or as a
@@ -321,12 +298,7 @@ class BlockHead(Head):
         blank = nn.Parameter(torch.zeros(shape.hidden)) if shape.mask_token is None else None
         self.register_parameter("blank", blank)
         self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(shape.depth))
-        if shape.rank:
-            if shape.bigram_table:
-                self.before: nn.Module = nn.Embedding(shape.vocab_size, shape.rank)
-            else:
-                self.before = nn.Linear(shape.hidden, shape.rank, bias=False)
-            self.after = nn.Linear(shape.rank, shape.draft_vocab, bias=False)
+        self.add_bigrams(shape)
 
     def decoder_layers(self) -> Sequence[BlockLayer]:
         return cast("Sequence[BlockLayer]", self.layers)
@@ -340,6 +312,54 @@ class BlockHead(Head):
         blanks = (last + self.blank)[..., None, :].expand(*last.shape[:-1], k, last.shape[-1])
         return torch.cat([pending[..., None, :].to(blanks.dtype), blanks], -2)
 
-    def bigram_bias(self, previous: Tensor) -> Tensor | float:
-        """See `Head`; `previous` [...] are the tokens themselves where there is a table of them."""
-        return self.after(self.before(previous)) if self.shape.rank else 0.0
+
+class MedusaHead(Head):
+    """Medusa (Cai et al., arXiv 2401.10774): a guess for each place of a draft, from the target's last hidden state.
+
+    It reads nothing else of the text: it has no decoder layer, and keeps nothing. Each place has residual blocks
+    x + silu(W x + b), behind the target's final norm, and an output of its own.
+
+    A head trained here is smaller and knows more (in the manner of Hydra, arXiv 2402.05109). It also reads the pending
+    token; by the bigram term of a block head, a place knows what was drawn for the one before. The places share the
+    target's output rows, and the first half of a gated layer of `shape.mlp` features before the final norm.
+    """
+
+    kind = "medusa"
+    shape: MedusaShape
+
+    def __init__(self, shape: MedusaShape) -> None:
+        super().__init__(shape)
+        self.add_bigrams(shape)
+        if shape.blocks:
+            self.norm = nn.Identity()  # type: ignore[assignment]
+            self.places = nn.ModuleList(
+                nn.ModuleList(nn.Linear(shape.hidden, shape.hidden) for _ in range(shape.blocks))
+                for _ in range(shape.places)
+            )
+        else:
+            self.norm = nn.RMSNorm(shape.hidden, shape.eps)
+            self.token_norm = nn.RMSNorm(shape.hidden, shape.eps)
+            self.gate_up = nn.Linear(2 * shape.hidden, 2 * shape.mlp, bias=False)
+            self.down = nn.Linear(shape.mlp, shape.places * shape.hidden, bias=False)
+
+    @classmethod
+    def shape_from(cls, fields: dict[str, Any]) -> MedusaShape:
+        if "places" in fields:
+            return MedusaShape(**fields)
+        # Older files have the sizes of a block head without layers.
+        known = {field.name: fields[field.name] for field in dataclass_fields(MedusaShape) if field.name in fields}
+        return MedusaShape(places=fields["block_size"] - 1, **known)
+
+    def guesses(self, pending: Tensor, last: Tensor) -> Tensor:
+        """What the places make of the embedded pending token and the target's state, both [..., hidden]:
+        [places, ..., hidden]."""
+        if not self.shape.blocks:
+            gate, up = self.gate_up(torch.cat([self.token_norm(pending.to(last.dtype)), last], -1)).chunk(2, -1)
+            return last + torch.stack(self.down(F.silu(gate) * up).chunk(self.shape.places, -1))
+        places = []
+        for blocks in self.places:
+            x = last
+            for block in cast(nn.ModuleList, blocks):
+                x = x + F.silu(block(x))
+            places.append(x)
+        return torch.stack(places)

@@ -10,20 +10,21 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ...types import BadInput, reason
-from .formats import Format, format_of, head_name, read_config
-from .medusa import MedusaHead, medusa_head
-from .networks import EACH, NONE, BlockHead, EagleHead, Head, HeadShape
+from ...types import MAX_K, BadInput, reason
+from .formats import Config, Format, format_of, head_name, read_config
+from .networks import BlockHead, EagleHead, Head, LayeredHead, MedusaHead
 from .published_shape import ShapeReader, TargetSizes
+from .shapes import EACH, NONE, HeadShape, MedusaShape
 
 H = TypeVar("H", bound=Head)
+L = TypeVar("L", bound=LayeredHead)
 Sizes = tuple[int, ...]
 Table = dict[str, dict[str, Sizes]]
 
@@ -76,14 +77,14 @@ def _read(folder: Path, kind: type[H], target: TargetSizes, weights: bool = True
         tensors = {key: tensor if key == OFFSETS else tensor.to("meta") for key, tensor in tensors.items()}
     taker = Taker(name, tensors)
     if found.method == "medusa":
-        head = cast(H, medusa_head(name, config, target, taker.take))
+        head = cast(H, _medusa(taker, config, target))
     else:
-        head = _assembled(taker, kind, ShapeReader(name, found, config, target).shape(tensors))
+        head = _assembled(taker, cast(Any, kind), ShapeReader(name, found, config, target).shape(tensors))
     taker.check_empty()
     return head
 
 
-def tensors_of(kind: type[Head], shape: HeadShape) -> Table:
+def tensors_of(kind: type[LayeredHead], shape: HeadShape) -> Table:
     """For each weight of a head by its name here: the tensors of a file that it is made of, one below the other, by
     their published names, with their shapes."""
     hidden, states, layers = shape.hidden, shape.states, len(shape.state_layers)
@@ -188,7 +189,7 @@ class Taker:
             )
 
 
-def _assembled(taker: Taker, kind: type[H], shape: HeadShape) -> H:
+def _assembled(taker: Taker, kind: type[L], shape: HeadShape) -> L:
     name, left, take = taker.name, taker.left, taker.take
     with torch.device("meta"):
         head = kind(shape)
@@ -218,4 +219,33 @@ def _assembled(taker: Taker, kind: type[H], shape: HeadShape) -> H:
                 weights["after.weight"] = weights["after.weight"][order]
     head.load_state_dict(weights, assign=True)
     head.own_embedding, head.own_output = embedding, output
+    return head.requires_grad_(False)
+
+
+def _medusa(taker: Taker, config: Config, target: TargetSizes) -> MedusaHead:
+    """The head of a configuration. Place i has the tensors `i.j.linear` of its blocks j, and its output behind them.
+
+    Raises:
+        BadInput: it is not one for this target, or the target's final norm is not one that is known here.
+    """
+    name, take = taker.name, taker.take
+    stated = config.get("medusa_num_heads") or config.get("num_heads"), config.get("medusa_num_layers", 1)
+    if not all(isinstance(number, int) and number > 0 for number in stated):
+        raise BadInput(f"{name} needs whole numbers medusa_num_heads and medusa_num_layers, but it has {stated}.")
+    if target.final_norm is None:
+        raise BadInput(
+            f"{name} reads the target's last state behind its final norm, and this target's is not known here."
+        )
+    (weight, eps), hidden = target.final_norm, target.hidden
+    places, blocks = min(stated[0] or 0, MAX_K), stated[1]
+    last, vocab = target.layers - 1, target.vocab_size
+    with torch.device("meta"):
+        head = MedusaHead(MedusaShape(vocab, hidden, (last,), vocab, eps, places, blocks))
+    weights = {"token_ids": torch.arange(vocab), "state_norm": weight[None]}
+    for i in range(places):
+        for j in range(blocks):
+            weights[f"places.{i}.{j}.weight"] = take(f"{i}.{j}.linear.weight", (hidden, hidden))
+            weights[f"places.{i}.{j}.bias"] = take(f"{i}.{j}.linear.bias", (hidden,))
+    head.load_state_dict(weights, assign=True)
+    head.place_outputs = [take(f"{i}.{blocks}.weight", (vocab, hidden)) for i in range(places)]
     return head.requires_grad_(False)

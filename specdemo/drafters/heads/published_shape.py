@@ -16,7 +16,8 @@ from torch import Tensor
 from ...engines.layout import ROPES
 from ...types import MAX_K, BadInput
 from .formats import Config, Format
-from .networks import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape, rope_of
+from .networks import rope_of
+from .shapes import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

@@ -14,9 +14,10 @@ from ...system.hardware import compute_dtype, to_device
 from ..chain import NextLogits
 from .backends import HeadBackend, NativeBackend, TorchBackend, native_parts
 from .cache import DeviceCache, HeadCache
-from .networks import Head
+from .networks import Head, LayeredHead
 
 H = TypeVar("H", bound=Head)
+L = TypeVar("L", bound=LayeredHead)
 
 
 class Packed(nn.Module):
@@ -64,7 +65,9 @@ class ReadyHead(Generic[H]):
         everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
         rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
         self._outputs = [Linear.of(one.to(embedding), None) for one in head.place_outputs or [rows]]
-        self._native = None if head.place_outputs else native_parts(self.head, self._outputs[0], embedding.dtype)
+        self._native = None
+        if isinstance(head, LayeredHead):
+            self._native = native_parts(head, self._outputs[0], embedding.dtype)
         pack(self.head, embedding.dtype)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
@@ -81,7 +84,7 @@ class ReadyHead(Generic[H]):
     def bigram_bias(self, previous: Tensor) -> Tensor | float:
         """What the tokens before [T] add to the logits, [T, V'], or nothing."""
         head = self.head
-        if not head.shape.rank:
+        if head.after is None:
             return 0.0
         return head.bigram_bias(previous if head.shape.bigram_table else self.embed(previous))
 
@@ -91,21 +94,22 @@ class ReadyHead(Generic[H]):
 
     def backend(self, capacity: int) -> HeadBackend:
         """The fastest backend here, for one text of at most `capacity` tokens."""
-        if self._native:
+        if self._native and isinstance(self.head, LayeredHead):
             return NativeBackend(self.head, self._native, capacity, self.dtype)
         return self.torch_backend(capacity)
 
     def torch_backend(self, capacity: int, cache: type[HeadCache] = HeadCache) -> TorchBackend:
+        assert isinstance(self.head, LayeredHead)
         return TorchBackend(self.head, self.logits, cache(self.head, capacity, self.zeros(0)))
 
     def capture(self, passes: type[HeadPasses[H]], capture: Capture) -> None:
         """Have the passes of a run captured now, and of others when they begin."""
 
         def new_slot(capacity: int) -> HeadPasses[H]:
-            slot = passes(self, self.torch_backend(capacity, DeviceCache))
+            slot = passes(self, capacity, captured=True)
 
             def from_the_start(work: Work) -> Work:  # each call of what is captured takes entries of the cache
-                slot.backend.seek(0)
+                slot.seek(0)
                 return capture(work)
 
             slot.capture(from_the_start)
@@ -115,10 +119,14 @@ class ReadyHead(Generic[H]):
 
 
 class HeadPasses(Slot, Generic[H]):
-    """What a kind of head computes in a run, by whatever backend. A slot of captured passes serves run after run."""
+    """What a kind of head computes in a run. A slot of captured passes serves run after run."""
 
-    def __init__(self, ready: ReadyHead[H], backend: HeadBackend) -> None:
-        self.ready, self.backend, self.capacity = ready, backend, backend.capacity
+    def __init__(self, ready: ReadyHead[H], capacity: int, captured: bool = False) -> None:
+        """For a text of at most `capacity` tokens; `captured` says that `capture` is to follow."""
+        self.ready, self.capacity = ready, capacity
+
+    def seek(self, live: int) -> None:
+        """Forget all entries but the first `live`."""
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
         """Read T hidden states of the target [T, layers * hidden], each with the token that follows it [T].
@@ -128,7 +136,7 @@ class HeadPasses(Slot, Generic[H]):
         raise NotImplementedError
 
     def capture(self, capture: Capture) -> None:
-        """Have what a draft needs captured; the backend must be torch's, on a `DeviceCache`."""
+        """Have what a draft needs captured."""
         raise NotImplementedError
 
     def states_and_tokens(self) -> list[tuple[Tensor, Tensor]]:
@@ -136,6 +144,29 @@ class HeadPasses(Slot, Generic[H]):
         states = self.ready.zeros(LONGEST, self.ready.head.shape.states)
         tokens = self.ready.zeros(LONGEST, dtype=torch.long)
         return [(states[:count], tokens[:count]) for count in LENGTHS]
+
+    def with_bigrams(self, logits: Tensor, pending: Tensor) -> NextLogits:
+        """What gives one by one the logits [k, V'] of places that were filled at once, with the bigram term."""
+
+        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
+            place = len(drawn)
+            return logits[place : place + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
+
+        return next_logits
+
+    def clear(self) -> None:
+        """Forget the run."""
+
+
+class LayeredPasses(HeadPasses[L]):
+    """The passes of a head with decoder layers, by whatever backend."""
+
+    def __init__(self, ready: ReadyHead[L], capacity: int, captured: bool = False) -> None:
+        self.backend = ready.torch_backend(capacity, DeviceCache) if captured else ready.backend(capacity)
+        super().__init__(ready, self.backend.capacity)
+
+    def seek(self, live: int) -> None:
+        self.backend.seek(live)
 
     def clear(self) -> None:
         self.backend.clear()

@@ -26,7 +26,7 @@ from ..fused import Cache, FusedRunner, round_up
 from ..layout import FusedModel
 from ..linear import swiglu
 from ..rows import MOST_ROWS, branches_of
-from ..runner import check_fits
+from ..runner import Runner, check_fits
 
 LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass is not captured
 LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: shorter passes reuse the memory of the longest
@@ -209,7 +209,15 @@ class GraphSlot(Slot):
 class Graphs(SlotPool[GraphSlot]):
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
         self.model, self.ops, self.capture = model, ops, capture
+        self._parts: dict[int, Graphs] = {}
         super().__init__(slots, partial(GraphSlot, model, ops, capture))
+
+    def first_layers(self, count: int) -> Graphs:
+        """Those of the first layers, captured for one run when they are asked for first."""
+        if count not in self._parts:
+            tell("capturing the passes of the first layers")
+            self._parts[count] = Graphs(self.model.first_layers(count), self.ops, self.capture, 1)
+        return self._parts[count]
 
 
 def capacity_for(context: int) -> int:
@@ -241,9 +249,7 @@ class GraphRunner(FusedRunner):
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
-        if parents is not None:
-            self._early.clear()
-        if self._slot is None or self._early or len(ids) > (LONGEST if parents is None else MOST_ROWS):
+        if self._slot is None or len(ids) > (LONGEST if parents is None else MOST_ROWS):
             return super().forward(ids, parents)
         check_fits(self, len(ids))
         self._start, count = self.length, len(ids)
@@ -252,6 +258,9 @@ class GraphRunner(FusedRunner):
         if self._captured_layers:
             self.hidden_states = torch.cat([outputs[layer][:count] for layer in self._captured_layers], -1)
         return logits[:count].clone()
+
+    def first_layers(self, count: int, capacity: int) -> Runner:
+        return GraphRunner(self._graphs.first_layers(count), capacity)
 
     def release(self) -> None:
         super().release()

@@ -1,0 +1,94 @@
+"""The sizes of the trained heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+from ...types import MAX_K
+
+ROPE_THETA = 10_000.0
+ALL_TOKENS = 2**31 - 1  # a window that ends nowhere
+RANK = 64  # of the bigram term of the heads that are trained here
+EACH, ALL, NONE = "each", "all", "none"  # of the target's states are normed before they are fused: by itself, together
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The sizes of a head with decoder layers.
+
+    The fields that have a value here tell the heads of others (`published`) from those trained here.
+    """
+
+    vocab_size: int  # V, the target's
+    hidden: int  # the head's hidden size
+    state_layers: tuple[int, ...]  # the target's layers whose outputs the head reads
+    draft_vocab: int  # V', how many tokens it can draft
+    depth: int
+    heads: int
+    kv_heads: int
+    width: int  # of an attention head
+    mlp: int
+    eps: float
+    window: int = 512  # how many tokens a head attends to; it is trained on texts no longer
+    target_hidden: int = 0  # the target's hidden size; 0 stands for the head's
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": ROPE_THETA})  # as transformers names them
+    state_norms: str = EACH
+    fused_norm: bool = False  # what was fused is normed too
+    qkv_bias: bool = False
+    out_bias: bool = False
+    head_norms: bool = False  # queries and keys are normed before they are rotated, as in Qwen3
+    normed_residual: bool = False  # the residual of an eagle head is the normed hidden state
+    normed_feedback: bool = False  # an eagle head reads its own output normed
+    # Of a block head:
+    layer_windows: tuple[int, ...] = ()  # of each layer, where they differ; `window` is then the largest
+    block_size: int = 0  # tokens of a block, the pending one included; 0 is one more than are drafted
+    mask_token: int | None = None  # what a position to be filled begins as; None is the target's last hidden state
+    from_anchor: bool = False  # the output of the pending token gives the first of the draft
+    normed_context: bool = True  # the target's fused states go through the norms of the layers too
+    rank: int = RANK  # of the bigram term; 0 where there is none
+    bigram_table: bool = False  # the bigram term begins with a table of tokens and not with their embeddings
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """How many tokens each layer attends to."""
+        return self.layer_windows or (self.window,) * self.depth
+
+    @property
+    def most_drafted(self) -> int:
+        return self.block_size - (not self.from_anchor) if self.block_size else MAX_K
+
+    @property
+    def states(self) -> int:
+        """How many numbers the target's hidden states of a token are."""
+        return len(self.state_layers) * (self.target_hidden or self.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaShape:
+    """The sizes of a Medusa head, which has no decoder layers; see `HeadShape` for those of the same name."""
+
+    vocab_size: int
+    hidden: int
+    state_layers: tuple[int, ...]  # the last one
+    draft_vocab: int
+    eps: float
+    places: int  # of a draft
+    blocks: int = 0  # residual blocks of each place; 0 where these share a gated layer
+    mlp: int = 0  # features of that layer
+    rank: int = 0  # of the bigram term; 0 where there is none
+
+    window: ClassVar[int] = 1  # it reads no token but the last
+    bigram_table: ClassVar[bool] = False
+
+    @property
+    def most_drafted(self) -> int:
+        return self.places
+
+    @property
+    def states(self) -> int:
+        return self.hidden
+
+
+Sizes: TypeAlias = HeadShape | MedusaShape
