@@ -334,7 +334,7 @@ def test_what_is_no_number_is_refused_in_words(name: str, value: Any) -> None:
         Settings(**{name: value})
     said, low, high = FIELDS[name]
     assert str(refusal.value).startswith(f"{said} must be a ")
-    assert f"from {low} to {high}" in str(refusal.value)
+    assert f"from {low} to {high:,}" in str(refusal.value)
     assert ("but it is empty" if value is None else brief(value)) in str(refusal.value)
     assert len(str(refusal.value)) < 150
 
