@@ -14,7 +14,7 @@ class LayerSkip(DraftModel):
     """A draft model that is the first layers of the target, with the target's own norm and head.
 
     It shares the target's weights and has a cache of its own. So it is captured on a GPU as any model is, but the
-    target's pass over a draft reads the first layers again, where the paper goes on behind them.
+    target's pass over a draft reads the first layers again, where the paper goes on after them.
     """
 
     name = "layer-skip"

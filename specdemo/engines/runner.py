@@ -84,7 +84,7 @@ class Runner(Protocol):
         """Forget all tokens from position `length` on. No memory is copied. Not into a pass that branches."""
 
     def first_layers(self, count: int, capacity: int) -> Runner:
-        """A runner of the first `count` layers, with the model's own norm and head behind them.
+        """A runner of the first `count` layers, with the model's own norm and head after them.
 
         It shares the model's weights, and has a cache of its own of `capacity` tokens.
         """

@@ -11,7 +11,7 @@ How the pieces go together for one draft, with the shapes of eagle (T new tokens
                      0                                 live                         overwritten by the next round
 
 Eagle drafts token by token and reads its own output where the target's next hidden state is not known yet. Block puts
-one entry for each token that the target has read, and then fills K positions behind them in one pass. Medusa has no
+one entry for each token that the target has read, and then fills K positions after them in one pass. Medusa has no
 decoder layer and no cache: each place of a draft has a guess of its own, from the target's last hidden state.
 
 shapes    the sizes of heads: `HeadShape` of those with decoder layers, `MedusaShape`

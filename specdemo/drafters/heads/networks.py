@@ -169,7 +169,7 @@ class Head(nn.Module):
 class LayeredHead(Head):
     """A head with decoder layers, which keep keys and values of the text."""
 
-    bidirectional: ClassVar[bool] = False  # whether the tokens of a pass see those behind them
+    bidirectional: ClassVar[bool] = False  # whether the tokens of a pass see those after them
     shape: HeadShape
 
     def __init__(self, shape: HeadShape) -> None:
@@ -317,7 +317,7 @@ class MedusaHead(Head):
     """Medusa (Cai et al., arXiv 2401.10774): a guess for each place of a draft, from the target's last hidden state.
 
     It reads nothing else of the text: it has no decoder layer, and keeps nothing. Each place has residual blocks
-    x + silu(W x + b), behind the target's final norm, and an output of its own.
+    x + silu(W x + b), after the target's final norm, and an output of its own.
 
     A head trained here is smaller and knows more (in the manner of Hydra, arXiv 2402.05109). It also reads the pending
     token; by the bigram term of a block head, a place knows what was drawn for the one before. The places share the

@@ -223,7 +223,7 @@ def _assembled(taker: Taker, kind: type[L], shape: HeadShape) -> L:
 
 
 def _medusa(taker: Taker, config: Config, target: TargetSizes) -> MedusaHead:
-    """The head of a configuration. Place i has the tensors `i.j.linear` of its blocks j, and its output behind them.
+    """The head of a configuration. Place i has the tensors `i.j.linear` of its blocks j, and its output after them.
 
     Raises:
         BadInput: it is not one for this target, or the target's final norm is not one that is known here.
