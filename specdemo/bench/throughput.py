@@ -14,13 +14,14 @@ from itertools import count
 from typing import Any
 
 from ..decoding.events import Event, emitted_tokens
+from ..drafters.names import DRAFTERS
 from ..models.loaded import Loaded
 from ..racing.lanes import take_turns
 from ..racing.race import check_fits, start
 from ..racing.stats import Stats, counts_by_place
 from ..studies.prompts import Prompt
 from ..types import MATCH, BadInput, Settings
-from .cases import ASSISTED, OURS, TREE, TUNED, Case
+from .cases import OURS, TREE, Case
 from .hf import generate, models
 from .llamacpp import Server
 from .rows import COUNTS, Row, run_of, summarise
@@ -50,8 +51,7 @@ def bench(
     Raises:
         BadInput: a prompt that the model cannot read, or without room.
     """
-    named = {"draft-model" if case.method in (ASSISTED, TUNED) else case.drafter for case in cases}
-    drafters = [name for name in named if name]
+    drafters = {case.drafter for case in cases if case.drafter in DRAFTERS}  # llama.cpp's have names of their own
     prompt_ids = {prompt.id: read(loaded, prompt, max_new_tokens, *drafters) for prompt in prompts}
     turns = count()
     runs: list[Row] = []

@@ -15,7 +15,19 @@ import torch
 import typer
 
 from specdemo.bench import hf, roofline
-from specdemo.bench.cases import ALONE, ASSISTED, HF, LOOKUP, OURS, TREE, TUNED, Case, cases_of_ours, cases_of_theirs
+from specdemo.bench.cases import (
+    ALONE,
+    ASSISTED,
+    HF,
+    LOOKUP,
+    NGRAM,
+    OURS,
+    TREE,
+    TUNED,
+    Case,
+    cases_of_ours,
+    cases_of_theirs,
+)
 from specdemo.bench.cases import theirs as methods_of
 from specdemo.bench.models import bytes_read, random_model
 from specdemo.bench.results import drafters_markdown, markdown, read_record, record, rows_of, table, trees_markdown
@@ -63,6 +75,19 @@ def test_every_case_meets_every_prompt_temperature_and_repeat(outcome: dict[str,
     assert all(run["prompt_seconds"] < run["seconds"] or run["new_tokens"] == 1 for run in ours)
     trees = {(run["drafter"], run["k"]) for run in runs if run["method"] == TREE}
     assert trees == {(name, k) for name in DRAFTERS for k in (4, AUTO)}
+
+
+def test_a_drafter_of_others_need_not_be_one_of_ours(loaded: Loaded) -> None:
+    """The names that llama.cpp's own drafters have in a case are not looked up among ours."""
+
+    class Server:
+        def generate(self, prompt_ids: list[int], settings: Settings) -> Row:
+            return hf.generate(loaded, Case(HF), prompt_ids, settings)
+
+    case, server = Case(NGRAM, "ngram-simple 3", 8), Server()
+    runs = bench(loaded, PROMPTS[:1], [case, ALONE], (0.0,), 8, 1, in_turn=True, servers={case: server})["runs"]  # type: ignore[dict-item]
+    theirs, ours = (run["token_ids"] for run in runs)
+    assert theirs == ours
 
 
 def test_texts_are_the_targets_by_every_method_where_they_should_be(outcome: dict[str, Any]) -> None:
