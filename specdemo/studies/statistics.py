@@ -11,10 +11,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from statistics import fmean
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from scipy.special import chdtrc, chdtri, chndtrinc, rel_entr, stdtr, stdtrit
+
+from ..system.imports import Later
+
+if TYPE_CHECKING:
+    from scipy import special
+else:
+    special = Later("scipy.special")
 
 Name = TypeVar("Name", bound=Hashable)
 Array = np.ndarray
@@ -46,7 +52,7 @@ class Spread:
         mean, count = fmean(values), len(values)
         if count == 1:
             return cls(mean, None, None, 1)
-        half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * float(np.std(values, ddof=1)) / sqrt(count)
+        half = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * float(np.std(values, ddof=1)) / sqrt(count)
         return cls(mean, max(0.0, mean - half), min(most, mean + half), count)
 
 
@@ -95,7 +101,7 @@ def _interval(parts: Array, wholes: Array, confidence: float) -> tuple[float, fl
         return center, None, None
     tail = (1 - confidence) / 2
     if quotients is None:
-        below = above = float(stdtrit(count - 1, 1 - tail))
+        below = above = float(special.stdtrit(count - 1, 1 - tail))
     else:
         above, below = -np.quantile(quotients, tail), np.quantile(quotients, 1 - tail)
     return center, center - float(below) * error, center + float(above) * error
@@ -137,7 +143,7 @@ def p_value(differences: Sequence[float]) -> float:
         return 0.0
     distance = abs(values.mean()) / error
     if quotients is None:
-        return float(2 * stdtr(len(values) - 1, -distance))
+        return float(2 * special.stdtr(len(values) - 1, -distance))
     return float((1 + (np.abs(quotients) >= distance).sum()) / (1 + len(quotients)))
 
 
@@ -188,7 +194,7 @@ def rates_differ(one: Parts, other: Parts, of_many: int) -> bool:
     if not error:
         return False
     pairs = of_many * (of_many - 1) / 2
-    return bool(2 * stdtr(count - 2, -abs(rates[0] - rates[1]) / error) * pairs < 1 - CONFIDENCE)
+    return bool(2 * special.stdtr(count - 2, -abs(rates[0] - rates[1]) / error) * pairs < 1 - CONFIDENCE)
 
 
 # Samples against a distribution ----------------------------------------------------------------------------
@@ -207,8 +213,8 @@ class Distances:
         """Of counts [cells] and the probabilities of the cells; KL is None where the sample holds the impossible."""
         found = counts / counts.sum()
         middle = (found + probs) / 2
-        js = float(rel_entr(found, middle).sum() + rel_entr(probs, middle).sum()) / 2
-        kl = None if found[probs == 0].any() else float(rel_entr(found, probs).sum())
+        js = float(special.rel_entr(found, middle).sum() + special.rel_entr(probs, middle).sum()) / 2
+        kl = None if found[probs == 0].any() else float(special.rel_entr(found, probs).sum())
         return cls(float(np.abs(found - probs).sum() / 2), kl, js)
 
 
@@ -223,7 +229,7 @@ def chi_square(counts: Array, probs: Array) -> float | None:
     found, expected = _pooled(counts, probs)
     if len(found) == 1:
         return None
-    return float(chdtrc(len(found) - 1, ((found - expected) ** 2 / expected).sum()))
+    return float(special.chdtrc(len(found) - 1, ((found - expected) ** 2 / expected).sum()))
 
 
 def smallest_caught(counts: Array, probs: Array, level: float) -> float | None:
@@ -236,8 +242,9 @@ def smallest_caught(counts: Array, probs: Array, level: float) -> float | None:
     if len(found) == 1:
         return None
     degrees = len(found) - 1
-    needed = float(chndtrinc(chdtri(degrees, level), degrees, 1 - POWER))  # samples times the chi-square divergence,
-    return min(1.0, sqrt(needed / counts.sum()) / 2)  # which is at least (2 total variation)^2
+    # Samples times the chi-square divergence, which is at least (2 total variation)^2.
+    needed = float(special.chndtrinc(special.chdtri(degrees, level), degrees, 1 - POWER))
+    return min(1.0, sqrt(needed / counts.sum()) / 2)
 
 
 def _pooled(counts: Array, probs: Array) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""Imports slow libraries with the garbage collector off. No other module turns it off or freezes anything."""
+"""Imports slow libraries late, and with the garbage collector off. No other module turns it off or freezes anything."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
 
 def import_quickly(name: str) -> ModuleType:
@@ -24,3 +25,16 @@ def import_quickly(name: str) -> ModuleType:
     if first and "torch" in sys.modules:
         gc.freeze()
     return module
+
+
+class Later:
+    """A module that is imported at the first use of a name in it.
+
+    Type checkers see the import that stands beside it under `TYPE_CHECKING`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from specdemo.decoding.drafter import DrafterParts
@@ -30,6 +31,7 @@ from specdemo.system.progress import tell
 from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 from specdemo.ui.durations import Durations
 from specdemo.ui.engine import NOTHING_LOADED, Backend, Engine, Status
+from specdemo.ui.lab.study import Study
 
 WRONG = " wrong"
 PIECE = re.compile(r"\s?[^\s]+|\s")
@@ -304,3 +306,9 @@ def spans(tokenizer: Words, event: Event) -> Spans:
         tuple(tokenizer.pieces[token.id] for token in emitted_tokens(event)),
         tuple(tokenizer.pieces[token.id] for token in drafted),
     )
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, study: type[Study], other: type[Study]) -> None:
+    """Measure and show by `other` in the tab of a study."""
+    for name in ("__init__", "run", "picture", "rows", "result"):
+        monkeypatch.setattr(study, name, getattr(other, name))

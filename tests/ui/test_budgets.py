@@ -43,8 +43,8 @@ from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.jobs import Job
 from specdemo.ui.lab.plots import Section
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.lab.studies import STUDIES, Study
-from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.lab.studies import STUDIES
+from specdemo.ui.lab.study import Study
 from specdemo.ui.race import run as run_module
 from specdemo.ui.race.request import read_request
 from specdemo.ui.race.run import MOST_BYTES, Run, size_of
@@ -54,7 +54,7 @@ from specdemo.ui.runs import KEPT_BYTES, OWN_RUNS, Runs
 
 from .browser import run, served, tokens_shown
 from .conftest import Visit
-from .scripted import PRESETS, Script
+from .scripted import PRESETS, Script, stand_in
 from .test_jobs import slow_engine
 
 SHORT = Budgets(new_tokens=40, race_seconds=1.0, lab_seconds=0.3)
@@ -157,7 +157,9 @@ def test_a_race_that_a_person_stopped_says_nothing_of_a_limit() -> None:
 
 
 class Endless(Study):
-    """A view that measures for as long as it is let."""
+    """A study that measures for as long as it is let."""
+
+    name = "endless"
 
     def run(self) -> Iterator[str]:
         while True:
@@ -172,9 +174,8 @@ class Endless(Study):
         return [{"steps": self.done}]
 
 
-def test_a_view_of_the_lab_ends_with_what_it_has_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STUDIES, "domains", Endless)
-    view = LabRun("scripted", VIEWS["domains"], {"drafter": "ngram"}, seconds=0.3)
+def test_a_study_ends_with_what_it_has_when_its_time_is_up() -> None:
+    view = LabRun("scripted", Endless, {"drafter": "ngram"}, seconds=0.3)
     began = time.monotonic()
     *_, (share, words) = view.play(ready(Script()))
     assert 0.3 < time.monotonic() - began < 3
@@ -187,7 +188,7 @@ def test_a_view_of_the_lab_ends_with_what_it_has_when_its_time_is_up(monkeypatch
 
 
 def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(STUDIES, "domains", Endless)
+    stand_in(monkeypatch, STUDIES["domains"], Endless)
     script = Script()
     with served(script, budgets=SHORT) as url:
         page = visit("?max_new_tokens=41&prompt=one+two+three", at=url)
@@ -207,7 +208,7 @@ def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, mon
         expect(page.locator(".sd-trace").first).to_be_enabled()
         assert 2 < len(tokens_shown(page, PLAIN)) < 20
         page.get_by_role("tab", name="Lab").click()
-        page.get_by_role("tab", name=VIEWS["domains"].title, exact=True).click()
+        page.get_by_role("tab", name=STUDIES["domains"].title, exact=True).click()
         lab = page.locator("#lab-domains")
         lab.locator(".lab-run").click()
         expect(lab.locator("[role=status]")).to_contain_text(

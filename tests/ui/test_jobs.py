@@ -22,9 +22,8 @@ from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module
 from specdemo.ui.engine import Engine, EngineTrouble, Pauses, Said, facts, pauses
 from specdemo.ui.jobs import Job
-from specdemo.ui.lab import studies as lab_studies
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.lab.study import Study
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs, is_local
 from specdemo.ui.serving.stream import _events
@@ -238,11 +237,8 @@ def test_what_the_engine_says_before_a_race_is_a_status_and_the_model_is_ready_a
 def test_stop_interrupts_a_step_of_the_lab() -> None:
     reached = threading.Event()
 
-    class Slow:
-        done, steps = 0, 2
-
-        def __init__(self, *_: Any) -> None:
-            pass
+    class Slow(Study):
+        name = "slow"
 
         def run(self) -> Iterator[str]:
             reached.set()
@@ -251,10 +247,9 @@ def test_stop_interrupts_a_step_of_the_lab() -> None:
                 check_stopped()
             yield "too late"
 
-    engine, view = Script().engine(), VIEWS["theory"]
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as threads:
-        patch.setitem(lab_studies.STUDIES, view.name, Slow)
-        run = LabRun("scripted", view, {})
+    engine = Script().engine()
+    with ThreadPoolExecutor(1) as threads:
+        run = LabRun("scripted", Slow, {})
         done = threads.submit(lambda: list(run.play(engine)))
         assert reached.wait(10)
         began = time.monotonic()

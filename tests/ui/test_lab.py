@@ -24,10 +24,10 @@ from specdemo.studies import lossless, profile
 from specdemo.system.progress import check_stopped
 from specdemo.types import BadInput
 from specdemo.ui.engine import Engine, EngineTrouble, Pauses, real_backend
-from specdemo.ui.lab import pictures, plots
+from specdemo.ui.lab import plots
 from specdemo.ui.lab import run as lab_run
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.lab.studies import STUDIES, domains
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import full_preset
 
@@ -74,11 +74,11 @@ def lab_url(engine: Engine) -> Iterator[str]:
 
 def choose(page: Page, view: str) -> Locator:
     """Open a view, where there is no room for its tab by the list of the others."""
-    tab = page.get_by_role("tab", name=VIEWS[view].title, exact=True)
+    tab = page.get_by_role("tab", name=STUDIES[view].title, exact=True)
     page.wait_for_timeout(250)  # Gradio finds out a moment later what there is room for
     if not tab.is_visible():
         page.locator("#lab .overflow-menu > button").first.click()
-        tab = page.locator("#lab .overflow-dropdown button", has_text=VIEWS[view].title)
+        tab = page.locator("#lab .overflow-dropdown button", has_text=STUDIES[view].title)
     tab.click()
     shown = page.locator(f"#lab-{view}")
     shown.locator(".lab-run").wait_for()
@@ -124,7 +124,7 @@ def lab(page_of_all: Page, engine: Engine) -> Open:
 
 
 def fill(page: Page, view: str, values: dict[str, Any]) -> None:
-    fields = {field.name: field for field in VIEWS[view].fields}
+    fields = {field.name: field for field in STUDIES[view].fields}
     for name, value in values.items():
         control = page.locator(f"#lab-{view}-{name}")
         match fields[name].kind:
@@ -360,7 +360,7 @@ def test_the_console_is_empty_on_every_tab(visit: Visit, lab_url: str, engine: E
     page.locator("[data-stage=ready]").wait_for()
     race(page, "Hello there, how are you today?")
     page.get_by_role("tab", name="Lab").click()
-    for view in VIEWS:
+    for view in STUDIES:
         shown = choose(page, view)
         if view == "profile":
             measure(page, view)
@@ -575,7 +575,7 @@ def test_every_view_fits_and_is_accessible(lab: Open, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     if width == 390:
         page.keyboard.press("d")  # dark
-    for view in VIEWS:
+    for view in STUDIES:
         shown = choose(page, view)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         for plot in shown.locator("[role=graphics-document] svg.marks").all():
@@ -621,7 +621,7 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
     ]
     told = plots.Table(HOSTILE, [HOSTILE], [[HOSTILE]])
     section = plots.Section(HOSTILE, [HOSTILE], figures, [told], HOSTILE)
-    monkeypatch.setattr(pictures, "of_domains", lambda *_: [section])
+    monkeypatch.setattr(domains, "of_domains", lambda *_: [section])
     page, shown = lab("domains")
     measure(page, "domains")
     expect(shown.locator(".lab-section li")).to_contain_text(HOSTILE)  # after the picture of an earlier test
@@ -661,9 +661,9 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
 def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_run, "PICTURE_SECONDS", 0.0)
     monkeypatch.setattr(engine, "_pauses", Pauses(local=0.0, remote=0.0))  # nor do steps wait to be told together
-    form = {field.name: field.value for field in VIEWS["lossless"].fields}
+    form = {field.name: field.value for field in STUDIES["lossless"].fields}
     form |= {"drafter": "ngram", "rounds": 400, "prompts": 0}
-    job = LabRun("toy", VIEWS["lossless"], VIEWS["lossless"].read(form))
+    job = LabRun("toy", STUDIES["lossless"], STUDIES["lossless"].read(form))
     shares = [share for share, _ in job.play(engine) if share is not None]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0.0, 1.0)
@@ -674,10 +674,12 @@ def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, m
 
 
 def test_a_failure_of_a_run_is_told(engine: Engine) -> None:
-    form = {field.name: field.value for field in VIEWS["domains"].fields} | {"drafter": "none"}
+    form = {field.name: field.value for field in STUDIES["domains"].fields} | {"drafter": "none"}
     with pytest.raises(BadInput, match="none"):
-        VIEWS["domains"].read(form)
-    job = LabRun("toy", VIEWS["domains"], VIEWS["domains"].read(form | {"drafter": "ngram"}) | {"drafter": "psychic"})
+        STUDIES["domains"].read(form)
+    job = LabRun(
+        "toy", STUDIES["domains"], STUDIES["domains"].read(form | {"drafter": "ngram"}) | {"drafter": "psychic"}
+    )
     with pytest.raises(EngineTrouble, match="psychic"):
         list(job.play(engine))
     assert job.ended.is_set()

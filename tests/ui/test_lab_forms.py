@@ -13,8 +13,9 @@ from specdemo.studies.broken import DESCRIPTIONS
 from specdemo.studies.rules import BROKEN
 from specdemo.types import BadInput
 from specdemo.ui.lab.results import plain
-from specdemo.ui.lab.studies import some_of_each, theory_of
-from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.lab.studies import STUDIES
+from specdemo.ui.lab.studies.theory import theory_of
+from specdemo.ui.lab.study import some_of_each
 
 values = st.one_of(
     st.none(),
@@ -28,13 +29,13 @@ values = st.one_of(
 )
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", STUDIES)
 @given(data=st.data())
 def test_any_form_is_read_or_refused_in_words(view: str, data: st.DataObject) -> None:
-    fields = VIEWS[view].fields
+    fields = STUDIES[view].fields
     given = data.draw(st.fixed_dictionaries({field.name: st.one_of(values, st.just(field.value)) for field in fields}))
     try:
-        read = VIEWS[view].read(given)
+        read = STUDIES[view].read(given)
     except BadInput:
         return
     assert all(field.low <= read[field.name] <= field.high for field in fields if field.kind in ("whole", "number"))

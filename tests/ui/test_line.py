@@ -22,8 +22,8 @@ from playwright.sync_api import expect
 
 from specdemo.ui.jobs import RACE
 from specdemo.ui.lab.run import work_of
+from specdemo.ui.lab.studies import STUDIES
 from specdemo.ui.lab.tab import WAITING, said
-from specdemo.ui.lab.views import VIEWS
 from specdemo.ui.page import _look_less_often, build_page
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, _line, address_of
@@ -237,8 +237,8 @@ def test_a_refusal_is_told_to_what_was_refused_and_a_cancelled_run_is_none() -> 
     of_races, of_the_lab, of_loads = (
         [ask for ask, by in asks if by == name] for name in ("request", "shown", "before")
     )
-    assert len(of_the_lab) == len(VIEWS)
-    for handler, view in zip(of_the_lab, VIEWS.values(), strict=True):
+    assert len(of_the_lab) == len(STUDIES)
+    for handler, view in zip(of_the_lab, STUDIES.values(), strict=True):
         runs.refuse("me", work_of(view), "Others wait.")
         for other in of_races:
             assert other(me) == gr.skip()

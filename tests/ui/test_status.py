@@ -20,9 +20,9 @@ from playwright.sync_api import Page, expect
 from specdemo.racing.race import PLAIN
 from specdemo.ui.engine import Beside, EngineTrouble
 from specdemo.ui.jobs import RACE
-from specdemo.ui.lab import studies
+from specdemo.ui.lab import tab
 from specdemo.ui.lab.results import Results
-from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.lab.studies import STUDIES
 from specdemo.ui.page import build_page
 from specdemo.ui.replay.recordings import recordings
 from specdemo.ui.runs import Runs
@@ -341,7 +341,7 @@ def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypa
         seen.append(watch())
         return []
 
-    monkeypatch.setattr(studies, "theory_of", noted)
+    monkeypatch.setattr(tab, "theory_of", noted)
     monkeypatch.setattr(runs, "latest", noted)
     handlers = [getattr(block.fn, "func", block.fn) for block in page.fns.values()]
     engine.backend = replace(engine.backend, report=noted)  # which a check of a visitor's own models asks for
@@ -359,9 +359,9 @@ def test_the_last_picture_of_the_lab_counts_as_work_beside_a_race(monkeypatch: p
     monkeypatch.setattr(runs, "latest", lambda *_: done)
     monkeypatch.setattr(Results, "update", lambda *_: seen.append(watch()) or {})  # type: ignore[func-returns-value]
     for show in {block.fn for block in page.fns.values() if block.name == "show"}:
-        done.view, watch = getattr(show, "__self__").view, engine.beside.watch()  # noqa: B009
+        done.study, watch = getattr(show, "__self__").study, engine.beside.watch()  # noqa: B009
         show(None, gr.Request())
-    assert seen == [True] * len(VIEWS)
+    assert seen == [True] * len(STUDIES)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +11,15 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from specdemo.ui.lab import studies
+from specdemo.ui.lab.form import DRAFTER, Field
+from specdemo.ui.lab.plots import Picture, Section, bars, table
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.lab.studies import Study
-from specdemo.ui.lab.views import VIEWS
+from specdemo.ui.lab.studies import STUDIES
+from specdemo.ui.lab.study import Study
 
-from .browser import run, wait_until
+from .browser import run, served, wait_until
 from .conftest import Visit
-from .scripted import Script
+from .scripted import Script, stand_in
 
 
 class Long(Study):
@@ -30,7 +33,7 @@ class Long(Study):
             self.done += 1
             yield "Counting"
             time.sleep(0.01)
-            while self.done == 50 and not type(self).gate:
+            while self.done == 50 and not Long.gate:
                 time.sleep(0.01)
                 yield "Counting"
 
@@ -44,7 +47,7 @@ class Long(Study):
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Long]]:
     """A study that stays in the middle while the test goes on."""
-    monkeypatch.setitem(studies.STUDIES, "domains", Long)
+    stand_in(monkeypatch, STUDIES["domains"], Long)
     monkeypatch.setattr(Long, "gate", False)
     yield Long
     Long.gate = True
@@ -52,7 +55,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Long]]:
 
 def open_lab(page: Page, view: str = "domains") -> None:
     page.get_by_role("tab", name="Lab").click()
-    page.get_by_role("tab", name=VIEWS[view].title, exact=True).click()
+    page.get_by_role("tab", name=STUDIES[view].title, exact=True).click()
     page.locator(f"#lab-{view} .lab-run").wait_for()
 
 
@@ -110,7 +113,7 @@ def test_a_study_says_how_long_it_still_takes(script: Script, held: type[Long]) 
     """Those who wait for it were told how long races take."""
     engine = script.used
     list(engine.follow("scripted"))
-    job = LabRun("scripted", VIEWS["domains"], {"drafter": "ngram"})
+    job = LabRun("scripted", STUDIES["domains"], {"drafter": "ngram"})
     played = job.play(engine)
     told = [next(played)]
     while job.seconds_left() is None:
@@ -124,3 +127,52 @@ def test_a_study_says_how_long_it_still_takes(script: Script, held: type[Long]) 
     told += played
     assert any("s left" in words for _, words in told)
     assert engine.expected_wait([]) == 0.0
+
+
+class Counting(Study):
+    """A study made up for the test: what is in this class is all that there is of it."""
+
+    name, title, words = "counting", "How far?", "This counts."
+    fields = (Field("to", "Count to", "whole", 3, 1, 9), DRAFTER)
+    button = "Count"
+
+    def run(self) -> Iterator[str]:
+        self.steps = self.asked["to"]
+        while self.done < self.steps:
+            self.done += 1
+            yield "Counting"
+
+    def picture(self) -> Picture:
+        figure = bars(
+            "Numbers", "All of them.", {"label": "number", "format": ".0f"}, [{"name": "x", "value": self.done}]
+        )
+        return [Section(f"Up to {self.done}.", [], [figure], [table("Counted", [("n", "n", ".0f")], self.rows())])]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [{"n": number + 1} for number in range(self.done)]
+
+
+def test_a_study_is_added_by_its_class_alone(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STUDIES, "counting", Counting)
+    with served(Script()) as url:
+        page = visit(at=url)
+        open_lab(page, "counting")
+        lab = page.locator("#lab-counting")
+        expect(lab).to_contain_text("This counts.")
+        page.fill("#lab-counting-to input", "10")
+        lab.get_by_role("button", name="Count").click()
+        expect(lab.locator("[role=status]")).to_have_text('"Count to" must be a whole number from 1 to 9, not 10.')
+        page.fill("#lab-counting-to input", "4")
+        lab.get_by_role("button", name="Count").click()
+        expect(lab.locator("[role=status]")).to_have_text("Done.")
+        expect(lab.locator(".lab-section")).to_contain_text("Up to 4.")
+        expect(lab.locator("[role=graphics-document]")).to_have_attribute("aria-label", re.compile("x: 4"))
+        found = []
+        for kind in ("JSON", "CSV"):
+            with page.expect_download() as download:
+                lab.get_by_text(f"Download {kind}").click()
+            found.append(download.value.path().read_text(encoding="utf-8"))
+        whole = json.loads(found[0])
+        assert (whole["view"], whole["asked"]["to"]) == ("counting", 4)
+        assert found[1].split() == ["n", *"1234"]
+        page.close()

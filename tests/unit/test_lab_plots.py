@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from specdemo.studies.domains import CATEGORY, KIND, POSITION
-from specdemo.ui.lab.diagnosis import of_diagnosis
-from specdemo.ui.lab.pictures import ALONE, SHARE, TIMES, of_domains
-from specdemo.ui.lab.plots import BEYOND, HEIGHT, Figure, bars, lines
+from specdemo.ui.lab.plots import ALONE, BEYOND, HEIGHT, SHARE, TIMES, Figure, bars, lines
+from specdemo.ui.lab.studies.doctor import of_diagnosis
+from specdemo.ui.lab.studies.domains import of_domains
 
 from .test_diagnosis import ALONE as WITHOUT_DRAFTS
 from .test_diagnosis import DRAFTED, Scripted, examined

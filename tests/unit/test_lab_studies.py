@@ -11,7 +11,8 @@ from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.models.loaded import Loaded
 from specdemo.studies.prompts import Prompt, readable
 from specdemo.types import BadInput, Draft
-from specdemo.ui.lab.studies import Lossless, Theory
+from specdemo.ui.lab.studies.lossless import Lossless
+from specdemo.ui.lab.studies.theory import Theory
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

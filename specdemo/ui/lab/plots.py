@@ -8,11 +8,15 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import altair as alt
+from typing import TYPE_CHECKING, Any
 
 from ...studies.statistics import Spread
+from ...system.imports import Later
+
+if TYPE_CHECKING:
+    import altair as alt
+else:
+    alt = Later("altair")
 
 Row = Mapping[str, Any]
 HEIGHT, USUAL_NAMES, LEGEND_LINE = 340, 3, 15  # px of a plot with its axes and so many names; of one more
@@ -41,6 +45,13 @@ AXIS_LABELS = {  # expressions of Vega
     "p": "datum.value < 0.001 ? format(datum.value, '.0e') : datum.value",
 }
 AXIS_FORMATS = ".0%", ".1%", ".3f"
+
+
+DRAFT_LENGTH = "draft length K (tokens per round)"
+ROUNDS = {"label": DRAFT_LENGTH, "format": ",.0f"}
+SHARE = {"format": ".0%", "from": 0, "to": 1}
+TIMES = {"label": "times the target alone", "format": "times", "from": 0}
+ALONE = [(1, "the target alone")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,18 @@
-"""The right side of a view: Gradio's parts that show a picture, see `plots`."""
+"""The right side of a study: Gradio's parts that show a picture, see `plots`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gradio as gr
 from gradio.components.plot import PlotData
 
-if TYPE_CHECKING:
-    from .plots import Figure, Picture, Section, Table
+from .plots import Figure, Picture, Section, Table
 
 Updates = dict[Any, Any]
-SLOTS: dict[str, list[tuple[int, int]]] = {  # for each section of a view: how many figures, and how many tables
-    "profile": [(2, 3)],
-    "theory": [(2, 1), (2, 0)],
-    "sweep": [(4, 1)],
-    "domains": [(3, 1)],
-    "lossless": [(1, 1), (1, 2), (3, 1)],
-    "doctor": [(4, 5)],
-}
 
 
 def plain(text: str) -> str:
@@ -88,10 +79,10 @@ def _updates(parts: Sequence[Any], shown: Sequence[Any]) -> Updates:
 
 
 class Results:
-    """The parts of one view, added to the page that is being built."""
+    """The parts of one study, added to the page that is being built: `Study.sections` says how many."""
 
-    def __init__(self, view: str) -> None:
-        self.sections = [_Section(figures, tables) for figures, tables in SLOTS[view]]
+    def __init__(self, sections: Sequence[tuple[int, int]]) -> None:
+        self.sections = [_Section(figures, tables) for figures, tables in sections]
         self.parts = [part for section in self.sections for part in section.parts]
 
     def update(self, picture: Picture) -> Updates:

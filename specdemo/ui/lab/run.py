@@ -6,16 +6,13 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...drafters.names import drafter_class
 from ..engine import Engine, EngineTrouble, Said
 from ..jobs import STUDY, Job
-from .views import View
-
-if TYPE_CHECKING:
-    from .plots import Picture
-    from .studies import Measured, Study
+from .plots import Picture
+from .study import Study
 
 Progress = tuple[float | None, str]
 """How far it is, from 0 to 1 if that is known, and a sentence on what it is at."""
@@ -35,20 +32,20 @@ class LabRun(Job):
 
     kind = STUDY
 
-    def __init__(self, preset: str, view: View, asked: dict[str, Any], seconds: float | None = None) -> None:
+    def __init__(self, preset: str, study: type[Study], asked: dict[str, Any], seconds: float | None = None) -> None:
         super().__init__(preset, seconds)
-        self.view, self.asked = view, asked
+        self.study, self.asked = study, asked
         self.picture: Picture = []
         self.pictured = 0
         self.values: dict[str, Any] = {}
-        self.measured: Measured | None = None
+        self.measured: Any = None
         self.files: dict[str, str] = {}
         self.outcome = ""
         self._ends: float | None = None  # when it is likely to end, by the monotonic clock
 
     @property
     def work(self) -> str:
-        return work_of(self.view)
+        return work_of(self.study)
 
     def seconds_left(self) -> float | None:
         return None if self._ends is None else max(0.0, self._ends - time.monotonic())
@@ -80,13 +77,11 @@ class LabRun(Job):
 
     def _measure(self, loaded: Any) -> Generator[Progress]:
         """The measurement in the engine's thread. Pictures are made between two steps, when nothing is being timed."""
-        from .studies import STUDIES
-
         several = self.asked.get("drafters", [])  # which of them can be used was not known if another preset was loaded
         if able := [name for name in several if not drafter_class(name).unavailable_reason(loaded.parts)]:
             self.asked["drafters"] = able
-        study = STUDIES[self.view.name](loaded, self.asked)
-        self.asked = self.view.told(self.asked)
+        study = self.study(loaded, self.asked)
+        self.asked = study.told(self.asked)
         began = pictured = time.monotonic()
         yield 0.0, "Warming up"
         whole = False
@@ -127,12 +122,12 @@ class LabRun(Job):
     def _files(self, loaded: Any, study: Study) -> dict[str, str]:
         from ...studies.tables import csv_text, json_text
 
-        asked = {"view": self.view.name, "preset": self.preset, "stopped": self.stop.is_set(), "asked": self.asked}
+        asked = {"view": self.study.name, "preset": self.preset, "stopped": self.stop.is_set(), "asked": self.asked}
         whole = {**asked, "weights": loaded.weights, "environment": loaded.environment(), **study.result()}
         page = study.page()
         return {"json": json_text(whole), "csv": csv_text(study.rows())} | ({"html": page} if page else {})
 
 
-def work_of(view: View) -> str:
-    """What a study of this view is called in the line."""
-    return f"{STUDY} {view.name}"
+def work_of(study: type[Study]) -> str:
+    """What a study is called in the line."""
+    return f"{STUDY} {study.name}"

@@ -1,6 +1,6 @@
 """The Lab tab: its forms, its runs, and what it tells while they run. What is measured, `studies` says.
 
-A run holds Gradio's line and reports to Gradio's progress bar. Its pictures come by a timer of the view instead: what a
+A run holds Gradio's line and reports to Gradio's progress bar. Its pictures come by a timer of the tab instead: what a
 generator yields would hide the bar for a moment each time.
 """
 
@@ -22,9 +22,12 @@ from ..race.run import Run
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET, checked, job, refusal
 from ..values import one_of, to_json
+from .form import ABLE, Field
 from .results import Results, Updates
 from .run import LabRun, work_of
-from .views import ABLE, VIEWS, Field, View
+from .studies import STUDIES
+from .studies.theory import Theory, race_numbers, theory_of
+from .study import Study
 
 TICK_SECONDS = 1.5
 WAITING = to_json({"words": "Waiting for the model.", "waits": True})
@@ -41,45 +44,44 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
     """
     with gr.Tabs(elem_id="lab"):
         servers = budgets.own_models and allowed(servers=True) != ()
-        shown = VIEWS.values() if servers else [view.without_servers() for view in VIEWS.values()]
-        views = [ViewTab(view, engine, runs) for view in shown]
-    for view in views:
-        view.wire_run(preset, [other.run for other in views], budgets.lab_seconds)
-        view.wire_drafters(preset, top)
-        if view.view.name == "theory":
-            view.wire_theory()
+        tabs = [StudyTab(study, study.form(servers), engine, runs) for study in STUDIES.values()]
+    for tab in tabs:
+        tab.wire_run(preset, [other.run for other in tabs], budgets.lab_seconds)
+        tab.wire_drafters(preset, top)
+        if tab.study is Theory:
+            tab.wire_theory()
 
 
-class ViewTab:
-    """One view: its form on the left, on the right what there is to show."""
+class StudyTab:
+    """One study: its form on the left, on the right what there is to show."""
 
-    def __init__(self, view: View, engine: Engine, runs: Runs) -> None:
-        self.view, self.engine, self.runs = view, engine, runs
-        with gr.Tab(view.title, id=view.name, elem_id=f"lab-{view.name}") as self.tab:
+    def __init__(self, study: type[Study], form: Sequence[Field], engine: Engine, runs: Runs) -> None:
+        self.study, self.form, self.engine, self.runs = study, form, engine, runs
+        with gr.Tab(study.title, id=study.name, elem_id=f"lab-{study.name}") as self.tab:
             self.timer = gr.Timer(TICK_SECONDS, active=False)
             self.seen = gr.State()  # the run and the number of the picture that is shown
-            self.measured = gr.State()  # `studies.Measured`
-            gr.Markdown(view.words, elem_classes="lab-words")
+            self.measured = gr.State()  # `theory.Measured`
+            gr.Markdown(study.words, elem_classes="lab-words")
             with gr.Row(elem_classes="lab-view"):
                 with gr.Column(scale=0, min_width=330, elem_classes="lab-form"):
-                    self.fields = dict(_controls(view, engine))
+                    self.fields = dict(_controls(study.name, form, engine))
                     with gr.Column(elem_classes="lab-go"):
                         with gr.Row():
                             self.run = gr.Button(
-                                view.run, variant="primary", scale=2, min_width=80, elem_classes="lab-run"
+                                study.button, variant="primary", scale=2, min_width=80, elem_classes="lab-run"
                             )
                             self.stop = gr.Button("Stop", interactive=False, min_width=80, elem_classes="lab-stop")
                             self.leave = gr.Button("Stop", visible=False, min_width=80, elem_classes="lab-leave")
-                        if view.name == "theory":
+                        if study is Theory:
                             self.from_race = gr.Button("Use my last race")
                         self.says = Part("mountSaid", ("go",), elem_classes="lab-says")
                 with gr.Column(elem_classes="lab-results"):
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
                             kind: gr.DownloadButton(f"Download {kind.upper()}", size="md", scale=0, min_width=170)
-                            for kind in ("json", "csv", *["html"] * (view.name == "doctor"))
+                            for kind in ("json", "csv", *["html"] * study.has_page)
                         }
-                    self.results = Results(view.name)
+                    self.results = Results(study.sections)
         self.tab.select(None, js=REDRAW)
 
     def wire_run(self, preset: gr.Dropdown, all_runs: list[gr.Button], seconds: float) -> None:
@@ -89,7 +91,7 @@ class ViewTab:
             seconds: the most that a run may take.
         """
         says, stop, leave, timer, files = self.says, self.stop, self.leave, self.timer, self.files
-        work = work_of(self.view)
+        work = work_of(self.study)
 
         @job(work)
         def run(request: gr.Request, progress: Any = gr.Progress(), *values: Any) -> Iterator[Updates]:  # noqa: B008
@@ -106,7 +108,7 @@ class ViewTab:
             with TemporaryDirectory() as folder:  # Gradio makes copies of its own
                 updates: Updates = {says: said(asked.outcome), files: gr.update(visible=bool(asked.files))}
                 for kind, text in asked.files.items():
-                    file = Path(folder) / f"specdemo-{self.view.name}.{kind}"
+                    file = Path(folder) / f"specdemo-{self.study.name}.{kind}"
                     file.write_text(text, encoding="utf-8", newline="")
                     updates[self.downloads[kind]] = str(file)
                 yield updates
@@ -153,7 +155,7 @@ class ViewTab:
     @property
     def numbers(self) -> list[Any]:
         """The three fields of the theory, which a measurement fills in."""
-        return list(self.fields.values())[:3] if self.view.name == "theory" else []
+        return list(self.fields.values())[:3] if self.study is Theory else []
 
     def read(self, values: Any, seconds: float | None = None) -> LabRun:
         """The run that the raw values of the preset and of the form ask for.
@@ -163,12 +165,12 @@ class ViewTab:
         """
         preset, *given = values
         one_of("preset", preset, list(self.engine.presets))
-        return LabRun(preset, self.view, self.view.read(dict(zip(self.fields, given, strict=True))), seconds)
+        return LabRun(preset, self.study, self.study.read(dict(zip(self.fields, given, strict=True))), seconds)
 
     def show(self, seen: Any, request: gr.Request) -> Updates:
         """What there is of the visitor's run, if the page does not show it yet."""
         asked = self.runs.latest(request.session_hash, LabRun)
-        if asked is None or asked.view != self.view or not asked.picture or seen == (asked.id, asked.pictured):
+        if asked is None or asked.study is not self.study or not asked.picture or seen == (asked.id, asked.pictured):
             return {self.seen: gr.skip()}
         with self.engine.beside.work():  # the last picture is shown when the next in line may race already
             updates = {self.seen: (asked.id, asked.pictured), **self.results.update(asked.picture)}
@@ -179,7 +181,7 @@ class ViewTab:
     # --- drafters: what the preset can use, as far as that is known by now
 
     def wire_drafters(self, preset: gr.Dropdown, top: gr.HTML) -> None:
-        fields = [field for field in self.view.fields if field.kind.startswith("drafter")]
+        fields = [field for field in self.form if field.kind.startswith("drafter")]
         controls = [self.fields[field.name] for field in fields]
 
         def missing(name: Any) -> Mapping[str, str]:
@@ -208,8 +210,6 @@ class ViewTab:
             return cleared | answer(measured, numbers)
 
         def answer(measured: Any, numbers: Sequence[Any]) -> Updates:
-            from .studies import theory_of
-
             try:
                 with self.engine.beside.work():
                     picture = theory_of(dict(zip(self.fields, numbers, strict=False)), measured)
@@ -218,8 +218,6 @@ class ViewTab:
             return self.results.update(picture)
 
         def take(request: gr.Request) -> Updates:
-            from .studies import race_numbers
-
             try:
                 with self.engine.beside.work():
                     numbers, measured = race_numbers(self.runs.latest(request.session_hash, Run))
@@ -246,14 +244,14 @@ def said(words: str) -> str:
     return to_json({"words": words})
 
 
-def _controls(view: View, engine: Engine) -> Iterator[tuple[str, Any]]:
+def _controls(study: str, form: Sequence[Field], engine: Engine) -> Iterator[tuple[str, Any]]:
     """The controls of the form by name, where they are called."""
     group = ""
-    for field in view.fields:
+    for field in form:
         if field.group != group:
             group = field.group
             gr.Markdown(f"### {group}")
-        yield field.name, _control(field, f"lab-{view.name}-{field.name}", engine)
+        yield field.name, _control(field, f"lab-{study}-{field.name}", engine)
 
 
 def _control(field: Field, elem_id: str, engine: Engine) -> Any:

@@ -1,0 +1,13 @@
+"""The studies of the Lab: each is one file, and its class stands in this list."""
+
+from __future__ import annotations
+
+from ..study import Study
+from .doctor import Doctor
+from .domains import Domains
+from .lossless import Lossless
+from .profile import Profile
+from .sweep import Sweep
+from .theory import Theory
+
+STUDIES: dict[str, type[Study]] = {study.name: study for study in (Profile, Theory, Sweep, Domains, Lossless, Doctor)}
