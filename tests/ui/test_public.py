@@ -160,11 +160,11 @@ def test_behind_a_login_a_run_is_shown_to_no_one_else() -> None:
         run = runs.begin(Run(ask()), "mine")
         run.messages.append(run.message(status={"words": "a text of mine"}))
         run.ended.set()
-        assert '"elem_id":"race"' not in httpx.get(url).text  # see ahead.js
-        stranger = httpx.get(f"{url}races/{run.id}")
+        assert '"elem_id":"race"' not in httpx.get(url, timeout=60).text  # see ahead.js
+        stranger = httpx.get(f"{url}races/{run.id}", timeout=60)
         assert (stranger.status_code, stranger.text) == (401, "")
         assert httpx.get(f"{url}races/{run.id}", headers={"cookie": "access-token=x"}).status_code == 401
-        with httpx.Client(base_url=url) as own:
+        with httpx.Client(base_url=url, timeout=60) as own:
             assert own.post("/login", data={"username": "me", "password": "wrong"}).status_code == 400
             assert own.get(f"/races/{run.id}").status_code == 401
             assert own.post("/login", data={"username": "me", "password": "secret"}).status_code == 200
