@@ -63,7 +63,7 @@ class DraftLengthController:
 
     def choose(self, most: int, last: Round | None, source: Drafter) -> int:
         """How many tokens `source` drafts next, after the `last` round of this run; `branches` says in which form.
-        There is room for `most` tokens one behind the other.
+        A path has room for `most` tokens.
         """
         if self.costs and last:
             self._learn(self.costs, last)

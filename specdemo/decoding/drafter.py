@@ -22,7 +22,7 @@ class Translator(Protocol):
         """The text of the target's tokens in the draft model's tokens."""
 
     def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """The target's tokens that go on behind `token_ids` as `drafted` goes on behind `read`; empty if none do."""
+        """The target's tokens that continue `token_ids` as `drafted` continues `read`; empty if there are none."""
 
 
 @dataclass(frozen=True, repr=False)  # a repr would print every weight
@@ -91,10 +91,10 @@ class Drafter:
         raise NotImplementedError
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """A tree of at most `nodes` >= 1 chosen tokens, and of at most `depth` >= 1 one behind the other.
+        """A tree of at most `nodes` >= 1 chosen tokens, at most `depth` >= 1 of them on a path.
 
-        Only a drafter that `branches` is asked for one. The likeliest token comes first, as far as parents allow, so
-        that a smaller tree is the beginning of a larger one: K = auto learns how often the token of each rank passes.
+        Only drafters with `branches` are asked for one. Likelier tokens come first, as far as parents allow, so that a
+        smaller tree is the beginning of a larger one: K = auto learns how often the token of each rank passes.
         """
         raise NotImplementedError
 

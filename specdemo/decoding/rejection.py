@@ -120,7 +120,7 @@ class Rejection(Rule):
 def _draft_probs_at(position: Tensor, x: Tensor, draft_probs: Tensor | None, like: Tensor) -> Tensor:
     """The distribution that the drafted token at a position [1] was drawn from, [1, V].
 
-    Zeros behind the draft: the residual against them is p itself, which is what the bonus is drawn from.
+    After the draft these are zeros, against which the residual is p itself: the bonus is drawn from it.
     """
     inside = position.clamp(max=len(x) - 1)
     if draft_probs is None:

@@ -105,7 +105,7 @@ class DraftModel(Drafter):
         return () if max(unread) >= self.runner.vocab_size else unread
 
     def _next_logits(self, unread: Sequence[int]) -> NextLogits:
-        """Of tokens one behind the other, the first of which follows `unread`."""
+        """Of a chain of tokens, the first of which follows `unread`."""
         runner = self.runner
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:

@@ -86,7 +86,7 @@ class PromptLookup(Drafter):
         return grow((0, copies), children, nodes, depth)
 
     def _copies(self, context: Sequence[int]) -> list[tuple[int, int]]:
-        """Where the words that end the context occurred before: the position behind them, and how many match.
+        """Where the words that end the context occurred before: the position after them, and how many match.
 
         Those of which most match come first, of these the latest.
         """

@@ -63,7 +63,7 @@ class HybridCache(DynamicCache):
 
 
 def _copied(held: dict[str, Any]) -> dict[str, Any]:
-    """What a layer holds. Its states are in dicts and are copied; keys and values are only ever written behind."""
+    """What a layer holds. Its states are in dicts and are copied; keys and values are only ever added to."""
     return {name: _copy(value) if isinstance(value, dict) else value for name, value in held.items()}
 
 
@@ -74,8 +74,8 @@ def _copy(states: dict[int, Any]) -> dict[int, Any]:
 class HybridRunner(EagerRunner):
     """An `EagerRunner` for a model that `layout.is_hybrid`.
 
-    The states are copied where the text is settled: behind the prompt and behind what a rollback keeps. If tokens were
-    forgotten since then, the next pass begins at the copy: it reads again what was kept behind it.
+    The states are copied where the text is settled: after the prompt, and after the tokens that a rollback keeps. If
+    tokens were forgotten since then, the next pass begins at the copy and reads again the kept tokens after it.
     """
 
     cannot_branch = "some layers of this model keep a running state, which only a chain can write"

@@ -29,7 +29,7 @@ MOST_AT_ONCE = 256  # tokens of a prompt in one call, since the buffers of a pas
 
 
 class Branches:
-    """Rows that are no chain: they lie behind the first `base` tokens of the cache, and see all of these.
+    """Rows that are no chain. They follow the first `base` tokens of the cache, and see all of these.
 
     `ancestors` are the rows that each of them sees, itself included, see `rows.ancestors_of`.
     """

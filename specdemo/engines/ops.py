@@ -24,7 +24,7 @@ def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | No
 
 
 class Placed(NamedTuple):
-    """The rows of a pass behind those of the cache.
+    """Where the rows of a pass stand, and what they see.
 
     Attributes:
         slots: where their keys and values are written, [T] int64.
@@ -60,7 +60,7 @@ def write_kv(
     values: Tensor,
     rows: Placed,
 ) -> Tensor:
-    """Norm and rotate the queries and keys of T tokens, and write their keys and values behind those of the cache.
+    """Norm and rotate the queries and keys of T tokens, and write their keys and values after those of the cache.
 
     Args:
         qkv: [T, (heads + 2 * kv_heads) * width].

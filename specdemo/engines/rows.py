@@ -1,7 +1,7 @@
 """How the rows of a pass follow each other where they are no chain.
 
 Every row of a pass has a parent, the row that its token follows, or -1 where it follows the cache. A row sees the
-cache, its ancestors and itself. It stands behind its parent, so rows with the same parent share a position.
+cache, its ancestors and itself. It stands after its parent, so rows with the same parent share a position.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def branches_of(parents: Sequence[int]) -> Tensor:
 
 
 def places(start: int, count: int, parents: Sequence[int] | None) -> slice | list[int]:
-    """The positions of `count` rows behind `start` tokens, as an index; without parents they are a chain."""
+    """The positions of `count` rows after `start` tokens, as an index; without parents they are a chain."""
     return slice(start, start + count) if parents is None else [start + depth for depth in depths_of(parents)]
 
 

@@ -55,7 +55,7 @@ class Runner(Protocol):
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         """From the next pass on, keep the outputs of these decoder layers in `hidden_states`, in this order.
 
-        Layers count from 0. An output is the residual stream behind the layer, before any final norm: what
+        Layers count from 0. An output is the residual stream after the layer, before any final norm: what
         transformers calls `hidden_states[layer + 1]`, except for the last layer, where that is already normed.
         """
 
@@ -67,14 +67,14 @@ class Runner(Protocol):
 
         Args:
             parents: the row of this pass that each token follows, -1 where it follows the cache, see `rows`. None
-                stands for a chain. Behind a pass that branches, `keep` says which rows are text.
+                stands for a chain. After a pass that branches, `keep` says which rows are text.
         Raises:
             ValueError: the cache has no room for them, or the parents are not those of a tree.
             CannotBranch: there are parents, and the runner reads chains only.
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep these rows of the last pass, each the parent of the next, behind what the cache held before it.
+        """Keep what the cache held before the last pass, and of that pass these rows, each the parent of the next.
 
         All others are forgotten. The kept rows move to the front of the pass; none is computed again. `hidden_states`
         are those of the kept rows then.

@@ -77,9 +77,9 @@ class Translation:
         return [index for index in text if index not in self._unread]
 
     def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """The target's tokens that go on behind `token_ids` as `drafted` goes on behind `read`.
+        """The target's tokens that continue `token_ids` as `drafted` continues `read`.
 
-        Empty if no tokens of the target do so, for instance where both would cut a word in different places.
+        Empty if there are none, for instance where the two tokenizers cut a word in different places.
 
         Args:
             read: what `to_draft` made of `token_ids`, or the end of it.
@@ -92,7 +92,7 @@ class Translation:
         new = both[len(seen) :] if both.startswith(seen) else ""
         translated = self._behind(_last_text(token_ids, self._target_specials), new) if new else []
         finished = count < len(drafted) and drafted[count] in self._to_target
-        if finished and len(translated) == 0 and new:  # the end belongs behind words that are missing
+        if finished and len(translated) == 0 and new:  # the end would follow words that are missing
             return []
         return [*translated, self._to_target[drafted[count]]] if finished else translated
 
@@ -100,7 +100,7 @@ class Translation:
         """Tokens of the target that add the text `new` to that of the tokens `before`; empty if none do.
 
         First those of the text as the tokenizer cuts it, if it cuts it where `before` ends; else those of the new text
-        by itself, or behind a line break, where no tokenizer puts a space before a word.
+        by itself, or after a line break, where no tokenizer puts a space before a word.
         """
         target = self._target
         text = _decode(target, before).rstrip(UNFINISHED)

@@ -23,8 +23,8 @@ STEPS = 10**9  # of a rate between 0 and 1
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A drafted lane against the target alone, behind the prompt. Costs are in tokens of the target alone, that is, in
-    the seconds that it takes for one; None or empty is not known.
+    """A drafted lane against the target alone, after the prompt. The unit of costs is the time that the target alone
+    takes for a token. None or empty is not known.
 
     Attributes:
         speed_up: `tokens` / `needed`; it may be off by the share `noise` by chance.

@@ -246,7 +246,7 @@ def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
 def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[tuple[int, bool]]]:
     """The settings that a lane ran with, and the K of each of its rounds and whether its draft was a tree.
 
-    Behind those the K is 0, if the texts part.
+    K is 0 after the recorded rounds, which matters if the texts differ.
 
     Raises:
         BadInput: the trace does not say.

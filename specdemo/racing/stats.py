@@ -49,7 +49,7 @@ class Stats:
     accepted_lengths: dict[int, int] = field(default_factory=dict)
     """How many rounds accepted 0, 1, 2, ... tokens; rounds with an empty draft are not in it."""
     first_passed: int = 0
-    """In how many of these the first guess was accepted, in a tree the likeliest of those behind the text."""
+    """In how many of these the first guess was accepted, in a tree the likeliest of those that follow the text."""
     first_draft_seconds: float = 0.0
     draft_times: list[float] = field(default_factory=list)
     """Seconds of each draft that was not empty, sorted. `verify_times` are those of each verification pass, `checks`

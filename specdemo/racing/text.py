@@ -32,7 +32,7 @@ class Detokenizer:
         windows = (list(before[-length:]) for length in range(min(WINDOW, len(before)), 0, -1))
         self._ids = next((ids for ids in windows if UNFINISHED not in self._decode(ids)), list(before[-WINDOW:]))
         self._finished = 0  # where in `_ids` the newest finished span ends
-        self._waiting = 0  # tokens behind it
+        self._waiting = 0  # tokens after it
         self._shown = self._decode(self._ids)
 
     def push(self, token_id: int) -> str:

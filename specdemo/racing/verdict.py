@@ -28,7 +28,7 @@ MANY_PASSES, LONGER, LONG_CONTEXT = 32, 1.2, 1000  # passes and their growth for
 
 @dataclass(frozen=True, slots=True)
 class LaneVerdict:
-    """What is said of a drafted lane: its speed-up, if it has one, a sentence with what to do, and what lies behind.
+    """What is said of a drafted lane: its speed-up, if it has one, a sentence with what to do, and its figures.
 
     `notes` are further sentences, `numbers` the rows of a table, name and value. A text that is too short has neither.
     """

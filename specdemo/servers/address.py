@@ -34,7 +34,7 @@ class Address:
 
     @classmethod
     def read(cls, text: str) -> Address:
-        """An address such as http://127.0.0.1:8080; a closing `/v1` may stand behind it.
+        """An address such as http://127.0.0.1:8080; a closing `/v1` may stand after it.
 
         Raises:
             BadInput: it is no such address, or may not be asked from here.
@@ -52,7 +52,7 @@ class Address:
         if parts.scheme not in PORTS or not host or not _is_name(host) or parts.path.rstrip("/") not in ("", "/v1"):
             raise BadInput(f"{wrong}.")
         if parts.query or parts.fragment:
-            raise BadInput(f"{wrong}, with nothing behind the port.")
+            raise BadInput(f"{wrong}, with nothing after the port.")
         address = cls(parts.scheme, host, PORTS[parts.scheme] if port is None else port)
         names = allowed(servers=True)
         return address if names is None else address.pinned_if_in(names)

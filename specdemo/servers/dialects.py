@@ -25,7 +25,7 @@ class Dialect(Protocol):
         """A text as the server's model reads it: as it is, or in the server's own chat template."""
 
     def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
-        """One text, greedy or sampled. Fills in `told`, the last of it behind the last step.
+        """One text, greedy or sampled. Fills in `told`, which is complete after the last step.
 
         Raises:
             BadInput: the server answers something else: one sentence.
@@ -35,8 +35,8 @@ class Dialect(Protocol):
         """The text of some tokens."""
 
     def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
-        """The logarithms of the probabilities of the likeliest next tokens, behind a prompt and some tokens of its
-        answer; none if the server does not tell them. Their differences are those of the logits.
+        """The log-probabilities of the likeliest tokens after a prompt and some tokens of its answer; none if the
+        server does not tell them. Their differences are those of the logits.
 
         Raises:
             BadInput: as `steps`.

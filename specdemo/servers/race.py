@@ -182,7 +182,7 @@ def server_lane(
 
 
 def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
-    """How far apart a server has the logits of two tokens behind a prompt and some tokens; None if it does not tell."""
+    """How far apart a server has the logits of two tokens after a prompt and some tokens; None if it does not tell."""
     if not all(isinstance(token.id, int) for token in (*before, *pair)):
         return None
     found = dialect.logprobs(prompt, [token.id for token in before if token.id is not None])
@@ -202,7 +202,7 @@ def told_of(dialect: Dialect, told: Told) -> dict[str, Any]:
 
     `seconds` and `first_token_seconds` are by our clock, since the request was sent; `server_seconds` by the server's,
     where it tells, and `network_seconds` is what lies between: the network, and waiting in the server's queue.
-    `totals` are the server's own, which hold what it drafted behind the end of the text as well.
+    `totals` are the server's own, which hold what it drafted after the end of the text as well.
     """
     network = None
     if told.seconds is not None and told.server_seconds is not None:

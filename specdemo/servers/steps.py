@@ -85,7 +85,7 @@ class Told:
 
 
 def events_of(steps: Iterable[Step], told: Told) -> Iterator[tuple[Event, Spans]]:
-    """The events of a lane. The first token comes with the prompt; `told` is read behind the last step.
+    """The events of a lane. The first token comes with the prompt; `told` is read after the last step.
 
     Raises:
         BadInput: the server wrote nothing.
@@ -137,7 +137,7 @@ def _round(step: Step, index: int) -> tuple[Round, Spans]:
 
 
 def _last(drafted: int | None, accepted: int) -> TokenKind:
-    """The kind of the target's own token behind the accepted ones."""
+    """The kind of the target's own token after the accepted ones."""
     if drafted is None:
         return TokenKind.UNKNOWN
     if drafted == 0:

@@ -439,7 +439,7 @@ def test_training_goes_on_from_its_checkpoint(plan: Plan, text: Path, tmp_path: 
     def stop(_line: str) -> None:
         raise Stopped
 
-    with pytest.raises(Stopped):  # after the first validation, but its checkpoint is written behind it
+    with pytest.raises(Stopped):  # after the first validation, whose checkpoint is written later
         train_head(model, plan, text, halves, {}, every=8, log=stop)
     with pytest.raises(BadInput, match="belongs to another plan"):
         train_head(model, plan, text, halves, {}, every=8, begin_with=whole)

@@ -93,7 +93,7 @@ def near(one: Tensor, other: Tensor) -> bool:
 def test_in_c_a_row_that_branches_is_bit_for_bit_that_of_its_chain(
     architecture, heads, kv_heads, width, weights_dtype
 ) -> None:
-    """Behind texts that end inside of a pair and of a block of keys, and at their ends."""
+    """After texts that end inside of a pair and of a block of keys, and at their ends."""
     model = random_model(architecture, heads, kv_heads, width).to(weights_dtype)
     ids = torch.randint(MODEL_VOCAB, (70,), generator=torch.Generator().manual_seed(0)).tolist()
     assert native_runner(model, 8).exact_tree_rows == MOST_ROWS

@@ -4,7 +4,7 @@ How the pieces go together for one draft, with the shapes of eagle (T new tokens
 
     target's hidden states [T, L * H] --fuse--> [T, H] --decoder layer(s)--> [., H] --norm, output--> logits [., V']
                                                   ^       |        ^
-    embedding of the token behind each [T, H] ----+       v        |
+    embedding of the token after each [T, H] -----+       v        |
                                                      the head's cache
 
     cache entries:   | live: made of the target's states | drafted: made of the head's own outputs | free

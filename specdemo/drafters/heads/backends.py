@@ -24,13 +24,13 @@ class HeadBackend(Protocol):
     dtype: torch.dtype  # of what `run` returns
 
     def seek(self, live: int) -> None:
-        """Make the first `live` entries the live ones; those behind are overwritten by the next `run`."""
+        """Make the first `live` entries the live ones; the next `run` overwrites those after them."""
 
     def advance(self, count: int) -> None:
         """Make the next `count` entries, which a `run` has left, live too."""
 
     def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int) -> Tensor:
-        """Read T tokens [T, hidden] behind the live entries; the outputs of the last of them, [outputs, hidden].
+        """Read T tokens [T, hidden] after the live entries; the outputs of the last of them, [outputs, hidden].
 
         All T leave entries. A token without an output leaves in every layer those of its own `x`, so in a head of
         several layers either none has an output or all have. `second_input` is [T, hidden] where the layers read one.
@@ -40,7 +40,7 @@ class HeadBackend(Protocol):
         """What `branch` is told of the last `count` tokens of a tree; `parents` are those of all (`engines.rows`)."""
 
     def branch(self, x: Tensor, second_input: Tensor, rows: Any) -> Tensor:
-        """Read T more tokens of a tree behind the live entries, in the order of `rows`; their outputs, [T, hidden].
+        """Read T more tokens of a tree after the live entries, in the order of `rows`; their outputs, [T, hidden].
 
         All of its tokens leave entries, none of which becomes live.
         """

@@ -13,9 +13,9 @@ from .networks import LayeredHead, Rotation, doubled
 
 
 class HeadCache:
-    """Keys and values of each layer, `entries` [depth, 2, kv_heads, capacity, width], a number of them *live*.
+    """Keys and values of each layer, `entries` [depth, 2, kv_heads, capacity, width], the first of them *live*.
 
-    Others are put behind these, and seen there; they become live by `advance`, or are overwritten.
+    New entries are written after the live ones. They become live by `advance`, or are overwritten.
     """
 
     def __init__(self, head: LayeredHead, capacity: int, like: Tensor) -> None:
@@ -39,17 +39,17 @@ class HeadCache:
         return cos[self._live : self._live + count], sin[self._live : self._live + count]
 
     def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write entries behind the live ones, [kv_heads, T, width] each."""
+        """Write entries after the live ones, [kv_heads, T, width] each."""
         self.entries[layer, 0, :, self._live : self._live + keys.shape[1]] = keys
         self.entries[layer, 1, :, self._live : self._live + keys.shape[1]] = values
 
     def attend(self, layer: int, q: Tensor, live: int, more: int) -> Tensor:
-        """Attention of queries [heads, T, width] to the last `live` live entries and to `more` entries behind them."""
+        """Attention of queries [heads, T, width] to the last `live` live entries and to `more` entries after them."""
         keys, values = self.entries[layer, :, :, max(0, self._live - live) : self._live + more]
         return _attend(q, keys, values, None)
 
     def branching(self, paths: Tensor, window: int) -> tuple[Rotation, Tensor]:
-        """The rotation of tokens of a tree behind the live entries, and which entries each sees, [T, capacity].
+        """The rotation of tokens of a tree after the live entries, and which entries each sees, [T, capacity].
 
         Each sees the last `window` tokens. `paths` uint8 [T, MOST_ROWS] leads to them, see `rows.branches_of`.
         """

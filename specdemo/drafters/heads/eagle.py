@@ -74,8 +74,8 @@ class EaglePasses(LayeredPasses[EagleHead]):
 class Eagle(HeadDrafter):
     """Draws K tokens one after another from the head.
 
-    The head's cache holds one entry for each token the target has read. Entries of drafted tokens, made of the
-    head's own outputs, lie behind them and are overwritten by the target's states as soon as those are known.
+    The head's cache holds one entry for each token the target has read. Those of drafted tokens follow. They are made
+    of the head's own outputs, and are overwritten as soon as the target's states are known.
     """
 
     name = "eagle"

@@ -234,7 +234,7 @@ def _medusa(taker: Taker, config: Config, target: TargetSizes) -> MedusaHead:
         raise BadInput(f"{name} needs whole numbers medusa_num_heads and medusa_num_layers, but it has {stated}.")
     if target.final_norm is None:
         raise BadInput(
-            f"{name} reads the target's last state behind its final norm, and this target's is not known here."
+            f"{name} reads the target's last state after its final norm, and this target's is not known here."
         )
     (weight, eps), hidden = target.final_norm, target.hidden
     places, blocks = min(stated[0] or 0, MAX_K), stated[1]

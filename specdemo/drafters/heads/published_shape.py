@@ -130,7 +130,7 @@ class ShapeReader:
         if spark and (markov := block.get("markov_head_type") or "vanilla") != "vanilla":
             raise BadInput(f"{self.name} has a Markov head of the type {markov!r}; only 'vanilla' is read here.")
         rank = block.get("markov_rank", 256 if self.format.nested else 0) if spark else 0
-        # SpecForge's DSpark, which names itself in `dflash_config`, drafts behind the anchor as DFlash does.
+        # SpecForge's DSpark, which names itself in `dflash_config`, drafts after the anchor as DFlash does.
         from_anchor = spark and "projector_type" not in (self.config.get("dflash_config") or {})
         return replace(
             shape,

@@ -131,7 +131,7 @@ class HeadPasses(Slot, Generic[H]):
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
         """Read T hidden states of the target [T, layers * hidden], each with the token that follows it [T].
 
-        Their entries are live then. Returns what gives the logits of k tokens behind them, one after another.
+        Their entries are live then. Returns a function that gives the logits of the next k tokens, one by one.
         """
         raise NotImplementedError
 

@@ -168,7 +168,7 @@ class GraphSlot(Slot):
     def read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Outcome:
         """Run a pass over T tokens after those in the cache. The next pass overwrites what this returns.
 
-        A tree is filled up with copies of its last row, which leave keys and values behind those of the T tokens, and
+        A tree is filled up with copies of its last row, which leave keys and values after those of the T tokens, and
         outputs.
         """
         count = len(ids)

@@ -300,7 +300,7 @@ def _attend(  # type: ignore[no-untyped-def]
         most = tl.full([ROWS], NOTHING, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sums = tl.zeros([ROWS, WIDTH], tl.float32)
-        # In a tree, first the steps over the cache alone: of what lies behind, every token sees another part. What a
+        # In a tree, first the steps over the cache alone: of what lies after, every token sees another part. What a
         # row adds up before it has seen a key is weighed with 0 as soon as it sees one.
         if BRANCHING:
             end = begin + tl.maximum(live - begin, 0) // KEYS * KEYS
