@@ -1,9 +1,9 @@
 """Lookahead decoding (Fu et al., arXiv 2402.02057): the target's own pass guesses further tokens beside the draft.
 
-The guesses are a window of columns. A token of level 0 follows those of the columns before it, one of a higher level
-its own column. That is a tree: level 0 is a trunk, from which each column branches off. So the window is a part of the
-draft, and what the target draws after the end of each column becomes the next top level (Jacobi's iteration). The
-tokens of a column with that draw are an n-gram, which is drafted when its first token comes up in the text.
+The guesses are a window of columns. A token of level 0 follows those of the columns before it; a token of a higher
+level follows the lower levels of its own column. That is a tree: level 0 is a trunk, from which each column branches
+off. So the window is a part of the draft. What the target draws after the end of each column becomes the next top level
+(Jacobi's iteration). A column and that draw make an n-gram, which is drafted when its first token comes up in the text.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ KEPT = 8  # n-grams with the same first token; the oldest goes first
 
 
 class Lookahead(Drafter):
-    """Drafts the n-grams that it collected, and guesses beside them. Needs no model, no training and no other text.
+    """Drafts collected n-grams and further guesses. Needs no model, no training and no other text.
 
-    Half of a tree is for n-grams, as far as there are any. A chain has no room for columns: it is level 0 alone, which
-    is Jacobi decoding (Santilli et al., arXiv 2305.10427).
+    Up to half of a tree holds n-grams. A chain has no room for columns: it is level 0 alone, which is Jacobi decoding
+    (Santilli et al., arXiv 2305.10427).
     """
 
     name = "lookahead"

@@ -21,7 +21,7 @@ from ..engines.rows import MOST_ROWS
 from ..types import Draft, NotFinite
 from .chain import NextLogits
 
-WIDTH = 8  # the most children that a drafter names of a token, and the most tokens that it reads at once
+WIDTH = 8  # the most children of a token, and the most tokens that a model reads at once
 State = TypeVar("State")
 Child = tuple[int, float, State]
 
@@ -34,8 +34,8 @@ def grow(
     The largest value comes first. No token but the first has a value below `stop_below`.
 
     Args:
-        children: from what is known of a token, or of the text (`root`), the tokens that may follow: each with its
-            share, from 0 to 1, and what is known of it. Of equal values the one named first is taken first.
+        children: gives the tokens that may follow, from the state of a token or of the text (`root`). Each comes with
+            its share, from 0 to 1, and its own state. Of equal values the one named first is taken first.
     """
     token_ids: list[int] = []
     parents: list[int] = []
@@ -69,7 +69,7 @@ def grow_by_logits(
     token_ids: Tensor | None = None,
     stop_below: float = 0.0,
 ) -> Draft:
-    """`grow` where the logits of any path can be asked for: the tree in the place of `draw_chain`."""
+    """`grow` for a drafter that has logits for any path: what `draw_chain` is for chains."""
 
     def children(drawn: tuple[Tensor, ...]) -> Iterator[Child[tuple[Tensor, ...]]]:
         columns, shares = rule.likeliest(next_logits(drawn), position + len(drawn), min(nodes, WIDTH), token_ids)
@@ -141,7 +141,7 @@ class Named:
         self.values: list[float] = []
 
     def add(self, parent: int, token_ids: Sequence[int], shares: Sequence[float]) -> None:
-        """Name what may follow a token, or the text (-1)."""
+        """Add candidates that follow a token, or the text (-1)."""
         value = self.values[parent] if parent >= 0 else 1.0
         for token, share in zip(token_ids, _checked(shares), strict=True):
             if share > 0:

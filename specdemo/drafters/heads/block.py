@@ -38,7 +38,7 @@ class BlockPasses(LayeredPasses[BlockHead]):
         self.block = CapturedFunction(self._block, capture, [(token, k) for k in range(longest, 0, -1)])
 
     def _read(self, states: Tensor) -> None:
-        """Keep entries, in each layer, of T states of the target, [T, layers * hidden]."""
+        """Write the entries of T states of the target, [T, layers * hidden], in each layer, and make them live."""
         fused = self.ready.head.fused(states)
         self.backend.run(fused, outputs=0)
         self.backend.advance(len(states))
@@ -47,7 +47,7 @@ class BlockPasses(LayeredPasses[BlockHead]):
     def _block(self, pending: Tensor, k: int) -> Tensor:
         """The logits of k positions after the pending token [1]: [k, V'].
 
-        A block of masks is always whole, as those are that it was trained on: all of its tokens see each other.
+        A block of masks always has its full size, as in training: all of its tokens see each other.
         """
         ready, shape = self.ready, self.ready.head.shape
         if shape.mask_token is None:

@@ -34,7 +34,7 @@ class HeadCache:
         self._live += count
 
     def rotation(self, count: int) -> Rotation:
-        """Of the next positions, in the type of the entries."""
+        """The rotation of the next positions, in the type of the entries."""
         cos, sin = self.rotations
         return cos[self._live : self._live + count], sin[self._live : self._live + count]
 
@@ -72,12 +72,12 @@ class HeadCache:
 
     @torch.inference_mode()
     def clear(self) -> None:
-        """Back to zeros: masked entries are read too, and a weight of zero does not undo a stray infinity."""
+        """Set all to zeros. Masked entries are read too, and a weight of zero does not undo a stray infinity."""
         self.entries.zero_()
 
 
 class DeviceCache(HeadCache):
-    """A cache whose number of live entries is on the device, so that what reads it can be captured."""
+    """A cache whose number of live entries is on the device, so that passes over it can be captured."""
 
     def __init__(self, head: LayeredHead, capacity: int, like: Tensor) -> None:
         super().__init__(head, capacity, like)
@@ -107,10 +107,10 @@ class DeviceCache(HeadCache):
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-    """Attention of queries [heads, T, width] to the keys [kv_heads, S, width], or to those that are `seen`,
+    """Attention of queries [heads, T, width] to the keys [kv_heads, S, width], or only to the `seen` ones,
     [1, S] or a row for each of the grouped queries.
 
-    The query heads that share a key head become queries of that one: no key or value is copied for them.
+    The query heads that share a key head become queries of that head, so no key or value is copied.
     """
     kv_heads, _, width = keys.shape
     grouped = q.reshape(1, kv_heads, -1, width)

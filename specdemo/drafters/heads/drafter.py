@@ -33,7 +33,7 @@ class HeadDrafter(Drafter):
     """Reads the target's hidden states of the text, and drafts what follows.
 
     It reads each state together with the token that follows it. A state that has no entry in the head's cache yet is
-    *unread*. Positions count from the first token that the head's window could still reach.
+    *unread*. Positions count from the first token in the head's window.
     """
 
     branches = True
@@ -89,7 +89,7 @@ class HeadDrafter(Drafter):
 
     @classmethod
     def capture(cls, ready: ReadyHead[Any], capture: Capture) -> None:
-        """Have a head's passes captured, or run as they come where that cannot be done."""
+        """Capture a head's passes. If that fails, they run uncaptured."""
         try:
             ready.capture(cls.passes, capture)
         except torch.OutOfMemoryError:
