@@ -67,7 +67,7 @@ class PromptLookup(Drafter):
 
         >>> draft = PromptLookup().propose_tree([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], nodes=4, depth=2)
         >>> draft.token_ids, draft.parents
-        ([4, 8, 3, 9], [-1, 0, -1, 2])
+        ([4, 3, 8, 9], [-1, -1, 0, 1])
         """
         copies = self._copies(context)
 

@@ -1,7 +1,7 @@
 """The operations of a captured pass, in torch. `kernels.py` has the same functions in Triton.
 
 A captured pass can only be replayed on the same buffers, so their shapes never change. The number of tokens in the
-cache and what the rows see are read from such buffers too, so a pass serves texts of any length, chains and trees.
+cache and what the rows see are read from buffers too, so a pass serves texts of any length, chains and trees.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["attend", "placed", "product", "rotate", "swiglu", "write_kv"]
 
 
 def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
-    """step(norm(x)) + plus, [T, in] -> [T, out]; without the norm or the sum where they are None."""
+    """step(norm(x)) + plus, [T, in] -> [T, out]; `norm` and `plus` are left out if None."""
     x = norm(x) if norm else x
     return step(x) if plus is None else step(x) + plus
 
@@ -38,7 +38,7 @@ class Placed(NamedTuple):
 
 
 def placed(start: Tensor, branches: Tensor | None, count: int, capacity: int) -> Placed:
-    """What `write_kv` and `attend` read of the first `count` rows of a pass, in every layer.
+    """What `write_kv` and `attend` need to know of the first `count` rows of a pass, in every layer.
 
     Args:
         start: the number of tokens in the cache, [1] int64.
