@@ -1,4 +1,4 @@
-"""The kinds of servers: how each is told from the others, and what all of them can do."""
+"""The kinds of servers: how they are told apart, and what all of them can do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .vllm import VLLM
 
 
 class Dialect(Protocol):
-    """One kind of server. `facts` are its engine, version and model, as it tells them."""
+    """One kind of server. `facts` are its engine, version and model, as it reports them."""
 
     client: Client
     facts: dict[str, str]
@@ -43,12 +43,12 @@ class Dialect(Protocol):
         """
 
     def counters(self) -> Counters | None:
-        """None if the server does not show them."""
+        """The server's counters; None if it does not show them."""
 
 
 @contextmanager
 def connected(address: Address, key: str | None = None) -> Iterator[Dialect]:
-    """The server at an address. An empty `key` is none.
+    """The server at an address. An empty `key` counts as none.
 
     Raises:
         BadInput: as `find_dialect`.
@@ -58,10 +58,10 @@ def connected(address: Address, key: str | None = None) -> Iterator[Dialect]:
 
 
 def find_dialect(client: Client) -> Dialect:
-    """What kind of server it is, by what it says of its models.
+    """Recognise the kind of a server by what it says of its models.
 
     Raises:
-        BadInput: it cannot be asked, or is none of those we know.
+        BadInput: it cannot be asked, or is of no known kind.
     """
     try:
         model = client.get("/v1/models")["data"][0]
