@@ -13,7 +13,7 @@ from copy import deepcopy
 from itertools import repeat
 
 from ..types import DraftOutcome
-from .costs import CostModel, DraftStats, Plan
+from .costs import CostModel, DraftPlan, DraftStats
 from .drafter import Drafter
 from .events import Round
 
@@ -21,7 +21,7 @@ PROBING = 0.0125  # share of the time that may be lost by trying kinds of drafts
 Form = tuple[int, bool]  # of a draft: K, and whether it is a tree
 
 
-def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool) -> Plan:
+def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool) -> DraftPlan:
     """The K of the highest rate, in tokens in the time of a pass over one token:
 
         rate(k) = E[tokens](k) / (T(k + 1) + D(k))
@@ -41,7 +41,7 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
     rate, cost, k = max(found[tree : None if stats.timed > 1 else 1 + tree])
     # A guess that is less likely to pass than this costs more than it brings. A parallel draft has paid for it already.
     least = 0.0 if source.parallel_drafting and not tree else rate * (cost - constant - costs.passes[1]) / k
-    return Plan(rate, cost, k, tree, stop_below=least)
+    return DraftPlan(rate, cost, k, tree, stop_below=least)
 
 
 class DraftLengthController:
@@ -76,7 +76,7 @@ class DraftLengthController:
 
     def _choose(self, costs: CostModel, most: int) -> int:
         """The K of the highest rate; 0 if drafting does not pay, except for a try now and then."""
-        source, plans = self.source, list[Plan]()
+        source, plans = self.source, list[DraftPlan]()
         for tree in (False, True) if self.tree and min(most, costs.most_k) > 1 else (False,):
             stats = costs.drafts[source.name, tree] = self._drafts[source.name, tree]
             stats.idle += 1

@@ -80,7 +80,7 @@ def measure_passes(runner: Runner, rule: Rule, most_k: int) -> dict[int, float]:
     return seconds
 
 
-class Plan(NamedTuple):
+class DraftPlan(NamedTuple):
     """The best draft of one kind, and what a round with it is expected to do."""
 
     rate: float  # tokens in the time of a pass over one token
@@ -95,7 +95,7 @@ class DraftStats:
     """What a kind of draft costs, a + b k for k steps, and how many of its guesses pass. Older drafts weigh less."""
 
     idle: float = inf  # rounds since the last draft, in this run and earlier ones
-    plan: Plan | None = None  # the best such draft; None if it must be computed again
+    plan: DraftPlan | None = None  # the best such draft; None if it must be computed again
     timed: int = 0  # drafts whose cost was learnt; a line takes two
     sums: Sequence[float] = (0.0,) * 5  # of 1, x, y, x x and x y, for drafts of x steps that cost y
     tested: Sequence[float] = (0.0,) * MAX_K  # by position, drafts with a guess there and none rejected before it

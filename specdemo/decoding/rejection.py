@@ -20,7 +20,7 @@ from .walk import check_finite, drafted_probs, follow, kind_after, row_depths
 
 TESTING, DRAFTING = 1, 2  # purposes of random numbers, see `noise.key_of`
 
-Part = Callable[[Tensor, Tensor], Tensor]  # of p and q
+Term = Callable[[Tensor, Tensor], Tensor]  # of the rule, from p and q
 
 
 def acceptance_probability(p: Tensor, q: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def verify(
-    target_probs: Tensor, draft: Draft, draws: Tensor, passes: Part = acceptance_probability, left: Part = residual
+    target_probs: Tensor, draft: Draft, draws: Tensor, passes: Term = acceptance_probability, left: Term = residual
 ) -> Verdict:
     """Walk through a draft of k tokens, and draw the token that follows.
 
@@ -56,7 +56,7 @@ def verify(
     Args:
         target_probs: [k + 1, V], the target's distribution after each row of the pass.
         draws: [k + 1], uniform in [0, 1).
-        passes, left: the parts of the rule for chains; the Lab breaks one of them on purpose.
+        passes, left: the terms of the rule for chains; the Lab breaks one of them on purpose.
     Raises:
         NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
     """
@@ -98,7 +98,7 @@ class Rejection(Rule):
     name = REJECTION
     needs_draft_probs = True
 
-    def __init__(self, settings: Settings, passes: Part = acceptance_probability, left: Part = residual) -> None:
+    def __init__(self, settings: Settings, passes: Term = acceptance_probability, left: Term = residual) -> None:
         super().__init__(settings)
         self._parts, self._round = (passes, left), 0
 

@@ -78,6 +78,6 @@ def is_beginning(path: Sequence[int]) -> bool:
     return not path or path[-1] == len(path) - 1
 
 
-def rows_of(states: Tensor, path: Sequence[int]) -> Tensor:
+def path_rows(states: Tensor, path: Sequence[int]) -> Tensor:
     """The rows of a path, [T, ...] -> [len(path), ...]."""
     return states[: len(path)] if is_beginning(path) else states[to_device(path, states.device)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..types import BadInput
-from .rows import is_beginning, rows_of
+from .rows import is_beginning, path_rows
 
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
 
@@ -123,7 +123,7 @@ class CachedRunner:
             with torch.inference_mode():
                 self._cache.move(self._start, path)
         if self.hidden_states is not None:
-            self.hidden_states = rows_of(self.hidden_states, path)
+            self.hidden_states = path_rows(self.hidden_states, path)
         self.rollback(self._start + len(path))
 
     def rollback(self, length: int) -> None:

@@ -30,7 +30,7 @@ from . import chat
 from .checkpoint import Checkpoint, fetch_weights, find_checkpoint
 from .errors import causes
 from .opened import open_checkpoint
-from .placement import Part, plan
+from .placement import ModelPart, plan
 from .presets import Preset
 from .published_heads import fetch_heads, formats_of
 from .store import LoadError, Progress, ignore
@@ -55,7 +55,7 @@ class Loaded:
     `exact_tree_rows` are those of its runners. `parts` are what its drafters need. `placement` is the bytes of the
     target's weights on each device, `held` those of all models. `token_bytes` is the bytes of a token's keys and
     values, of the target and of the drafters with their own cache. `bytes_per_pass` is the bytes of weights that a pass
-    of the target reads for one token, see `Part.share_read`.
+    of the target reads for one token, see `ModelPart.share_read`.
     """
 
     preset: Preset
@@ -224,7 +224,7 @@ def _load(
     heads, missing_heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
     parts = [
-        Part(
+        ModelPart(
             str(found.source),
             found.config,
             chosen_dtype if knows(found.config) else compute_dtype(chosen_dtype, chosen_device),
@@ -289,7 +289,7 @@ def _load(
         weights_dtype=dtype_here if opened.engine == "eager" else chosen_dtype,
         token_bytes=token_bytes,
         context=context_of(target.config),
-        rows=rows_of(target.config),
+        rows=embedding_rows(target.config),
         eos_ids=_eos_ids(target, preset),
         weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
         engine=opened.engine,
@@ -319,14 +319,14 @@ def check_prompts(target: Checkpoint, preset: Preset) -> None:
     Raises:
         LoadError: saying why.
     """
-    known = target.tokenizer, preset.defaults.raw, preset.chat_template_kwargs, rows_of(target.config)
+    known = target.tokenizer, preset.defaults.raw, preset.chat_template_kwargs, embedding_rows(target.config)
     if trouble := chat.trouble(*known):
         raise LoadError(f"{target.source} cannot be used. {trouble}")
 
 
 def _translation(target: Checkpoint, draft: Checkpoint) -> Translation | None:
     """Between the tokenizers of a target and its draft model; None if they are alike."""
-    readable = rows_of(draft.config)
+    readable = embedding_rows(draft.config)
     unlike = differing_token(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab(), readable)
     return Translation(target.tokenizer, draft.tokenizer, readable) if unlike else None
 
@@ -336,7 +336,7 @@ def _within(make_runner: MakeRunner, config: PreTrainedConfig) -> MakeRunner:
     return lambda capacity: make_runner(min(capacity, context_of(config)))
 
 
-def rows_of(config: PreTrainedConfig) -> int:
+def embedding_rows(config: PreTrainedConfig) -> int:
     """How many token ids a model can read: the rows of its embedding."""
     return int(config.get_text_config().vocab_size)
 

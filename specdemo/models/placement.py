@@ -26,7 +26,7 @@ EMBEDDINGS = "embed_tokens.weight", "wte.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """A model of a preset: the name of its source, its configuration and the type of its stored weights.
 
     `skip_layers` is how many of its first layers may draft.
@@ -94,7 +94,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DevicePlan:
     """The device of each model, the target first.
 
     If no GPU is large enough for the target, `max_memory` is the bytes of weights for each device, as in
@@ -109,7 +109,7 @@ class Plan:
     replaces: bool = False
 
 
-def plan(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | None = None) -> Plan:
+def plan(parts: Sequence[ModelPart], device: torch.device, held: Mapping[str, int] | None = None) -> DevicePlan:
     """Choose devices for the target and for the draft model, if any.
 
     Args:
@@ -134,18 +134,18 @@ def plan(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | 
     raise _too_large(parts, sum(_needed(part) for part in parts) + WORK_SPACE, sum(free.values()), "GPU memory")
 
 
-def _in_main_memory(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | None) -> Plan:
+def _in_main_memory(parts: Sequence[ModelPart], device: torch.device, held: Mapping[str, int] | None) -> DevicePlan:
     """For the CPU, and for an Apple GPU, which shares its memory."""
     devices, needed, free = (device,) * len(parts), sum(part.weights for part in parts), free_memory()
     most = free + psutil.swap_memory().free + (held or {}).get(str(device), 0)
     if needed <= most:
-        return Plan(devices, replaces=held is not None and needed > free * SHARE)
+        return DevicePlan(devices, replaces=held is not None and needed > free * SHARE)
     target, *drafts = parts
     without_swap = free + (held or {}).get(str(device), 0)
     room = int(without_swap * SHARE) - sum(part.weights for part in drafts)
     if device.type != "cpu" or room < target.least:
         raise _too_large(parts, needed, most, "memory")
-    return Plan(devices, {"cpu": room}, on_disk=target.weights - room, replaces=held is not None)
+    return DevicePlan(devices, {"cpu": room}, on_disk=target.weights - room, replaces=held is not None)
 
 
 def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> None:
@@ -167,7 +167,7 @@ def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> Non
         )
 
 
-def _on_gpus(parts: Sequence[Part], free: Mapping[int, int], whole: bool, split: bool) -> Plan | None:
+def _on_gpus(parts: Sequence[ModelPart], free: Mapping[int, int], whole: bool, split: bool) -> DevicePlan | None:
     """The first plan that fits: all on one GPU, each model on its own GPU, or the target on GPUs, main memory and disk.
 
     Args:
@@ -178,17 +178,17 @@ def _on_gpus(parts: Sequence[Part], free: Mapping[int, int], whole: bool, split:
     everything, beside = sum(map(_needed, parts)) + WORK_SPACE, sum(map(_needed, drafts)) + WORK_SPACE
     for number, size in free.items():
         if everything <= size:
-            return Plan((_gpu(number),) * len(parts))
+            return DevicePlan((_gpu(number),) * len(parts))
     for number, size in free.items():
         others = [_gpu(other) for other in free if other != number and beside <= free[other]]
         if drafts and others and _needed(target) + WORK_SPACE <= size:
-            return Plan((_gpu(number), others[0]))
+            return DevicePlan((_gpu(number), others[0]))
     if whole or not split:
         return None
     return _spread(target, drafts, free)
 
 
-def _spread(target: Part, drafts: Sequence[Part], free: Mapping[int, int]) -> Plan | None:
+def _spread(target: ModelPart, drafts: Sequence[ModelPart], free: Mapping[int, int]) -> DevicePlan | None:
     """The target over all GPUs, the rest of it in main memory; the draft model on the largest GPU."""
     largest = max(free, key=free.__getitem__)
     total = sum(free.values())  # keys and values are where their layers are
@@ -203,10 +203,10 @@ def _spread(target: Part, drafts: Sequence[Part], free: Mapping[int, int]) -> Pl
     first = next(number for number, size in room.items() if size)
     max_memory: dict[int | str, int] = dict(room.items())
     max_memory["cpu"] = in_main_memory  # always needed, since layers cannot be divided to fill GPUs exactly
-    return Plan((_gpu(first), *(_gpu(largest) for _ in drafts)), max_memory, offloaded - on_disk, on_disk)
+    return DevicePlan((_gpu(first), *(_gpu(largest) for _ in drafts)), max_memory, offloaded - on_disk, on_disk)
 
 
-def _needed(part: Part) -> int:
+def _needed(part: ModelPart) -> int:
     return part.weights + part.more
 
 
@@ -214,7 +214,7 @@ def _gpu(number: int) -> torch.device:
     return torch.device("cuda", number)
 
 
-def _too_large(parts: Sequence[Part], needed: int, free: int, what: str) -> LoadError:
+def _too_large(parts: Sequence[ModelPart], needed: int, free: int, what: str) -> LoadError:
     names = " and ".join(part.name for part in parts)
     need = "needs" if len(parts) == 1 else "need"
     return LoadError(

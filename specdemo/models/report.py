@@ -23,8 +23,8 @@ from .checkpoint import find_checkpoint
 from .errors import wrap_load_errors
 from .gguf_config import check_header
 from .gguf_header import Header
-from .loaded import LANES, check_prompts, context_of, rows_of
-from .placement import Part, bits, plan
+from .loaded import LANES, check_prompts, context_of, embedding_rows
+from .placement import ModelPart, bits, plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
 from .source import Source
@@ -63,7 +63,7 @@ class ModelReport:
     gated: bool
     vocabulary: Mapping[str, int]
     reads: int  # how many token ids it can read
-    part: Part | None = None
+    part: ModelPart | None = None
 
     def sentence(self) -> str:
         size = "nothing to download"
@@ -181,7 +181,7 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
     engine, exact = expected_engine(config, dtype, device)
     computed = compute_dtype(dtype, device)
     skip_layers = (preset.skip_layers or 0) if source is preset.target else 0
-    part = Part(str(source), config, computed if engine == "eager" else dtype, skip_layers)
+    part = ModelPart(str(source), config, computed if engine == "eager" else dtype, skip_layers)
     numbers, text = part.numbers if of_file is None else header.numbers, config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
         numbers += text.vocab_size * text.hidden_size  # one for input rows, one laid out for the output
@@ -198,7 +198,7 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
         licence=told.licence,
         gated=told.gated,
         vocabulary=vocabulary,
-        reads=rows_of(config),
+        reads=embedding_rows(config),
         part=part if of_file is None else None,
     )
 
