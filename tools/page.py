@@ -94,7 +94,7 @@ def bench_page(asked: Asked, repeats: int, progress: Callable[[], object] = lamb
     """Run a race in every way there is, all of them in turn, `repeats` times.
 
     The server and a page are there all the while, so that nothing but the race differs. The answer holds the race
-    and what it ran on, and the `rows`, see `rows_of`.
+    and what it ran on, and the `rows`, see `speed_rows`.
 
     Raises:
         BadInput: the race cannot be run, there is no browser or no playwright, or the page does not start.
@@ -120,7 +120,7 @@ def bench_page(asked: Asked, repeats: int, progress: Callable[[], object] = lamb
             ways: dict[str, tuple[int, Callable[[], Rates]]] = {ALONE: (process, alone), UNSEEN: (server, seen)}
             ways |= {PROGRAM: (server, told), BROWSER: (server, show)}
             found = in_turns({name: partial(settled, *way) for name, way in ways.items()}, repeats)
-    return {"command": command("tools.page"), **facts, "race": asdict(asked), "rows": rows_of(found)}
+    return {"command": command("tools.page"), **facts, "race": asdict(asked), "rows": speed_rows(found)}
 
 
 def measured(process: int, run: Callable[[], Rates]) -> Measured:
@@ -128,7 +128,7 @@ def measured(process: int, run: Callable[[], Rates]) -> Measured:
     return run(), waiting(before, threads_of(process))
 
 
-def rows_of(found: Mapping[str, Sequence[Measured]]) -> list[Row]:
+def speed_rows(found: Mapping[str, Sequence[Measured]]) -> list[Row]:
     """For each way and lane the median tokens per second, and the mean ratio to two ways of the same turn.
 
     The rows called `both` also have `waiting`: the time that a thread of the engine waited for a core, on average, as a

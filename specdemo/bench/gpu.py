@@ -142,7 +142,7 @@ def heads(on: Gpu) -> None:
 
 
 def made_target(on: Gpu) -> PreTrainedModel:
-    """A random model whose layers behind those that draft do little.
+    """A random model whose layers after those that draft do little.
 
     It does not share its embedding with its output: a random model that does repeats its last token for ever.
     """

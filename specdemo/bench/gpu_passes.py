@@ -196,7 +196,7 @@ def passes_apart(on: Gpu, graphs: Graphs) -> None:
 def parts(
     graphs: Graphs, functions: ModuleType, count: int, live: int
 ) -> Iterator[tuple[str, Callable[[], object], int | None]]:
-    """Each operation of a pass over `count` tokens behind `live` others: name, function, bytes.
+    """Each operation of a pass over `count` tokens after `live` others: name, function, bytes.
 
     An operation runs in all layers, captured, with each layer's own weights, keys and values, so that no cache holds
     them. It is captured on its first call, with inputs made by torch's own operations, so that one which fails does

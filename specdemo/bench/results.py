@@ -39,7 +39,7 @@ def record(outcome: Mapping[str, Any]) -> dict[str, Any]:
     facts = {name: value for name, value in outcome.items() if name not in ("runs", "summary")}
     named = _named(runs)
     trees = {"trees": rows} if (rows := tree_rows(named)) else {}
-    return {**facts, "rows": rows_of(named), **trees, "columns": COLUMNS, "runs": runs}
+    return {**facts, "rows": overall_rows(named), **trees, "columns": COLUMNS, "runs": runs}
 
 
 def _short(value: Any) -> Any:
@@ -53,7 +53,7 @@ def _named(runs: Sequence[Sequence[Any]]) -> list[Row]:
     return found
 
 
-def rows_of(runs: Runs) -> list[Row]:
+def overall_rows(runs: Runs) -> list[Row]:
     """The rows over all prompts, without `rows` and the acceptance by place, which runs do not hold."""
     left_out = ("category", "acceptance_by_place", "rows")
     every = (row for row in summarise(runs) if row["category"] == ALL)
@@ -72,7 +72,7 @@ def read_record(path: Path) -> tuple[dict[str, Any], list[Row]]:
         if tuple(saved["columns"]) != COLUMNS:
             raise ValueError("other columns")
         runs = _named(saved["runs"])
-        rows = json.loads(json.dumps(rows_of(runs), default=asdict))
+        rows = json.loads(json.dumps(overall_rows(runs), default=asdict))
     except OSError as error:
         raise BadInput(f"The results cannot be read: {error}.") from error
     except (ValueError, TypeError, KeyError) as error:

@@ -195,7 +195,7 @@ def table_(
     from ..bench.rows import tree_rows
 
     runs = results.read_record(path)[1]
-    lines = results.drafters_markdown(runs) if drafters else results.markdown(results.rows_of(runs))
+    lines = results.drafters_markdown(runs) if drafters else results.markdown(results.overall_rows(runs))
     typer.echo("\n".join(results.trees_markdown(tree_rows(runs)) if trees else lines))
 
 

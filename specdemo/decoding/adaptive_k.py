@@ -1,4 +1,4 @@
-"""How many tokens to draft next: a fixed K, or K = auto, which takes the form and the length of the highest rate.
+"""How many tokens to draft next: a fixed K, or K = auto, which chooses the form and length of the highest rate.
 
 Under the match rule the text does not depend on K, so K may depend on everything: earlier rounds and runs, the clock,
 and the draft itself. Under rejection sampling a choice that depends on drawn tokens would change the distribution, so
@@ -13,15 +13,15 @@ from copy import deepcopy
 from itertools import repeat
 
 from ..types import DraftOutcome
-from .costs import CostModel, DraftStats, Plan
+from .costs import CostModel, DraftPlan, DraftStats
 from .drafter import Drafter
 from .events import Round
 
-PROBING = 0.0125  # share of the time that tries may lose: drafts of a kind that does not pay, to see if that changed
+PROBING = 0.0125  # share of the time that may be lost by trying kinds of drafts that did not pay before
 Form = tuple[int, bool]  # of a draft: K, and whether it is a tree
 
 
-def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool) -> Plan:
+def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool) -> DraftPlan:
     """The K of the highest rate, in tokens in the time of a pass over one token:
 
         rate(k) = E[tokens](k) / (T(k + 1) + D(k))
@@ -29,7 +29,7 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
                        1 + a_1 + a_2 + ... + a_k of a tree
 
     T(n) is the cost of a pass over n tokens, D(k) = a + b k that of drafting k, and a_i as in `DraftStats.chances`.
-    Until it is known what a draft costs, K is the least: 1, and 2 in a tree, since a tree of one token is a chain.
+    Until the cost of a draft is known, K is as small as possible: 1, or 2 for a tree.
     """
     constant, each = stats.line()
     tokens, passing, found = 1.0, 1.0, list[tuple[float, float, int]]()
@@ -39,22 +39,22 @@ def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool
         cost = checking + constant + each * source.steps(k)
         found.append((tokens / cost, cost, k))
     rate, cost, k = max(found[tree : None if stats.timed > 1 else 1 + tree])
-    # A guess that is less likely to pass than this costs more than it brings. A chain made at once has cost it already.
+    # A guess that is less likely to pass than this costs more than it brings. A parallel draft has paid for it already.
     least = 0.0 if source.parallel_drafting and not tree else rate * (cost - constant - costs.passes[1]) / k
-    return Plan(rate, cost, k, tree, stop_below=least)
+    return DraftPlan(rate, cost, k, tree, stop_below=least)
 
 
 class DraftLengthController:
-    """Chooses the K of every round of one run, and whether its draft is a tree, by what it knows of each source."""
+    """Chooses the K of every round of one run, and whether its draft is a tree, from what each source has shown."""
 
-    source: Drafter  # that K was chosen for last
+    source: Drafter  # for which K was chosen last
     branches = False  # whether its draft is a tree
 
     def __init__(
         self, k: int | str | Iterable[Form], costs: CostModel | None, prompt_tokens: int = 1, tree: bool = False
     ) -> None:
-        """`k` is AUTO, which needs `costs`, a fixed K, or what each round drafts; `costs` learns from all of them. With
-        `tree` AUTO may draft trees, and a fixed K does.
+        """`k` is AUTO, a fixed K, or the form of each round's draft. AUTO needs `costs`, which learn from every round.
+        With `tree` a fixed K drafts trees, and AUTO may.
         """
         self.costs, self.prompt_tokens, self.tree = costs, prompt_tokens, tree
         self._given = None if isinstance(k, str) else repeat((k, tree)) if isinstance(k, int) else iter(k)
@@ -63,7 +63,7 @@ class DraftLengthController:
 
     def choose(self, most: int, last: Round | None, source: Drafter) -> int:
         """How many tokens `source` drafts next, after the `last` round of this run; `branches` says in which form.
-        There is room for `most` tokens one behind the other.
+        A path has room for `most` tokens.
         """
         if self.costs and last:
             self._learn(self.costs, last)
@@ -75,8 +75,8 @@ class DraftLengthController:
         return self._choose(self.costs, most) if most else 0
 
     def _choose(self, costs: CostModel, most: int) -> int:
-        """The K of the highest rate; 0 where drafting does not pay, but for a try now and then."""
-        source, plans = self.source, list[Plan]()
+        """The K of the highest rate; 0 if drafting does not pay, except for a try now and then."""
+        source, plans = self.source, list[DraftPlan]()
         for tree in (False, True) if self.tree and min(most, costs.most_k) > 1 else (False,):
             stats = costs.drafts[source.name, tree] = self._drafts[source.name, tree]
             stats.idle += 1
@@ -84,9 +84,9 @@ class DraftLengthController:
             plans.append(stats.plan)
         rate = max(1 / costs.passes[1], max(plans).rate)
         reading = 0.0 if source.name in self._begun else costs.reading[source.name] * self.prompt_tokens
-        saved = most * (costs.passes[1] - 1 / rate)  # if the rest of the text goes like this
+        saved = most * (costs.passes[1] - 1 / rate)  # if the rest of the text goes on at this rate
         for plan in sorted(plans):
-            loss = plan.cost * (rate - plan.rate) + max(reading - saved, 0.0)  # in tokens; 0 of the best if it pays
+            loss = plan.cost * (rate - plan.rate) + max(reading - saved, 0.0)  # in tokens; 0 for the best if it pays
             if self._drafts[source.name, plan.tree].idle * PROBING > loss * len(plans):
                 self.branches, source.stop_below = plan.tree, plan.stop_below
                 return min(plan.k, most)

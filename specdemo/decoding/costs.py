@@ -1,7 +1,7 @@
 """What K = auto (`adaptive_k`) goes by: the costs of passes and drafts on this machine, and how many guesses pass.
 
-The unit of cost is a pass over one token at the machine's present speed, so that costs do not change with its load.
-It is all plain Python between two passes: the processor's caches are cold then, and NumPy takes three times as long.
+The unit of cost is a pass over one token at the machine's present speed, so costs do not change with its load. What
+runs between two passes is plain Python: the processor's caches are cold then, and NumPy takes three times as long.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from ..system.progress import check_stopped
 from ..types import MAX_K, Draft, DraftOutcome
 from .rule import Rule
 
-FORGET = 0.95  # the weight that a draft keeps when one more is made
-PRIOR_TESTS = 2.0  # what a position's prior weighs, in tests
+FORGET = 0.95  # a draft's weight is multiplied by this when one more is made
+PRIOR_TESTS = 2.0  # the weight of a position's prior, in tests
 FOLLOW = 0.02  # how fast the costs of passes follow the last one
 DRIFT = 0.2  # how fast `baseline_seconds` does
-OUTLIER = 1.5  # a pass that takes this many times the usual, or more, counts as this many times
+OUTLIER = 1.5  # a pass slower than this many times the usual time counts as this slow
 CALIBRATION_SECONDS = 0.6
-LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # passes that a calibration measures, as far as auto takes them
+LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # the passes that a calibration measures, up to the largest that auto uses
 
 
 class CostModel:
-    """What all runs of the same models with the same kind of sampling teach, round by round."""
+    """What is learnt from all runs of the same models with the same kind of sampling, round by round."""
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
-        """`seconds` are those of some passes, from one token on, by the tokens read; those between lie on a line."""
+        """`seconds` maps numbers of tokens, 1 among them, to the time of a pass. Other lengths are interpolated."""
         lengths = sorted(seconds)
-        # An interruption makes a pass look dear and never cheap, so none is taken to cost more than a longer one.
+        # An interruption makes a pass look dear, never cheap, so no pass may cost more than a longer one.
         least = np.minimum.accumulate([seconds[tokens] for tokens in reversed(lengths)])[::-1]
         self.most_k = lengths[-1] - 1  # the largest K that auto picks: a pass over it was measured
         self.baseline_seconds = float(least[0])  # of a pass over one token, as the machine is now
         # The cost of a pass by the tokens that it reads; the one at 0 means nothing.
         self.passes = (np.interp(range(lengths[-1] + 1), lengths, least) / least[0]).tolist()
         self.drafts = defaultdict[tuple[str, bool], DraftStats](DraftStats)  # by (drafter, whether they are trees)
-        self.reading = defaultdict[str, float](float)  # of a prompt's token by the first draft of a run, by drafter
-        self.first_guesses = Counter[tuple[str, bool]]()  # how many there were, by (drafter, whether they passed)
+        self.reading = defaultdict[str, float](float)  # by drafter, its first draft's extra cost per prompt token
+        self.first_guesses = Counter[tuple[str, bool]]()  # how many, by (drafter, whether they passed)
         self.tried = set[tuple[str, bool]]()  # what `race.try_out` has measured: (drafter, whether trees too)
 
     def learn_pass(self, tokens: int, seconds: float) -> None:
-        """A pass over `tokens` tokens, with everything else in its round but the drafting, took `seconds`."""
-        if tokens < len(self.passes):  # not of a fixed K that auto never picks
+        """Learn that a round over `tokens` tokens took `seconds`, drafting left out."""
+        if tokens < len(self.passes):  # a fixed K may be larger than any that auto picks
             slower = min(max(seconds / self.baseline_seconds / self.passes[tokens], 1 / OUTLIER), OUTLIER)
             self.passes[tokens] *= slower**FOLLOW
             self.baseline_seconds *= slower**DRIFT
@@ -58,10 +58,10 @@ class CostModel:
 
 @torch.inference_mode()
 def measure_passes(runner: Runner, rule: Rule, most_k: int) -> dict[int, float]:
-    """The seconds of passes that auto takes, with what follows them in a round, by the tokens that they read.
+    """The seconds of the passes that auto uses, verification included, by the number of tokens read.
 
     Raises:
-        Stopped: whoever waits for it has stopped it.
+        Stopped: the person who waits for it has stopped it.
     """
     seconds = {min(tokens, most_k + 1): inf for tokens in LENGTHS}
     try:
@@ -80,7 +80,7 @@ def measure_passes(runner: Runner, rule: Rule, most_k: int) -> dict[int, float]:
     return seconds
 
 
-class Plan(NamedTuple):
+class DraftPlan(NamedTuple):
     """The best draft of one kind, and what a round with it is expected to do."""
 
     rate: float  # tokens in the time of a pass over one token
@@ -95,15 +95,15 @@ class DraftStats:
     """What a kind of draft costs, a + b k for k steps, and how many of its guesses pass. Older drafts weigh less."""
 
     idle: float = inf  # rounds since the last draft, in this run and earlier ones
-    plan: Plan | None = None  # the best such draft; None if it has to be looked for
-    timed: int = 0  # drafts whose cost was learnt; one may have been held up, so that takes two
+    plan: DraftPlan | None = None  # the best such draft; None if it must be computed again
+    timed: int = 0  # drafts whose cost was learnt; a line takes two
     sums: Sequence[float] = (0.0,) * 5  # of 1, x, y, x x and x y, for drafts of x steps that cost y
     tested: Sequence[float] = (0.0,) * MAX_K  # by position, drafts with a guess there and none rejected before it
     passed: Sequence[float] = (0.0,) * MAX_K  # those whose guess there passed
 
     def learn_cost(self, steps: float, cost: float) -> None:
-        """One more draft. The relative error counts, so one that was held up counts for little."""
-        if steps:  # one without a token says nothing of the others
+        """Learn the cost of one more draft. The relative error counts, so one that was held up counts for little."""
+        if steps:  # an empty draft says nothing of the others
             self.timed += 1
             weight, terms = max(cost, 0.01) ** -2, (1.0, steps, cost, steps * steps, steps * cost)
             self.sums = [FORGET * total + weight * term for total, term in zip(self.sums, terms, strict=True)]
@@ -113,13 +113,13 @@ class DraftStats:
         if self.timed < 2:
             return 0.0, 0.0
         n, x, y, xx, xy = self.sums
-        # The 1.03 puts what drafts of one length cost down to their steps. No draft costs less for being longer.
+        # The 1.03 attributes the cost of drafts of one length to their steps. No draft costs less for being longer.
         each = min(max((1.03 * n * xy - x * y) / (1.03 * n * xx - x * x), 0.0), y / x)
         return (y - each * x) / n, each
 
     def learn(self, outcomes: Sequence[DraftOutcome], asked: int, tree: bool = False) -> None:
-        """One more draft of at most `asked` tokens was tested. The positions of a tree are the ranks of its tokens, the
-        best first, and count as tested whatever became of them.
+        """Learn from a tested draft of at most `asked` tokens. The positions of a tree are the ranks of its tokens, the
+        best first, and all of them count as tested.
         """
         self.idle, self.plan = 0.0, None
         passes = [outcome is DraftOutcome.ACCEPTED for outcome in outcomes[:MAX_K]]
@@ -129,6 +129,6 @@ class DraftStats:
             self.passed = [FORGET * old + new for old, new in zip_longest(self.passed, passes, fillvalue=False)]
 
     def chances(self) -> list[float]:
-        """a_i: the chance that guess i passes, in a chain if those before it do. Its prior is the chance before it."""
+        """a_i: the chance that guess i passes (in a chain: if those before it pass). Its prior is a_(i - 1)."""
         chance, tests = 0.5, zip(self.passed, self.tested, strict=True)
         return [chance := (passed + PRIOR_TESTS * chance) / (tested + PRIOR_TESTS) for passed, tested in tests]

@@ -22,25 +22,25 @@ class Translator(Protocol):
         """The text of the target's tokens in the draft model's tokens."""
 
     def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """The target's tokens that go on behind `token_ids` as `drafted` goes on behind `read`; empty if none do."""
+        """The target's tokens that continue `token_ids` as `drafted` continues `read`; empty if there are none."""
 
 
 @dataclass(frozen=True, repr=False)  # a repr would print every weight
 class DrafterParts:
     """What a loaded preset has for drafters; None or an empty mapping where it has nothing of the kind.
 
-    `embeddings` are the weights of the target's input and output embeddings, [V, hidden] each. `ready_heads` is where
-    the drafters keep trained heads that are tied to them, by kind, from run to run.
+    `embeddings` are the weights of the target's input and output embeddings, [V, hidden] each. In `ready_heads`
+    drafters keep the trained heads, tied to these embeddings, from run to run, by kind.
     """
 
     embeddings: tuple[Tensor, Tensor] | None = None
     make_draft_runner: Callable[[int], Runner] | None = None  # from a capacity in tokens, a runner of the draft model
     ngram_table: Path | None = None
     skip_layers: int | None = None  # how many of the target's layers draft
-    head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is one of others
-    missing_heads: Mapping[str, str] = field(default_factory=dict)  # by kind, why heads that the preset names are not
+    head_files: Mapping[str, Path] = field(default_factory=dict)  # trained heads by kind; a folder is a published one
+    missing_heads: Mapping[str, str] = field(default_factory=dict)  # by kind, why the preset's head is not there
     ready_heads: dict[str, Any] = field(default_factory=dict)
-    captured: bool = False  # the target's passes are captured on a GPU, and so should be a head's
+    captured: bool = False  # the target's passes are captured on a GPU, and a head's should be
     layers: int = 0  # of the target
     final_norm: tuple[Tensor, float] | None = None  # its weight [hidden] and epsilon, if it is an RMS norm as in Llama
     translator: Translator | None = None  # for a draft model with another tokenizer
@@ -52,20 +52,20 @@ class Drafter:
     """Proposes tokens for the target to check. One object serves one run.
 
     A new drafter is one new file with a subclass of this and one line in `drafters.names.DRAFTERS`.
-    Whatever it proposes, the text stays the target's own. Under rejection sampling that takes a `Draft.probs` that is
-    exactly the distribution its tokens were drawn from (or None, if they were not drawn).
+    Whatever it proposes, the text stays the target's own. Under rejection sampling this requires that `Draft.probs` is
+    exactly the distribution its tokens were drawn from (or None if they were not drawn).
     """
 
     name: ClassVar[str]  # as in `drafters.names.DRAFTERS`
     parallel_drafting: ClassVar[bool] = False  # a draft of many tokens costs what a draft of one costs
     branches: ClassVar[bool] = False  # whether it can draft a tree
-    # By K = auto: a chain ends with the token that makes all of its tokens less likely to pass than this, and in a tree
-    # none but the first is less likely to pass.
+    # Set by K = auto. A chain ends with the token at which the chance that all its tokens pass falls below this. A tree
+    # holds no token but the first with a lower chance to pass.
     stop_below: float = 0.0
 
     @property
     def drafts_on(self) -> torch.device | None:
-        """Where it computes, and on whose clock a draft is timed; None stands for the device of the target's logits."""
+        """The device that computes a draft, whose clock times it; None stands for the device of the target's logits."""
         return None
 
     @classmethod
@@ -75,7 +75,7 @@ class Drafter:
 
     @classmethod
     def context_limit(cls, parts: DrafterParts) -> int | None:
-        """The most tokens of a run that it can read; None if it can read what the target can."""
+        """The longest run that it can read, in tokens; None if it can read what the target can."""
         return None
 
     @classmethod
@@ -84,33 +84,33 @@ class Drafter:
         return cls()
 
     def reset(self, prompt_ids: Sequence[int]) -> None:
-        """A run begins."""
+        """Begin a run."""
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
         """At most k >= 1 tokens to follow `context` (prompt and emitted text, the pending token last)."""
         raise NotImplementedError
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """A tree of at most `nodes` >= 1 chosen tokens, and of at most `depth` >= 1 one behind the other.
+        """A tree of at most `nodes` >= 1 chosen tokens, at most `depth` >= 1 of them on a path.
 
-        Only a drafter that `branches` is asked for one. The likeliest token comes first, as far as parents allow, so
-        that a smaller tree is the beginning of a larger one: K = auto learns how often the token of each rank passes.
+        Only drafters with `branches` are asked for one. Likelier tokens come first, as far as parents allow, so that a
+        smaller tree is the beginning of a larger one: K = auto learns how often the token of each rank passes.
         """
         raise NotImplementedError
 
     def draft_source(self, context: Sequence[int]) -> Drafter:
-        """The drafter that would propose what follows `context`: this one, unless it hands over to others.
+        """The drafter that would propose what follows `context`: this one, unless it hands over to another.
 
-        K = auto keeps what it learns of each apart, by its name.
+        K = auto learns about each of them by its name.
         """
         return self
 
     def steps(self, tokens: int) -> int:
-        """How many steps, one after another, a draft of this many tokens takes."""
+        """How many sequential steps a draft of this many tokens takes."""
         return min(tokens, 1) if self.parallel_drafting else tokens
 
     def observe(self, verdict: Verdict) -> None:
-        """What the target made of the last proposal."""
+        """Learn what became of the last draft."""
 
     def release(self) -> None:
         """Free what the run allocated. Safe to call twice."""

@@ -15,15 +15,12 @@ from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, Toke
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """The prompt has been read and the first token emitted. `seconds` is the time to first token.
-
-    `seed` is the one that this run draws with. With K = auto it is not the one that was asked for, see `race.start`.
-    """
+    """The prompt has been read and the first token emitted. `seconds` is the time to first token."""
 
     prompt_tokens: int
     token: Token
     seconds: float
-    seed: int | None = None  # None in a trace that does not say
+    seed: int | None = None  # of this run; None in a trace that does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +28,12 @@ class Round:
     """One draft, one verification, its emitted tokens. The drafted tokens of a tree name their parents.
 
     `k` is how many tokens the drafter was asked for; it may propose fewer. `seconds` is the whole round on the engine's
-    clock: drafting, verifying and bookkeeping. Time spent showing earlier events is in none of them. A server does not
-    tell `draft_seconds` and `verify_seconds`: None. Where it says neither how many tokens it drafted, the last token is
-    of kind UNKNOWN, and `drafted` holds the accepted tokens only.
+    clock: drafting, verifying and bookkeeping, without the time spent showing earlier events. `draft_seconds` and
+    `verify_seconds` are None for a server, which does not report them. Where it does not report how many tokens it
+    drafted, the last token is of kind UNKNOWN, and `drafted` holds the accepted tokens only.
 
-    `merged` is how many rounds of a server this one stands for, where it told of them together; which of the tokens
-    belong to which of those rounds is then unknown, and so are their kinds.
+    `merged` is how many rounds of a server this one stands for, if the server reported several together. Which tokens
+    belong to which of them is then unknown, and so are the kinds of the tokens.
     """
 
     index: int
@@ -67,29 +64,29 @@ def emitted_tokens(event: Event) -> tuple[Token, ...]:
 
 
 def engine_seconds(event: Event) -> float:
-    """How far an event moves its lane's clock."""
+    """The time that an event adds to its lane's clock."""
     return 0.0 if isinstance(event, Finished) else event.seconds
 
 
 def branches(drafted: Sequence[DraftedToken]) -> bool:
-    """Whether a draft is a tree: its tokens name their parents, as those of a chain do not."""
+    """Whether a draft is a tree. Only the tokens of a tree name their parents."""
     return any(token.parent is not None for token in drafted)
 
 
 def parents_of(drafted: Sequence[DraftedToken]) -> list[int]:
-    """The index in the draft of the token that each one follows, -1 for the text."""
+    """The index of each token's parent in the draft, -1 for the text."""
     return [index - 1 if token.parent is None else token.parent for index, token in enumerate(drafted)]
 
 
 def path_of(drafted: Sequence[DraftedToken]) -> list[int]:
-    """The accepted tokens by their indices, after -1 for the text, where the path begins."""
+    """The indices of the accepted tokens, after a -1 for the text."""
     return [-1, *(index for index, token in enumerate(drafted) if token.outcome is DraftOutcome.ACCEPTED)]
 
 
 def places_tested(drafted: Sequence[DraftedToken]) -> list[DraftedToken]:
-    """The drafted tokens at which a draft was tested, one for each place: those accepted, then one that was rejected.
+    """The drafted tokens that were tested, one for each place: the accepted ones, then the rejected one, if any.
 
-    In a tree all children of a token are tested together, and one of them stands for those that were rejected.
+    In a tree all children of a token are tested together. If all were rejected, one of them stands for all.
     """
     path, followed = path_of(drafted), zip(drafted, parents_of(drafted), strict=True)
     failed = [token for token, parent in followed if parent == path[-1] and token.outcome is DraftOutcome.REJECTED]

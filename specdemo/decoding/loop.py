@@ -38,19 +38,19 @@ from .rule import Rule
 from .walk import row_parents
 
 Stop = Callable[[Sequence[int]], bool]
-"""From all token ids emitted up to now, whether a stop string is complete."""
+"""Whether a stop string is complete, given all token ids emitted so far."""
 
 
 def rule_for(settings: Settings) -> Rule:
-    """The verification rule of a run; at temperature 0 both rules accept the same tokens, and match does it faster."""
+    """The verification rule of a run. At temperature 0 both rules accept the same tokens, and match is faster."""
     return Rejection(settings) if settings.rule == REJECTION and settings.temperature > 0 else Match(settings)
 
 
 def check_room(prompt_tokens: int, settings: Settings, context: int, whose: str = "") -> None:
-    """Refuse a run that does not fit in the context: nothing is cut off silently.
+    """Refuse a run that does not fit in the context.
 
     Args:
-        whose: " of the draft model", say, for the sentence.
+        whose: for the message, such as " of the draft model".
     Raises:
         BadInput: naming the tokens of the prompt, the new ones and the context.
     """
@@ -82,10 +82,9 @@ def decode(
     seen it, `runner.length == len(ids) - 1`. The verification pass reads it first.
 
     Args:
-        rule: of this run, and the one that `drafter` draws with, see `rule_for`.
+        rule: of this run, see `rule_for`; `drafter` draws with the same object.
         costs: learns from every round; K = auto needs it.
-        ks: the K of each round and whether its draft is a tree, as a trace recorded them; they stand in for the K of
-            `settings`.
+        ks: the K of each round and whether its draft is a tree, as recorded in a trace, instead of the K of `settings`.
     Raises:
         BadInput: the prompt is empty, or prompt and new tokens exceed the context.
     """
@@ -119,11 +118,11 @@ def decode(
             # Pass: the target reads the pending token and the draft.
             logits = runner.forward(_rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
 
-            # Verify: the rule walks from the text along the guesses that the target takes, and adds a token.
+            # Verify: the rule follows the accepted guesses from the text on, and adds a token of the target.
             verdict = rule.verify(logits, draft, len(ids))
             verified_at = time.perf_counter()
 
-            # Keep: the text grows by the path and that token, the cache by the pending token and the path.
+            # Keep: the path and that token are added to the text, the pending token and the path to the cache.
             emitted, reason = _emit(verdict, ids[len(prompt_ids) :], settings, eos_ids, stop)
             ids += [token.id for token in emitted]
             runner.keep([0, *(node + 1 for node in verdict.path)][: len(emitted)])
@@ -141,7 +140,7 @@ def decode(
 
 
 def _rows(pending: int, draft: Draft) -> Sequence[int] | torch.Tensor:
-    """The tokens of a verification pass; a draft that was drawn on a device stays there."""
+    """The tokens of a verification pass. A draft that was drawn on a device stays there."""
     if isinstance(draft.token_ids, torch.Tensor):
         return F.pad(draft.token_ids, (1, 0), value=pending)
     return [pending, *draft.token_ids]
@@ -150,7 +149,7 @@ def _rows(pending: int, draft: Draft) -> Sequence[int] | torch.Tensor:
 def _emit(
     verdict: Verdict, written: list[int], settings: Settings, eos_ids: frozenset[int], stop: Stop
 ) -> tuple[tuple[Token, ...], FinishReason | None]:
-    """The tokens of a verdict that are emitted: up to the first end, wherever in the round it falls."""
+    """The tokens of a verdict that are emitted: up to the first end of the text."""
     margins = [margin if isfinite(margin) else None for margin in verdict.margins] or [None] * (verdict.accepted + 1)
     tokens = [
         Token(verdict.drafted[node], TokenKind.ACCEPTED, verdict.p[node], margin)
@@ -170,7 +169,7 @@ def _emit(
 
 
 def _outcomes(verdict: Verdict, emitted: int) -> tuple[DraftedToken, ...]:
-    """What became of each drafted token, where the first `emitted` tokens of a verdict were emitted."""
+    """What became of each drafted token, if the first `emitted` tokens of a verdict were emitted."""
     accepted, tested = {*verdict.path[:emitted]}, {-1, *verdict.path[: emitted - 1]}  # tested are those after these
     outcomes = [
         DraftOutcome.ACCEPTED

@@ -32,14 +32,14 @@ class Match(Rule):
         return noise.key_of(self.settings.seed, position)
 
     def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
-        """With the noise that the target will draw with."""
+        """Draw with the noise that the target will use."""
         return noise.draw(probs, [self.key(position)], token_ids)[0].clamp(min=0)
 
     def _shares(self, logits: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
-        """softmax(logits - T ln e), with the noise e that the target will draw with.
+        """softmax(logits - T ln e), with the noise e that the target will use.
 
-        The target draws argmax(logits' - T ln e) from logits' of its own, and the drafter's softmax(logits) estimates
-        which of those are the largest. So the noise is added to the logits, and T = 0 is no special case.
+        The target draws argmax(logits' - T ln e) from its own logits', which the drafter's logits estimate. So the same
+        noise is added to them, and T = 0 is no special case.
         """
         temperature = self.settings.temperature
         if not temperature:
@@ -50,7 +50,7 @@ class Match(Rule):
         return scores.softmax(-1)
 
     def _log_e(self, position: int, logits: Tensor, token_ids: Tensor | None) -> Tensor:
-        """ln e of a position's noise, [V]; kept, since a tree has several tokens for the same position."""
+        """ln e of a position's noise, [V]. It is kept, since a tree has several tokens for the same position."""
         known = position, logits.shape[-1]
         if known not in self._noise:
             ids = torch.arange(logits.shape[-1], device=logits.device) if token_ids is None else token_ids
@@ -64,7 +64,7 @@ class Match(Rule):
             return follow(draft, tokens, certainty(values), margins)
         probs = self._target_probs(logits, position)
         tokens, margins = noise.draw(probs, [self.key(position + depth) for depth in row_depths(draft)])
-        tokens = tokens.clamp(min=0)  # where there is nothing to draw, p of token 0 is 0 or NaN
+        tokens = tokens.clamp(min=0)  # -1: nothing to draw, and then p of token 0 is 0 or NaN
         p = probs.gather(1, tokens[:, None])[:, 0]
         x = to_device(draft.token_ids, probs.device)  # [k]
         return follow(draft, tokens, p, margins, drafted_probs(probs, x, draft.parents))

@@ -1,4 +1,4 @@
-"""Noise keyed by seed and position, and drawing a token with it by an exponential race.
+"""Noise keyed by seed and position, and how a token is drawn with it, by an exponential race.
 
 Every token i of the vocabulary gets an exponential variable e_i; the token with the least e_i / p_i is drawn. That
 token is distributed as p. Since e depends on the seed and the position only, the drawn token is a function of (prefix,
@@ -38,8 +38,8 @@ def mix(x: int) -> int:
 def key_of(seed: int, position: int, purpose: int = 0) -> int:
     """The key of a position's noise, 64 bits.
 
-    The seed, the purpose and the position are mixed one after the other: a sum of seed and position would give two
-    seeds the same noise, shifted. Rejection sampling has a round in the place of the position.
+    The seed, the purpose and the position are mixed one after the other: in a sum of seed and position two seeds would
+    have the same noise, shifted. Rejection sampling passes the number of the round as the position.
     """
     key = mix(seed + STEP & MASK)
     for part in (purpose, position):
@@ -48,7 +48,7 @@ def key_of(seed: int, position: int, purpose: int = 0) -> int:
 
 
 def uniform(key: int, index: int) -> float:
-    """One u of a key, inside (0, 1), for what is decided on the host."""
+    """One u of a key, inside (0, 1), computed on the host."""
     return ((mix(key + (index + 1) * STEP & MASK) >> 11) + 0.5) * 2.0**-53
 
 
@@ -110,5 +110,5 @@ def signed(number: int) -> int:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right: that of int64 keeps the sign."""
+    """A logical right shift; that of int64 would keep the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -20,7 +20,7 @@ from .walk import check_finite, drafted_probs, follow, kind_after, row_depths
 
 TESTING, DRAFTING = 1, 2  # purposes of random numbers, see `noise.key_of`
 
-Part = Callable[[Tensor, Tensor], Tensor]  # of p and q
+Term = Callable[[Tensor, Tensor], Tensor]  # of the rule, from p and q
 
 
 def acceptance_probability(p: Tensor, q: Tensor) -> Tensor:
@@ -38,25 +38,25 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
 
 
 def verify(
-    target_probs: Tensor, draft: Draft, draws: Tensor, passes: Part = acceptance_probability, left: Part = residual
+    target_probs: Tensor, draft: Draft, draws: Tensor, passes: Term = acceptance_probability, left: Term = residual
 ) -> Verdict:
     """Walk through a draft of k tokens, and draw the token that follows.
 
-    In a chain, drafted token x_i passes iff draws[i] < min(1, p_i(x_i) / q_i(x_i)). The token after the accepted
+    In a chain, drafted token x_i is accepted iff draws[i] < min(1, p_i(x_i) / q_i(x_i)). The token after the accepted
     ones is drawn with draws[k]: from the residual max(0, p - q) if a test failed (*resampled*), from
     the target's own next distribution if none did (*bonus*, or *target* when the draft was empty).
 
-    A chain without probabilities is one-hot: q = 1, so x passes with probability p(x), and the residual
-    is p with x struck out. At temperature 0 p is one-hot as well, and the rule reads: accept iff x is
+    A chain without probabilities is one-hot: q = 1, so x is accepted with probability p(x), and the
+    residual is p without x. At temperature 0 p is one-hot as well, and the rule reads: accept iff x is
     the target's argmax, else emit the argmax.
 
-    The tokens of a tree were chosen, not drawn from q: children that pass by p / q would not follow p. So the target
-    draws a token of its own after each row, with the draw of that row, and the walk goes on while it was drafted.
+    The tokens of a tree were chosen, not drawn from q: tested by p / q, they would not follow p. So the target draws a
+    token of its own after each row, with the draw of that row, and the walk goes on as long as that token was drafted.
 
     Args:
         target_probs: [k + 1, V], the target's distribution after each row of the pass.
         draws: [k + 1], uniform in [0, 1).
-        passes, left: the parts of the rule for chains; the Lab breaks one of them on purpose.
+        passes, left: the terms of the rule for chains; the Lab breaks one of them on purpose.
     Raises:
         NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
     """
@@ -91,14 +91,14 @@ def verify(
 class Rejection(Rule):
     """Rejection sampling for one run. Its random numbers are keyed by seed, round, purpose and index.
 
-    A number that helped to decide an earlier token is never used again: with numbers keyed by position the text would
-    not follow the target's distribution.
+    A number that helped to decide an earlier token is never used again. With numbers keyed by position it would be, and
+    the text would not follow the target's distribution.
     """
 
     name = REJECTION
     needs_draft_probs = True
 
-    def __init__(self, settings: Settings, passes: Part = acceptance_probability, left: Part = residual) -> None:
+    def __init__(self, settings: Settings, passes: Term = acceptance_probability, left: Term = residual) -> None:
         super().__init__(settings)
         self._parts, self._round = (passes, left), 0
 
@@ -120,7 +120,7 @@ class Rejection(Rule):
 def _draft_probs_at(position: Tensor, x: Tensor, draft_probs: Tensor | None, like: Tensor) -> Tensor:
     """The distribution that the drafted token at a position [1] was drawn from, [1, V].
 
-    Zeros behind the draft: the residual against them is p itself, which is what the bonus is drawn from.
+    Past the end of the draft it is zeros, so that the residual is p itself, from which the bonus is drawn.
     """
     inside = position.clamp(max=len(x) - 1)
     if draft_probs is None:

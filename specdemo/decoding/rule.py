@@ -1,4 +1,4 @@
-"""What a verification rule is: it tests drafts, and it is the only source of random numbers in a run."""
+"""The base of the verification rules, which test drafts and are the only source of random numbers in a run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Drawn(NamedTuple):
 
 
 class LastRound(NamedTuple):
-    """What a rule saw in its last round, above temperature 0.
+    """What a rule read in its last round, above temperature 0.
 
-    The position of its first token, the target's probabilities after each row [k + 1, V], and for each drawn token the
-    drafter's [1, V'] with the tokens int64 [V'] that the columns stand for (None if they are all).
+    The position of the first token, the target's probabilities after each row [k + 1, V], and for each drawn token the
+    drafter's [1, V'] with the tokens int64 [V'] that the columns stand for (None for the whole vocabulary).
     """
 
     position: int
@@ -36,9 +36,9 @@ class LastRound(NamedTuple):
 
 
 class Rule:
-    """Tests the drafts of one run: says which drafted tokens the target takes, and which token it writes after them.
+    """Tests the drafts of one run: says which drafted tokens are accepted, and which token follows them.
 
-    draft      k guesses of what follows the text. They are a tree: each follows the text or another of them, its
+    draft      k guesses of what follows the text. They form a tree: each follows the text or another of them, its
                parent. A chain is the tree with parents -1, 0, 1, ...
     pass       the target reads the pending token, which is the newest of the text, and the draft. Row 0 of the pass is
                the pending token, row i + 1 the drafted token i. The logits of a row are of the token after it.
@@ -66,7 +66,7 @@ class Rule:
     def draw_draft(self, logits: Tensor, position: int, token_ids: Tensor | None = None) -> Drawn:
         """Draw a drafted token from logits [1, V], or choose the largest at temperature 0. A GPU is not waited for.
 
-        Where there is no token to draw, some column is returned with a q that `verify` refuses.
+        If no token can be drawn, the result is some column with a q that `verify` refuses.
 
         Args:
             position: of the token in the text, the prompt included, from 0.
@@ -83,10 +83,13 @@ class Rule:
     def likeliest(
         self, logits: Tensor, position: int, count: int, token_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The tokens that the target is likeliest to draw at a position, as far as a drafter can tell, for a tree.
+        """The tokens that the target is likeliest to draw at a position, by a drafter's logits, for a tree.
 
-        Their columns int64 and the drafter's estimates of the chance, both [R, count] and the likeliest first, from
-        logits [R, V] for the same position. With logits that are not finite the first estimate of a row is NaN.
+        Args:
+            logits: [R, V], all for the same position.
+        Returns:
+            Columns int64 and estimates of their chance, [R, count] each, the likeliest first. If logits are not finite,
+            the first estimate of the row is NaN.
         """
         shares = self._shares(logits, position, token_ids).topk(min(count, logits.shape[-1]))
         return shares.indices, shares.values
@@ -96,7 +99,7 @@ class Rule:
         return probabilities(logits, self.settings)
 
     def confidence(self, logits: Tensor, drawn: Drawn) -> float:
-        """How likely the drafter takes the token to be that it drew from logits [1, V]; NaN if they are not finite."""
+        """The drafter's probability of the token that it drew from logits [1, V]; NaN if they are not finite."""
         if self.settings.temperature > 0:
             return float(drawn.q)
         return float(logits[0].softmax(-1)[drawn.column])

@@ -14,7 +14,7 @@ from ..system.compiled import compiled
 from ..types import Settings
 
 TINY = 1e-30  # a temperature below this would underflow in float32; this one gives the same distribution
-FEW, MANY_MORE = 256, 16  # tokens that top-p sorts first, and the factor by which it then takes more
+FEW, MANY_MORE = 256, 16  # how many tokens top-p sorts first, and the factor for each further try
 
 
 def probabilities(logits: Tensor, settings: Settings) -> Tensor:
@@ -26,8 +26,8 @@ def probabilities(logits: Tensor, settings: Settings) -> Tensor:
     Args:
         logits: [..., V], any float type.
     Returns:
-        [..., V], float32 (float64 if the logits are), rows summing to 1. A row holds NaN where its logits hold NaN or
-        plus infinity, or are all minus infinity; `sample` finds no token there.
+        [..., V], float32 (float64 if the logits are), rows summing to 1. A row is NaN if its logits hold NaN or plus
+        infinity, or are all minus infinity; `sample` finds no token in it.
     """
     if settings.temperature == 0:
         values, places, _ = largest(logits)
@@ -53,7 +53,7 @@ class Largest(NamedTuple):
 def largest(logits: Tensor) -> Largest:
     """The largest logits, [..., V] -> [...].
 
-    Of equal ones the first counts. NaN counts as larger than every number, so a row with NaN gives NaN.
+    Of equal logits the first counts. NaN counts as the largest, so a row with NaN gives NaN.
     """
     functions = _library_for(logits)
     if functions is None:  # `argmax` takes five times as long for bfloat16 on a CPU
@@ -68,7 +68,7 @@ def largest(logits: Tensor) -> Largest:
 
 
 def certainty(values: Tensor) -> Tensor:
-    """1 where a chosen logit is finite, NaN where it is not, [...] -> [...]; a GPU is not waited for."""
+    """1 where a chosen logit is finite, NaN where it is not, [...] -> [...], without waiting for a GPU."""
     return values - values + 1
 
 
@@ -104,7 +104,7 @@ def one_hot(ids: Tensor, vocab: int, dtype: torch.dtype) -> Tensor:
 
 @cache
 def library() -> CDLL | None:
-    """The functions of `sampling.c`, None where they cannot be had. The first call may have to compile them."""
+    """The functions of `sampling.c`, None where they cannot be built. The first call may have to compile them."""
     functions = compiled(Path(__file__).with_suffix(".c"))
     if functions is not None:
         functions.largest.argtypes = [c_void_p, c_long, c_long, c_void_p, c_void_p, c_void_p, c_int]
@@ -123,9 +123,9 @@ def _wide(logits: Tensor) -> torch.dtype:
 
 
 def _keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Exactly the k largest logits, of equal ones those of the lowest ids, the others at minus infinity.
+    """Keep exactly the k largest logits and set the others to minus infinity. Of equal ones the lowest ids are kept.
 
-    Which of several equal ones `topk` finds depends on the other rows.
+    Which of several equal logits `topk` finds depends on the other rows.
     """
     last = logits.topk(k, dim=-1).values[..., -1:]
     ties = logits == last
@@ -136,8 +136,8 @@ def _keep_top_k(logits: Tensor, k: int) -> Tensor:
 def _keep_top_p(probs: Tensor, top_p: float, top_k: int) -> Tensor:
     """The smallest set of most likely tokens whose probability reaches top_p (Holtzman et al., 1904.09751).
 
-    Sorting a whole vocabulary takes as long as a pass of a small model on a CPU, so there only a few are sorted where
-    these reach it. On a GPU all are sorted, because looking at the sum would wait for it.
+    On a CPU sorting a whole vocabulary takes as long as a pass of a small model, so only a few tokens are sorted if
+    these reach top_p. On a GPU all are sorted, because looking at the sum would wait for the GPU.
     """
     vocab = probs.shape[-1]
     most = min(top_k or vocab, vocab)  # the others have no probability
@@ -155,7 +155,7 @@ def _keep_top_p(probs: Tensor, top_p: float, top_k: int) -> Tensor:
 
 
 def _likeliest(probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest probabilities, falling, and their tokens, [..., count] each; equal ones in the vocabulary's order."""
+    """The largest probabilities in falling order and their tokens, [..., count] each; equal ones by token id."""
     if count == probs.shape[-1]:
         return probs.sort(dim=-1, descending=True, stable=True)
     index = probs.topk(count).indices.sort().values

@@ -1,4 +1,4 @@
-"""The accept walk: from the text to a drafted token that follows it, and on as long as the target takes the next one.
+"""The accept walk: from the text to an accepted token that follows it, and on from token to token.
 
 A draft is a tree; a chain is the tree with parents -1, 0, 1, ... The pass over it has one row more than the draft has
 tokens: row 0 reads the pending token, row i + 1 token i. So the row of a token's parent tests it.
@@ -22,7 +22,7 @@ def row_parents(draft: Draft) -> list[int] | None:
 
 
 def row_depths(draft: Draft) -> Sequence[int]:
-    """How many positions after the first drafted token the token lies that each row's logits are of, [k + 1]."""
+    """The position that each row's logits predict, counted from the first drafted token, [k + 1]."""
     parents = row_parents(draft)
     return range(len(draft.token_ids) + 1) if parents is None else depths_of(parents)
 
@@ -35,7 +35,7 @@ def drafted_probs(target_probs: Tensor, x: Tensor, parents: Sequence[int] | None
 
 
 def walk(parents: Sequence[int], passed: Sequence[bool]) -> list[int]:
-    """The path: the drafted tokens that passed, each of which follows the one before. Of siblings the first counts."""
+    """The path: drafted tokens that passed, each the parent of the next. Of siblings the first counts."""
     path, last = [], -1
     for node, (parent, passes) in enumerate(zip(parents, passed, strict=True)):  # parents come first
         if parent == last and passes:
@@ -87,13 +87,13 @@ def kind_after(path: Sequence[int], parents: Sequence[int]) -> TokenKind:
 
 
 def check_finite(target: Sequence[float], drafter: Sequence[float]) -> None:
-    """Refuse probabilities that came of logits that are not finite: NaN fails every comparison.
+    """Refuse probabilities of logits that were not finite: NaN fails every comparison.
 
     Args:
-        target: those of tested tokens, at least 0, then that of the emitted token, above 0.
-        drafter: those of the drafted tokens, above 0.
+        target: of the tested tokens, at least 0, then of the emitted token, above 0.
+        drafter: of the drafted tokens, above 0.
     Raises:
-        NotFinite: naming the model.
+        NotFinite: the message names the model.
     """
     if not (target[-1] > 0 and all(p >= 0 for p in target)):
         raise NotFinite(TARGET_OVERFLOWED)

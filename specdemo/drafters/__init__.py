@@ -1,1 +1,1 @@
-"""Drafters: what proposes the tokens that the target checks. `names` lists them."""
+"""Drafters propose the tokens that the target checks. `names` lists them."""

@@ -1,4 +1,4 @@
-"""Draws a chain of tokens, one after another, by the rule of the run."""
+"""Draws a chain of tokens by the rule of the run."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def draw_chain(
 ) -> Draft:
     """Draw at most k tokens one after another, the first for `position`.
 
-    The tokens stay on the device: a drafter that does not look at them lets it work ahead. Logits that are not finite
-    give some token and a draft that `Rule.verify` refuses.
+    The tokens stay on the device, which can work ahead as long as the drafter does not look at them. If logits are not
+    finite, `Rule.verify` refuses the draft.
 
-    On a CPU the draft ends with the token at which the product of the drafter's own probabilities, its estimate of the
-    chance that all tokens up to there pass, falls below `stop_below`. A GPU would have to be waited for.
+    On a CPU the draft ends when the product of the drafter's own probabilities, its estimate of the chance that all
+    tokens pass, falls below `stop_below`. On a GPU it does not, since that would mean waiting for it.
 
-    A drafter that knows only some of the target's `vocab_size` tokens gives their `token_ids` [V'], rising, and the
-    logits of those, [1, V']; it proposes every other token with probability 0.
+    A drafter that knows only some of the target's `vocab_size` tokens gives their `token_ids` [V'], rising, and their
+    logits [1, V']. The other tokens have probability 0.
     """
     tokens: list[Tensor] = []
     drawn = []

@@ -21,9 +21,9 @@ from .tree import Named, grow_by_depth
 class DraftModel(Drafter):
     """Draws K tokens from a small model, one after another, under the target's own warping.
 
-    Its cache holds the context and what it drafted, except its own last token, which it never needed
-    to read. `observe` keeps what was accepted; what is unread then (one token, or two after a fully
-    accepted draft) is read by the first pass of the next proposal.
+    Its cache holds the context and the draft without its last token, which was never read. `observe` keeps
+    what was accepted. The first pass of the next proposal reads what is unread then: one token, or two after
+    a fully accepted draft.
 
     The logits are cut or padded to the target's `vocab_size` before they become probabilities: models
     of one family pad their vocabularies differently, and a padding entry is never a token.
@@ -42,7 +42,7 @@ class DraftModel(Drafter):
 
     @classmethod
     def context_limit(cls, parts: DrafterParts) -> int | None:
-        return None if parts.translator else parts.draft_context  # by text it reads the end of a long one
+        return None if parts.translator else parts.draft_context  # with a translator it reads the end of a long text
 
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> Drafter:
@@ -58,7 +58,7 @@ class DraftModel(Drafter):
         """A drafter for one run of the target. `make_runner` makes a runner of the draft model, from a capacity.
 
         Raises:
-            BadInput: it is to draft a tree and cannot.
+            BadInput: a tree is asked for and the draft model cannot draft one.
         """
         tree = rule.settings.tree
         drafting = make_runner(target.context + (MOST_ROWS if tree else 0))
@@ -77,7 +77,7 @@ class DraftModel(Drafter):
         return draw_chain(self._next_logits(unread), k, self.rule, len(context), stop_below=self.stop_below)
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """One pass for each depth, over all tokens that are read up to there. None of them stays in the cache."""
+        """One pass for each depth, over all tokens up to that depth. None of them stays in the cache."""
         unread = self._unread(context)
         if not unread:
             return Draft()
@@ -98,14 +98,14 @@ class DraftModel(Drafter):
         return grow_by_depth(logits, read, nodes, depth, self.rule, len(context), stop_below=self.stop_below)
 
     def _unread(self, context: Sequence[int]) -> Sequence[int]:
-        """The tokens that the model has not read; none where it cannot read them."""
+        """The tokens that the model has not read; empty if it cannot read them."""
         self._context_length = len(context)
         unread = context[self.runner.length :]
         # A padding entry of a wider target has no embedding here.
         return () if max(unread) >= self.runner.vocab_size else unread
 
     def _next_logits(self, unread: Sequence[int]) -> NextLogits:
-        """Of tokens one behind the other, the first of which follows `unread`."""
+        """The logits for a chain of tokens that follows `unread`."""
         runner = self.runner
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
@@ -115,11 +115,11 @@ class DraftModel(Drafter):
         return next_logits
 
     def _cut(self, logits: Tensor) -> Tensor:
-        """Of the target's vocabulary: cut or padded, [T, V]."""
+        """Cut or pad logits to the target's vocabulary, [T, V]."""
         return F.pad(logits, (0, self.vocab_size - logits.shape[-1]), value=-torch.inf)
 
     def observe(self, verdict: Verdict) -> None:
-        self._context_length += verdict.accepted  # nothing was proposed where K was 0, and nothing changes then
+        self._context_length += verdict.accepted  # where K was 0 nothing was proposed, and nothing changes
         self.runner.rollback(min(self.runner.length, self._context_length))
 
     def release(self) -> None:

@@ -13,8 +13,8 @@ from .draft_model import DraftModel
 class LayerSkip(DraftModel):
     """A draft model that is the first layers of the target, with the target's own norm and head.
 
-    It shares the target's weights and has a cache of its own. So it is captured on a GPU as any model is, but the
-    target's pass over a draft reads the first layers again, where the paper goes on after them.
+    It shares the target's weights and has a cache of its own. So it can be captured on a GPU like any model, but the
+    target's pass over a draft computes the first layers again. The paper's does not.
     """
 
     name = "layer-skip"

@@ -1,9 +1,9 @@
 """Lookahead decoding (Fu et al., arXiv 2402.02057): the target's own pass guesses further tokens beside the draft.
 
-The guesses are a window of columns. A token of level 0 follows those of the columns before it, one of a higher level
-its own column. That is a tree: level 0 is a trunk, from which each column branches off. So the window is a part of the
-draft, and what the target draws behind the end of each column becomes the next top level (Jacobi's iteration). The
-tokens of a column with that draw are an n-gram, which is drafted when its first token comes up in the text.
+The guesses are a window of columns. A token of level 0 follows those of the columns before it; a token of a higher
+level follows the lower levels of its own column. That is a tree: level 0 is a trunk, from which each column branches
+off. So the window is a part of the draft. What the target draws after the end of each column becomes the next top level
+(Jacobi's iteration). A column and that draw make an n-gram, which is drafted when its first token comes up in the text.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ KEPT = 8  # n-grams with the same first token; the oldest goes first
 
 
 class Lookahead(Drafter):
-    """Drafts the n-grams that it collected, and guesses beside them. Needs no model, no training and no other text.
+    """Drafts collected n-grams and further guesses. Needs no model, no training and no other text.
 
-    Half of a tree is for n-grams, as far as there are any. A chain has no room for columns: it is level 0 alone, which
-    is Jacobi decoding (Santilli et al., arXiv 2305.10427).
+    Up to half of a tree holds n-grams. A chain has no room for columns: it is level 0 alone, which is Jacobi decoding
+    (Santilli et al., arXiv 2305.10427).
     """
 
     name = "lookahead"
@@ -35,7 +35,7 @@ class Lookahead(Drafter):
 
     def reset(self, prompt_ids: Sequence[int]) -> None:
         self._fill: Iterator[int] = cycle(prompt_ids or [0])  # guesses where nothing is known
-        self._levels = [self._unknown(WIDEST) for _ in range(LEVELS)]  # the first token behind the text comes first
+        self._levels = [self._unknown(WIDEST) for _ in range(LEVELS)]  # the first token after the text comes first
         self._grams: dict[int, dict[tuple[int, ...], None]] = {}  # what followed a token, the oldest first
         self._ends: list[int] = []  # of the columns in the last draft
 
@@ -66,7 +66,7 @@ class Lookahead(Drafter):
             for column, token in enumerate(top):
                 self._collect([*(level[column] for level in self._levels), token])
             self._levels = [*self._levels[1:], [*top, *self._levels[-1][len(top) + 1 :]]]
-            emitted -= 1  # each level has become the one below, for the token behind
+            emitted -= 1  # each level has become the one below, for the next token
         elif verdict.target_ids and verdict.parents is None:
             self._levels[0][: len(verdict.target_ids)] = verdict.target_ids
         self._levels = [[*level[emitted:], *self._unknown(WIDEST)][:WIDEST] for level in self._levels]

@@ -19,7 +19,7 @@ from .tree import merged
 
 
 class LookupFirst(Drafter):
-    """Each chain is wholly a copy or wholly the other drafter's, so its probabilities stay exact."""
+    """Drafts chains that are wholly copies or wholly the other drafter's, so their probabilities stay exact."""
 
     branches = True
     elsewhere: ClassVar[type[Drafter]]
@@ -51,13 +51,13 @@ class LookupFirst(Drafter):
         return self.lookup if self.lookup.match(context) is not None else self.other.draft_source(context)
 
     def observe(self, verdict: Verdict) -> None:
-        self.other.observe(verdict)  # of every round: a head follows the states of all tokens
+        self.other.observe(verdict)  # in every round: a head reads the states of all tokens
 
     def release(self) -> None:
         self.other.release()
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """Half of a tree is for copies, where there are any: they may be wrong, and the other one is asked as well."""
+        """Up to half of a tree holds copies. They may be wrong, so the other drafter fills the rest."""
         copied = self.lookup.propose_tree(context, max(1, nodes // 2), depth)
         left = nodes - len(copied.token_ids)
         return merged(copied, self.other.propose_tree(context, left, depth)) if left else copied

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """Where a drafter's class is, "module:Class" in this package, and one line for the menu.
+    """The path of a drafter's class, "module:Class" in this package, and one line for the menu.
 
-    `parallel_drafting` and `branches` are those of the class, for whoever must not import it.
+    `parallel_drafting` and `branches` are those of the class, for code that must not import it.
     """
 
     path: str
@@ -80,7 +80,7 @@ def check_known(name: str) -> None:
     """Refuse the name of a drafter that does not exist.
 
     Raises:
-        BadInput: naming those that do.
+        BadInput: the message names those that do.
     """
     if name not in DRAFTERS:
         raise BadInput(f"There is no drafter called {name!r}. Choose one of: {', '.join(DRAFTERS)}.")

@@ -1,4 +1,4 @@
-"""N-gram: a smoothed table of which token follows which few, with back-off (Jelinek & Mercer 1980)."""
+"""N-gram: a smoothed table of which token follows the last few, with back-off (Jelinek & Mercer 1980)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class NgramTable:
-    """P(next token | last few tokens), interpolated: each order passes its unspent mass to the one below.
+    """P(next token | last few tokens), interpolated: each order leaves its unspent mass to the one below.
 
     `orders[n - 1]` has contexts of n tokens (1: bigrams, 2: trigrams, and so on); `unigram` [V] float32 is the
     floor, positive everywhere.
@@ -62,7 +62,7 @@ class NgramTable:
                 break  # a longer context that ends in an unknown one is unknown too
             row = slice(order.offsets[index], order.offsets[index + 1])
             found.append((order.tokens[row], order.probs[row]))
-        left = np.float32(1)  # what the longer contexts leave to the others
+        left = np.float32(1)  # the mass that longer contexts left
         parts = []
         for tokens, probs in reversed(found):
             parts.append((tokens, left * probs))
@@ -114,7 +114,7 @@ def load_table(path: Path) -> NgramTable:
 
 
 class Ngram(Drafter):
-    """Draws each token from the table, given the few before it."""
+    """Draws each token from the table, given the last few."""
 
     name = "ngram"
     branches = True

@@ -10,8 +10,8 @@ from ..types import Draft
 from .tree import grow
 
 LONGEST, SHORTEST = 5, 2  # tokens that must match
-MOST_COPIES = 64  # that a tree is made of
-SURER, DOUBT = 4.0, 4.0  # how much more a copy counts for one more token that matches, and what counts against all
+MOST_COPIES = 64  # the most copies in a tree
+SURER, DOUBT = 4.0, 4.0  # a copy's factor for one more matching token, and the weight of none being right
 
 
 class PromptLookup(Drafter):
@@ -47,11 +47,11 @@ class PromptLookup(Drafter):
         return Draft(source[:k])
 
     def match(self, context: Sequence[int]) -> int | None:
-        """The position of what followed the last time; None if these words are new."""
+        """The position of what followed these words the last time; None if they are new."""
         return next((positions[-1] for _, positions in self._matching(context)), None)
 
     def _matching(self, context: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """For each number of words that end the context, the most first: where what followed them before begins."""
+        """For each n-gram that ends the context, the longest first: its length, and the positions of what followed."""
         # The n-grams that end the context have no continuation yet and stay out of the index.
         for position in range(max(self._indexed, 1), len(context)):
             for n in range(SHORTEST, min(LONGEST, position) + 1):
@@ -63,11 +63,11 @@ class PromptLookup(Drafter):
                 yield n, positions
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """What followed each of the last times, merged where the copies agree.
+        """What followed at each earlier place, merged where the copies agree.
 
         >>> draft = PromptLookup().propose_tree([1, 2, 3, 9, 1, 2, 4, 8, 1, 2], nodes=4, depth=2)
         >>> draft.token_ids, draft.parents
-        ([4, 8, 3, 9], [-1, 0, -1, 2])
+        ([4, 3, 8, 9], [-1, -1, 0, 1])
         """
         copies = self._copies(context)
 
@@ -86,9 +86,9 @@ class PromptLookup(Drafter):
         return grow((0, copies), children, nodes, depth)
 
     def _copies(self, context: Sequence[int]) -> list[tuple[int, int]]:
-        """Where the words that end the context occurred before: the position behind them, and how many match.
+        """The earlier places of the words that end the context: the position after them, and how many tokens match.
 
-        Those of which most match come first, of these the latest.
+        The longest matches come first, of these the latest.
         """
         matched: dict[int, int] = {}
         for n, positions in self._matching(context):

@@ -16,17 +16,17 @@ from ..decoding.sampling import largest
 from ..engines.runner import Runner
 from ..types import Draft, NotFinite
 
-LONGER = 2  # times the tokens of the target that its cache has room for, since its own may be shorter
+LONGER = 2  # the room of its cache, in units of the target's: its own tokens may be shorter
 
 
 class TextDraftModel(Drafter):
-    """Writes K of its own tokens, the likeliest each time, and proposes what they are in the target's.
+    """Writes K of its own tokens, the likeliest each time, and proposes their text in the target's tokens.
 
-    Its distribution is over other tokens than the target's, so nothing is drawn from it: the draft is a chosen one at
-    every temperature. K tokens of its own are often fewer of the target's.
+    Its distribution is over other tokens than the target's, so nothing is drawn from it: the draft is chosen at every
+    temperature. K tokens of its own are often fewer of the target's.
 
-    Its cache holds what it has read. When the target's text is translated anew, the beginning that stayed the same is
-    kept. Where the cache is too short for all of the text, the model reads the end of it.
+    Each round the target's text is translated anew, and the cache keeps the beginning that stayed the same. If the text
+    is too long for the cache, the model reads its end.
     """
 
     name = "draft-model"
@@ -34,7 +34,7 @@ class TextDraftModel(Drafter):
     def __init__(self, runner: Runner, translator: Translator) -> None:
         self.runner, self.translator = runner, translator
         self._read: list[int] = []  # the tokens in the cache
-        self._skipped = 0  # tokens at the beginning of the text that it does not read
+        self._skipped = 0  # how many tokens at the beginning of the text it does not read
 
     @property
     def drafts_on(self) -> torch.device:
@@ -62,7 +62,7 @@ class TextDraftModel(Drafter):
         return Draft(self.translator.to_target(context, text, written)[:k])
 
     def _forget_but(self, text: list[int]) -> list[int]:
-        """Keep what the cache has of `text`, and return the rest: at least its last token, which the draft follows."""
+        """Keep what the cache has of `text`, and return the rest: at least the last token, so that there are logits."""
         kept = next((i for i, (old, new) in enumerate(zip(self._read, text, strict=False)) if old != new), None)
         kept = min(len(self._read), len(text)) if kept is None else kept
         kept = min(kept, len(text) - 1, self.runner.length)

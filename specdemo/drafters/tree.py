@@ -1,8 +1,8 @@
-"""Grows trees of drafted tokens: those of the largest values.
+"""Grows trees of the drafted tokens with the largest values.
 
 A drafter estimates for each token the chance that the target draws it, its *share*. The *value* of a token is the
-product of the shares on the path to it, as in EAGLE-2 (arXiv 2406.16858). It falls along every path, so the tokens of
-the largest values are a tree.
+product of the shares on the path to it, as in EAGLE-2 (arXiv 2406.16858). It falls along every path, so the tokens
+with the largest values are a tree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..engines.rows import MOST_ROWS
 from ..types import Draft, NotFinite
 from .chain import NextLogits
 
-WIDTH = 8  # the most children that a drafter names of a token, and the most tokens that it reads at once
+WIDTH = 8  # the most children of a token, and the most tokens that a model reads at once
 State = TypeVar("State")
 Child = tuple[int, float, State]
 
@@ -29,13 +29,13 @@ Child = tuple[int, float, State]
 def grow(
     root: State, children: Callable[[State], Iterable[Child[State]]], nodes: int, depth: int, stop_below: float = 0.0
 ) -> Draft:
-    """At most `nodes` tokens, `depth` of them one behind the other, where each is cheap to ask for: token by token.
+    """A tree of at most `nodes` tokens, `depth` of them on a path, grown token by token: for cheap drafters.
 
-    The largest value comes first. Behind the first token there is none with a value below `stop_below`.
+    The largest value comes first. No token but the first has a value below `stop_below`.
 
     Args:
-        children: from what is known of a token, or of the text (`root`), the tokens that may follow: each with its
-            share, from 0 to 1, and what is known of it. Of equal values the one named first is taken first.
+        children: gives the tokens that may follow, from the state of a token or of the text (`root`). Each comes with
+            its share, from 0 to 1, and its own state. Of equal values the one named first is taken first.
     """
     token_ids: list[int] = []
     parents: list[int] = []
@@ -69,7 +69,7 @@ def grow_by_logits(
     token_ids: Tensor | None = None,
     stop_below: float = 0.0,
 ) -> Draft:
-    """`grow` where the logits of any path can be asked for: the tree in the place of `draw_chain`."""
+    """`grow` for a drafter that has logits for any path: what `draw_chain` is for chains."""
 
     def children(drawn: tuple[Tensor, ...]) -> Iterator[Child[tuple[Tensor, ...]]]:
         columns, shares = rule.likeliest(next_logits(drawn), position + len(drawn), min(nodes, WIDTH), token_ids)
@@ -84,7 +84,7 @@ def grow_by_logits(
 
 
 def merged(one: Draft, other: Draft) -> Draft:
-    """The tokens of two trees, one of each in turn; q is that of the first tree which has the token."""
+    """The tokens of two trees, taken in turn; q is that of the tree from which a token was taken."""
     tree, q = Branches(), list[float]()
     places: list[dict[int, int]] = [{-1: -1}, {-1: -1}]
     for node_of_each in zip_longest(_nodes(one), _nodes(other)):
@@ -98,13 +98,13 @@ def merged(one: Draft, other: Draft) -> Draft:
 
 
 def _nodes(draft: Draft) -> Iterator[tuple[int, int | Tensor, int, float]]:
-    """Place, token, parent and q of each node; q is 1 where it is not told."""
+    """Place, token, parent and q of each node; q is 1 where the draft has none."""
     shares = [1.0] * len(draft.token_ids) if draft.q is None else draft.q.tolist()
     yield from zip(count(), draft.token_ids, draft.parents or (), shares, strict=False)
 
 
 class Branches:
-    """A tree that holds no token twice behind the same parent."""
+    """A tree in which siblings are different tokens."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[int, int], int] = {}  # by parent and token
@@ -113,11 +113,11 @@ class Branches:
         return len(self._places)
 
     def add(self, parent: int, token: int) -> int:
-        """The place of a token behind a parent, or behind the text (-1)."""
+        """The place of a token that follows a parent, or the text (-1)."""
         return self._places.setdefault((parent, token), len(self._places))
 
     def add_path(self, token_ids: Iterable[int]) -> None:
-        """Add tokens one behind the other, the first behind the text."""
+        """Add a path that follows the text."""
         last = -1
         for token in token_ids:
             last = self.add(last, token)
@@ -131,7 +131,7 @@ class Branches:
 
 
 class Named:
-    """Tokens that were named up to now, parents first. Those of a tree are chosen from them, see `grow`."""
+    """The candidates for a tree, parents first; see `grow_by_depth`."""
 
     def __init__(self, nodes: int, stop_below: float = 0.0) -> None:
         self.nodes, self.stop_below = nodes, stop_below
@@ -141,7 +141,7 @@ class Named:
         self.values: list[float] = []
 
     def add(self, parent: int, token_ids: Sequence[int], shares: Sequence[float]) -> None:
-        """Name what may follow a token, or the text (-1)."""
+        """Add candidates that follow a token, or the text (-1)."""
         value = self.values[parent] if parent >= 0 else 1.0
         for token, share in zip(token_ids, _checked(shares), strict=True):
             if share > 0:
@@ -151,7 +151,7 @@ class Named:
                 self.values.append(value * share)
 
     def best(self) -> list[int]:
-        """The `nodes` tokens of the largest values, the largest first, which is the order of parents too."""
+        """The `nodes` tokens with the largest values, the largest first, so a parent comes before its children."""
         ranked = sorted(range(len(self.values)), key=lambda node: (-self.values[node], node))[: self.nodes]
         return [node for place, node in enumerate(ranked) if not place or self.values[node] >= self.stop_below]
 
@@ -174,15 +174,14 @@ def grow_by_depth(
     token_ids: Tensor | None = None,
     stop_below: float = 0.0,
 ) -> Draft:
-    """At most `nodes` tokens, `depth` of them one behind the other, where a model has to read each: depth by depth.
+    """A tree of at most `nodes` tokens, `depth` of them on a path, grown depth by depth: for models, which read tokens.
 
-    A token that is not among the `nodes` best of its depth and those before it has no descendant among them, so it is
-    not read.
+    A token that is not among the `nodes` best up to its depth has no descendant among them, so it is not read.
 
     Args:
-        logits: behind the text, [1, V'].
+        logits: after the text, [1, V'].
         read: gets tokens of one depth, at most `WIDTH` and never more than `MOST_ROWS` in all, and returns the logits
-            behind them, [T, V'].
+            after them, [T, V'].
         position: of the first drafted token.
         token_ids: the target's tokens that the columns stand for; None if they are all.
     """
@@ -204,7 +203,7 @@ def grow_by_depth(
 
 
 def _checked(shares: Sequence[float]) -> Sequence[float]:
-    """Estimates of which the largest comes first; one may be too small for a number, and then it is 0.
+    """Check estimates, the largest of which comes first; one that underflowed is 0.
 
     Raises:
         NotFinite: the drafter's logits were not.

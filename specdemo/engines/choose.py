@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MakeRunner = Callable[[int], Runner]  # capacity in tokens -> a runner for one run
-WARM_UP_TOKENS = 32  # of a prompt that is read once when a model is loaded
-SHARE = 0.8  # of the free main memory: the most that weights may take
+WARM_UP_TOKENS = 32  # of the prompt that is read once when a model is loaded
+SHARE = 0.8  # the most of the free main memory that weights may take
 OLDEST = (8, 0)  # the lowest compute capability that Triton's kernels run on
 
 
 def runner_maker(
     model: PreTrainedModel, slots: int = 1, eager: bool = False, dtype: torch.dtype | None = None
 ) -> tuple[str, MakeRunner]:
-    """The fastest engine for a model here: its name, and a function that makes a runner.
+    """The name of the fastest engine for a model here, and a function that makes a runner.
 
     ========  =========================================================================================
     eager     the model is not one that `layout.knows`, lies on several devices, or `eager` asks for it;
@@ -63,9 +63,9 @@ def runner_maker(
 
 
 def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device) -> tuple[str, bool]:
-    """The engine that a model will get, known from its configuration alone, and whether its rows are exact to the bit.
+    """The engine that a model will get, by its configuration alone, and whether its rows are exact to the bit.
 
-    There must be memory for it, and on a GPU a compiler for Triton's kernels.
+    This assumes that there is memory for it, and on a GPU a compiler for Triton's kernels.
     """
     if not knows(config):
         return "eager", False
@@ -83,7 +83,7 @@ def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.
 
 
 def captured(model: FusedModel, capture: Capture, slots: int) -> Graphs:
-    """The captured passes of a model, made of the fastest operations that run here."""
+    """The captured passes of a model, with the fastest operations that run here."""
     fastest = ops_for(model)
     try:
         return Graphs(model, fastest, capture, slots)
@@ -107,7 +107,7 @@ def runner_of_weights(
 
 def _on_gpu(model: FusedModel, slots: int) -> tuple[str, MakeRunner]:
     make = partial(GraphRunner, captured(model, CudaCapture(model.embedding.device), slots))
-    warm_up = make(WARM_UP_TOKENS)  # sets up what is not captured, which would slow down the first run
+    warm_up = make(WARM_UP_TOKENS)  # the set-up of what is not captured would slow down the first run
     warm_up.prefill([0] * WARM_UP_TOKENS)
     warm_up.release()
     return "graph", make
@@ -120,7 +120,7 @@ def _on_cpu(model: FusedModel) -> tuple[str, MakeRunner]:
 
 
 def ops_for(model: FusedModel) -> ModuleType:
-    """The module with the operations of a captured pass: `kernels` (Triton), or `ops` (torch) where that cannot run."""
+    """The module with the operations of a captured pass: `kernels` (Triton), or `ops` (torch) if Triton cannot run."""
     device = model.embedding.device
     if device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= OLDEST:
         from .gpu import kernels
@@ -135,12 +135,12 @@ def can_build(kernel: Callable[[Tensor], Tensor], device: torch.device) -> bool:
     try:
         with torch.cuda.device(device):  # Triton launches on the current one
             kernel(torch.zeros(1, 2, device=device))
-    except Exception:  # of any kind, since torch's operations can replace the kernels
+    except Exception:  # any error, since torch's operations can replace the kernels
         log.warning("Triton cannot build its kernels: torch's own operations run instead.", exc_info=True)
         return False
     return True
 
 
 def has_room_for(size: int) -> bool:
-    """Whether a copy of weights of `size` bytes fits in main memory, with some to spare."""
+    """Whether main memory has room to spare for a copy of weights of `size` bytes."""
     return size < free_memory() * SHARE

@@ -27,8 +27,8 @@ MASKED = {"eager", "sdpa"}  # attention that takes a mask of any shape
 class EagerRunner(CachedRunner):
     """Runs `model` through its own forward, with a cache of `capacity` tokens.
 
-    The cache is allocated at the prefill and lives for one run. `capacity` is also the most tokens that the run can
-    reach, which decides for models that depend on it, see `settled`.
+    The cache is allocated at the prefill and lives for one run. `capacity` is also the longest text of the run, which
+    some models depend on, see `settled`.
     """
 
     exact_tree_rows = exact_rows = 0  # the order of sums in a product may depend on the number of rows
@@ -36,7 +36,7 @@ class EagerRunner(CachedRunner):
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         super().__init__(capacity)
         self._unsettled, self.model = model, settled(model, capacity)
-        self._reads_on = torch.device("cpu") if model.device.type == "meta" else model.device  # meta: it is on the disk
+        self._reads_on = torch.device("cpu") if model.device.type == "meta" else model.device  # meta: on the disk
         self.device = torch.device("cpu") if model.device.type == "mps" else self._reads_on
         self.vocab_size = model.config.get_text_config().vocab_size
         self.length = 0
@@ -45,21 +45,21 @@ class EagerRunner(CachedRunner):
 
     @property
     def cannot_branch(self) -> str | None:
-        """Known are families whose attention goes by one mask. In others a row may see what is not in its branch."""
+        """Allowed are families whose attention uses one mask. In others a row might see rows outside its branch."""
         config = self.model.config.get_text_config()
         layers = set(getattr(config, "layer_types", None) or {"full_attention"})
         if config.model_type not in SIMPLE:
             return f"it is not known how a tree is masked in a model of the type {config.model_type}"
         if layers != {"full_attention"} or getattr(config, "sliding_window", None):
             return "some layers of this model see a window only"
-        if self.model is not self._unsettled:  # the rows of a tree may be more than the positions that a run can reach
+        if self.model is not self._unsettled:  # a tree may have more rows than the run has positions
             return "its rotary embedding depends on how long the text can get"
         if config._attn_implementation not in MASKED:
             return f"its attention ({config._attn_implementation}) takes no mask of that kind"
         return None
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        self._captured = layers_at(self.model, layers)  # found now, or no run begins
+        self._captured = layers_at(self.model, layers)  # an error must come before the run begins
         super().capture_hidden_states(layers)
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
@@ -94,7 +94,7 @@ class EagerRunner(CachedRunner):
         with outputs_of(self._captured) as outputs:
             how: dict[str, Any] = {} if parents is None else self._branching(parents)
             logits = self._pass(ids, self.length, logits_to_keep=logits_to_keep, **how).logits[0]
-        logits = for_sampling(logits[-logits_to_keep:])  # some models give those of all rows
+        logits = for_sampling(logits[-logits_to_keep:])  # some models return those of all rows
         if len(logits) != (logits_to_keep or len(ids)):
             raise BadInput(
                 f"A model of the type {self.model.config.model_type} gives {len(logits)} rows of logits for a pass "
@@ -108,7 +108,7 @@ class EagerRunner(CachedRunner):
         return logits
 
     def _branching(self, parents: Sequence[int]) -> dict[str, Tensor]:
-        """What tells transformers where the rows of a tree stand, and what they see."""
+        """The arguments that tell transformers the positions of a tree's rows and what they see."""
         model, start = self.model, self.length
         positions = torch.tensor(places(start, len(parents), parents), device=model.device)
         mask = mask_of(parents, start, model.dtype, model.device)
@@ -118,14 +118,14 @@ class EagerRunner(CachedRunner):
         assert self._cache is not None, "prefill comes first"
         self._cache.seek(start)
         input_ids = to_device(ids, self._reads_on)[None]  # [1, T]
-        if self._takes_positions:  # as `generate` does: some models would count otherwise on their own
+        if self._takes_positions:  # as `generate` does: some models would count differently
             positions = torch.arange(start, start + len(ids), device=self._reads_on)
             options = {"position_ids": positions[None], **options}
         return self.model(input_ids, past_key_values=self._cache, use_cache=True, **options)
 
 
 def for_sampling(rows: Tensor) -> Tensor:
-    """Logits or states where they are sampled from and drafted with: an Apple GPU has no float64, so they leave it."""
+    """Move logits or states to where they are used: off an Apple GPU, which has no float64."""
     return rows.to("cpu", torch.float32) if rows.device.type == "mps" else rows
 
 

@@ -1,7 +1,7 @@
 """A forward pass of few operations, for the Llama family and GPT-2.
 
 It computes the same as transformers' forward, from rearranged weights (`layout.py`) and with preallocated keys and
-values. It calls no modules, and it makes masks and copies of grouped heads only where they are needed.
+values. It calls no modules, and makes masks and copies of grouped heads only where needed.
 
 In bfloat16 on a CPU the logits of a token are the same bits in every pass of up to `MOST_ROWS` tokens:
 
@@ -37,7 +37,7 @@ KEYS_AT_ONCE, LONGEST_SUM, KEY_STEP = 512, 192, 32  # see `padded`
 class FusedRunner(CachedRunner):
     """A `Runner` of a `FusedModel`. Its cache of `capacity` tokens is allocated at the prefill."""
 
-    # A mask leaves gaps between the keys of a branch, and the order of sums depends on where they lie.
+    # With a mask there are gaps between the keys of a branch, and the order of sums depends on them.
     exact_tree_rows = 0
     cannot_branch: str | None = None
 
@@ -82,12 +82,12 @@ class FusedRunner(CachedRunner):
         return self.model.head(self.model.norm(self._filled(x)))[: len(x)]
 
     def _filled(self, x: Tensor) -> Tensor:
-        """x [T, hidden], with its last row repeated up to the fewest rows of the model's products."""
+        """x [T, hidden], padded with copies of its last row to the least rows of the model's products."""
         missing = self.model.least_rows - len(x)
         return torch.cat([x, x[-1:].expand(missing, -1)]) if missing > 0 else x
 
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
-        """Hidden states of T more tokens after the last layer, [T, hidden]; their keys and values are kept."""
+        """Read T more tokens. Returns their hidden states after the last layer, [T, hidden]."""
         assert self._cache is not None, "prefill comes first"
         check_fits(self, len(ids))
         start = self._start = self.length
@@ -117,7 +117,7 @@ class FusedRunner(CachedRunner):
         outputs: dict[int, Tensor] = {}
 
         for index, layer in enumerate(model.layers):
-            if count > MOST_ROWS:  # a prompt: one layer may take as long as many rounds
+            if count > MOST_ROWS:  # a prompt, of which one layer may take as long as many rounds
                 check_stopped()
             qk, v = self._split(layer.qkv(layer.attention_norm(x)), layer, rotation)
             (keys, values), (new_keys, new_values) = read[index], written[index]
@@ -146,8 +146,8 @@ class FusedRunner(CachedRunner):
         """Attention of the queries of `_split` over keys and values [kv_heads, S, width]: [T, heads * width].
 
         The query heads that share a key head become more queries of that head, so that no key or value is copied. A
-        prompt is read from position 0, where the causal triangle needs no mask. There keys and values are copied where
-        torch would otherwise need memory for the square of the prompt's length.
+        prompt is read from position 0, so its causal triangle needs no mask. For it keys and values are copied if torch
+        would otherwise need memory for the square of the prompt's length.
         """
         (count, _, width), heads, kv_heads = qk.shape, self.model.heads, self.model.kv_heads
         group, keys, values = heads // kv_heads, keys[None], values[None]
@@ -195,7 +195,7 @@ class Cache:
         self.length = 0
 
     def move(self, start: int, path: Sequence[int]) -> None:
-        """Copy the rows of a path, counted from `start`, to the places from `start` on."""
+        """Move the rows of a path, counted from `start`, to the positions from `start` on."""
         rows, end = to_device(path, self.keys.device) + start, start + len(path)
         for part in (self.keys, self.values):
             part[:, :, start:end] = part[:, :, rows]
@@ -210,8 +210,8 @@ def padded(keys: int) -> int:
     """The number of keys to give to attention for `keys` in use, so that more keys do not change the order of its sums.
 
     The kernel reads `KEYS_AT_ONCE` keys at a time. Its product with the values sums up to `LONGEST_SUM` of them in one
-    piece, and splits one to two times that number into two equal halves (measured), so these are padded to twice
-    `LONGEST_SUM`. Elsewhere the order does not depend on the number, and `KEY_STEP` only avoids odd sizes.
+    piece, and between one and two times that number in two equal halves (measured), so these are padded to twice
+    `LONGEST_SUM`. Other numbers do not change the order; `KEY_STEP` only avoids odd sizes.
     """
     before, rest = divmod(keys, KEYS_AT_ONCE)
     halved = LONGEST_SUM < rest <= 2 * LONGEST_SUM

@@ -1,7 +1,7 @@
 """Runs models some of whose layers keep a running state: linear attention, state-space layers, short convolutions.
 
-Such a state is written over by every pass. transformers' own rollback (`Cache.activate_past_recording` and `crop`)
-brings back the states of convolutions but no recurrent ones (5.23: `LinearAttentionCacheLayerMixin.is_croppable`).
+Every pass overwrites such a state. transformers' own rollback (`Cache.activate_past_recording` and `crop`) restores
+the states of convolutions but not recurrent ones (5.23: `LinearAttentionCacheLayerMixin.is_croppable`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..system.hardware import to_device
 from .eager import EagerRunner
 from .preallocated_cache import PreallocatedLayer
 
-AGAIN = 8  # tokens that a pass reads again before its new ones; for more there is a pass of their own
+AGAIN = 8  # the most tokens that a pass reads again before its new ones; more get a pass of their own
 
 
 class PreallocatedBoth(LinearAttentionAndFullAttentionLayer, PreallocatedLayer):
@@ -42,7 +42,7 @@ PREALLOCATED = {DynamicLayer: PreallocatedLayer, LinearAttentionAndFullAttention
 
 
 class HybridCache(DynamicCache):
-    """A cache of keys, values and running states, with one copy to go back to."""
+    """A cache of keys, values and running states, with one copy of the states to go back to."""
 
     layers: list[Any]
 
@@ -53,17 +53,17 @@ class HybridCache(DynamicCache):
         self.keep()
 
     def keep(self) -> None:
-        """Copy what the layers hold now."""
+        """Copy the present states."""
         self._kept = [_copied(layer.__dict__) for layer in self.layers]
 
     def go_back(self) -> None:
-        """Let the layers hold what was copied last."""
+        """Restore the copied states."""
         for layer, kept in zip(self.layers, self._kept, strict=True):
             layer.__dict__.update(_copied(kept))
 
 
 def _copied(held: dict[str, Any]) -> dict[str, Any]:
-    """What a layer holds. Its states are in dicts and are copied; keys and values are only ever written behind."""
+    """What a layer holds. Its states, which are in dicts, are copied. Keys and values are not: they only grow."""
     return {name: _copy(value) if isinstance(value, dict) else value for name, value in held.items()}
 
 
@@ -74,8 +74,8 @@ def _copy(states: dict[int, Any]) -> dict[int, Any]:
 class HybridRunner(EagerRunner):
     """An `EagerRunner` for a model that `layout.is_hybrid`.
 
-    The states are copied where the text is settled: behind the prompt and behind what a rollback keeps. If tokens were
-    forgotten since then, the next pass begins at the copy: it reads again what was kept behind it.
+    The states are copied where the text is settled: after the prompt, and after the tokens that a rollback keeps. If
+    tokens were forgotten since then, the next pass begins at the copy and reads again the kept tokens after it.
     """
 
     cannot_branch = "some layers of this model keep a running state, which only a chain can write"
@@ -83,7 +83,7 @@ class HybridRunner(EagerRunner):
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         super().__init__(model, capacity)
         self._text = torch.empty(capacity, dtype=torch.int64, device=self._reads_on)
-        self._reached = 0  # tokens that the states have read, those that were forgotten since included
+        self._reached = 0  # tokens that the states have read, forgotten ones included
         self._kept_at = 0  # tokens that the copied states have read
         self._settled = False
 
@@ -114,7 +114,7 @@ class HybridRunner(EagerRunner):
 
     def _go_back(self, length: int) -> int:
         """Bring back states from before token `length`. Returns how many tokens they have read."""
-        if length < self._kept_at:  # a drafter by text may forget more than was settled
+        if length < self._kept_at:  # a drafter with another tokenizer may forget settled tokens
             self._cache, self._kept_at = self._new_cache(), 0
         else:
             self._cache.go_back()

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 Weights = Mapping[str, Tensor]  # by the names that transformers gives them
 
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and oneDNN splits long sums of one row differently
-MOST_AT_ONCE = 4  # layers that are packed at a time: each takes memory, and threads for what is not packing
+MOST_AT_ONCE = 4  # layers that are packed at a time: each takes memory and threads
 LLAMAS = {"llama", "qwen2", "qwen3", "smollm3"}
-# Models some of whose layers keep a running state, which they take up in a pass of any length; others may not.
+# Models with a running state that a pass of any length can go on from; others may not be able to.
 HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid"}
 HYBRIDS |= {"olmo_hybrid"}
 RUNNING = {"linear_attention", "conv"}  # types of layers that have such a state instead of keys and values
-ROPES = {"default", "linear", "llama3", "yarn"}  # those whose angles never depend on the length of the text
+ROPES = {"default", "linear", "llama3", "yarn"}  # rotations whose angles never depend on the length of the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotary embedding (Su et al., arXiv 2104.09864), where its angles do not depend on the length of the text.
+    """A rotary embedding (Su et al., arXiv 2104.09864) whose angles do not depend on the length of the text.
 
     `frequencies` float32 [width / 2] are radians per position. `scale` multiplies cosines and sines (YaRN).
     """
@@ -66,7 +66,7 @@ class Rope:
 
     @classmethod
     def of(cls, config: PreTrainedConfig, device: torch.device) -> Rope:
-        """The rotation of a model that `knows` accepts: frequencies theta ** -(2 i / width), or those rescaled."""
+        """The rotation of a model that `knows` accepts: frequencies theta ** -(2 i / width), or rescaled ones."""
         kind, width = _rope_type(config), head_width(config)
         if kind == "default":
             frequencies = 1 / config.rope_parameters["rope_theta"] ** (torch.arange(0, width, 2).float() / width)
@@ -82,7 +82,7 @@ class FusedModel:
     """A model's weights, rearranged for `FusedRunner`. Made once, shared by every run.
 
     Positions enter in one of two ways: `positions` [context, hidden] are added to the embeddings (GPT-2), or queries
-    and keys are rotated (`rope`). With `bit_exact`, passes are padded as `fused` describes, where there is a choice.
+    and keys are rotated (`rope`). With `bit_exact`, passes are padded as `fused` describes.
     """
 
     layers: tuple[Layer, ...]
@@ -111,11 +111,11 @@ class FusedModel:
 
     @classmethod
     def of_weights(cls, config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
-        """The same from the weights themselves, by the names that transformers gives them."""
+        """Rearrange weights that have transformers' names."""
         return _gpt2(config, weights) if config.model_type == "gpt2" else _llama(config, weights, rope)
 
     def first_layers(self, count: int) -> FusedModel:
-        """The model of its first layers, with the same norm and head. No weight is copied."""
+        """A model of the first layers, with the same norm and head. No weight is copied."""
         return replace(self, layers=self.layers[:count])
 
     @property
@@ -126,12 +126,12 @@ class FusedModel:
 
     @property
     def exact_products(self) -> bool:
-        """Whether a row of a product is the same bits whichever rows are computed with it, see `fused.MOST_ROWS`."""
+        """Whether a row of a product has the same bits whatever the other rows are, see `fused.MOST_ROWS`."""
         return self.least_rows > 1 and self.head.weight is None
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that the model computes in. The weights may be stored in a smaller one."""
+        """The type that the model computes in. Its weights may be stored in a smaller one."""
         return compute_dtype(self.embedding.dtype, self.embedding.device)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -151,8 +151,8 @@ class FusedModel:
 def knows(config: PreTrainedConfig) -> bool:
     """Whether the fused path computes the same as transformers' forward for a model with this configuration.
 
-    It does not for quantized weights: they are packed, or need scales that only transformers' forward knows. Nor does
-    it for the text part of a larger model, whose weights have other names.
+    Quantized weights are excluded: they are packed, or need scales that only transformers' forward knows. So is the
+    text part of a larger model, whose weights have other names.
     """
     if config.get_text_config() is not config or getattr(config, "quantization_config", None):
         return False
@@ -187,7 +187,7 @@ def _rope_type(config: PreTrainedConfig) -> str:
 
 
 def has_equal_factors(config: PreTrainedConfig) -> bool:
-    """Whether long and short texts have the same LongRoPE factors, as those of a GGUF file have."""
+    """Whether long and short texts have the same LongRoPE factors, as in GGUF files."""
     rope = getattr(config, "rope_parameters", None) or {}
     return rope.get("rope_type") == "longrope" and rope.get("long_factor", 0) == rope.get("short_factor", 1)
 
@@ -234,7 +234,7 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
 
 
 def head_width(config: PreTrainedConfig) -> int:
-    """The numbers in the key of one attention head."""
+    """The width of one attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -286,26 +286,26 @@ def _packed(layer: Callable[[int], Layer], count: int, output: Tensor) -> tuple[
 
 
 def final_norm_eps(config: PreTrainedConfig) -> float | None:
-    """The epsilon of a model's final RMS norm; None if it has none as Llama has it."""
+    """The epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
     config = config.get_text_config()
     return config.rms_norm_eps if config.model_type in {*LLAMAS, "mistral"} else None
 
 
 def final_norm(config: PreTrainedConfig, weights: Weights) -> tuple[Tensor, float] | None:
-    """The weight [hidden] and the epsilon of a model's final RMS norm; None if it has none as Llama has it."""
+    """The weight [hidden] and the epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
     eps, name = final_norm_eps(config), "model.norm.weight"
     return None if eps is None or name not in weights else (weights[name].detach(), eps)
 
 
 def embeddings(weights: Weights) -> tuple[Tensor, Tensor]:
-    """The input and the output embeddings of a known model, [V, hidden] each. They are one tensor if they are tied."""
+    """The input and the output embeddings of a known model, [V, hidden] each; one tensor if they are tied."""
     name = "model.embed_tokens.weight" if "model.embed_tokens.weight" in weights else "transformer.wte.weight"
     embedding = weights[name]
     return embedding.detach(), weights.get("lm_head.weight", embedding).detach()
 
 
 def _joint(weights: Weights, *names: str, parts: int = 1) -> Linear:
-    """One linear map for several that read the same input. Its outputs are theirs, one after the other.
+    """Several linear maps of the same input as one, with their outputs concatenated.
 
     On a GPU the weights of the model become views of the joint weight, so that memory holds them once.
     """
@@ -319,7 +319,7 @@ def _joint(weights: Weights, *names: str, parts: int = 1) -> Linear:
 
 
 class StoredAs(UserDict[str, Tensor]):
-    """Weights that are converted to another number type when they are read, so that memory holds one type at a time."""
+    """Weights that are converted to another number type when read, so that memory holds one type at a time."""
 
     def __init__(self, weights: Weights, dtype: torch.dtype) -> None:
         super().__init__(weights)
@@ -333,7 +333,7 @@ def stored_as(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A weight in another number type.
 
     Raises:
-        ValueError: it has numbers that are too large for float16. This is checked on a CPU only.
+        ValueError: a number is too large for float16. This is checked on a CPU only.
     """
     stored = weight.to(dtype)
     if dtype == torch.float16 != weight.dtype and weight.device.type == "cpu" and stored.isinf().any():

@@ -14,18 +14,18 @@ from torch.nn import functional as F
 from ..system.hardware import compute_dtype, cpu_widens_weights
 from .cpu.library import PackedLinear, library_for
 
-Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], each row by itself
+Step = Callable[[Tensor], Tensor]  # [T, in] -> [T, out], row by row
 
-# The fewest numbers of a weight that is packed, by the type of its inputs: with fewer the longer call takes more time
-# than packing saves.
+# The size from which a weight is packed, by the type of its inputs: for a smaller one the call takes more time than
+# packing saves.
 LEAST_PACKED = {torch.bfloat16: 0, torch.float32: 2**18}
-PACKED_FOR = 1  # rows of input that oneDNN packs the weights for; measured to serve 1 to 17 equally well
-FEW_ROWS = 17  # the most rows that a round has; with more a mirrored norm takes longer than a plain one
+PACKED_FOR = 1  # the rows of input that oneDNN packs weights for; measured to be as good for 1 to 17
+FEW_ROWS = 17  # the most rows of a round; with more a mirrored norm is slower than a plain one
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm over the last axis: layer norm, or RMS norm where there is no bias.
+    """A norm over the last axis: layer norm, or RMS norm without a bias.
 
     On a CPU torch computes an RMS norm of 16-bit numbers in eight operations. Three give the same: the mean of [x, -x]
     is 0, so the first half of its layer norm is the RMS norm of x. For a few rows that takes half to three quarters of
@@ -80,12 +80,12 @@ class Linear:
         ============================  ========================  ===========================  =====================
 
         FBGEMM and oneDNN also multiply by unpacked weights, but then they pack them in every call, which takes as long
-        as the product itself. A weight is widened if its inputs have more bits (`compute_dtype`). Where neither of the
-        first two lines applies to such a weight, it becomes float32, and the later lines decide. The second does not
-        apply to bfloat16 beyond the range of float16; what is below that range loses less than 2**-25.
+        as the product itself. A weight is widened if its inputs have more bits (`compute_dtype`). If neither of the
+        first two lines applies to such a weight, it becomes float32 and the later lines decide. The second does not
+        apply to bfloat16 beyond the range of float16; numbers below that range change by less than 2**-25.
 
         Args:
-            parts: the outputs are this many groups of the same size, such as heads.
+            parts: the number of groups of outputs of the same size, such as heads.
         """
         (outer, inner), on_cpu = weight.shape, weight.device.type == "cpu"
         library = library_for(weight.dtype) if on_cpu else None
@@ -104,7 +104,7 @@ class Linear:
             multiply = torch.ops.mkldnn._linear_pointwise
             return cls(None, bias, lambda x: multiply(x, packed, bias, "none", [], ""))
         if on_cpu and weight.dtype == torch.float32 and not large and outer >= inner:
-            # For a few rows of input this is up to twice as fast as a weight whose rows are contiguous.
+            # For a few rows of input this is up to twice as fast as with contiguous rows of the weight.
             columns = weight.T.contiguous().T
             return cls(None, bias, lambda x: F.linear(x, columns, bias))
         return cls.unpacked(weight, bias)

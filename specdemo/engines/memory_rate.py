@@ -1,4 +1,4 @@
-"""How fast the memory streams: the limit of a pass over few tokens, which reads all weights for little arithmetic."""
+"""How fast the memory streams. This limits a pass over few tokens, which reads all weights for little arithmetic."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LEAST_BYTES = 10**8  # of weights; fewer may stay in the caches from pass to pas
 class Stream:
     """The bandwidth of the memory: a buffer larger than any cache, read in the fastest of three ways.
 
-    The memory of a virtual machine may stream twice as much in one minute as in the next, so ask when it matters.
+    The memory of a virtual machine may be twice as fast in one minute as in the next, so measure when it matters.
     """
 
     def __init__(self, device: torch.device, size: int = BUFFER, tries: int = READS) -> None:
-        """`size` in bytes; each way is tried so often."""
+        """`size` is in bytes; each way is tried `tries` times."""
         buffer = torch.ones(size // 4, device=device)
         if device.type == "cpu":
             buffer = HugePages().copy(buffer)  # like the weights: a CPU streams a fifth more from huge pages
@@ -45,21 +45,22 @@ class Stream:
         return self.rates[-1]
 
     def _rate(self, way: Callable[[], Tensor], moved: int) -> float:
-        # By the device's own clock: launching and waiting would add a tenth on a GPU.
+        # Timed by the device: launching and waiting would add a tenth on a GPU.
         return moved / seconds_of(self._device, way)
 
     @property
     def bandwidth(self) -> dict[str, float]:
-        """Bytes per second over all measurements: `least`, `median` and `best`."""
+        """Bytes per second: the `least`, `median` and `best` of all measurements."""
         return {"least": min(self.rates), "median": median(self.rates), "best": max(self.rates)}
 
 
 def memory_rate(device: torch.device | str, pass_bytes: int) -> float | None:
-    """Bytes per second that the memory of `device` streams now; it takes about a tenth of a second.
+    """Bytes per second that the memory of `device` streams now, measured in about a tenth of a second.
+
+    None if a pass is too small to be limited by the memory, or if there is no room to measure.
 
     Args:
-        pass_bytes: how many bytes of weights a pass reads. The answer is None if they may stay in the caches, or if
-            there is no room to measure: that must not cost a race its result.
+        pass_bytes: how many bytes of weights a pass reads. If they are few, they may stay in the caches.
     """
     if pass_bytes < LEAST_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""Finds parts of a transformers model, and exchanges them in a copy that shares all weights with it."""
+"""Finds parts of a transformers model, and replaces them in a copy that shares all weights with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..types import BadInput
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:
-    """The path of a model's list of decoder layers, and that list, wherever they are.
+    """The path of a model's list of decoder layers, and that list.
 
     Raises:
         BadInput: no list, or more than one, can be that of the decoder layers.
@@ -46,14 +46,14 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, ModuleList]:
 
 
 def layers_at(model: PreTrainedModel, indices: Iterable[int]) -> list[Module]:
-    """Some decoder layers of a model. See `decoder_layers` for errors; a model is not searched for none of them."""
+    """Some decoder layers of a model. See `decoder_layers` for errors; without `indices` there are none."""
     indices = list(indices)
     stack = decoder_layers(model)[1] if indices else ()
     return [stack[index] for index in indices]
 
 
 def with_module(module: Any, path: str, part: Module) -> Any:
-    """A copy of a module, of which the part at `path` is another one. It shares everything else with the module."""
+    """A copy of a module with another part at `path`. It shares everything else with the module."""
     name, _, rest = path.partition(".")
     return with_parts(module, {name: with_module(module.get_submodule(name), rest, part) if rest else part})
 
@@ -61,8 +61,8 @@ def with_module(module: Any, path: str, part: Module) -> Any:
 def with_parts(module: Any, parts: Mapping[str, Module]) -> Any:
     """A shallow copy of a module with some other children.
 
-    On a model that is spread over devices, accelerate replaces a module's `forward` by one that calls a hook and then
-    the original. A plain copy would still run the original module, so the copy gets a hook of its own.
+    If a model is spread over devices, accelerate replaces a module's `forward` by one that calls a hook and then the
+    original. A plain copy would still run the original module, so the copy gets a hook of its own.
     """
     other = copy.copy(module)
     other._modules = {**other._modules, **parts}
@@ -88,7 +88,7 @@ def stoppable(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def outputs_of(layers: Sequence[Module]) -> Iterator[dict[Module, Tensor]]:
-    """Collect the outputs of some layers (the residual stream, [B, T, hidden]) of a pass within this context."""
+    """Collect the outputs of some layers (the residual stream, [B, T, hidden]) in the passes within this context."""
     outputs: dict[Module, Tensor] = {}
 
     def keep(layer: Module, _args: object, output: Tensor | tuple[Tensor, ...]) -> None:

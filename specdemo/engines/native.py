@@ -2,8 +2,8 @@
 
 In a small model, torch's overhead for the small operations takes as long as the products.
 
-The logits of a token are the same bits in every pass, whatever its length and for every type of weights, whether the
-rows of the pass branch or not. So greedy text is the same to the last bit with and without a draft.
+The logits of a token are the same bits in every pass, for every type of weights, whatever the length of the pass and
+whether or not its rows branch. So greedy text is the same to the last bit with and without a draft.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_AT_ONCE = 256  # tokens of a prompt in one call, since the buffers of a pas
 
 
 class Branches:
-    """Rows that are no chain: they lie behind the first `base` tokens of the cache, and see all of these.
+    """Rows that are no chain. They follow the first `base` tokens of the cache, and see all of these.
 
     `ancestors` are the rows that each of them sees, itself included, see `rows.ancestors_of`.
     """
@@ -62,9 +62,9 @@ class NativeLayers:
 
         Args:
             second_input_norm: the norm of a second input. Queries, keys and values are then made of it and x.
-            windows: how many tokens a token sees in each layer; without any it sees all.
+            windows: how many tokens a token sees in each layer; if empty, it sees all.
             bidirectional: the tokens of a pass see each other, and the window before the pass.
-            normed: what each layer reads is normed already, so its attention norm is left out.
+            normed: the inputs of each layer are normed already, so its attention norm is left out.
         """
         out, qkv = _packed(layers[0].out), _packed(layers[0].qkv)
         assert qkv.sizes[0] == heads + 2 * kv_heads, "the parts of qkv are heads"
@@ -107,8 +107,8 @@ class NativeLayers:
     ) -> None:
         """Run the layers from the first to before the last of `layers` over x [T, hidden] float32, in place.
 
-        The tokens stand at position `start`, or as `tree` says. With `kv_only` every layer reads x itself, and only
-        writes its keys and values into the cache.
+        The tokens stand at position `start`, or as `tree` says. With `kv_only` every layer reads x itself, and writes
+        its keys and values into the cache but computes nothing else.
 
         Raises:
             ValueError: the cache has no room for them, or a tensor has another shape or type.
@@ -130,7 +130,7 @@ class NativeLayers:
 def can_run(layers: Sequence[layout.Layer], head: Linear, width: int) -> bool:
     """Whether the library can run these layers: they have the same shapes, and it has packed all their weights.
 
-    `Linear.of` must have been told the `parts`: heads for qkv; gate and up.
+    `Linear.of` needs the right `parts`: heads for qkv; gate and up.
     """
     products = [(layer.qkv, layer.out, layer.up, layer.down) for layer in layers]
     if not all(isinstance(product.multiply, PackedLinear) for product in [head, *chain(*products)]):

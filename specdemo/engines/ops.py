@@ -1,7 +1,7 @@
 """The operations of a captured pass, in torch. `kernels.py` has the same functions in Triton.
 
 A captured pass can only be replayed on the same buffers, so their shapes never change. The number of tokens in the
-cache and what the rows see are read from such buffers too, so a pass serves texts of any length, chains and trees.
+cache and what the rows see are read from buffers too, so a pass serves texts of any length, chains and trees.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["attend", "placed", "product", "rotate", "swiglu", "write_kv"]
 
 
 def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
-    """step(norm(x)) + plus, [T, in] -> [T, out]; without the norm or the sum where they are None."""
+    """step(norm(x)) + plus, [T, in] -> [T, out]; `norm` and `plus` are left out if None."""
     x = norm(x) if norm else x
     return step(x) if plus is None else step(x) + plus
 
 
 class Placed(NamedTuple):
-    """The rows of a pass behind those of the cache.
+    """Where the rows of a pass stand, and what they see.
 
     Attributes:
         slots: where their keys and values are written, [T] int64.
@@ -38,7 +38,7 @@ class Placed(NamedTuple):
 
 
 def placed(start: Tensor, branches: Tensor | None, count: int, capacity: int) -> Placed:
-    """What `write_kv` and `attend` read of the first `count` rows of a pass, in every layer.
+    """What `write_kv` and `attend` need to know of the first `count` rows of a pass, in every layer.
 
     Args:
         start: the number of tokens in the cache, [1] int64.
@@ -60,7 +60,7 @@ def write_kv(
     values: Tensor,
     rows: Placed,
 ) -> Tensor:
-    """Norm and rotate the queries and keys of T tokens, and write their keys and values behind those of the cache.
+    """Norm and rotate the queries and keys of T tokens, and write their keys and values after those of the cache.
 
     Args:
         qkv: [T, (heads + 2 * kv_heads) * width].

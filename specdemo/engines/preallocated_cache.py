@@ -49,9 +49,9 @@ class PreallocatedLayer(DynamicLayer):
 
 
 class PreallocatedCache(Cache):
-    """A transformers cache of `PreallocatedLayer`s, for models whose every layer is attention.
+    """A transformers cache of `PreallocatedLayer`s, for models in which every layer is attention.
 
-    The first pass makes its layers: some models have more than one for a decoder layer.
+    The first pass makes its layers, since some models have more than one for a decoder layer.
     """
 
     layers: list[PreallocatedLayer]
@@ -60,12 +60,12 @@ class PreallocatedCache(Cache):
         super().__init__(layer_class_to_replicate=partial(PreallocatedLayer, capacity))
 
     def seek(self, length: int) -> None:
-        """Let the next pass see the first `length` positions and write after them, in every layer."""
+        """Set the length in every layer: the next pass sees these positions and writes after them."""
         for layer in self.layers:
             layer.length = length
 
     def move(self, start: int, path: Sequence[int]) -> None:
-        """Copy the rows of a path, counted from `start`, to the places from `start` on, in every layer."""
+        """Move the rows of a path, counted from `start`, to the positions from `start` on, in every layer."""
         rows, end = torch.tensor(path) + start, start + len(path)
         for layer in self.layers:
             for part in (layer.keys, layer.values):

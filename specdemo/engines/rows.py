@@ -1,7 +1,7 @@
 """How the rows of a pass follow each other where they are no chain.
 
-Every row of a pass has a parent, the row that its token follows, or -1 where it follows the cache. A row sees the
-cache, its ancestors and itself. It stands behind its parent, so rows with the same parent share a position.
+Every row of a pass has a parent: the row that its token follows, or -1 for the cache. A row sees the cache, its
+ancestors and itself. Its position is the one after its parent's, so rows with the same parent share a position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def ancestors_of(parents: Sequence[int]) -> list[int]:
     """The rows that each row sees, itself included, as the bits of a number: bit i stands for row i.
 
     Raises:
-        ValueError: there are too many rows, or one has a parent that does not come before it.
+        ValueError: there are too many rows, or a parent does not come before its child.
     """
     if len(parents) > MOST_ROWS:
         raise ValueError(f"A pass that branches has at most {MOST_ROWS} rows, not {len(parents)}.")
@@ -34,15 +34,15 @@ def ancestors_of(parents: Sequence[int]) -> list[int]:
 
 
 def depths_of(parents: Sequence[int]) -> list[int]:
-    """How many rows lie between each row and the cache; see `ancestors_of`."""
+    """How many ancestors each row has; see `ancestors_of`."""
     return [word.bit_count() - 1 for word in ancestors_of(parents)]
 
 
 def branches_of(parents: Sequence[int]) -> Tensor:
     """What a captured pass reads of its rows, uint8 [MOST_ROWS + 1, MOST_ROWS]: the paths to them, then their depths.
 
-    A path ends with the row itself, which is repeated up to the end of the line. Rows that are missing see what the
-    last one sees. See `ancestors_of` for errors.
+    A path ends with the row itself, which is repeated up to the end of the line. Missing rows see what the last one
+    sees. See `ancestors_of` for errors.
     """
     depths, paths = bytes(depths_of(parents)), list[bytes]()
     for row, parent in enumerate(parents):
@@ -54,7 +54,7 @@ def branches_of(parents: Sequence[int]) -> Tensor:
 
 
 def places(start: int, count: int, parents: Sequence[int] | None) -> slice | list[int]:
-    """The positions of `count` rows behind `start` tokens, as an index; without parents they are a chain."""
+    """The positions of `count` rows after `start` tokens, as an index; without parents of a chain."""
     return slice(start, start + count) if parents is None else [start + depth for depth in depths_of(parents)]
 
 
@@ -68,16 +68,16 @@ def mask_of(parents: Sequence[int], before: int, dtype: torch.dtype, device: tor
 
 
 def is_beginning(path: Sequence[int]) -> bool:
-    """Whether a path keeps the first rows of a pass, as that of a chain does: then no row moves.
+    """Whether a path is the first rows of a pass, as in a chain, so that no row has to move.
 
     Raises:
-        ValueError: the rows of the path do not rise.
+        ValueError: the path is not in rising order.
     """
     if any(row >= following for row, following in pairwise(path)):
         raise ValueError(f"The rows of a path rise: {list(path)} do not.")
     return not path or path[-1] == len(path) - 1
 
 
-def rows_of(states: Tensor, path: Sequence[int]) -> Tensor:
+def path_rows(states: Tensor, path: Sequence[int]) -> Tensor:
     """The rows of a path, [T, ...] -> [len(path), ...]."""
     return states[: len(path)] if is_beginning(path) else states[to_device(path, states.device)]

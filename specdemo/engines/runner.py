@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..types import BadInput
-from .rows import is_beginning, rows_of
+from .rows import is_beginning, path_rows
 
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
 
@@ -22,7 +22,7 @@ class Runner(Protocol):
         context: the most tokens it can hold.
         device: where the logits are.
         vocab_size: their width V.
-        hidden_states: what `capture_hidden_states` asked for, of each token of the last pass, [T, layers * hidden];
+        hidden_states: what `capture_hidden_states` asked for, for each token of the last pass, [T, layers * hidden];
             None before the first pass, or if no layers were asked for.
     """
 
@@ -40,23 +40,20 @@ class Runner(Protocol):
 
     @property
     def exact_tree_rows(self) -> int:
-        """The largest pass, in rows, in which the row of a tree is the same bits as that of the chain that leads to it.
-
-        0 if there is none.
-        """
+        """The most rows of a pass in which a row of a tree has the same bits as in a chain of its path; 0 if none."""
 
     @property
     def exact_rows(self) -> int:
-        """The largest pass, in rows, in which a row's logits are the same bits as in a pass of that row alone.
+        """The most rows of a pass in which a row's logits have the same bits as in a pass of that row alone; 0 if none.
 
-        0 if there is none. Badges, tolerances and limits of K all come from here.
+        Badges, tolerances and limits of K all come from here.
         """
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         """From the next pass on, keep the outputs of these decoder layers in `hidden_states`, in this order.
 
-        Layers count from 0. An output is the residual stream behind the layer, before any final norm: what
-        transformers calls `hidden_states[layer + 1]`, except for the last layer, where that is already normed.
+        Layers count from 0. An output is the residual stream after the layer, before any final norm. transformers calls
+        it `hidden_states[layer + 1]`, but norms that of the last layer.
         """
 
     def prefill(self, ids: Sequence[int]) -> Tensor:
@@ -66,27 +63,27 @@ class Runner(Protocol):
         """Read T more tokens, a list or a tensor [T] int64 on any device. Returns the logits after each, [T, V].
 
         Args:
-            parents: the row of this pass that each token follows, -1 where it follows the cache, see `rows`. None
-                stands for a chain. Behind a pass that branches, `keep` says which rows are text.
+            parents: the row of this pass that each token follows, -1 for the cache, see `rows`. None stands for a
+                chain. A pass that branches must be followed by `keep`, which says which rows are text.
         Raises:
             ValueError: the cache has no room for them, or the parents are not those of a tree.
             CannotBranch: there are parents, and the runner reads chains only.
         """
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep these rows of the last pass, each the parent of the next, behind what the cache held before it.
+        """Keep these rows of the last pass, each the parent of the next, and forget the others.
 
-        All others are forgotten. The kept rows move to the front of the pass; none is computed again. `hidden_states`
-        are those of the kept rows then.
+        The kept rows move to the front of the pass; none is computed again. `hidden_states` are then those of the kept
+        rows.
         """
 
     def rollback(self, length: int) -> None:
-        """Forget all tokens from position `length` on. No memory is copied. Not into a pass that branches."""
+        """Forget all tokens from position `length` on. Nothing is copied. Not into a pass that branches."""
 
     def first_layers(self, count: int, capacity: int) -> Runner:
-        """A runner of the first `count` layers, with the model's own norm and head after them.
+        """A runner of the first `count` layers with the model's own norm and head.
 
-        It shares the model's weights, and has a cache of its own of `capacity` tokens.
+        It shares the model's weights, and has its own cache of `capacity` tokens.
         """
 
     def release(self) -> None:
@@ -94,7 +91,7 @@ class Runner(Protocol):
 
 
 class CannotBranch(BadInput):
-    """A runner that reads chains only was given rows that branch; the message says why it cannot."""
+    """A runner that reads chains only was given rows that branch; the message says why it cannot read them."""
 
 
 def check_branches(runner: Runner) -> None:
@@ -108,7 +105,7 @@ def check_branches(runner: Runner) -> None:
 
 
 class CachedRunner:
-    """What the runners here share: a cache of `capacity` tokens that lives for one run, and what they kept of it."""
+    """What all runners share: a cache of `capacity` tokens that lives for one run, and the captured hidden states."""
 
     def __init__(self, capacity: int) -> None:
         self.context = capacity
@@ -126,7 +123,7 @@ class CachedRunner:
             with torch.inference_mode():
                 self._cache.move(self._start, path)
         if self.hidden_states is not None:
-            self.hidden_states = rows_of(self.hidden_states, path)
+            self.hidden_states = path_rows(self.hidden_states, path)
         self.rollback(self._start + len(path))
 
     def rollback(self, length: int) -> None:
@@ -134,7 +131,7 @@ class CachedRunner:
 
 
 def check_fits(runner: Runner, count: int) -> None:
-    """Check that the cache has room for a pass of `count` tokens. Without this, slices would cut it off silently.
+    """Check that the cache has room for a pass of `count` tokens. Without this, slices would be cut off silently.
 
     Raises:
         ValueError: it has not.

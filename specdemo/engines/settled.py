@@ -1,10 +1,10 @@
-"""Rotary embeddings whose angles depend on where a pass ends, and how a run settles on one set of angles.
+"""Rotary embeddings whose angles depend on where a pass ends; a run settles on one set of angles.
 
 LongRoPE (Ding et al., arXiv 2402.13753; Phi-3.5, Phi-4-mini) has one set of factors for short texts and one for long
 texts. Dynamic NTK rescales its base with the length. transformers chooses by the largest position of a pass, so a token
 would get other logits in a pass that reads a draft than in a pass of its own. Here the last position that a run can
-reach decides for all of its passes. So a run that cannot get long writes the text of `generate`, and one that can is a
-long text from its first token on.
+reach decides for all of its passes. So a run that stays short writes the text of `generate`, and one that may get long
+is treated as a long text from its first token on.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .modules import with_module, with_parts
 
 
 class Settled(Module):
-    """A rotary embedding in a run of at most `length` tokens: every pass of it seems to end with the last of them."""
+    """A rotary embedding in a run of at most `length` tokens. Every pass seems to end at the last of them."""
 
     def __init__(self, rotary: Any, length: int) -> None:
         super().__init__()
         self.rotary, self.last = with_parts(rotary, {}), length - 1
-        # It writes into its buffers, and runs of other lengths go on beside this one.
+        # It writes into its buffers, and runs of other lengths may go on at the same time.
         self.rotary._buffers = deepcopy(rotary._buffers)
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
-        """What the rotary embedding gives for positions [..., T]: one or several tensors [..., T, width]."""
+        """The result of the rotary embedding for positions [..., T]: one or several tensors [..., T, width]."""
         last = position_ids.new_full((*position_ids.shape[:-1], 1), self.last)
         rotation = self.rotary(x, torch.cat([position_ids, last], -1), *args, **options)
         if isinstance(rotation, Tensor):
@@ -40,9 +40,9 @@ class Settled(Module):
 
 
 def settled(model: PreTrainedModel, length: int) -> PreTrainedModel:
-    """The model for a run of at most `length` tokens: itself, unless its rotary embedding depends on where a pass ends.
+    """The model for a run of at most `length` tokens: itself, or a copy that shares its weights.
 
-    Then it is a copy that shares the weights.
+    A copy is made if its rotary embedding depends on where a pass ends.
     """
     if has_equal_factors(model.config.get_text_config()):
         return model
@@ -53,8 +53,8 @@ def settled(model: PreTrainedModel, length: int) -> PreTrainedModel:
 
 
 def _depends_on_length(module: Module) -> bool:
-    """As `dynamic_rope_update` of transformers' `modeling_rope_utils` asks; some models have a type for each kind of
-    layer."""
+    """The test of transformers' `dynamic_rope_update` (`modeling_rope_utils`). Some models have a type for each kind
+    of layer."""
     stated = getattr(module, "rope_type", None)
     kinds = stated.values() if isinstance(stated, dict) else [stated]
     return any(kind is not None and ("dynamic" in kind or kind == "longrope") for kind in kinds)

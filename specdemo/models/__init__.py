@@ -1,1 +1,1 @@
-"""Presets, and what makes one ready to run: sources, checkpoints, chat templates, error messages."""
+"""Presets, and all that makes one ready to run: sources, checkpoints, chat templates, error messages."""

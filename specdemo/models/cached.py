@@ -1,4 +1,4 @@
-"""What was fetched and is kept on this machine: listed, and deleted."""
+"""Lists and deletes what was fetched and is kept on this machine."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..system.folders import cache_folder
 from ..types import BadInput
 from .store import size_of
 
-KEPT = (".lock", ".so")  # of no size, or compiled in a second
+KEPT = (".lock", ".so")  # empty, or compiled in a second
 
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A model or another download. `path` is where it lies, `size` its bytes; the hub's cache serves others, too."""
+    """A model or another download at `path`, `size` in bytes. Other programs may use the hub's cache too."""
 
     name: str
     size: int
@@ -28,15 +28,15 @@ class Cached:
 
 
 def list_cached() -> list[Cached]:
-    """Everything that was fetched: what is converted or comes from the package index, then what comes from the hub."""
+    """All downloads: what was converted or comes from the package index, then what comes from the hub."""
     return [*_own(), *_of_hub()]
 
 
 def delete_cached(name: str) -> Cached:
-    """Delete what `list_cached` calls by this name.
+    """Delete a download by its name in `list_cached`.
 
     Raises:
-        BadInput: there is none; the message names those there are.
+        BadInput: there is none; the message names those that there are.
     """
     entries = {entry.name: entry for entry in list_cached()}
     if name not in entries:

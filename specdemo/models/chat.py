@@ -1,4 +1,4 @@
-"""Encodes a prompt as token ids. Whatever a person typed stays text."""
+"""Encodes a prompt as token ids. Whatever a person types stays text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 from ..types import BadInput, is_text, reason
 
-MARK = "THE-WORDS-OF-THE-PERSON"  # takes the place of the prompt to find the template's own text
+MARK = "THE-WORDS-OF-THE-PERSON"  # put in the place of the prompt to find the template's own text
 MARKED = re.compile(MARK, re.IGNORECASE)  # some templates change the case
 PIECES = re.compile(r"\w+|[^\w\s]")
 TAG = re.compile(r"(?=.*[^\W_])(?:[^\w\s▁].*|.*[^\w\s▁])", re.DOTALL)  # a name like `<|User|>`: neither a word nor dots
@@ -34,10 +34,10 @@ def encode(
     characters. All other text gets the ids that the tokenizer gives it.
 
     Args:
-        rows: of the model's embedding, which tokens that were added to a tokenizer may lack; None is enough for all.
+        rows: of the model's embedding, in which added tokens may be missing; None is enough for all.
     Raises:
-        BadInput: the prompt is blank, is not text that can be encoded, or has characters or tokens that the model
-            cannot read; or the template fails, or leaves the prompt out.
+        BadInput: the prompt is blank, cannot be encoded, or has characters or tokens that the model cannot read; or the
+            template fails, or leaves the prompt out.
     """
     if not prompt.strip():
         raise BadInput("The prompt is empty: type something first.")
@@ -58,7 +58,7 @@ def encode(
 def trouble(
     tokenizer: PreTrainedTokenizerBase, raw: bool, template_kwargs: dict[str, Any], rows: int | None
 ) -> str | None:
-    """Why no prompt at all can be encoded, in a sentence; None if prompts can be. It takes arguments of `encode`."""
+    """A sentence on why no prompt at all can be encoded; None if prompts can be. Arguments are as in `encode`."""
     raw = raw or not tokenizer.chat_template
     try:
         ids = _ids(tokenizer, MARK, raw, template_kwargs)
@@ -71,7 +71,7 @@ def trouble(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]) -> int | None:
-    """The special token that the chat template puts right after an answer, if there is one."""
+    """The special token that the chat template puts directly after an answer, if there is one."""
     if not tokenizer.chat_template:
         return None
     for as_parts in (False, True):
@@ -100,7 +100,7 @@ def _ids(tokenizer: PreTrainedTokenizerBase, prompt: str, raw: bool, template_kw
 
 
 def _as_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    """With the tokenizer's own first token, if any, but without one that ends a text: this one is to go on."""
+    """Ids with the tokenizer's own first token, if any, but without one that ends a text, since the text goes on."""
     ids, words = list(tokenizer.encode(prompt, split_special_tokens=True)), _plain(tokenizer, prompt)
     ends = (start + len(words) for start in range(len(ids)) if words == ids[start : start + len(words)])
     return ids[: next(ends, len(ids))] if words else ids
@@ -111,7 +111,7 @@ def _plain(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 
 def _without_embedding(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], rows: int | None) -> str | None:
-    """The name of the first token that an embedding of so many rows lacks."""
+    """The name of the first token that is not in an embedding of `rows` rows; None if there is none."""
     missing = next((index for index in ids if rows is not None and index >= rows), None)
     return None if missing is None else repr(tokenizer.convert_ids_to_tokens(missing))
 
@@ -120,10 +120,10 @@ def _without_embedding(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], r
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any], as_parts: bool, **turns: str) -> str:
-    """Turns by role in the chat template, and the beginning of an answer if the last one is the person's.
+    """Turns by role in the chat template, and the beginning of an answer if the last turn is the person's.
 
     Args:
-        as_parts: templates of models that also see pictures loop over the parts of a message.
+        as_parts: give messages as lists of parts, for templates of models that also see pictures.
     """
     told = [
         {"role": role, "content": [{"type": "text", "text": text}] if as_parts else text}
@@ -143,7 +143,7 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwargs: 
     for as_parts in (False, True):
         try:
             text, around = (_render(tokenizer, template_kwargs, as_parts, user=words) for words in (prompt, MARK))
-        except Exception as error:  # a template is code of others
+        except Exception as error:  # a template is foreign code
             failure = failure if as_parts else error
         else:
             if _comes_through(prompt, text, MARKED.sub(" ", around)):
@@ -153,9 +153,9 @@ def _rendered(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwargs: 
 
 
 def _comes_through(prompt: str, text: str, around: str) -> bool:
-    """Whether a text holds something of the prompt that it does not hold around it anyway.
+    """Whether a text holds some of the prompt, beyond what the template's own text holds anyway.
 
-    Templates may change a prompt: they strip it, or take switches such as `/no_think` out of it.
+    Templates may change a prompt: they strip it, or take out switches such as `/no_think`.
     """
     text, around = text.casefold(), around.casefold()
     return any(text.count(piece) > around.count(piece) for piece in PIECES.findall(prompt.casefold()))
@@ -169,13 +169,13 @@ def _in_template(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwarg
     ids, around_ids = plain(text), plain(around)
     markers = _markers(tokenizer, ids, template_kwargs, around_ids)
     specials = special_ids(tokenizer) | markers.keys()
-    # Unknown characters become the unknown token too. It is a special one that was typed only if its name was typed.
+    # Unknown characters become the unknown token too. A special token was typed only if its name was typed.
     telling = specials - {tokenizer.unk_token_id} if str(tokenizer.unk_token) not in prompt else specials
     if _among(telling, ids) == _among(telling, around_ids):
-        return ids  # every special token is one of the template's own
+        return ids  # all special tokens are the template's own
 
-    # Cut the text at the template's special tokens next to the prompt, and encode what is between them with special
-    # tokens as plain text. The cuts change nothing else, since no token spans a special one.
+    # Cut the text at the template's special tokens next to the prompt, and encode what is between them as plain text.
+    # The cuts change nothing else, since no token spans a special one.
     before, words, after = _parted(text, around, prompt)
     names = [tokenizer.convert_ids_to_tokens(i) for i in specials]
     start = max((before.rfind(name) + len(name) for name in names if name in before), default=0)
@@ -185,7 +185,7 @@ def _in_template(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwarg
 
 
 def _parted(text: str, around: str, prompt: str) -> tuple[str, str, str]:
-    """A rendered text as what is before the prompt, the prompt as the template has it, and what is after it."""
+    """The parts of a rendered text: before the prompt, the prompt as the template has it, and after it."""
     if mark := MARKED.search(around):
         before, after = around[: mark.start()], around[mark.end() :]
         if text.startswith(before) and text.endswith(after):
@@ -197,11 +197,11 @@ def _parted(text: str, around: str, prompt: str) -> tuple[str, str, str]:
 def _markers(
     tokenizer: PreTrainedTokenizerBase, ids: list[int], template_kwargs: dict[str, Any], around: Sequence[int] = ()
 ) -> dict[int, str]:
-    """Tokens by which the chat template parts a conversation, though they are not flagged as special, by their ids.
+    """Tokens, by id, that structure a conversation in the chat template but are not flagged as special.
 
     Args:
         ids: of the text in which they may be.
-        around: ids of the template's own text; where it has the same ones, none was typed.
+        around: ids of the template's own text; if it has the same ones, none was typed.
     """
     added = tokenizer.added_tokens_decoder.items()
     tags = {i: token.content for i, token in added if not token.special and TAG.fullmatch(token.content.strip())}
@@ -209,10 +209,10 @@ def _markers(
     if found == _among(tags, around) or not tokenizer.chat_template:
         return {}
     written = [*(tokenizer.chat_control_tokens or ())]
-    with suppress(ValueError):  # there are several templates, and none is the default
+    with suppress(ValueError):  # with several templates and no default
         written.append(tokenizer.get_chat_template(template_kwargs.get("chat_template")))
-    for roles, as_parts in product(CONVERSATIONS, (False, True)):  # a template may build a name, from a role say
-        with suppress(Exception):  # it may not know a role
+    for roles, as_parts in product(CONVERSATIONS, (False, True)):  # a template may build a name, say from a role
+        with suppress(Exception):  # it may not support a role
             written.append(_render(tokenizer, template_kwargs, as_parts, **dict.fromkeys(roles, MARK)))
     return {i: tags[i] for i in found if any(tags[i] in text for text in written)}
 
@@ -222,7 +222,7 @@ def _among(some: Container[int], ids: Sequence[int]) -> list[int]:
 
 
 def _splitting(tokenizer: PreTrainedTokenizerBase, markers: Mapping[int, str]) -> PreTrainedTokenizerBase:
-    """A tokenizer that takes these tokens for special ones: others cannot be split."""
+    """A tokenizer that treats these tokens as special, since only special tokens can be split."""
     if not markers:
         return tokenizer
     other = copy.deepcopy(tokenizer)

@@ -1,8 +1,8 @@
 """From a source of weights to a checkpoint: its configuration, its tokenizer and the files with its weights.
 
 Importing transformers' models takes longer than the rest of a start, and such a model would keep a second copy of the
-weights in memory. So `read_weights` reads the files of the families that the fused runners know. `open_model` opens a
-model by transformers: those of other families, and any where its own model is needed.
+weights in memory. So `read_weights` reads the files of the families that the fused runners know. `open_model` opens
+other families by transformers, and any model that is needed in transformers' own class.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
-NOT_IN_PARTS = {"cpmant", "prophetnet"}  # with a cache they read one token in a pass, or all of the text again
+NOT_IN_PARTS = {"cpmant", "prophetnet"}  # with a cache they read one token in a pass, or the whole text again
 
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
     """A model whose configuration and tokenizer are in memory, but not its weights.
 
-    `name_or_path` is that of `from_pretrained`. `identity` names the weights in a trace. `eos` are the tokens that end
-    a text, from the model's files.
+    `name_or_path` is for `from_pretrained`. `identity` names the weights in a trace. `eos` are the tokens that end a
+    text, from the model's files.
     """
 
     source: Source
@@ -55,7 +55,7 @@ class Checkpoint:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Arguments of every `from_pretrained`."""
+        """Arguments for every `from_pretrained`."""
         return {"trust_remote_code": False, **({"revision": self.revision} if self.revision else {})}
 
 
@@ -65,7 +65,7 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
     Raises:
         LoadError: it failed, or the architecture is not supported. The message says why and what to do.
     """
-    transformers_logging.disable_progress_bar()  # `progress` replaces it
+    transformers_logging.disable_progress_bar()  # `progress` takes its place
     source = source.found(progress)
     place = source.place(dtype, progress)
     name_or_path, revision = place.name_or_path, place.revision
@@ -92,7 +92,7 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
 def _stated_eos(file: Callable[[str], Path | None], config: PreTrainedConfig) -> int | list[int] | None:
     """The tokens that end a text: those of generation_config.json or, where it has none, those of config.json.
 
-    transformers' `generate` does not stop at the latter, but they are the model's own.
+    transformers' `generate` does not stop at the latter, but the model uses them.
     """
     names = "generation_config.json", "config.json"
     generation, model = (json.loads(path.read_text(encoding="utf-8")) if (path := file(name)) else {} for name in names)
@@ -113,7 +113,7 @@ def fetch_weights(checkpoint: Checkpoint, progress: Progress) -> list[Path]:
         files = weights_files(
             lambda name: file_of(checkpoint.name_or_path, checkpoint.revision, name, tqdm_class=bar), checkpoint.variant
         )
-    if not files:  # there may be a pickle, which can run code when it is read
+    if not files:  # there may be a pickle, which can run code when read
         raise LoadError(f"{checkpoint.source} has no weights in safetensors, the one form that is read here.")
     return files
 
@@ -121,7 +121,7 @@ def fetch_weights(checkpoint: Checkpoint, progress: Progress) -> list[Path]:
 def read_weights(
     checkpoint: Checkpoint, files: list[Path], dtype: torch.dtype, device: torch.device
 ) -> StoredWeights | None:
-    """A model's weights, read without transformers' model; None if they can only be read or run with it."""
+    """A model's weights, read without transformers' model; None if that is needed to read or run them."""
     return StoredWeights.of(files, checkpoint.config, dtype, device) if readable(checkpoint.config) else None
 
 
@@ -135,7 +135,7 @@ def open_model(
     """Open a model by transformers.
 
     Args:
-        max_memory: the bytes of weights for each of several devices, in this order.
+        max_memory: the most bytes of weights for each of several devices, in this order.
     Raises:
         LoadError: it failed, or its files lack weights. The message says why and what to do.
     """
@@ -161,14 +161,14 @@ def open_model(
 
 
 def device_map(device: torch.device, max_memory: Mapping[int | str, int] | None) -> dict[str, Any]:
-    """Options of `from_pretrained`: all weights on one device, or over several, each filled before the next."""
+    """Options of `from_pretrained`: all weights on one device, or on several, each filled before the next."""
     if max_memory is not None:
         return {"device_map": "sequential", "max_memory": dict(max_memory)}
     return {} if device.type == "cpu" else {"device_map": {"": str(device)}}
 
 
 def embeddings_of(model: PreTrainedModel) -> tuple[Tensor, Tensor] | None:
-    """The input and the output embeddings, [V, hidden] each, one tensor if they are tied. None if one is offloaded."""
+    """The input and the output embeddings, [V, hidden] each; one tensor if they are tied, None if one is offloaded."""
     first, last = model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
     return None if first.is_meta or last.is_meta else (first, last)
 
@@ -180,7 +180,7 @@ def _round(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def placement(model: PreTrainedModel) -> dict[str, int]:
-    """Bytes of weights on each device. "disk" stands for those that every pass reads from there."""
+    """Bytes of weights on each device. "disk" stands for weights that every pass reads from the disk."""
     sizes: dict[str, int] = {}
     for name, weight in model.named_parameters():
         device = _waiting_at(model, name) if weight.is_meta else str(weight.device)
@@ -195,16 +195,16 @@ def _waiting_at(model: PreTrainedModel, name: str) -> str:
 
 
 def check_rolls_back(config: PreTrainedConfig, source: Source) -> None:
-    """Refuse an architecture whose text cannot be read in passes of any length, and rolled back, by its configuration.
+    """Refuse an architecture that cannot read passes of any length or cannot be rolled back, by its configuration.
 
     Raises:
-        LoadError: naming the model, and the layers or what else is not supported.
+        LoadError: naming the model and what is not supported, such as layers.
     """
     text = config.get_text_config(decoder=True)
     both_ways = getattr(text, "use_bidirectional_attention", None) in (True, "all")
     if both_ways or not getattr(text, "is_causal", True):
         raise LoadError(f"{source} is an encoder, not a causal language model: its attention sees what comes later.")
-    if readable(config):  # it has full attention only, so transformers' models need not be imported
+    if readable(config):  # full attention only, so transformers' models need not be imported
         return
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
@@ -228,7 +228,7 @@ def check_rolls_back(config: PreTrainedConfig, source: Source) -> None:
             f"{source} cannot be used for speculative decoding here: a model of the type {kind!r} does not keep keys "
             "and values from which a pass over several tokens can go on."
         )
-    empty_model(config)  # what fails to be built is told now, and not after the download
+    empty_model(config)  # a model that cannot be built fails now, not after the download
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:

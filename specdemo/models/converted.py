@@ -1,4 +1,4 @@
-"""GGUF files: fetched once, checked, converted, and kept in a cache that is never half full."""
+"""GGUF files: fetched once, checked, converted, and kept in a cache without partial entries."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ from .store import Progress, check_room, crc32_of, disk_errors_in_words, has_sum
 if TYPE_CHECKING:
     import torch
 
-LAYOUT = 2  # of a cache entry; a new number makes every entry anew
+LAYOUT = 2  # version of a cache entry; a new number has all entries made again
 IDENTITY = "identity.json"
-Copies = Mapping[str, str | None]  # number types to the `variant` of `from_pretrained`
+Copies = Mapping[str, str | None]  # from number types to the `variant` of `from_pretrained`
 COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loaded: casting takes a second
-# A large model is kept once. Its weights have a few bits each: what bfloat16 rounds off is far less than they lack.
+# A large model is kept once. Its weights have a few bits each, so the rounding to bfloat16 matters little.
 ONE_COPY: Copies = {"bfloat16": None}
 
 
 class Converted(Source):
-    """A source of a GGUF file, whose weights are converted at the first call and kept."""
+    """A source of a GGUF file, whose weights are converted at the first call and then kept."""
 
     __slots__ = ()
     copies: ClassVar[Copies] = ONE_COPY  # the number types that the weights are kept in
-    room: ClassVar[int] = 5  # disk space that it takes to make an entry of the cache, in sizes of the file
+    room: ClassVar[int] = 5  # disk space for making an entry of the cache, in sizes of the file
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Bytes to fetch, or of the file."""
+        """Bytes to fetch, or of the local file."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """What the names of its files in the cache begin with."""
+        """The beginning of the names of its files in the cache."""
 
     @abstractmethod
     def identity(self) -> dict[str, str]:
-        """What a trace says of its weights, with the `gguf_sha256`."""
+        """The names of its weights in a trace, with the `gguf_sha256`."""
 
     @abstractmethod
     def fetch(self, folder: Path, kept: Path, progress: Progress) -> Path:
         """The GGUF file, which is deleted afterwards if it is in `folder`.
 
         Args:
-            kept: a folder that stays if this is cut off, so that the next call can go on.
+            kept: a folder that stays if this is interrupted, so that the next call can go on.
         Raises:
             LoadError: no network, wrong checksum: one sentence each.
         """
 
     def check(self) -> None:
-        """Refuse what need not be fetched to know that it is no GGUF file.
+        """Refuse what can be seen not to be a GGUF file before it is fetched.
 
         Raises:
             LoadError: naming the file.
@@ -70,12 +70,12 @@ class Converted(Source):
 
     @property
     def entry(self) -> Path:
-        """Where the cache keeps what it was converted to, whether or not it is there."""
+        """The path of the converted model in the cache, whether or not it exists."""
         return cache_folder() / f"{self.label}-{self.identity()['gguf_sha256'][:12]}-v{LAYOUT}"
 
     @property
     def is_made(self) -> bool:
-        """Whether the cache has what it is converted to."""
+        """Whether the cache has the converted model."""
         return (self.entry / IDENTITY).is_file()
 
     @property
@@ -103,13 +103,13 @@ class Converted(Source):
 def converted(source: Converted, dtype: torch.dtype, progress: Progress) -> tuple[Path, str | None]:
     """A folder for `from_pretrained` with the weights of a GGUF file, and the `variant` to load from it for `dtype`.
 
-    Made at the first call; two processes that ask at once make it once. Every file that will be read is
-    checked against the checksum taken when it was written, and a damaged entry is made again.
+    It is made at the first call, once even if two processes ask at the same time. Every file that will be read is
+    checked against its checksum from the time of writing, and a damaged entry is made again.
 
     Raises:
         LoadError: no network, wrong checksum, no disk space, cache not writable: one sentence each.
     """
-    variant = source.copies.get(str(dtype).removeprefix("torch."))  # other types are cast from the copy without a name
+    variant = source.copies.get(str(dtype).removeprefix("torch."))  # other types are cast from the first copy
     with disk_errors_in_words(cache_folder()):
         progress(None, "checking the weights")
         source.check()
@@ -122,11 +122,11 @@ def converted(source: Converted, dtype: torch.dtype, progress: Progress) -> tupl
 
 
 def _make(entry: Path, source: Converted, folder: Path, progress: Progress) -> Path:
-    """Fetch, check and convert in a folder beside the entry, whose place it takes."""
+    """Fetch, check and convert in a folder beside the entry, which then becomes the entry."""
     if entry.exists():
         progress(None, "the stored weights are damaged: making them again")
         shutil.rmtree(entry)
-    parts = entry.with_name(f"{entry.name}.parts")  # stays after a download that was cut off
+    parts = entry.with_name(f"{entry.name}.parts")  # stays after an interrupted download
     check_room(entry.parent, source.size * source.room - size_of(parts))
     gguf = source.fetch(folder, parts, progress)
     progress(None, "converting the weights (20 seconds or more, only this once)")
@@ -136,7 +136,7 @@ def _make(entry: Path, source: Converted, folder: Path, progress: Progress) -> P
     identity = {**source.identity(), "crc32": {file.name: crc32_of(file) for file in sorted(folder.iterdir())}}
     (folder / IDENTITY).write_text(json.dumps(identity, indent=1), encoding="utf-8")
     shutil.rmtree(parts, ignore_errors=True)
-    for layout in range(1, LAYOUT):  # a program that still has it open keeps it until it ends
+    for layout in range(1, LAYOUT):  # a program that has it open keeps it until it ends
         shutil.rmtree(entry.with_name(f"{entry.name.removesuffix(str(LAYOUT))}{layout}"), ignore_errors=True)
     return folder
 
@@ -147,7 +147,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES) -> None:
     float32 holds exactly what the GGUF says, so results in float32 agree with anyone's.
 
     Raises:
-        LoadError: naming what the file lacks, or what of its header is not known.
+        LoadError: naming what the file lacks, or a field of its header that is not known.
     """
     import torch
     from transformers import AutoConfig, AutoTokenizer, GgufConfig
@@ -162,7 +162,7 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES) -> None:
         "dtype": getattr(torch, next(iter(copies))),
         "quantization_config": GgufConfig(dequantize=True),
     }
-    with redirect_stderr(StringIO()):  # a progress bar that has no switch
+    with redirect_stderr(StringIO()):  # hides a progress bar that cannot be switched off
         model = open_whole(name, place, config=config, **options)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
     _mend(tokenizer, model.config)
@@ -180,14 +180,14 @@ def _numbers(gguf: Path, tensor: str) -> list[float]:
 
 
 def _mend(tokenizer: Any, config: Any) -> None:
-    """Name the special tokens as the model does: transformers 5.17 takes the wrong end token from some GGUF files."""
+    """Set the special tokens to the model's: transformers 5.17 takes the wrong end token from some GGUF files."""
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         if (index := getattr(config, f"{name}_id", None)) is not None:
             setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(index))
 
 
 def _is_intact(entry: Path, variant: str | None, copies: Copies) -> bool:
-    """Whether the files of an entry that will be read are as they were written."""
+    """Whether the files of an entry that will be read are still as written."""
     try:
         sums = json.loads((entry / IDENTITY).read_text(encoding="utf-8"))["crc32"]
         others = {weights_file(copy) for copy in copies.values()} - {weights_file(variant)}
@@ -197,5 +197,5 @@ def _is_intact(entry: Path, variant: str | None, copies: Copies) -> bool:
 
 
 def weights_file(variant: str | None) -> str:
-    """Where a cache entry keeps its weights for a variant of `converted`."""
+    """The file with the weights of a `variant` in a cache entry."""
     return f"model.{variant}.safetensors" if variant else "model.safetensors"

@@ -1,4 +1,4 @@
-"""Sentences for a person about what went wrong when a model was loaded or run."""
+"""Sentences about what went wrong when a model was loaded or run."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def explain(error: BaseException) -> str | None:
 
 @contextmanager
 def wrap_load_errors(source: object) -> Iterator[None]:
-    """Turn errors within this context into a `LoadError` whose message is a sentence about a source, as `str` names it.
+    """Turn errors within this context into a `LoadError` whose message is a sentence about `source`.
 
     Raises:
-        LoadError: anything went wrong, except bad input.
+        LoadError: anything but bad input went wrong.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""What the header of a GGUF file says of attention, put into the configuration or refused.
+"""Puts what the header of a GGUF file says of attention into the configuration, or refuses it.
 
-transformers 5.23 reads little more of it than the base of the rotary embedding, and drops the rest without a word.
-llama.cpp reads all of it: its `load_hparams`, `llama_context` and `ggml_rope_ext` have the formulas.
+transformers 5.23 reads little more of it than the base of the rotary embedding, and silently drops the rest. llama.cpp
+reads all of it: its `load_hparams`, `llama_context` and `ggml_rope_ext` have the formulas.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PATTERN = "attention.sliding_window_pattern"
 FIELDS = {"freq_base", "freq_base_swa", "dimension_count", "dimension_count_swa", "scale_linear", "scaling.type"}
 FIELDS |= {"scaling.factor", "scaling.attn_factor", "scaling.original_context_length", "scaling.finetuned"}
 FIELDS |= {"scaling.yarn_ext_factor", "scaling.yarn_beta_fast", "scaling.yarn_beta_slow"}
-SAME = "attn_logit_softcapping", "final_logit_softcapping"  # fields that a configuration calls so, too
+SAME = "attn_logit_softcapping", "final_logit_softcapping"  # fields that have the same name in a configuration
 EXPERTS = "ffn_gate_exps", "ffn_up_exps"  # in the names of tensors: two halves of one weight
 # Architectures, by llama.cpp's names:
 READ = {"lfm2", "qwen35", "qwen35moe"}  # transformers reads all but what rescales the frequencies
-PARTLY = {"phi3", "stablelm", "nemotron", "minimax-m2"}  # may rotate the first part of a head only
+PARTLY = {"phi3", "stablelm", "nemotron", "minimax-m2"}  # may rotate only the first part of a head
 TWO_ROPES = {"gemma3", "gemma4"}  # layers with a sliding window have a rotation of their own, which is not rescaled
 SLIDING = {"gemma2", "gpt-oss", *TWO_ROPES}  # have such layers
-LARGE = {"gemma2": 46, "gemma3": 62}  # how many layers those have that divide products by another width
+LARGE = {"gemma2": 46, "gemma3": 62}  # the number of layers of the models that divide products by another width
 
 
 def check_header(name: str, header: Header) -> None:
@@ -38,18 +38,18 @@ def check_header(name: str, header: Header) -> None:
     Args:
         name: of the model, for the message.
     Raises:
-        LoadError: naming what it lacks, or what of its header a configuration cannot express.
+        LoadError: naming what it lacks, or a field of its header that a configuration cannot express.
     """
     if (unknown := next(_unknown(header), None)) is not None:
         raise LoadError(f"{name} cannot be run here, because its rotary embedding is not known: {unknown}.")
     for tensor in header.shapes:
         for half, other in (EXPERTS, EXPERTS[::-1]):
-            if (needed := tensor.replace(half, other)) not in header.shapes:  # transformers would take zeros
+            if (needed := tensor.replace(half, other)) not in header.shapes:  # transformers would use zeros
                 raise LoadError(f"{name} lacks weights: it has {tensor} and no {needed}.")
 
 
 def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], list[float]]) -> PreTrainedConfig:
-    """The configuration that transformers made of a GGUF file, with all that its header says of attention.
+    """The configuration that transformers made of a GGUF file, completed with what its header says of attention.
 
     Args:
         header: one that `check_header` accepts.
@@ -64,7 +64,7 @@ def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], li
         own = {"rope_theta": header.of_model("rope.freq_base_swa", stated["sliding_attention"]["rope_theta"])}
         ropes = {"full_attention": rope, "sliding_attention": own}
         changes["rope_parameters"] = {layers: {**stated[layers], **more} for layers, more in ropes.items()}
-    if LONG in header.shapes:  # Phi-3 keeps it here, too
+    if LONG in header.shapes:  # Phi-3 keeps it here too
         changes["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     if (pattern := header.of_model(PATTERN)) is not None:
         every = range(1, config.num_hidden_layers + 1)
@@ -78,7 +78,7 @@ def completed(config: PreTrainedConfig, header: Header, read: Callable[[str], li
 
 
 def _rope(header: Header, read: Callable[[str], list[float]]) -> dict[str, Any]:
-    """`rope_parameters`, as far as the header states them."""
+    """The `rope_parameters` that the header states."""
     rope: dict[str, Any] = {}
     if base := header.of_model("rope.freq_base"):
         rope["rope_theta"] = base
@@ -95,7 +95,7 @@ def _rope(header: Header, read: Callable[[str], list[float]]) -> dict[str, Any]:
                 rope[beta] = value
     elif factor != 1:
         rope |= {"rope_type": "linear", "factor": factor}
-    elif ALWAYS in header.shapes and header.architecture == "gemma4":  # divides by 1e30 what is not rotated
+    elif ALWAYS in header.shapes and header.architecture == "gemma4":  # 1e30 divides what is not rotated
         kept = [divisor < 1e9 for divisor in read(ALWAYS)]
         rope |= {"rope_type": "proportional", "partial_rotary_factor": sum(kept) / len(kept)}
     elif {ALWAYS, LONG} & header.shapes.keys():
@@ -141,19 +141,19 @@ def _unknown(header: Header) -> Iterator[str]:
 
 
 def _factor(header: Header) -> float:
-    """By what the frequencies are divided, in the way of `rope.scaling.type`."""
+    """The divisor of the frequencies, which `rope.scaling.type` says how to use."""
     if header.of_model("rope.scaling.type") == "none":
         return 1.0
     return float(header.of_model("rope.scaling.factor") or header.of_model("rope.scale_linear") or 1.0)
 
 
 def _width(header: Header) -> int:
-    """The numbers of a key."""
+    """The width of a key."""
     heads = header.of_model("attention.head_count", 1)
     stated = header.of_model("attention.key_length")
     return int(stated or header.of_model("embedding_length", 0) // (max(heads) if isinstance(heads, list) else heads))
 
 
 def _rotated(header: Header) -> int:
-    """How many of them are rotated."""
+    """How many numbers of a key are rotated."""
     return int(header.of_model("rope.dimension_count", _width(header)))

@@ -1,4 +1,4 @@
-"""A model in a GGUF file, of this machine or of the Hugging Face hub."""
+"""A model in a GGUF file, on this machine or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 @dataclass(frozen=True, slots=True)
 class Gguf(Converted):
-    """A GGUF file: a path, or the name of a file in a repository of the hub."""
+    """A GGUF file: a path, or the name of a file in a repository on the hub."""
 
     keys = ("hub", "path")
     file: Text
@@ -37,7 +37,7 @@ class Gguf(Converted):
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any], folder: Path) -> Gguf | None:
-        if "path" in table:  # that of a file: `Folder` comes first
+        if "path" in table:  # of a file, since `Folder` comes first
             return cls(str(table_as(Folder, table, folder).path))
         return table_as(cls, table, folder) if "file" in table else None
 

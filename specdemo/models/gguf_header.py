@@ -1,4 +1,4 @@
-"""What the beginning of a GGUF file says of its model, so that the file itself need not be there.
+"""Reads the header of a GGUF file, so that the rest of the file need not be there.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -23,12 +23,12 @@ class Header:
 
     @property
     def numbers(self) -> int:
-        """How many numbers the weights are."""
+        """The number of weights."""
         return sum(map(prod, self.shapes.values()))
 
     @property
     def architecture(self) -> str:
-        """What llama.cpp calls the kind of model."""
+        """llama.cpp's name for the kind of model."""
         return str(self.fields["general.architecture"])
 
     def of_model(self, key: str, default: Any = None) -> Any:
@@ -40,7 +40,7 @@ def read_header(file: BinaryIO) -> Header:
     """The header of a GGUF file.
 
     Raises:
-        ValueError: it is no GGUF file, or not even its header is whole.
+        ValueError: it is not a GGUF file, or its header is incomplete.
     """
     try:
         return _read(file)

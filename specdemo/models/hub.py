@@ -36,7 +36,7 @@ class Hub(Source):
 
     @classmethod
     def named(cls, text: str) -> Hub:
-        """A hub id, also `id@revision`. What has no other kind is one of these or is refused."""
+        """A hub id, or `id@revision`. This is the last kind that is tried: other text is refused."""
         path = path_of(text)
         if path.suffix in PICKLES:
             raise BadInput(
@@ -53,7 +53,7 @@ class Hub(Source):
 
     def place(self, dtype: torch.dtype, progress: Progress) -> Place:
         progress(None, f"looking for {self} on the hub")
-        commit, unreached = self.commit()  # every file is then of this commit
+        commit, unreached = self.commit()  # so that every file is of this commit
         revision = commit or self.revision
         identity = {"source": "hub", "repo": self.repo, "revision": revision}
         return Place(self.repo, identity, revision or "main", unreached=unreached)

@@ -30,7 +30,7 @@ from . import chat
 from .checkpoint import Checkpoint, fetch_weights, find_checkpoint
 from .errors import causes
 from .opened import open_checkpoint
-from .placement import Part, plan
+from .placement import ModelPart, plan
 from .presets import Preset
 from .published_heads import fetch_heads, formats_of
 from .store import LoadError, Progress, ignore
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 DEFAULT_CONTEXT = 2048  # for models that state none
 MAKING_ROOM = "making room: the preset that was loaded goes"
-LANES = 2  # runs of the target that go on at a time: a race's
+LANES = 2  # runs of the target at the same time, in a race
 
 
 @dataclass(repr=False)  # a repr would print every weight
 class Loaded:
     """A preset whose models are in memory.
 
-    `dtype` is what is computed in, `weights_dtype` what the weights are stored in. `context` is the most tokens that a
-    run may hold, `rows` how many token ids the target can read, `eos_ids` the tokens that end a text, `weights` says
-    which weights these are, for the header of a trace. `engine` runs the target: graph, native, fused or eager;
-    `exact_rows` and `exact_tree_rows` are those of its runners. `parts` are what its drafters need. `placement` are
-    the bytes of the target's weights on each device, `held` those of all models, `token_bytes` those of a token's keys
-    and values: of the target, and of the drafters with a cache of their own. `bytes_per_pass` are those of weights that
-    a pass of the target reads for one token, see `Part.share_read`.
+    `dtype` is the type of computations, `weights_dtype` that of stored weights. `context` is the most tokens of a run,
+    `rows` how many token ids the target can read, `eos_ids` the tokens that end a text. `weights` identifies the
+    weights in the header of a trace. `engine` runs the target: graph, native, fused or eager; `exact_rows` and
+    `exact_tree_rows` are those of its runners. `parts` are what its drafters need. `placement` is the bytes of the
+    target's weights on each device, `held` those of all models. `token_bytes` is the bytes of a token's keys and
+    values, of the target and of the drafters with their own cache. `bytes_per_pass` is the bytes of weights that a pass
+    of the target reads for one token, see `ModelPart.share_read`.
     """
 
     preset: Preset
@@ -82,20 +82,20 @@ class Loaded:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The target as transformers has it. Where no runner needs it, it is opened now, beside the runner's weights:
-        it is the same one as long as anybody holds it, and is then freed."""
+        """The target as a transformers model. If no runner uses that, it is opened now, beside the runner's weights,
+        and freed when nobody holds it any more."""
         assert self.open_model is not None, "the models were released"
         return self.open_model()
 
     @property
     def draft_model(self) -> PreTrainedModel:
-        """The draft model as transformers has it, in the same way; only for presets that have one."""
+        """The draft model as a transformers model, in the same way; only for presets that have one."""
         assert self.open_draft_model is not None, "this preset has no draft model"
         return self.open_draft_model()
 
     @property
     def released(self) -> bool:
-        """Whether nothing can be run any more."""
+        """Whether the models were released, so that nothing can run."""
         return self.make_target_runner is None
 
     @property
@@ -117,7 +117,7 @@ class Loaded:
         return self.parts.make_draft_runner(capacity)
 
     def cannot_branch(self, drafter: str) -> str | None:
-        """Why a drafter that there is cannot draft trees here; None if it can."""
+        """Why an available drafter cannot draft trees here; None if it can."""
         runners = [self.target_runner]
         if drafter == "draft-model" and self.parts.make_draft_runner:
             runners.append(self.draft_runner)
@@ -158,7 +158,7 @@ class Loaded:
         }
 
     def release(self) -> None:
-        """Drop the models and give their memory back. Safe to call twice; nothing can be run afterwards."""
+        """Drop the models and free their memory. Safe to call twice; nothing can run afterwards."""
         self.open_model = self.open_draft_model = self.make_target_runner = None
         self.parts.ready_heads.clear()
         self.parts = DrafterParts()
@@ -173,35 +173,35 @@ def load(
     eager: bool = False,
     instead_of: Loaded | None = None,
 ) -> Loaded:
-    """Make a preset ready, fetching what is missing. What fails frees all that it took.
+    """Make a preset ready, fetching what is missing. If this fails, all memory is freed.
 
     Args:
-        dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's or what the device is good at. On a
-            CPU float16 is for the weights alone, see `hardware.compute_dtype`.
+        dtype: "float32", "bfloat16" or "float16"; None or "auto" is the preset's choice or the best for the device. On
+            a CPU float16 is for the weights only, see `hardware.compute_dtype`.
         device: "cpu", "cuda" or "cuda:1"; None or "auto" takes a GPU if there is one.
-        progress: called with the stage in words, and how much of it is done where that is known.
+        progress: called with the stage in words, and how much of it is done if known.
         eager: run the models by transformers' own forward.
-        instead_of: what is loaded now and is not needed any more. It is released where there is no memory for both,
-            after everything else was checked and downloaded.
+        instead_of: a loaded preset that is not needed any more. If memory has no room for both, it is released, after
+            everything was checked and downloaded.
     Raises:
-        BadInput: a dtype or device that does not exist, or a pair of models that does not go together.
-        LoadError: the weights cannot be had or opened: one sentence says why and what to do.
+        BadInput: the dtype or device does not exist, or the two models do not go together.
+        LoadError: the weights cannot be fetched or opened: one sentence says why and what to do.
     """
-    WEIGHTS.begin_anew()  # beside what is loaded now this one would keep the other's memory, or the other this one's
+    WEIGHTS.begin_anew()  # presets that share a chunk would keep each other's memory
     try:
         return _load(preset, dtype, device, progress, eager, instead_of)
     except BaseException as error:
         short = any(isinstance(cause, (MemoryError, torch.OutOfMemoryError)) for cause in causes(error))
         if isinstance(error, LoadError):
             log.debug("The load failed.", exc_info=error)
-        for cause in causes(error):  # what a function had at hand when it failed lives as long as its frame
+        for cause in causes(error):  # the variables of a function that failed live as long as its frame
             traceback.clear_frames(cause.__traceback__)
-            if isinstance(error, LoadError):  # is a sentence: a bug keeps its traceback for the log
+            if isinstance(error, LoadError):  # it is a sentence, while a bug keeps its traceback for the log
                 cause.__traceback__ = None
         _free_memory()
         if not short or instead_of is None or instead_of.released:
             raise
-    progress(None, MAKING_ROOM)  # it takes more memory than was reckoned with
+    progress(None, MAKING_ROOM)  # it takes more memory than estimated
     instead_of.release()
     return load(preset, dtype, device, progress, eager)
 
@@ -212,7 +212,7 @@ def _load(
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
     eager = eager or chosen_device.type == "mps"
-    if eager:  # nothing then multiplies by weights that are stored in less
+    if eager:  # transformers cannot multiply by weights of a smaller type
         chosen_dtype = compute_dtype(chosen_dtype, chosen_device)
     target, *drafts = (
         find_checkpoint(source, chosen_dtype, progress)
@@ -224,7 +224,7 @@ def _load(
     heads, missing_heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
     parts = [
-        Part(
+        ModelPart(
             str(found.source),
             found.config,
             chosen_dtype if knows(found.config) else compute_dtype(chosen_dtype, chosen_device),
@@ -248,7 +248,7 @@ def _load(
     opened = opening(target, files[0], where.devices[0], LANES, bool(preset.heads), max_memory=where.max_memory)
     draft_opened = [opening(found, files[1], where.devices[1], 1) for found in drafts]
     if opened.device.type != "cuda":
-        sampling.library()  # compiled now if need be, and not while the first run is timed
+        sampling.library()  # compile it now, not while the first run is timed
     progress(1.0, "ready")
     held = dict(opened.placement)
     for other in draft_opened:
@@ -258,7 +258,7 @@ def _load(
     token_bytes = {name: part.keys_and_values * dtype_here.itemsize for name, part in both}
     token_bytes["layer-skip"] = int(token_bytes["target"] * parts[0].drafting)
     make_draft_runner = draft_opened[0].make_runner if drafts else None
-    if make_draft_runner and translation:  # it reads the end of a text that is too long for it
+    if make_draft_runner and translation:  # of a text that is too long it reads the end
         make_draft_runner = _within(make_draft_runner, drafts[0].config)
     drafter_parts = DrafterParts(
         embeddings=opened.embeddings,
@@ -289,7 +289,7 @@ def _load(
         weights_dtype=dtype_here if opened.engine == "eager" else chosen_dtype,
         token_bytes=token_bytes,
         context=context_of(target.config),
-        rows=rows_of(target.config),
+        rows=embedding_rows(target.config),
         eos_ids=_eos_ids(target, preset),
         weights={"target": target.identity, "draft_model": drafts[0].identity if drafts else None},
         engine=opened.engine,
@@ -300,10 +300,10 @@ def _load(
 
 
 def check_skip_layers(config: PreTrainedConfig, preset: Preset) -> None:
-    """Refuse a draft by as many layers as the target has.
+    """Refuse layer-skip with as many layers as the target has.
 
     Raises:
-        BadInput: naming the file and the layers that there are.
+        BadInput: naming the file and the number of layers.
     """
     layers = config.get_text_config().num_hidden_layers
     if preset.skip_layers is not None and preset.skip_layers >= layers:
@@ -319,24 +319,24 @@ def check_prompts(target: Checkpoint, preset: Preset) -> None:
     Raises:
         LoadError: saying why.
     """
-    known = target.tokenizer, preset.defaults.raw, preset.chat_template_kwargs, rows_of(target.config)
+    known = target.tokenizer, preset.defaults.raw, preset.chat_template_kwargs, embedding_rows(target.config)
     if trouble := chat.trouble(*known):
         raise LoadError(f"{target.source} cannot be used. {trouble}")
 
 
 def _translation(target: Checkpoint, draft: Checkpoint) -> Translation | None:
     """Between the tokenizers of a target and its draft model; None if they are alike."""
-    readable = rows_of(draft.config)
+    readable = embedding_rows(draft.config)
     unlike = differing_token(target.tokenizer.get_vocab(), draft.tokenizer.get_vocab(), readable)
     return Translation(target.tokenizer, draft.tokenizer, readable) if unlike else None
 
 
 def _within(make_runner: MakeRunner, config: PreTrainedConfig) -> MakeRunner:
-    """The same, of runners whose caches never hold more tokens than the model was made to read."""
+    """`make_runner` with capacities limited to what the model was made to read."""
     return lambda capacity: make_runner(min(capacity, context_of(config)))
 
 
-def rows_of(config: PreTrainedConfig) -> int:
+def embedding_rows(config: PreTrainedConfig) -> int:
     """How many token ids a model can read: the rows of its embedding."""
     return int(config.get_text_config().vocab_size)
 

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: the commit of a revision, files, what it tells of a repository. Errors are sentences."""
+"""The Hugging Face hub: commits, files and facts of a repository. Errors are sentences."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .gguf_header import Header, read_header
 from .source import GGUF, Told
 from .store import LoadError, Progress
 
-HUB_SECONDS = 10  # that the hub gets to answer whether a model exists; it is asked once
-HEADER_BYTES = 2**25  # of a GGUF file that are fetched for its header
+HUB_SECONDS = 10  # the time limit of the one question whether a model exists
+HEADER_BYTES = 2**25  # the part of a GGUF file that is fetched for its header
 CONFIG = "config.json"
 
 
 def commit_of(repo: str, revision: str | None) -> tuple[str | None, bool]:
-    """The commit of a revision now (None if the repository is a folder), and whether the hub is out of reach.
+    """The present commit of a revision (None if the repository is a folder), and whether the hub is out of reach.
 
     The hub is asked once with a timeout, because its library would retry for half a minute. If it cannot be reached,
     earlier downloads are used.
@@ -51,7 +51,7 @@ def commit_of(repo: str, revision: str | None) -> tuple[str | None, bool]:
 
 
 def config_of(repo: str, revision: str | None) -> Path:
-    """The configuration in a repository, in a folder that has the name of its commit."""
+    """The path of a repository's configuration, in a folder named after its commit."""
     commit, unreached = commit_of(repo, revision)
     with wrap_load_errors(repo):
         config = file_of(repo, commit, CONFIG, local_files_only=unreached)
@@ -60,23 +60,23 @@ def config_of(repo: str, revision: str | None) -> Path:
 
 
 def file_of(name_or_path: str, revision: str | None, name: str, **options: Any) -> Path | None:
-    """The path of a file of a folder or of a repository, which is downloaded if needed; None if it does not exist."""
+    """The path of a file in a folder or repository, downloaded if needed; None if it does not exist."""
     if os.path.isdir(name_or_path):
         path = Path(name_or_path) / name
         return path if path.is_file() else None
     try:
         return Path(hf_hub_download(name_or_path, name, revision=revision, **options))
-    except LocalEntryNotFoundError:  # a kind of the next error: the hub cannot be reached
+    except LocalEntryNotFoundError:  # a subclass of the next error: the hub cannot be reached
         raise
     except EntryNotFoundError:
         return None
 
 
 def download(what: object, repo: str, revision: str | None, file: str, progress: Progress) -> str:
-    """The path of a file of a repository, which is downloaded if needed.
+    """The path of a file in a repository, downloaded if needed.
 
     Raises:
-        LoadError: it cannot be had.
+        LoadError: it cannot be downloaded.
     """
     with wrap_load_errors(what):
         return hf_hub_download(repo, file, revision=revision, tqdm_class=download_bar(what, progress))
@@ -115,7 +115,7 @@ def told_of(repo: str, revision: str | None, file: str | None = None) -> Told:
     """What the hub tells of a repository with a model, or of one of its files.
 
     Raises:
-        LoadError: there is no such repository or file, or it has no weights that are read here.
+        LoadError: there is no such repository or file, or it has no weights that can be read here.
     """
     info = info_of(repo, revision)
     files = sizes_in(info)
@@ -134,7 +134,7 @@ def header_of(repo: str, revision: str | None, file: str) -> Header:
     """The header of a GGUF file in a repository.
 
     Raises:
-        LoadError: the file may not be read.
+        LoadError: access to the file is denied.
     """
     url = hf_hub_url(repo, file, revision=revision)
     headers = {**build_hf_headers(), "Range": f"bytes=0-{HEADER_BYTES - 1}"}

@@ -1,4 +1,4 @@
-"""A model in memory, once: as a fused runner has it, or else as transformers has it."""
+"""A model in memory, once: as weights of a fused runner, or else as a transformers model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)  # a repr would print every weight
 class OpenedModel:
-    """What makes the runners of one model, with all of it that is in memory; see `Loaded`."""
+    """Makes the runners of one model, and holds what of it is in memory; see `Loaded`."""
 
     engine: str
     make_runner: MakeRunner
@@ -47,11 +47,11 @@ def open_checkpoint(
     eager: bool,
     max_memory: Mapping[int | str, int] | None = None,
 ) -> OpenedModel:
-    """Bring a model into memory, and make what makes its runners.
+    """Bring a model into memory, ready to make its runners.
 
     Args:
         files: its weights, see `fetch_weights`.
-        slots: runs that go on at a time.
+        slots: how many runs go on at the same time.
         with_embeddings: whether heads will draft for it.
         max_memory: see `open_model`.
     Raises:
@@ -72,7 +72,7 @@ def open_checkpoint(
         progress(None, laying_out)
         engine, make_runner = runner_maker(model, slots, eager, dtype)
         both = embeddings_of(model) if with_embeddings else None
-        if both is not None and device.type == "mps":  # heads draft where the states come to, see `EagerRunner`
+        if both is not None and device.type == "mps":  # heads draft on the device of the states, see `EagerRunner`
             both = _as_type(both, "cpu", torch.float32)
         if engine == "eager":
             again = lambda: model  # noqa: E731
@@ -83,13 +83,13 @@ def open_checkpoint(
 
 
 def _as_type(both: tuple[Tensor, Tensor], *to: Any) -> tuple[Tensor, Tensor]:
-    """Two embeddings on another device or of another type; one tensor stays one."""
+    """Two embeddings on another device or of another type. If they are one tensor, they stay one."""
     first, last = (part.to(*to) for part in both)
     return first, first if both[1] is both[0] else last
 
 
 def _as_long_as_held(opened: Callable[[], PreTrainedModel]) -> Callable[[], PreTrainedModel]:
-    """The same model until nobody holds it any more, and then a new one."""
+    """`opened`, but the same model as long as anybody holds it."""
     held: Callable[[], PreTrainedModel | None] = lambda: None  # noqa: E731
 
     def model() -> PreTrainedModel:

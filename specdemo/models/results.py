@@ -11,7 +11,7 @@ from ..types import AUTO, BadInput
 
 
 def results_path(preset: Path) -> Path:
-    """The results that belong to a preset file: `NAME.results.json` beside `NAME.toml`."""
+    """The path of a preset's results: `NAME.results.json` beside `NAME.toml`."""
     return preset.with_suffix(".results.json")
 
 
@@ -35,9 +35,9 @@ def read_results(path: Path) -> Mapping[str, Any] | None:
 
 
 def joined(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
-    """New results, with the old rows of drafters that were not measured again, if nothing else has changed.
+    """New results with the old rows of drafters that were not measured again, if nothing else has changed.
 
-    Each row names the commit it was measured at. Hardware, versions, weights and settings are the same for all rows.
+    Each row names its commit. Hardware, versions, weights and settings are the same for all rows.
     """
     rows = [{**row, "commit": new["environment"]["commit"]} for row in new["rows"]]
     measured = {row["drafter"] for row in rows}

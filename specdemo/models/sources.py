@@ -1,4 +1,4 @@
-"""The kinds of sources of models, and which of them a preset file or a person's words name."""
+"""The kinds of sources of models, and how they are found from a preset file or a name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .source import Source
 from .tables import folder_of, problem
 from .wheel import Wheel
 
-KINDS: list[type[Source]] = [Wheel, Parts, Folder, Gguf, Hub]  # the first that knows a table or a name has it
+KINDS: list[type[Source]] = [Wheel, Parts, Folder, Gguf, Hub]  # the first that recognises a table or a name is used
 
 
 def head_source(text: str) -> Source:
-    """Where a head comes from that a person names: a hub id (also `id@revision`) or a folder.
+    """The source of a head that a person names: a hub id (also `id@revision`) or a folder.
 
     Raises:
-        BadInput: it can be neither.
+        BadInput: it is neither.
     """
     source = source_named(text)
     if not source.holds_heads:
@@ -32,10 +32,10 @@ def head_source(text: str) -> Source:
 
 
 def source_named(text: str) -> Source:
-    """Where a model comes from that a person names, see `presets.preset_of`. Nothing is looked up but files.
+    """The source of a model that a person names, see `presets.preset_of`. Only local files are looked up.
 
     Raises:
-        BadInput: the name can be none of these, or is not allowed on this Space.
+        BadInput: the name is of no kind of source, or is not allowed on this Space.
     """
     if not is_text(text):
         raise BadInput(f"The name {text!r} is no text: rename the folder or the file.")
@@ -49,7 +49,7 @@ def source_named(text: str) -> Source:
 
 
 def source_of(table: Any, info: ValidationInfo) -> Source:
-    """That of a table of a preset file, as a validator."""
+    """A validator: the source in a table of a preset file."""
     if not isinstance(table, dict):
         raise problem(f"must be a table, not {table!r}")
     keys = list(dict.fromkeys(key for kind in KINDS for key in kind.keys))

@@ -1,4 +1,4 @@
-"""What keeps the cache whole: checksums, room on the disk, one process at a time, and disk errors in words."""
+"""Keeps the cache complete: checksums, disk space, one process at a time, and sentences for disk errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 Progress = Callable[[float | None, str], None]
-"""Told how far the present stage is (0 to 1, None if unknown) and what it is, in words."""
+"""Called with how far the present stage is (0 to 1, None if unknown), and its name."""
 
 
 def ignore(fraction: float | None, words: str) -> None:
-    """The progress callback of someone who does not want to know."""
+    """A progress callback that does nothing."""
 
 
 class LoadError(RuntimeError):
-    """A model could not be made ready; the message is shown to the person as is."""
+    """A model could not be made ready. The message is shown to the person as it is."""
 
 
 def check_sum(file: Path, expected: str, what: str) -> None:
@@ -41,7 +41,7 @@ def sha256_of(file: Path) -> str:
 
 
 def crc32_of(file: Path) -> int:
-    """Finds damage as well as a cryptographic hash does, and several times faster: this is read at every start."""
+    """The CRC-32 of a file. It finds damage as well as a cryptographic hash, and is faster: it runs at every start."""
     checksum = 0
     with file.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -52,9 +52,9 @@ def crc32_of(file: Path) -> int:
 def size_of(folder: Path) -> int:
     """Bytes of all files below a folder, which another process may be changing."""
     size = 0
-    for place, _, names in os.walk(folder):  # which, unlike rglob, minds no folder that pip has just removed
+    for place, _, names in os.walk(folder):  # unlike rglob, it does not mind a folder that pip has just removed
         for name in names:
-            with suppress(OSError):  # nor a file that it has just moved
+            with suppress(OSError):  # or a file that it has just moved
                 size += os.path.getsize(os.path.join(place, name))
     return size
 
@@ -70,7 +70,7 @@ def check_room(folder: Path, needed: int) -> None:
 
 @contextmanager
 def locked(entry: Path, progress: Progress) -> Iterator[None]:
-    from filelock import FileLock, Timeout  # which takes longer to import than all that reading presets needs
+    from filelock import FileLock, Timeout  # it takes longer to import than all that reading presets needs
 
     lock = FileLock(entry.with_name(f"{entry.name}.lock"))
     try:
@@ -85,14 +85,14 @@ def locked(entry: Path, progress: Progress) -> Iterator[None]:
 
 
 def kept(entry: Path, is_whole: Callable[[], bool], make: Callable[[Path], Path], progress: Progress) -> Path:
-    """A file or a folder of the cache; `make` makes it in a folder of its own if it is missing or damaged."""
+    """A file or a folder of the cache. If it is missing or damaged, `make` makes it in a temporary folder."""
     with disk_errors_in_words(entry.parent):
         if not is_whole():
             entry.parent.mkdir(parents=True, exist_ok=True)
             with locked(entry, progress):
-                if not is_whole():  # or else another process has just made it
+                if not is_whole():  # else another process has just made it
                     partial = entry.with_name(f"{entry.name}.partial")
-                    shutil.rmtree(partial, ignore_errors=True)  # the lock is ours: it is of a process that died
+                    shutil.rmtree(partial, ignore_errors=True)  # we have the lock, so its process died
                     try:
                         partial.mkdir()
                         make(partial).replace(entry)
@@ -127,5 +127,5 @@ UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether that is what an error means; safetensors has its own class for it, so the text counts too."""
+    """Whether an error means that the disk is full. safetensors has its own class for it, so the text counts too."""
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or os.strerror(errno.ENOSPC) in str(error)

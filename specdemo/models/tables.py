@@ -32,7 +32,7 @@ else:
     import tomli as tomllib
 
 T = TypeVar("T")
-NO_OTHERS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # of a dataclass: fields that it lacks are refused
+NO_OTHERS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # refuses fields that a dataclass does not have
 UNKNOWN = "is not a field that is known here"
 PROBLEMS = {
     "missing": "is missing",
@@ -45,17 +45,17 @@ PROBLEMS = {
 
 
 def problem(words: str) -> PydanticCustomError:
-    """What is wrong with a field, for a validator to raise."""
+    """An error about a field, for a validator to raise."""
     return PydanticCustomError("problem", "{words}", {"words": words})
 
 
 def refuse(name: str, words: str) -> NoReturn:
-    """The same for a field of the table that a validator has."""
+    """Refuse the field `name` of a table in a validator."""
     raise ValidationError.from_exception_data("", [{"type": problem(words), "loc": (name,), "input": None}])
 
 
 def says(words: str, quoting: bool = True) -> WrapValidator:
-    """What is said of a field that is anything else; then what it is, if `quoting`."""
+    """Replaces the error of a field by `words`, followed by the value if `quoting`."""
 
     def check(value: Any, allowed: ValidatorFunctionWrapHandler) -> Any:
         try:
@@ -67,7 +67,7 @@ def says(words: str, quoting: bool = True) -> WrapValidator:
 
 
 def one_of(known: Collection[str]) -> AfterValidator:
-    """Refuses other texts."""
+    """Refuses texts that are not in `known`."""
 
     def check(text: str) -> str:
         if text not in known:
@@ -96,12 +96,12 @@ def _beside(value: Any, info: ValidationInfo) -> Path:
     text = TEXT.validate_python(value)
     try:
         return folder_of(info) / Path(text).expanduser()
-    except RuntimeError as error:  # ~someone who does not exist
+    except RuntimeError as error:  # ~name of a user who does not exist
         raise problem("names the home of nobody here") from error
 
 
 def existing_file(value: Any, info: ValidationInfo) -> Path:
-    """The file that a field names, as a validator."""
+    """A validator: the path of an existing file."""
     path = _beside(value, info)
     if not path.is_file():
         raise problem(f"names a file that does not exist: {path}")
@@ -128,14 +128,14 @@ def table_as(kind: type[T], fields: Any, folder: Path) -> T:
     """A table as an instance of a dataclass.
 
     Raises:
-        ValidationError: it is none. A validator of the table around it may let it pass.
+        ValidationError: it is not one. A validator of the outer table may let this pass.
     """
     made: T = _adapter(kind).validate_python(fields, context=folder)  # type: ignore[arg-type]  # classes are hashable
     return made
 
 
 def table_of(made: Any) -> dict[str, Any]:
-    """The table that `table_as` makes a dataclass of; fields that are None are left out."""
+    """The inverse of `table_as`; fields that are None are left out."""
     adapter = _adapter(type(made))  # type: ignore[arg-type]
     table: dict[str, Any] = adapter.dump_python(made, mode="json", by_alias=True, exclude_none=True)
     return table
@@ -163,7 +163,7 @@ def file_as(kind: type[T], path: Path, **beside: Any) -> T:
 
 
 def read_toml(path: Path) -> Mapping[str, Any]:
-    """What a TOML file says.
+    """The contents of a TOML file.
 
     Raises:
         BadInput: one sentence naming the file.

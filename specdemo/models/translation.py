@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from .chat import special_ids
 
-WINDOW = 16  # tokens before the drafted ones that are encoded with them, since words join at the seam
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what the bytes of half a character are decoded to
-BY_TEXT = (  # the figures are those of README.md, "Models by name"
+WINDOW = 16  # tokens encoded together with the drafted ones, since words may join
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what incomplete characters are decoded to
+BY_TEXT = (  # measured as in docs/how-it-works.md, "Drafters"
     "The tokenizers differ, so the draft model drafts by text: each round decodes the text and encodes it again (1% to "
     "4% of the draft time in our measurement, and more for long texts), some drafts are lost where the two cut words "
     "otherwise (2% of the rounds), and above temperature 0 fewer tokens pass, since they are chosen and not drawn."
@@ -23,7 +23,7 @@ BY_TEXT = (  # the figures are those of README.md, "Models by name"
 
 
 def differing_token(target: Mapping[str, int], draft: Mapping[str, int], readable: int) -> str | None:
-    """A sentence on the first token id that does not mean the same in two vocabularies; None if there is none.
+    """A sentence on the first token id that means different tokens in two vocabularies; None if there is none.
 
     Padding at the end of a vocabulary may differ, and so may tokens that only one of the two has, as long as the draft
     model can read whatever the target writes.
@@ -46,8 +46,8 @@ def differing_token(target: Mapping[str, int], draft: Mapping[str, int], readabl
 class Translation:
     """Translates the token ids of one pair of tokenizers, see `decoding.drafter.Translator`.
 
-    A special token becomes the other tokenizer's special token of the same name, or of the same part (the beginning or
-    the end of a text). The draft model does not see those that it has none for, nor tokens without an embedding.
+    A special token becomes the other tokenizer's special token of the same name or role (beginning or end of a text).
+    Tokens without a counterpart or without an embedding are left out of the draft model's text.
 
     Args:
         readable: how many ids the draft model has; None is enough for all.
@@ -65,7 +65,7 @@ class Translation:
         self._beginning = [index for index in letter[:1] if index in self._draft_specials]
 
     def to_draft(self, token_ids: Sequence[int]) -> list[int]:
-        """The text of the target's tokens in the draft model's tokens, without half a character at the end."""
+        """The text of the target's tokens in the draft model's tokens, without an incomplete character at the end."""
         text: list[int] = []
         for is_special, part in groupby(token_ids, self._target_specials.__contains__):
             if is_special:
@@ -77,9 +77,9 @@ class Translation:
         return [index for index in text if index not in self._unread]
 
     def to_target(self, token_ids: Sequence[int], read: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """The target's tokens that go on behind `token_ids` as `drafted` goes on behind `read`.
+        """The target's tokens that continue `token_ids` as `drafted` continues `read`.
 
-        Empty if no tokens of the target do so, for instance where both would cut a word in different places.
+        Empty if there are none, for instance where the two tokenizers cut a word in different places.
 
         Args:
             read: what `to_draft` made of `token_ids`, or the end of it.
@@ -92,20 +92,20 @@ class Translation:
         new = both[len(seen) :] if both.startswith(seen) else ""
         translated = self._behind(_last_text(token_ids, self._target_specials), new) if new else []
         finished = count < len(drafted) and drafted[count] in self._to_target
-        if finished and len(translated) == 0 and new:  # the end belongs behind words that are missing
+        if finished and len(translated) == 0 and new:  # the end would follow words that are missing
             return []
         return [*translated, self._to_target[drafted[count]]] if finished else translated
 
     def _behind(self, before: list[int], new: str) -> list[int]:
         """Tokens of the target that add the text `new` to that of the tokens `before`; empty if none do.
 
-        First those of the text as the tokenizer cuts it, if it cuts it where `before` ends; else those of the new text
-        by itself, or behind a line break, where no tokenizer puts a space before a word.
+        First those of the whole text are tried, if the tokenizer cuts it where `before` ends; then those of the new
+        text by itself, or after a line break, where no tokenizer puts a space before a word.
         """
         target = self._target
         text = _decode(target, before).rstrip(UNFINISHED)
         whole = _encode(target, text + new)
-        wanted = _decode(target, whole)  # differs from the text where the tokenizer normalises it
+        wanted = _decode(target, whole)  # differs from the text if the tokenizer normalises it
         cuts = sorted(range(len(whole) + 1), key=lambda cut: abs(cut - len(before)))
         alone, behind_break = _encode(target, new), _encode(target, "\n" + new)
         candidates = [whole[cut:] for cut in cuts[: WINDOW // 2]]
@@ -123,7 +123,7 @@ def _same_specials(of: PreTrainedTokenizerBase, to: PreTrainedTokenizerBase) -> 
 
 
 def _last_text(token_ids: Sequence[int], specials: frozenset[int]) -> list[int]:
-    """The last tokens of a text, as far as they are no special ones."""
+    """The last tokens of a text, after its last special token."""
     last = list(token_ids[-WINDOW:])
     special = [place for place, index in enumerate(last) if index in specials]
     return last[special[-1] + 1 :] if special else last

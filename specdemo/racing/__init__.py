@@ -1,1 +1,1 @@
-"""Lanes raced on one clock, and what comes of them: statistics, comparison, traces, text."""
+"""Lanes raced on one clock, and what is made of them: statistics, comparison, traces, text."""

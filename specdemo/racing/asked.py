@@ -12,7 +12,7 @@ from ..types import AUTO, MAX_K, MAX_NODES, BadInput, Settings, brief, read_k
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
 
-PLAIN, SPECULATIVE = "plain", "speculative"  # the lanes of version 1 of a trace, and of a race of one drafter
+PLAIN, SPECULATIVE = "plain", "speculative"  # the lanes of a race of one drafter, and of version 1 of traces
 MOST_DRAFTED = 3  # lanes with a drafter; with the target alone they are four
 TREE = "tree-"  # stands before the K of a lane that drafts trees
 
@@ -21,7 +21,7 @@ TREE = "tree-"  # stands before the K of a lane that drafts trees
 class DraftedLane:
     """A lane that is asked for: the drafter, and K or AUTO; with `tree` its drafts are trees of K tokens.
 
-    In a race of several its name is, say, `eagle:4` or `eagle:tree-8`.
+    In a race of several lanes its name is `eagle:4` or `eagle:tree-8`, for example.
     """
 
     drafter: str
@@ -34,15 +34,15 @@ class DraftedLane:
 
 
 def lanes_by_name(lanes: Sequence[DraftedLane]) -> dict[str, DraftedLane]:
-    """The drafted lanes of a race by the names that they have in it."""
+    """The drafted lanes of a race by their names in it."""
     return {SPECULATIVE: lanes[0]} if len(lanes) == 1 else {lane.name: lane for lane in lanes}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a race is asked for, by a form, a link, a call or a trace. Whether the preset can do it is not known yet.
+    """What a form, a link, a call or a trace asks of a race. Whether the preset can do it is not known yet.
 
-    The target alone races with a lane of `drafter`, for which the settings say K and `tree`, and with `more` lanes.
+    The target alone races with a lane of `drafter`, whose K and `tree` are in the settings, and with `more` lanes.
     """
 
     prompt: str
@@ -62,25 +62,25 @@ class Request:
 
 
 def fitted(request: Request, loaded: Loaded) -> tuple[Request, str]:
-    """A request as the loaded preset can serve it, and a sentence that says what it does otherwise, or nothing.
+    """A request as the loaded preset can serve it, and a sentence on what was changed, or "".
 
-    Where the preset's own default are trees and none can be drafted, the drafts are chains: a default must not make a
-    race fail. Other trees stay, and are refused when the race starts.
+    If trees are the preset's default and cannot be drafted, the drafts are chains: a default must not make a race fail.
+    Other trees stay, and are refused when the race starts.
     """
     settings, drafter = request.settings, request.drafter
     usual = settings.tree and loaded.preset.defaults.tree and drafter != "none"
     if not usual or (settings.k != AUTO and int(settings.k) > MAX_K) or not (reason := loaded.cannot_branch(drafter)):
         return request, ""
     settings = replace(settings, tree=False)
-    more = tuple(lane for lane in request.more if lane != DraftedLane(drafter, settings.k))  # it would be there twice
+    more = tuple(lane for lane in request.more if lane != DraftedLane(drafter, settings.k))  # or it would race twice
     return replace(request, settings=settings, more=more), f"The drafts are chains and not trees: {reason}."
 
 
 def lane_of(lane: Mapping[str, Any], request: Request) -> DraftedLane:
-    """What a lane of a trace was asked for; what it does not tell is that of the whole race, as in older traces.
+    """What a lane of a trace was asked for. What it does not say holds for the whole race, as in older traces.
 
     Raises:
-        BadInput: what it tells is no drafter or no K.
+        BadInput: it has something else than a drafter or a K.
     """
     drafter = lane.get("drafter", "none" if lane["name"] == PLAIN else request.drafter)
     if not isinstance(drafter, str):
@@ -94,7 +94,7 @@ def read_lanes(texts: Any) -> list[DraftedLane]:
     """The drafted lanes of a race as a person gives them: `["eagle:4", "ngram:auto", "eagle:tree-8"]`.
 
     Raises:
-        BadInput: there are too many or none, one of them is no lane, or two are the same.
+        BadInput: there are too many or none, one of them is not a lane, or two are the same.
     """
     if not isinstance(texts, (list, tuple)) or not texts:
         raise BadInput(f"The lanes must be a list of texts like eagle:4, not {brief(texts)}.")

@@ -1,4 +1,4 @@
-"""Are two texts the same, and if not, where do they part and by how much? The badge says it."""
+"""Compares two texts: are they the same, and if not, where do they differ and by how much? The badge says it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .asked import DraftedLane
 from .trace import Entry
 
 NEAR_TIE = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-"""How close two logits must be for rounding to decide between them, where that is not exact to the bit."""
-OWN_DRAFTER = "the server's own"  # what the trace of a server calls it: a server does not say what drafts
-OLD_FUSED_ROWS = 9  # `exact_rows` of the fused engine when traces did not record it
-MARKS = "differs", "", "chance", "same"  # of badges, what matters most first; "" where there is nothing to compare yet
+"""How close two logits must be for rounding to decide between them, if the passes are not exact to the bit."""
+OWN_DRAFTER = "the server's own"  # the drafter in the trace of a server, which does not say what drafts
+OLD_FUSED_ROWS = 9  # `exact_rows` of the fused engine in traces that do not record it
+MARKS = "differs", "", "chance", "same"  # of badges, the most important first; "" if there is nothing to compare yet
 NOTHING_YET = {"mark": "", "title": "", "words": "There is nothing to compare yet."}
 
 
@@ -24,10 +24,10 @@ NOTHING_YET = {"mark": "", "title": "", "words": "There is nothing to compare ye
 class Comparison:
     """Whether two texts are the same, token for token.
 
-    `first_difference` is the place of the first token that differs, None if there is none; `margin` is then how close
-    two tokens were there for the target (`noise.draw`; at temperature 0 the gap of their logits), None where that is
-    not known. A small margin is a near-tie, which passes of different lengths may round differently, above all in
-    bfloat16: see `is_near_tie`.
+    `first_difference` is the place of the first token that differs, None if there is none. `margin` is then how close
+    the two tokens were for the target (`noise.draw`; at temperature 0 the gap of their logits), None if unknown. A
+    small margin is a near-tie, which passes of different lengths may round differently, above all in bfloat16: see
+    `is_near_tie`.
     """
 
     identical: bool
@@ -36,7 +36,7 @@ class Comparison:
 
 
 def is_comparable(settings: Settings) -> bool:
-    """Whether all lanes are to write the same text: above temperature 0 rejection sampling draws fresh numbers."""
+    """Whether all lanes should write the same text. Above temperature 0 rejection sampling draws fresh numbers."""
     return settings.temperature == 0 or settings.rule == MATCH
 
 
@@ -50,34 +50,34 @@ def other_draws(same: bool) -> str:
 
 
 def compare(plain: Sequence[Token], other: Sequence[Token]) -> Comparison:
-    """Compare the emitted tokens of two lanes that were to write the same text."""
+    """Compare the emitted tokens of two lanes that should have written the same text."""
     place = first_difference([token.id for token in plain], [token.id for token in other])
     if place is None:
         return Comparison(identical=True)
     margins = [text[place].margin for text in (plain, other) if place < len(text)]
     known = [margin for margin in margins if margin is not None]
-    both = len(margins) == 2  # or one was stopped, and there is no other token to compare with
+    both = len(margins) == 2  # else one was stopped, and there is no other token to compare with
     return Comparison(identical=False, first_difference=place, margin=min(known) if both and known else None)
 
 
 def compared(plain: Sequence[Token], other: Sequence[Token], settings: Settings) -> Comparison | None:
-    """The same of any two lanes; None where they are not to write the same text."""
+    """`compare` for any two lanes; None if their texts need not be the same."""
     return compare(plain, other) if is_comparable(settings) else None
 
 
 def first_to_part(comparisons: Iterable[Comparison]) -> Comparison:
-    """Of several texts compared with the same one, the comparison of that which differs first."""
+    """Of comparisons with the same text, the one that differs first."""
     return min(comparisons, key=lambda found: math.inf if found.first_difference is None else found.first_difference)
 
 
 def exact_rows(environment: Mapping[str, Any], tree: bool = False) -> int:
-    """`Runner.exact_rows` of the target: 0 where nothing says that a row is exact.
+    """`Runner.exact_rows` of the target; 0 if it is not known that a row is exact.
 
     Args:
-        environment: of the loaded preset, or as a trace tells it. A trace without the number is older: it tells of
-            the engine, and whether that ran Triton's kernels.
-        tree: whether the drafts are trees. Then the number is `Runner.exact_tree_rows`. Older traces do not tell it:
-            trees were exact in the native engine, and on a GPU not in 16 bits.
+        environment: of the loaded preset, or from a trace. An older trace lacks the number, but names the engine and
+            says whether it ran Triton's kernels.
+        tree: whether the drafts are trees. Then the number is `Runner.exact_tree_rows`. In older traces, which lack it,
+            trees were exact in the native engine, and on a GPU except in 16 bits.
     """
     engine, rows = environment.get("engine"), environment.get("exact_tree_rows" if tree else "exact_rows")
     if type(rows) is int:
@@ -91,20 +91,19 @@ def exact_rows(environment: Mapping[str, Any], tree: bool = False) -> int:
 
 def is_exact(environment: Mapping[str, Any], k: int | str, tree: bool = False) -> bool:
     """Whether the text with a drafter is the target's own to the last bit, so that rounding explains no difference."""
-    rows = 1 if k == AUTO else int(k) + 1  # auto keeps to what is exact
+    rows = 1 if k == AUTO else int(k) + 1  # auto stays within what is exact
     return rows <= exact_rows(environment, tree)
 
 
 def is_near_tie(margin: float, dtype: str, temperature: float = 0.0) -> bool:
-    """Whether rounding explains a difference, where it may (`is_exact`). An unknown dtype is taken for the coarsest.
-
-    Above temperature 0 a margin is a difference of logits over the temperature.
+    """Whether rounding can explain a difference, unless passes are exact (`is_exact`). An unknown dtype counts as the
+    coarsest. Above temperature 0 a margin is a difference of logits divided by the temperature.
     """
     return margin * (temperature or 1.0) <= NEAR_TIE.get(dtype, NEAR_TIE["bfloat16"])
 
 
 def tokens_of(entries: Iterable[Entry]) -> list[Token]:
-    """The emitted tokens of one lane; where a server did not tell an id, the text of the token stands for it."""
+    """The emitted tokens of one lane by id; by text if a server did not tell the id."""
     return [
         replace(token, id=text) if token.id is None else token
         for entry in entries
@@ -113,7 +112,7 @@ def tokens_of(entries: Iterable[Entry]) -> list[Token]:
 
 
 def first_difference(plain: Sequence[int | str], speculative: Sequence[int | str]) -> int | None:
-    """The place of the first token that differs or that only one of them has; None if there is none."""
+    """The place of the first token that differs or that only one text has; None if there is none."""
     longest = max(len(plain), len(speculative))
     return next((i for i in range(longest) if plain[i : i + 1] != speculative[i : i + 1]), None)
 
@@ -127,12 +126,12 @@ def badge(
     environment: Mapping[str, Any],
     stopped: bool,
 ) -> dict[str, str]:
-    """Whether the text of a drafted lane is the one that the target alone writes: a `mark` (same, differs or chance), a
-    `title`, and `words` that explain it.
+    """The badge of a drafted lane, which says whether its text is that of the target alone: a `mark` (same, differs or
+    chance), a `title`, and `words` that explain it.
 
     Args:
-        comparison: of the two texts; None if they are not to be compared.
-        asked: who drafts, and with which K; None if that is not known.
+        comparison: of the two texts; None if they need not be the same.
+        asked: the drafter and its K; None if unknown.
         stopped: whether one of the texts may only be shorter.
     """
     both = min(len(plain), len(other))
@@ -181,7 +180,7 @@ def badge(
 
 
 def worst(badges: Mapping[str, dict[str, str]]) -> dict[str, str]:
-    """Of the badges of drafted lanes by name: the one that matters most, of those that differ the first."""
+    """The most important of the badges of drafted lanes, by name; of those that differ the first."""
     name = min(badges, key=lambda lane: MARKS.index(badges[lane]["mark"]))
     found = badges[name]
     return {**found, "words": f"{name}: {found['words']}"} if len(badges) > 1 and found["mark"] == "differs" else found

@@ -17,23 +17,23 @@ from .stats import Stats, speed_up
 EVEN = 0.98, 1.02  # a ratio between these is neither faster nor slower
 ENOUGH = 5  # the fewest passes to take a mean of
 ENOUGH_DRAFTS = 10  # the fewest drafts to say what another K would give
-LONGEST = 8  # the largest K that is predicted from shorter drafts: longer passes may cost more than a line says
-STEPS = 10**9  # of a rate between 0 and 1
+LONGEST = 8  # the largest K that is predicted from shorter drafts: longer passes may cost more than the line
+STEPS = 10**9  # of a rate from 0 to 1, to find one by bisection
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A drafted lane against the target alone, behind the prompt. Costs are in tokens of the target alone, that is, in
-    the seconds that it takes for one; None or empty is not known.
+    """A drafted lane against the target alone, after the prompt. The unit of costs is the time that the target alone
+    takes for a token. None or empty is not known.
 
     Attributes:
-        speed_up: `tokens` / `needed`; it may be off by the share `noise` by chance.
-        tokens: what a mean round emits; it breaks even with `needed`, which is also what it costs.
-        parts: what a round costs more than 1 for `drafting`, for `checking` drafts and the `rest`, which is neither.
+        speed_up: `tokens` / `needed`; by chance it may be off by the share `noise`.
+        tokens: what a mean round emits. It breaks even at `needed`, which is the cost of the round.
+        parts: what of that cost, beyond 1, goes into `drafting`, `checking` drafts and the `rest`.
         draft_cost, check_cost: of a mean draft that is not empty, and of the pass over it, in passes of the target
-            alone; None if they are few.
-        rows: how many rows the target reads for a token of the text.
-        k: that of the race; None where it is AUTO or not known, or drafts are trees. Then `by_k` is empty.
+            alone; None if there were too few.
+        rows: how many rows the target reads for each token of the text.
+        k: that of the race; None, and `by_k` empty, if it is AUTO or unknown or the drafts are trees.
         by_k: the speed-up by K from 1 on, see `speeds_by_k`.
     """
 
@@ -54,7 +54,7 @@ class Figures:
         """None if there is nothing to compare, or nothing was drafted.
 
         Args:
-            asked: who drafted in the lane, and with which K; None if that is not known.
+            asked: the drafter and its K; None if unknown.
         """
         ratio, tokens, speed = speed_up(plain, lane), lane.tokens_per_round, plain.tokens_per_second
         if ratio is None or not tokens or not speed:
@@ -76,7 +76,7 @@ class Figures:
             once = ["drafting"] if DRAFTERS[asked.drafter].parallel_drafting else []
             each = sum(cost for part, cost in parts.items() if part not in ("rest", *once)) * lane.rounds / lane.drafted
             by_k = _by_k(lane, k, each, sum(parts[part] for part in ("rest", *once)))
-            by_k = [speed * ratio / by_k[k - 1] for speed in by_k]  # so that its own K has what was measured
+            by_k = [speed * ratio / by_k[k - 1] for speed in by_k]  # so that the race's own K gets what was measured
         how_sure = noise(plain, lane)
         return cls(plain, lane, asked, ratio, how_sure, tokens, parts, draft_cost, check_cost, k, by_k)
 
@@ -86,23 +86,23 @@ class Figures:
 
     @property
     def side(self) -> int:
-        """1 is faster, -1 slower, 0 neither: a tie."""
+        """1 is faster, -1 slower, 0 a tie."""
         return (self.speed_up > 1 + self.noise) - (self.speed_up < 1 - self.noise)
 
     @property
     def best(self) -> tuple[int, float]:
-        """The K of the largest speed-up by `by_k`, and that; the smallest K wins a tie. (0, 0) if nothing is known."""
+        """The K of the largest speed-up in `by_k`, and that speed-up; the smallest K wins a tie. (0, 0) if unknown."""
         return max(((k, speed) for k, speed in enumerate(self.by_k, 1)), key=lambda found: found[1], default=(0, 0.0))
 
     @property
     def rows(self) -> float | None:
-        """The pending token is a row of every pass, and each drafted token is one."""
+        """See the class. A pass has a row for the pending token and one for each drafted token."""
         lane = self.lane
         return None if lane.drafted is None else (lane.rounds + lane.drafted) / (lane.tokens - 1)
 
     @property
     def needed_acceptance(self) -> float | None:
-        """See `alpha_for`; drafts of several lengths count as their mean."""
+        """See `alpha_for`, which gets the mean length of the drafts."""
         drafts = [] if self.lane.trees else self.lane.drafts_tested
         often = len(drafts) / self.lane.rounds
         return (
@@ -111,9 +111,9 @@ class Figures:
 
 
 def weight_bytes(environment: Mapping[str, Any]) -> int | None:
-    """How many bytes of weights a pass of the target reads. None where the environment does not say.
+    """How many bytes of weights a pass of the target reads; None if the environment does not say.
 
-    An older trace tells of all weights only, which are more where the input embeddings are not tied, or with experts.
+    Older traces have only the bytes of all weights, which are more if embeddings are not tied, or if there are experts.
     """
     placement = environment.get("placement")
     sizes = [environment["bytes_per_pass"]] if "bytes_per_pass" in environment else []
@@ -123,15 +123,15 @@ def weight_bytes(environment: Mapping[str, Any]) -> int | None:
 
 
 def memory_rate_of(environment: Mapping[str, Any]) -> float | None:
-    """Bytes per second that the memory streamed after a race. None where the environment does not say, or where the
-    memory is not all there is: other weights lie elsewhere."""
+    """Bytes per second that the memory streamed after a race; None if the environment does not say, or if some
+    weights lie elsewhere."""
     rate, placement = environment.get("memory_rate"), environment.get("placement")
     known = isinstance(rate, float) and 0 < rate < float("inf")
     return rate if known and isinstance(placement, dict) and len(placement) == 1 else None
 
 
 def memory_share(lane: Stats, pass_bytes: int | None, rate: float | None) -> float | None:
-    """How close a mean pass of a lane comes to what the memory allows, at most 1; None where that is not known.
+    """How close a mean pass of a lane comes to what the memory allows, at most 1; None if unknown.
 
     Args:
         pass_bytes: how many bytes of weights a pass of the target reads.
@@ -149,10 +149,10 @@ def memory_shares(lanes: Mapping[str, Stats], environment: Mapping[str, Any]) ->
 
 
 def noise(plain: Stats, lane: Stats) -> float:
-    """By which share the ratio of two lanes may be off by chance, at least that of `EVEN`.
+    """The share by which the ratio of two lanes may be off by chance, at least that of `EVEN`.
 
-    All rounds of the target alone do the same work, so their spread is the machine's. The share is twice the standard
-    error of the ratio of two means, of as many such rounds as the lanes have.
+    All rounds of the target alone do the same work, so their spread comes from the machine. The share is twice the
+    standard error of the ratio of two means of such rounds, as many as the lanes have.
     """
     times, least = plain.round_times, EVEN[1] - 1
     if len(times) < ENOUGH or not fmean(times):
@@ -161,7 +161,7 @@ def noise(plain: Stats, lane: Stats) -> float:
 
 
 def speeds_by_k(reached: Iterable[float], costs: Iterable[float]) -> list[float]:
-    """The speed-up by K from 0 on, that is, the tokens of a mean round over what it costs:
+    """The speed-up by K from 0 on: the tokens of a mean round divided by its cost:
 
         speed(k) = (1 + r_1 + ... + r_k) / cost(k)
 
@@ -175,12 +175,12 @@ def speeds_by_k(reached: Iterable[float], costs: Iterable[float]) -> list[float]
 
 
 def _by_k(lane: Stats, k: int, each: float, fixed: float) -> Sequence[float]:
-    """`speeds_by_k` from 1 up to the K of the race. If enough drafts came so far, it goes on to twice that K, as the
-    last place did.
+    """`speeds_by_k` from 1 up to the K of the race. If enough drafts were that long, it goes on to twice that K, with
+    the rate of the last place.
 
     Args:
-        each: what a drafted token adds to a round, in rounds of the target alone. Below 0 it is timing noise.
-        fixed: what a round costs more than one of the target alone, however short its draft is.
+        each: the cost that a drafted token adds to a round, in rounds of the target alone. Below 0 it is timing noise.
+        fixed: the cost of a round beyond one of the target alone, however short the draft.
     """
     drafts = lane.drafts_tested
     made = [sum(draft.drafted > place for draft in drafts) / lane.rounds for place in range(k)]
@@ -195,8 +195,7 @@ def _by_k(lane: Stats, k: int, each: float, fixed: float) -> Sequence[float]:
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Tokens a round emits on average: (1 - alpha^(K+1)) / (1 - alpha) (Leviathan et al., arXiv 2211.17192,
-    equation 1).
+    """The mean tokens of a round: (1 - alpha^(K+1)) / (1 - alpha) (Leviathan et al., arXiv 2211.17192, equation 1).
 
     Position i of the draft is reached and passed with probability alpha^i, and one more token always follows. The sum
     is written out, since the quotient is 0 / 0 at alpha = 1.

@@ -18,9 +18,9 @@ Name = TypeVar("Name", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One run of a race: its name, its events, and what reads their text.
+    """One run of a race: its name, its events, and the reader of their text.
 
-    `rule` is that of the run, where the probabilities of its rounds are recorded.
+    `rule` is that of the run if the probabilities of its rounds are recorded.
     """
 
     name: str
@@ -30,10 +30,10 @@ class Lane:
 
 
 def race_lanes(lanes: Sequence[Lane], isolated: bool = False) -> Iterator[Entry]:
-    """Run any number of lanes; every event with its lane and its text.
+    """Run any number of lanes, and yield every event with its lane and its text.
 
-    The lane whose engine clock is behind goes next, so that all of them run under the same load, and none runs while
-    another does. `isolated` runs one after the other instead.
+    The lane whose engine clock is behind goes next, so that all run under the same load, but never at the same time.
+    With `isolated` they run one after the other.
     """
     by_name = {lane.name: lane for lane in lanes}
     step = (lambda event: 0.0) if isolated else engine_seconds
@@ -46,10 +46,10 @@ def race_lanes(lanes: Sequence[Lane], isolated: bool = False) -> Iterator[Entry]
 
 
 def take_turns(runs: Mapping[Name, Iterator[Event]], step: Callable[[Event], float]) -> Iterator[tuple[Name, Event]]:
-    """The events of several runs; the run that is least far goes next, and none runs while another does.
+    """The events of several runs, of which the one whose clock is behind goes next.
 
     Args:
-        step: how far an event brings its run; while all are as far, the first runs until it ends.
+        step: the time that an event adds to its run's clock. If always 0, one run follows the other.
     """
     far = dict.fromkeys(runs, 0.0)
     with ExitStack() as running:

@@ -1,4 +1,4 @@
-"""What a race ended with: the one reading of it, for the page, a replay, the command line and servers."""
+"""What came of a race, for the page, a replay, the command line and servers alike."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .verdict import NOWHERE, LaneVerdict, judge_lane, lanes_verdict
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a race ended with, or what there was when it was stopped.
+    """What came of a race, finished or stopped.
 
     Attributes:
         events, stats: of each lane.
-        comparisons: of the text of each drafted lane with that of the target alone; None where they are not to be
-            compared: by rejection sampling above temperature 0 texts differ by chance, their distribution does not.
+        comparisons: of the text of each drafted lane with that of the target alone. None under rejection sampling above
+            temperature 0, where texts differ by chance, though their distribution does not.
         verdicts: on each drafted lane.
         sentence: what the race showed, "" if there is nothing to compare.
         badge: whether the texts are the same: `mark`, `title` and `words`, see `compare.badge`.
-        stopped: whether a lane has not come to its end.
-        environment: where it ran; empty of servers. `memory_rate` in it is that of `memory_rate`.
+        stopped: whether a lane did not finish.
+        environment: where it ran, with the `memory_rate` measured after it; empty for servers.
         reports: of each lane, ready for JSON, see `report`.
     """
 
@@ -54,8 +54,8 @@ class Outcome:
         """Read a race.
 
         Args:
-            settings: what all lanes were asked for.
-            lanes: by name who drafts in each, and with which K; None where that is not known.
+            settings: those of all lanes.
+            lanes: by name the drafter and K of each; None if unknown.
             alone: the lane of the target alone; None if there is none, and so nothing to compare.
         """
         held = {lane: [entry for entry in entries if entry.lane == lane] for lane in lanes}
@@ -78,18 +78,18 @@ class Outcome:
 
     @property
     def speed_up(self) -> float | None:
-        """The largest, None if no lane has one."""
+        """The largest of all lanes; None if there is none."""
         return max((found.speed_up for found in self.verdicts.values() if found.speed_up is not None), default=None)
 
     def _memory(self, stats: Mapping[str, Stats]) -> dict[str, Any]:
-        """How close the passes of each lane come to what the memory allows, and what that is in bytes a second."""
+        """How close the passes of each lane come to what the memory allows, and its rate in bytes per second."""
         shares = memory_shares(stats, self.environment)
         return {"memory_shares": shares, "memory_rate": memory_rate_of(self.environment)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON: the report of each lane by its name; in `verdicts` for each drafted lane what `LaneVerdict`
-        holds and the `comparison` of its text; for the whole race the largest `speed_up`, a `sentence`, and the
-        `comparison` of the lane that parts first; where weights are known, `memory_shares` and `memory_rate`."""
+        """Ready for JSON: the report of each lane by its name; in `verdicts` the fields of `LaneVerdict` and the
+        `comparison` of the text for each drafted lane; for the whole race the largest `speed_up`, a `sentence`, and
+        the first `comparison` to differ; if weights are known, `memory_shares` and `memory_rate`."""
         parted = [found for found in self.comparisons.values() if found]
         return {
             **self.reports,
@@ -105,8 +105,8 @@ class Outcome:
         return {lane: {**found.as_dict(), "comparison": told[lane]} for lane, found in self.verdicts.items()}
 
     def ending(self, disturbed: bool = False) -> dict[str, Any]:
-        """What the page shows at the end of a race; the texts it has already. Of two lanes it shows figures in any
-        case."""
+        """What the page shows at the end of a race, without the texts, which it has. It always gets figures of two
+        lanes."""
         stats = {**({PLAIN: Stats(), SPECULATIVE: Stats()} if len(self.stats) < 2 else {}), **self.stats}
         return {
             "stopped": self.stopped,

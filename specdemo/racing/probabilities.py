@@ -15,15 +15,15 @@ from ..types import DraftedToken
 from .trace import Candidate, TokenProbabilities
 
 SHOWN = 10  # tokens
-LEAST = 1e-3  # what can be seen as a bar
+LEAST = 1e-3  # less cannot be seen as a bar
 DECIMALS = 6
 
 
 def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tuple[TokenProbabilities, ...]:
-    """For each token that a round just emitted, the candidates at its position; read while the round's clock stands.
+    """For each token that a round just emitted, the candidates at its position. This takes none of the round's time.
 
-    Under the match rule they are those of the least e / p and e / q, which decide. Under rejection sampling they are
-    the likeliest by p or q; at the last position, where the token may be drawn from the residual, also by that.
+    Under the match rule the candidates are the tokens of the least e / p and e / q, which decide. Under rejection
+    sampling they are the likeliest by p or q, and at the last position also by the residual.
 
     Args:
         name: the text of a token by itself.
@@ -33,7 +33,7 @@ def probabilities_of(event: Event, rule: Rule, name: Callable[[int], str]) -> tu
     count, position = len(event.emitted), rule.last_round.position
     drafted = [token.id for token in places_tested(event.drafted)[:count]]
     p, q = target_and_draft_probs(rule.last_round, event.drafted, drafted)
-    p, q = p[:count], torch.cat([q, q.new_zeros(count - len(q), q.shape[-1])])  # the bonus is drawn against no draft
+    p, q = p[:count], torch.cat([q, q.new_zeros(count - len(q), q.shape[-1])])  # a bonus has no q
     emitted = [token.id for token in event.emitted]
     own = torch.tensor([emitted, [*drafted, *emitted[len(drafted) :]]], device=p.device).T  # [n, 2]
     if isinstance(rule, Match):
@@ -59,7 +59,7 @@ def target_and_draft_probs(
 ) -> tuple[Tensor, Tensor]:
     """p [k + 1, V] and q [n, V] of a round, for the first n drafted tokens; q is one-hot where tokens were chosen.
 
-    Of a tree they are those of the path to the emitted tokens, with one drafted token for each place.
+    Of a tree they are those of the emitted path, with one drafted token for each place.
     """
     p = seen.target_probs[[index + 1 for index in path_of(draft)]] if branches(draft) else seen.target_probs
     q = p.new_zeros(len(token_ids), p.shape[-1])
@@ -70,7 +70,7 @@ def target_and_draft_probs(
 
 
 def _first_drawn(probs: Tensor, keys: Sequence[int]) -> Tensor:
-    """The tokens of the least e / p in each row [n, V], the least first, [n, 10]; token 0 where there are fewer."""
+    """The tokens of the least e / p in each row [n, V], the least first, [n, 10]; filled up with token 0."""
     probs, drawn = probs.clone(), []
     for _ in range(min(SHOWN, probs.shape[-1])):
         drawn.append(noise.draw(probs, keys)[0].clamp(min=0)[:, None])
@@ -84,7 +84,7 @@ def _ranked(
     least: float,
     name: Callable[[int], str],
 ) -> TokenProbabilities:
-    """The candidates of one position, likeliest first; the first two are shown in any case."""
+    """The candidates of one position, likeliest first; the first two are always shown."""
     seen = {id for id, _, _ in candidates[:2]}
     seen |= {id for id, (p, q), _ in candidates[2:] if max(p / (left or 1), q) > least}
     ranked = sorted({(-max(p, q), id, p, q, e) for id, (p, q), e in candidates if id in seen})
@@ -96,4 +96,4 @@ def _ranked(
 
 
 def _short(probability: float) -> float:
-    return round(min(probability, 1.0), DECIMALS)  # a sum in single precision can pass 1
+    return round(min(probability, 1.0), DECIMALS)  # a sum in single precision can exceed 1

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def provenance(loaded: Loaded) -> dict[str, Any]:
-    """Where figures come from: the hardware and versions, the weights, and the commit of this program."""
+    """The hardware and versions, the weights, and the commit of this program."""
     return {"environment": {**loaded.environment(), "commit": commit()}, "weights": loaded.weights}
 
 
 def commit() -> str | None:
-    """The commit of this program; None outside of a repository."""
+    """The commit of this program; None outside a repository."""
     describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(describe, capture_output=True, text=True, check=True).stdout.strip()

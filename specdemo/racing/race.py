@@ -1,4 +1,4 @@
-"""Starts runs of a loaded preset, races the target with drafters against the target alone, and runs a race again."""
+"""Starts runs of a loaded preset, races drafters against the target alone, and runs a recorded race again."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .lanes import Lane, race_lanes
 from .text import LaneText, StopStrings
 from .trace import Entry, environment_of, request_of
 
-TRIED = (1, False), (4, False), (2, True), (8, True)  # see `try_out`: the K of its runs, and whether they draft trees
+TRIED = (1, False), (4, False), (2, True), (8, True)  # the runs of `try_out`: K, and whether they draft trees
 TRIED_TOKENS = 32  # of the prompts and texts of these runs
-TRIED_DRAFTS = 16  # by a head of others: so many tell one that is wired wrongly, see `summary.head_doubt`
-TRYING_SECONDS, SLOW_PASS = 0.15, 0.1  # what each of them takes, and the seconds of a pass above which there are none
+TRIED_DRAFTS = 16  # by a published head: enough to find one that is wired wrongly, see `summary.head_doubt`
+TRYING_SECONDS, SLOW_PASS = 0.15, 0.1  # of each run; and of a pass above which there are no runs
 
 
 def check_drafter(loaded: Loaded, drafter: str) -> None:
@@ -55,7 +55,7 @@ def check_fits(loaded: Loaded, prompt_tokens: int, settings: Settings, *drafters
 def check_rule(drafter: str, settings: Settings) -> None:
     """Refuse a tree by a drafter of chains, and K = auto with rejection sampling.
 
-    There a K that depends on drawn tokens would change the distribution.
+    Under rejection sampling a K that depends on drawn tokens would change the distribution.
     """
     if settings.tree and not (drafter == "none" or DRAFTERS[drafter].branches):
         able = ", ".join(name for name, entry in DRAFTERS.items() if entry.branches)
@@ -65,7 +65,7 @@ def check_rule(drafter: str, settings: Settings) -> None:
 
 
 def drafters_of(loaded: Loaded, names: str) -> list[str]:
-    """The drafters named, separated by commas; without names, all that this preset can use.
+    """The drafters in a list separated by commas; if it is empty, all that this preset can use.
 
     Raises:
         BadInput: one of those named does not exist, or this preset has nothing for it.
@@ -82,14 +82,14 @@ def drafters_of(loaded: Loaded, names: str) -> list[str]:
 def start(
     loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, rule: Rule | None = None
 ) -> Iterator[Event]:
-    """A decode of `prompt_ids` by the loaded target with a drafter by name; drafts are tested by `rule` (`rule_for`).
+    """Start a decode of `prompt_ids` by the loaded target with a drafter by name. `rule` is by default `rule_for`.
 
-    What the run shows goes into `loaded.costs`, where later runs of the same kind find it. What auto needs to know
-    before it begins is measured first: passes by `costs_of`, drafts by `try_out`.
+    `loaded.costs` learns from the run, for later runs of the same kind. What auto needs to know before it begins is
+    measured first: passes by `costs_of`, drafts by `try_out`.
 
     Raises:
         BadInput: no such drafter, prompt and new tokens exceed the context, or K = auto with rejection sampling.
-        Stopped: whoever waits for it has stopped it while costs were measured.
+        Stopped: the person who waits for it stopped it while costs were measured.
     """
     check_drafter(loaded, drafter)
     check_rule(drafter, settings)
@@ -110,10 +110,10 @@ def decode_loaded(
     costs: CostModel | None,
     ks: Iterable[tuple[int, bool]] | None = None,
 ) -> Iterator[Event]:
-    """`decode` by the loaded target with a drafter by name; `none` guesses nothing at any K."""
+    """`decode` by the loaded target with a drafter by name; `none` drafts nothing at any K."""
     ks = repeat((0, False)) if drafter == "none" else ks
     branching = rule.settings.tree and drafter != "none"
-    nodes = MAX_NODES if branching else 0  # on branches that are not kept
+    nodes = MAX_NODES if branching else 0  # room for branches that are not kept
     runner = loaded.target_runner(len(prompt_ids) + rule.settings.max_new_tokens + nodes)
     if branching:
         check_branches(runner)
@@ -123,9 +123,9 @@ def decode_loaded(
 
 
 def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:
-    """What is known in `loaded.costs` of runs with this kind of sampling; None if nothing is.
+    """The entry of `loaded.costs` for this kind of sampling; None if there is none.
 
-    The first time that K = auto asks for it, passes are measured, which takes a part of a second, and kept there.
+    For K = auto it is made at the first call, from a measurement of passes that takes a part of a second.
     """
     kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1)
     if settings.k == AUTO and kind not in loaded.costs:
@@ -137,9 +137,9 @@ def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:
 
 
 def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, costs: CostModel) -> None:
-    """Let `costs` learn what short and longer drafts cost, before K = auto needs it: a short run with each.
+    """Let `costs` learn what short and longer drafts cost before K = auto needs it, by a short run with each.
 
-    Not where passes are slow: there the reading of the prompts alone would keep people waiting.
+    If passes are slow this is left out: reading the prompts alone would keep people waiting.
     """
     if costs.baseline_seconds <= SLOW_PASS:
         tell(f"measuring the cost of drafts by {drafter}")
@@ -170,16 +170,16 @@ def race(
     isolated: bool = False,
     more: Sequence[DraftedLane] = (),
 ) -> Iterator[Entry]:
-    """The target alone, the target with a drafter, and with those of `more` lanes, see `race_lanes`.
+    """Race the target alone, with a drafter, and with those of `more` lanes, see `race_lanes`.
 
-    Above temperature 0, where p and q are more than one token, the drafted rounds come with their probabilities.
+    Above temperature 0 the drafted rounds come with their probabilities.
 
     Raises:
-        BadInput: as `start` does, or the memory does not hold the keys and values of all lanes.
+        BadInput: as for `start`, or memory has no room for the keys and values of all lanes.
     """
     drafted = lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more])
     rules = {name: rule_for(replace(settings, k=lane.k, tree=lane.tree)) for name, lane in drafted.items()}
-    for name, lane in drafted.items():  # before one of them takes memory
+    for name, lane in drafted.items():  # before any of them takes memory
         check_drafter(loaded, lane.drafter)
         check_rule(lane.drafter, rules[name].settings)
     check_fits(loaded, len(prompt_ids), settings, *(lane.drafter for lane in drafted.values()))
@@ -204,12 +204,12 @@ def lanes_of(
 
 
 def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> Iterator[Entry]:
-    """Run the race of a trace once more: each lane with the seed that it drew with and the K of each of its rounds.
+    """Run the race of a trace again, each lane with its recorded seed and the recorded K of each round.
 
     A lane that was stopped goes as far as it went.
 
     Raises:
-        BadInput: the trace lacks what is needed, or the preset has other weights by now.
+        BadInput: the trace lacks something, or the preset has other weights now.
     """
     asked = request_of(header)
     if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
@@ -234,10 +234,10 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
 
 
 def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
-    """The lanes of a trace by name, with the drafter and the K of each; older traces tell them of the whole race.
+    """The lanes of a trace by name, with the drafter and the K of each; older traces have one for the whole race.
 
     Raises:
-        BadInput: what a lane tells is no drafter or no K.
+        BadInput: a lane has something else than a drafter or a K.
     """
     asked = request_of(header)
     return {lane["name"]: lane_of(lane, asked) for lane in header["lanes"]}
@@ -246,14 +246,14 @@ def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
 def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[tuple[int, bool]]]:
     """The settings that a lane ran with, and the K of each of its rounds and whether its draft was a tree.
 
-    Behind those the K is 0, if the texts part.
+    K is 0 after the recorded rounds, which matters if the texts differ.
 
     Raises:
         BadInput: the trace does not say.
     """
     auto = settings.k == AUTO and drafter != "none"
-    # A draft that stopped early is asked for what it had; one that is made at once is another if it is shorter, and so
-    # is a tree.
+    # Of a draft that stopped early, as many tokens as it had are asked for. Not of a parallel draft or a tree: with a
+    # smaller K these have other tokens.
     at_once = drafter_class(drafter).parallel_drafting
     rounds = [event for event in events if isinstance(event, Round)]
     trees = [settings.tree and (branches(event.drafted) or not event.drafted) for event in rounds]
@@ -270,13 +270,13 @@ def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tupl
 
 
 def _first(count: int, events: Iterator[Event]) -> Iterator[Event]:
-    """So many events of a run, which is closed then."""
+    """The first `count` events of a run, which is then closed."""
     with closing(events):  # type: ignore[type-var]
         yield from islice(events, count)
 
 
 def differences(recorded: Sequence[Entry], entries: Sequence[Entry]) -> dict[str, int | None]:
-    """Where each lane of a trace and of the race run `again` first have another token id; None where nowhere."""
+    """For each lane, the place of the first token id that differs between a trace and its run `again`; None if none."""
 
     def ids(race: Sequence[Entry], lane: str) -> list[int]:
         return [token.id for entry in race if entry.lane == lane for token in emitted_tokens(entry.event)]
@@ -286,7 +286,7 @@ def differences(recorded: Sequence[Entry], entries: Sequence[Entry]) -> dict[str
 
 
 def other_environment(loaded: Loaded, header: dict[str, Any]) -> list[str]:
-    """What decides the last bits of logits and was another when a trace was recorded, "dtype float32" say."""
+    """What was different when a trace was recorded and decides the last bits of logits, such as "dtype float32"."""
     then, now = environment_of(header), loaded.environment()
     names = ("engine", "exact_rows", "exact_tree_rows", "dtype", "weights_dtype", "device_name", "torch")
     return [f"{name} {then[name]}" for name in names if name in then and then[name] != now[name]]

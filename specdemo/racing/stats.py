@@ -20,7 +20,7 @@ FIGURES = (
 
 
 class Tested(NamedTuple):
-    """What became of a draft: how many of its tokens were drafted, tested and accepted."""
+    """How many tokens of a draft were drafted, tested and accepted."""
 
     drafted: int
     tested: int
@@ -31,8 +31,8 @@ class Tested(NamedTuple):
 class Stats:
     """Running totals of one lane; `add` every event in order.
 
-    What a server does not tell of one of its rounds is None from then on: how many tokens it drafted and tested, and
-    how long it drafted and verified. In a tree the tokens that were tested at the same place count as one test.
+    If a server does not tell a figure of one round, its total is None from then on: tokens drafted and tested, and the
+    time spent drafting and verifying. In a tree the tokens tested at the same place count as one test.
     """
 
     tokens: int = 0
@@ -49,7 +49,7 @@ class Stats:
     accepted_lengths: dict[int, int] = field(default_factory=dict)
     """How many rounds accepted 0, 1, 2, ... tokens; rounds with an empty draft are not in it."""
     first_passed: int = 0
-    """In how many of these the first guess was accepted, in a tree the likeliest of those behind the text."""
+    """In how many of these the first guess was accepted, in a tree the likeliest of those that follow the text."""
     first_draft_seconds: float = 0.0
     draft_times: list[float] = field(default_factory=list)
     """Seconds of each draft that was not empty, sorted. `verify_times` are those of each verification pass, `checks`
@@ -106,12 +106,12 @@ class Stats:
 
     @property
     def drafts(self) -> int:
-        """How many rounds had a draft of which the size is known."""
+        """How many rounds had a draft of known size."""
         return sum(self.accepted_lengths.values())
 
     @property
     def other_seconds(self) -> float | None:
-        """Engine time of the rounds that was neither drafting nor verifying; None where those are not known."""
+        """Engine time of the rounds besides drafting and verifying; None if those are not known."""
         if self.draft_seconds is None or self.verify_seconds is None:
             return None
         return max(0.0, self.seconds - self.ttft_seconds - self.draft_seconds - self.verify_seconds)
@@ -128,12 +128,12 @@ class Stats:
     @property
     def prompt_seconds(self) -> float:
         """Engine time for the prompt: the prefill, and the extra time of the first draft, in which a draft model reads
-        the prompt. It does not grow with the length of the text."""
+        the prompt."""
         return self.ttft_seconds + max(self.first_draft_seconds - self._usual_draft, 0.0)
 
     @property
     def _usual_draft(self) -> float:
-        """The median of `draft_times`, which are sorted, since every event of a replay asks for it."""
+        """The median of `draft_times`. They are kept sorted, since every event of a replay asks for it."""
         last = len(self.draft_times) - 1
         return (self.draft_times[last // 2] + self.draft_times[-(last // 2) - 1]) / 2 if self.draft_times else 0.0
 
@@ -167,7 +167,7 @@ class Stats:
 
 
 def _sum(total: float | None, more: float | None) -> float | None:
-    """None where either is not known."""
+    """The sum; None if either is unknown."""
     return None if total is None or more is None else total + more
 
 

@@ -23,14 +23,14 @@ from .stats import Stats
 from .text import LaneText
 from .trace import Entry
 
-# Of how many first guesses of published heads pass those who publish them report 0.65 to 0.85 (EAGLE-3 for
-# Llama-3.1-8B: 0.75 to 0.80; DFlash for Qwen3-8B: 0.82 on mathematics; Medusa for Vicuna-7B: about 0.6), and even heads
-# after a short training reach 0.4 (P-EAGLE for Qwen3-8B after 5,000 texts).
+# The share of first guesses of a published head that pass. Its authors report 0.65 to 0.85 (EAGLE-3 for Llama-3.1-8B:
+# 0.75 to 0.80; DFlash for Qwen3-8B: 0.82 on mathematics; Medusa for Vicuna-7B: about 0.6). Even after a short training
+# it is 0.4 (P-EAGLE for Qwen3-8B after 5,000 texts).
 USUAL = {"eagle": (0.65, 0.85), "block": (0.65, 0.85), "medusa": (0.5, 0.65)}  # by the kind of head
-FAR_BELOW = 1 / 3  # of the lowest that is usual: where a share is less, something may be wrong
-POOR = 0.6  # the same for heads that were trained for a short time, and for texts that are hard to guess
+FAR_BELOW = 1 / 3  # of the lowest usual share: below this something may be wrong
+POOR = 0.6  # of the lowest usual share: reached by briefly trained heads and on texts that are hard to guess
 UNLIKELY = 1 / 200  # how often a poor head may be doubted by chance
-# What may differ from its training, the likeliest first.
+# What may differ from the head's training, the likeliest first.
 CAUSES = "the layers it reads", "its rope_theta", "the chat template", "the thinking mode", "a quantized target"
 
 
@@ -41,10 +41,10 @@ def outcome(
     entries: Sequence[Entry],
     drafted: Mapping[str, DraftedLane | None] | None = None,
 ) -> Outcome:
-    """What a race of a loaded preset ended with, and whether a published head seems to be wired wrongly.
+    """What came of a race of a loaded preset, and whether a published head seems to be wired wrongly.
 
     Args:
-        drafted: the lanes with a drafter by name; usually one, of an unknown K.
+        drafted: the lanes with a drafter by name; by default one, of an unknown K.
     """
     lanes = {PLAIN: None, **({SPECULATIVE: None} if drafted is None else drafted)}
     found = Outcome.of(settings, entries, lanes, environment=measured(loaded.environment()))
@@ -58,20 +58,20 @@ def outcome(
 
 
 def summary(*race: Any) -> dict[str, Any]:
-    """The same, ready for JSON."""
+    """`outcome`, ready for JSON."""
     return outcome(*race).as_dict()
 
 
 def measured(environment: dict[str, Any]) -> dict[str, Any]:
-    """An environment of a loaded preset with what its memory streams now, `memory_rate`, where that is known."""
+    """An environment of a loaded preset with the present `memory_rate`, if it can be measured."""
     read = weight_bytes(environment)
     rate = memory_rate(environment["device"], read) if read else None
     return {**environment, "memory_rate": rate} if rate else environment
 
 
 def _doubt(loaded: Loaded, drafter: str, stats: Stats) -> str | None:
-    """Whether a lane's drafter seems to be wired wrongly, by that lane or by all runs and trials: with K = auto a head
-    that is always wrong is not asked again."""
+    """`head_doubt` for a lane's drafter, by that lane or by all runs and trials: with K = auto a head that is always
+    wrong is not asked again."""
     name = loaded.head_formats.get(drafter)
     if name is None:
         return None
@@ -84,10 +84,10 @@ def _doubt(loaded: Loaded, drafter: str, stats: Stats) -> str | None:
 def head_doubt(kind: str, name: str, drafts: int, passed: int) -> str | None:
     """A sentence if a published head seems to be wired wrongly: far fewer of its first guesses pass than usual.
 
-    Few drafts are enough where none passes: K = auto soon stops asking a head that is always wrong.
+    If none passes, few drafts are enough: K = auto soon stops asking a head that is always wrong.
 
     Args:
-        kind: of the head, which is its drafter.
+        kind: of the head, which is the name of its drafter.
         name: of its format, see `Loaded.head_formats`.
         passed: in how many of the drafts the first guess was right.
     """
@@ -101,7 +101,7 @@ def head_doubt(kind: str, name: str, drafts: int, passed: int) -> str | None:
 
 
 def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -> dict[str, Any]:
-    """One lane's outcome, ready for JSON: `text, token_ids, kinds, finish_reason, stats`."""
+    """What came of one lane, ready for JSON: `text, token_ids, kinds, finish_reason, stats`."""
     text = LaneText(loaded.tokenizer, prompt_ids, loaded.eos_ids)
     for event in events:
         text.read(event)
@@ -111,10 +111,7 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -
 def trace_header(
     loaded: Loaded, drafter: str, prompt: str, raw: bool, settings: Settings, more: Sequence[DraftedLane] = ()
 ) -> dict[str, Any]:
-    """What a race was asked for, and what it ran on: with its entries, everything needed to run it `again`.
-
-    The seed is the one that was asked for; the one that a lane drew with stands in its first event.
-    """
+    """What a race was asked for, and what it ran on. With the entries this is all that is needed to run it `again`."""
     environment = loaded.environment()
 
     def lane(name: str, asked: DraftedLane) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Streams token ids as text: whole characters only, and one string for every token."""
+"""Turns token ids into text one by one: whole characters only, and one string for every token."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-WINDOW = 8  # tokens of the prompt kept before the first: what a tokenizer needs to decide about a leading space
-LONGEST_CHARACTER = 4  # bytes, and so tokens, that one character can be spread over
+WINDOW = 8  # tokens of the prompt kept before the text: a tokenizer needs them to decide about a leading space
+LONGEST_CHARACTER = 4  # bytes, and so tokens, of one character
 
 
 class Detokenizer:
@@ -23,8 +23,9 @@ class Detokenizer:
     The returned strings, joined, are the decoded text: a token that only carries the first bytes of a
     character gets an empty string, and the one that completes it gets the character.
 
-    Each token is decoded together with the span before it. That window always begins where a character
-    begins: a tokenizer with byte fallback (Llama's) turns a whole run of bytes into marks if one is missing.
+    Each token is decoded together with the span before it. That window always begins at the beginning of a
+    character, since a tokenizer with byte fallback (Llama's) turns a whole run of bytes into marks if one is
+    missing.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, before: Sequence[int] = ()) -> None:
@@ -32,7 +33,7 @@ class Detokenizer:
         windows = (list(before[-length:]) for length in range(min(WINDOW, len(before)), 0, -1))
         self._ids = next((ids for ids in windows if UNFINISHED not in self._decode(ids)), list(before[-WINDOW:]))
         self._finished = 0  # where in `_ids` the newest finished span ends
-        self._waiting = 0  # tokens behind it
+        self._waiting = 0  # tokens after it
         self._shown = self._decode(self._ids)
 
     def push(self, token_id: int) -> str:
@@ -49,7 +50,7 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """The rest at the end of a text: bytes that never became a character."""
+        """The rest at the end of a text: bytes that never completed a character."""
         text = self._decode(self._ids)
         new, self._shown = text[len(self._shown) :], text
         return new
@@ -61,7 +62,7 @@ class Detokenizer:
         return other
 
     def _give_up(self, text: str) -> str:
-        """These bytes are no character: all replacement marks are final but the last, which may still become one."""
+        """The waiting bytes are no character: all replacement marks but the last are final; it may still become one."""
         new, self._shown = text[len(self._shown) : -1], text[:-1]
         if len(self._ids) > 2 * WINDOW:
             self._ids, self._finished = self._ids[-WINDOW:], 0
@@ -92,7 +93,7 @@ class StopStrings:
 
 
 class TextReader(Protocol):
-    """Gives every event of one lane, in order, the text of its tokens; `text` is the text so far."""
+    """Reads the events of one lane in order and gives the text of their tokens; `text` is the text so far."""
 
     text: str
 
@@ -100,7 +101,7 @@ class TextReader(Protocol):
         """The strings of an event's emitted and drafted tokens."""
 
     def name(self, token_id: int) -> str:
-        """Any token by itself."""
+        """The text of any token by itself."""
 
 
 class LaneText:
@@ -135,7 +136,7 @@ class LaneText:
                 drafted.append(read[-1].push(guess.id))
         emitted = []
         for token in emitted_tokens(event):
-            before = self._detokenizer.flush() if token.id in self._hidden else ""  # bytes it cuts off are text
+            before = self._detokenizer.flush() if token.id in self._hidden else ""  # bytes that it cuts off are text
             new = self._detokenizer.push(token.id)
             emitted.append(before + new)
             self.text += before if token.id in self._hidden else new

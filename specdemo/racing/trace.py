@@ -1,9 +1,9 @@
 """Traces: the events of a race as JSON lines, so that it can be replayed without a model or a tokenizer.
 
-The first line is a header: `lanes` names the lanes and says how each was run (drafter, K, rule, seed, engine), the
-other fields are what was asked for and where it ran. Every other line is one event, with its lane and the text of its
-tokens. Version 2 is written; version 1, which knew two lanes and no optional fields, is still read. Anyone can write a
-trace, so nothing in it is used before it is checked.
+The first line is a header: `lanes` names the lanes and says how each was run (drafter, K, rule, engine), the other
+fields say what was asked for and where it ran. Every other line is one event, with its lane and the text of its tokens.
+Version 2 is written; version 1, which had two lanes and no optional fields, is still read. Anyone can write a trace, so
+nothing in it is used before it is checked.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ MAX_FILE = 100_000_000  # bytes, unpacked: several times what 20,000 events of a
 MAX_TEXT = 1_000  # characters of one token
 MAX_CANDIDATES = 32  # of one position
 MAX_REASON = 200  # characters of an error message, which may quote the trace
-MOST = 1e9  # of anything that is counted or timed
+MOST = 1e9  # the largest count, and the longest time in seconds
 ENUMS: dict[str, type[Enum]] = {"kind": TokenKind, "outcome": DraftOutcome, "reason": FinishReason}
 PREFILL, ENDED = -1, -2  # the state of a lane before its round 0 and after its last
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The text of an event's tokens, one string a token; joined, the emitted ones are the text."""
+    """The text of an event's tokens, one string for each; the emitted ones, joined, are the text."""
 
     emitted: Sequence[str] = ()
     drafted: Sequence[str] = ()
@@ -117,7 +117,7 @@ def save_trace(path: Path, header: dict[str, Any], entries: Iterable[Entry]) -> 
 
 
 def _known(value: Any) -> Any:
-    """An event's fields without those that are None."""
+    """The fields of an event that are not None."""
     if isinstance(value, dict):
         return {name: _known(field) for name, field in value.items() if field is not None}
     return [_known(field) for field in value] if isinstance(value, (list, tuple)) else value
@@ -127,7 +127,7 @@ def trace_lines(path: Path) -> list[str]:
     """The lines of a trace file, for `read_trace`; it is packed if its name ends in .gz.
 
     Raises:
-        BadInput: it cannot be read or unpacked, is too large, or is no text.
+        BadInput: it cannot be read or unpacked, is too large, or is not text.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -142,15 +142,15 @@ def trace_lines(path: Path) -> list[str]:
 def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
     """A trace's header and its entries, in the order in which they happened.
 
-    Of the header only the version and the names of the lanes are checked. The header of a version 1 trace comes with
-    the `lanes` of version 2.
+    Of the header only the version and the names of the lanes are checked. The header of a version 1 trace gets the
+    `lanes` of version 2.
 
     Raises:
-        BadInput: naming the line that is not what a trace holds.
+        BadInput: naming the line that does not belong into a trace.
     """
     header: dict[str, Any] | None = None
     entries: list[Entry] = []
-    due: dict[str, int] = {}  # what comes next in each lane
+    due: dict[str, int] = {}  # the number of the next round in each lane
     version = TRACE_VERSION
     for number, given in enumerate(lines, start=1):
         line = given.removeprefix("\ufeff")  # some programs begin a file with a byte order mark
@@ -164,7 +164,7 @@ def read_trace(lines: Iterable[str]) -> tuple[dict[str, Any], list[Entry]]:
                         f"This is not a trace of specdemo: it has no header of version 1 to {TRACE_VERSION}."
                     )
                 header = fields
-                if version == 1:  # it knew the target alone and the target with a drafter
+                if version == 1:  # it had the target alone and the target with a drafter
                     drafters = {PLAIN: "none", SPECULATIVE: fields.get("drafter")}
                     lanes = [{"name": name, "drafter": drafter} for name, drafter in drafters.items()]
                     header = {"lanes": lanes, **fields}
@@ -189,7 +189,7 @@ def request_of(header: dict[str, Any]) -> Request:
     """What the race of a trace was asked for.
 
     Raises:
-        BadInput: the header does not say it.
+        BadInput: the header does not say.
     """
     try:
         prompt, preset, drafter = (header[name] for name in ("prompt", "preset", "drafter"))
@@ -223,7 +223,7 @@ def _lane_names(header: dict[str, Any]) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """In words that are not Python's, nor pydantic's."""
+    """The reason in plain words, not those of Python or pydantic."""
     if not isinstance(error, ValidationError):
         return f"{error!s:.{MAX_REASON}}"
     first = error.errors(include_url=False)[0]
@@ -247,7 +247,7 @@ def _entry(line: str, version: int) -> Entry:
     event, spans, probabilities = of_events[read.type].validate_json(line, strict=True), read.text, read.probabilities
     drafted = len(event.drafted) if isinstance(event, Round) else 0
     emitted = len(emitted_tokens(event))
-    rest = isinstance(event, Finished) and len(spans.emitted) == 1  # bytes that never became a character
+    rest = isinstance(event, Finished) and len(spans.emitted) == 1  # bytes that never completed a character
     if len(spans.drafted) != drafted or not (rest or len(spans.emitted) == emitted):
         raise ValueError("the text has one string for each token")
     if probabilities and not (isinstance(event, Round) and len(probabilities) == emitted):
@@ -260,8 +260,9 @@ def _entry(line: str, version: int) -> Entry:
 def _check_outcomes(drafted: Sequence[DraftedToken], emitted: Sequence[Token], merged: int | None) -> None:
     """Refuse a round that the loop cannot have made: the outcomes of a draft determine the kinds of the emitted tokens.
 
-    A draft is a chain, or a tree whose tokens name their parents; the accepted tokens are then one path from its root.
-    Where a server did not say how large its draft was, it holds the accepted tokens only; `merged` rounds hold none.
+    A draft is a chain, or a tree whose tokens name their parents; then the accepted tokens are one path from its root.
+    If a server did not say how large its draft was, `drafted` holds only the accepted tokens; in `merged` rounds it is
+    empty.
     """
     kinds = [token.kind for token in emitted]
     parents, path = parents_of(drafted), path_of(drafted)
@@ -312,7 +313,7 @@ def _brief(value: Any) -> str:
 
 @dataclass(slots=True)
 class _Line:
-    """What the lines of all events have."""
+    """The fields of the lines of all events."""
 
     type: str
     lane: str
@@ -362,14 +363,14 @@ FIELDS: dict[str, CoreSchema] = {
 
 
 def _readers(older: Mapping[str, str]) -> tuple[SchemaValidator, dict[str, SchemaValidator]]:
-    """What reads a line as a `_Line`, and as an event by its type.
+    """The validators of a `_Line`, and of each type of event.
 
     Args:
-        older: names that fields had in an older version, which are read as well.
+        older: names of fields in an older version, which are read too.
     """
 
     def an(kind: type, **own: CoreSchema) -> CoreSchema:
-        """An object with the fields of a dataclass. What else it has is passed over."""
+        """An object with the fields of a dataclass. Its other fields are ignored."""
         made = []
         for field in fields(kind):
             names: list[list[str | int]] = [[field.name], [older.get(field.name, field.name)]]

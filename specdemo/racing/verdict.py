@@ -1,6 +1,6 @@
-"""What a race showed and why, in a sentence or two: what people ask most often about speculative decoding.
+"""What a race showed and why, in a sentence or two.
 
-Why a lane is slower, one thing to do, and what else its figures show, as far as one race can tell.
+For a lane: why it is slower, one thing to do, and what else its figures show, as far as one race can tell.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .figures import EVEN, Figures, memory_rate_of, memory_share, weight_bytes
 from .stats import Pace, Stats, speed_up
 
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
-NOWHERE: Mapping[str, Any] = {}  # the environment of a lane of which none is known
-CONSIDERABLE = 0.1  # share of a lane's time that is worth a sentence, and of a ratio that is
-BETTER = 1.05  # how many times as fast another K must be, by the figures, to be advised
+NOWHERE: Mapping[str, Any] = {}  # an unknown environment
+CONSIDERABLE = 0.1  # the share of a lane's time, or of a ratio, that is worth a sentence
+BETTER = 1.05  # another K is advised if the figures say that it is this many times as fast
 MUCH = 0.1  # of a token of the target alone, of a rate or of a pass: less is not worth a sentence
 NEARLY_FREE = "prompt-lookup", "ngram", "lookup-ngram"  # drafters without a model
 SURE = 3.0  # standard errors between two rates that differ by more than chance
-MANY_PASSES, LONGER, LONG_CONTEXT = 32, 1.2, 1000  # passes and their growth for a note; tokens that explain it
+MANY_PASSES, LONGER, LONG_CONTEXT = 32, 1.2, 1000  # passes, their growth and the tokens for a note on the context
 
 
 @dataclass(frozen=True, slots=True)
 class LaneVerdict:
-    """What is said of a drafted lane: its speed-up, if it has one, a sentence with what to do, and what lies behind.
+    """The verdict on a drafted lane: its speed-up, if it has one, a sentence with what to do, and its figures.
 
     `notes` are further sentences, `numbers` the rows of a table, name and value. A text that is too short has neither.
     """
@@ -55,9 +55,9 @@ def judge_lane(
     """The verdict on a lane against the target alone.
 
     Args:
-        asked: who drafted, and with which K; None if that is not known.
-        comparison: of the two texts; None if they are not to be compared.
-        environment: of the loaded preset, or as a trace tells it; `memory_rate` in it is that of `memory_rate`.
+        asked: the drafter and its K; None if unknown.
+        comparison: of the two texts; None if they need not be the same.
+        environment: of the loaded preset, or from a trace; with the `memory_rate` measured after the race.
     """
     found, sentence = Figures.of(plain, lane, asked), race_verdict(plain, lane, asked)
     if found is None or min(plain.tokens, lane.tokens) < FEW_TOKENS:
@@ -71,7 +71,7 @@ def judge_lane(
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:
     """What a race of one or more drafted lanes showed: the verdict on the fastest of them, with its name.
 
-    Lanes of which nothing can be said yet come last. Lanes that are as fast within the noise are tied.
+    Lanes without a speed-up come last. Lanes that are equally fast within the noise are tied.
     """
     name = max(verdicts, key=lambda lane: verdicts[lane].speed_up or 0.0)
     best = verdicts[name]
@@ -92,7 +92,7 @@ def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:
 def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = None) -> str:
     """What the race of a drafted lane against the target alone showed, why, and what to do.
 
-    The ratio is `Pace.to`: the speeds of both lanes after the prompt. `asked` is that of `Figures.of`. For example:
+    The ratio is `Pace.to`, of the speeds of both lanes after the prompt. `asked` is as in `Figures.of`. Examples:
 
         2.22× as fast as the target alone: 3.0 tokens per target pass; a draft costs 5% of a pass, and checking it makes
         a pass 30% longer.
@@ -150,7 +150,7 @@ def _reading(alone: Pace, drafting: Pace, ratio: float) -> str:
     least, most = (f"{share:.0%}" for share in shares)
     share = most if least == most else f"{least} to {most}"
     words = f", which drafting does not speed up, took {share} of the time"
-    low, high = sorted((ratio, 1.0))  # where it would lie if both lanes read the prompt at the same speed
+    low, high = sorted((ratio, 1.0))  # the range if both lanes read the prompt at the same speed
     if not low * EVEN[0] <= whole <= high * EVEN[1]:
         words = f" took {'longer' if whole < ratio else 'less time'} with the drafter, {share} of the time"
     return f" Reading the prompt{words}: {whole:.2f}× overall."
@@ -169,10 +169,7 @@ def _tokens(count: float) -> str:
 
 
 def reason(found: Figures) -> str:
-    """Why a lane is slower: the largest of what a round costs more, or that too little of its drafts passes.
-
-    It is "" where that is not known.
-    """
+    """Why a lane is slower: the largest extra cost of a round, or too few accepted tokens; "" if unknown."""
     part = max(found.parts, key=found.parts.__getitem__, default="")
     rate, least = found.lane.acceptance_rate, found.needed_acceptance
     if part and found.parts[part] < MUCH and rate is not None and least is not None and least > rate:
@@ -184,7 +181,7 @@ def reason(found: Figures) -> str:
 
 
 def costs(found: Figures, which: str = "both") -> str:
-    """What a draft costs and by how much checking one makes a pass longer, in passes; "" if that is not known."""
+    """What a draft costs, and by how much checking it makes a pass longer, in passes; "" if unknown."""
     made, rounds = found.lane.drafts, found.lane.rounds
     often = f"made in {made} of {rounds} rounds" if made < 0.9 * rounds and found.lane.drafted is not None else ""
     if found.draft_cost is None or found.check_cost is None:
@@ -198,9 +195,9 @@ def costs(found: Figures, which: str = "both") -> str:
 
 
 def action(found: Figures) -> str:
-    """One thing to do, "" where nothing is clearly better than what ran.
+    """One thing to do; "" if nothing is clearly better than what ran.
 
-    Another K is advised if by the figures it is faster than what ran and than the target alone, by more than noise.
+    Another K is advised if by the figures it is faster, beyond the noise, than what ran and than the target alone.
     """
     (best, speed), enough, free = found.best, max(BETTER, 1 + found.noise), ""
     nearly_free = found.asked is None or found.asked.drafter in NEARLY_FREE
@@ -221,8 +218,8 @@ def notes(found: Figures, same: bool | None = None, exact_rows: int | None = Non
     """What else a lane shows, a sentence each.
 
     Args:
-        same: whether its text is that of the target alone; None if the two are not to be compared.
-        exact_rows: `Runner.exact_rows` of the target; None where it is not known.
+        same: whether its text is that of the target alone; None if the two need not be the same.
+        exact_rows: `Runner.exact_rows` of the target; None if unknown.
     """
     told = [_decay(found.lane), _context(found.plain), _exactness(found, same, exact_rows)]
     return [sentence for sentence in told if sentence]
@@ -260,9 +257,9 @@ def _context(plain: Stats) -> str:
 
 
 def _exactness(found: Figures, same: bool | None, exact_rows: int | None) -> str:
-    """The text is another, where rounding can explain it."""
+    """The text differs, and rounding can explain it."""
     rows = 1 + max((draft.drafted for draft in found.lane.drafts_tested), default=0)
-    ended = found.plain.finish_reason and found.lane.finish_reason  # or one is only shorter
+    ended = found.plain.finish_reason and found.lane.finish_reason  # else one is only shorter
     if same is not False or not ended or exact_rows is None or exact_rows >= rows:
         return ""
     where = f"; passes for K up to {exact_rows - 1} are" if exact_rows > 1 else ""
@@ -270,11 +267,11 @@ def _exactness(found: Figures, same: bool | None, exact_rows: int | None) -> str
 
 
 def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | None = None) -> list[tuple[str, str]]:
-    """The figures as a table of names and values, for a person who asks for them.
+    """The figures as a table of names and values.
 
     Args:
-        pass_bytes: how many bytes of weights a pass of the target reads; None where it is not known.
-        memory_rate: bytes per second that the memory streams; None where it was not measured.
+        pass_bytes: how many bytes of weights a pass of the target reads; None if unknown.
+        memory_rate: bytes per second that the memory streams; None if it was not measured.
     """
     plain, lane = found.plain, found.lane
     token_ms = 1000 / (plain.tokens_per_second or 1.0)

@@ -1,8 +1,8 @@
-"""Which servers may be asked, and where their names lead.
+"""Which servers may be asked, and what their names resolve to.
 
 On one's own machine every address may be asked. A public Space must not become a proxy into the network that it runs
-in: there only the addresses in `SPECDEMO_ALLOW` may be asked, see `system.allowed`. Each name is resolved once, and
-what it led to is kept: a name that leads elsewhere later is of no use to anybody.
+in: there only the addresses in `SPECDEMO_ALLOW` may be asked, see `system.allowed`. Each name is resolved once and the
+result kept, so it does no harm if the name leads elsewhere later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _pinning = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server as a person names it; `pinned` is the IP address that its name led to, where that is kept."""
+    """A server as a person names it; `pinned` is the IP address of its name, if that is kept."""
 
     scheme: str
     host: str
@@ -34,10 +34,10 @@ class Address:
 
     @classmethod
     def read(cls, text: str) -> Address:
-        """An address such as http://127.0.0.1:8080; a closing `/v1` may stand behind it.
+        """Read an address such as http://127.0.0.1:8080, which may end in `/v1`.
 
         Raises:
-            BadInput: it is no such address, or may not be asked from here.
+            BadInput: it is not such an address, or may not be asked from here.
         """
         wrong = "A server's address looks like http://127.0.0.1:8080"
         if len(text) > MAX_ADDRESS:
@@ -52,7 +52,7 @@ class Address:
         if parts.scheme not in PORTS or not host or not _is_name(host) or parts.path.rstrip("/") not in ("", "/v1"):
             raise BadInput(f"{wrong}.")
         if parts.query or parts.fragment:
-            raise BadInput(f"{wrong}, with nothing behind the port.")
+            raise BadInput(f"{wrong}, with nothing after the port.")
         address = cls(parts.scheme, host, PORTS[parts.scheme] if port is None else port)
         names = allowed(servers=True)
         return address if names is None else address.pinned_if_in(names)
@@ -61,7 +61,7 @@ class Address:
         """This address with its name resolved for good.
 
         Raises:
-            BadInput: it is not among these, or its name leads to no address, or into a private network.
+            BadInput: it is not among `names`, or its name has no address or one in a private network.
         """
         entries = (entry.rstrip("/").lower() for entry in names)
         if str(self) not in {entry if _has_port(entry) else f"{entry}:{PORTS.get(self.scheme)}" for entry in entries}:
@@ -80,7 +80,7 @@ class Address:
         except OSError:
             raise BadInput(f"There is no server called {self.host}.") from None
         ip = str(found[0][4][0])
-        # An address in numbers says where it leads; the name of a server elsewhere must not lead into this network.
+        # An IP address says where it leads. The name of a server elsewhere must not lead into this network.
         if ip != self.host and self.host != "localhost" and not ipaddress.ip_address(ip.partition("%")[0]).is_global:
             raise BadInput(f"The name {self.host} leads into a private network, which this Space does not ask.")
         return ip
@@ -90,12 +90,12 @@ class Address:
 
     @property
     def netloc(self) -> str:
-        """As it stands in a request's head: the usual port is left out."""
+        """The address in the head of a request, without the default port."""
         return _bracketed(self.host) + (f":{self.port}" if self.port != PORTS[self.scheme] else "")
 
     @property
     def url(self) -> str:
-        """Where to connect to."""
+        """The URL to connect to."""
         return f"{self.scheme}://{_bracketed(self.pinned or self.host)}:{self.port}"
 
 
@@ -111,4 +111,4 @@ def _has_port(entry: str) -> bool:
     try:
         return urlsplit(entry).port is not None
     except ValueError:
-        return True  # no address: it equals none either
+        return True  # not an address, so no address equals it

@@ -1,6 +1,6 @@
-"""Asks a server over HTTP, and bounds what it may answer: in size, in time, and in kind.
+"""Asks a server over HTTP, and limits its answers in size, time and kind.
 
-Keys are sent in a header and stand in nothing else: no error, no log, no trace.
+Keys are sent in a header and appear nowhere else: in no error, log or trace.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..types import BadInput
 from .address import Address
 
 CONNECT_SECONDS, SILENT_SECONDS = 5.0, 30.0  # to connect, and between two pieces of an answer
-ANSWER_SECONDS = 600.0  # for a whole answer, however lively it is
+ANSWER_SECONDS = 600.0  # for a whole answer
 MAX_LINE, MAX_ANSWER = 1_000_000, 64_000_000  # bytes
-LOOK_SECONDS = 0.2  # between two looks at whether the work was stopped, while the server says nothing
-MAX_QUOTED = 200  # characters of what a server says is wrong
+LOOK_SECONDS = 0.2  # between two checks for Stop while the server is silent
+MAX_QUOTED = 200  # characters of a server's error message
 STATUSES = {
     401: "asks for an API key, or does not know the one it was given",
     403: "does not let this API key ask",
@@ -35,7 +35,7 @@ STATUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One event of a stream. `seconds` is when it arrived, since the request was sent."""
+    """One event of a stream, which arrived `seconds` after the request was sent."""
 
     seconds: float
     data: dict[str, Any]
@@ -59,7 +59,7 @@ class Client:
                 raise BadInput("An API key consists of plain printable characters.")
             headers["Authorization"] = f"Bearer {key}"
         timeout = httpx.Timeout(silent_seconds, connect=CONNECT_SECONDS)
-        # What environment variables and .netrc say is left alone: it could send a key, or the request, elsewhere.
+        # Environment variables and .netrc are ignored: they could send a key or the request elsewhere.
         self._http = httpx.Client(
             base_url=address.url, headers=headers, timeout=timeout, trust_env=False, transport=_Transport()
         )
@@ -74,7 +74,7 @@ class Client:
         self.close()
 
     def get(self, path: str) -> dict[str, Any]:
-        """What the server answers, a JSON object.
+        """The server's answer, a JSON object.
 
         Raises:
             BadInput: it answers something else, or nothing: one sentence.
@@ -95,10 +95,10 @@ class Client:
             return self._read(response).decode(errors="replace")
 
     def stream(self, path: str, **body: Any) -> Iterator[Chunk]:
-        """The server-sent events of an answer, up to its end, which may be said by `[DONE]`.
+        """The server-sent events of an answer, up to its end or `[DONE]`.
 
         Raises:
-            BadInput: it is cut off, stalls, is endless, or is no such stream: one sentence.
+            BadInput: it is cut off, stalls, is endless, or is not such a stream: one sentence.
         """
         began = time.perf_counter()
         with self._answer("POST", path, body) as response:
@@ -107,7 +107,7 @@ class Client:
             for line in self._lines(response, began):
                 at = time.perf_counter() - began
                 if not line.startswith(b"data:"):
-                    continue  # comments, names and numbers of events
+                    continue  # comments, and the names and ids of events
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
@@ -121,7 +121,7 @@ class Client:
 
     @contextmanager
     def _answer(self, how: str, path: str, body: dict[str, Any] | None) -> Iterator[httpx.Response]:
-        """The answer, of which only the head has been read."""
+        """An answer of which only the head has been read."""
         request = self._http.build_request(how, path, json=body)
         if self.address.pinned:
             request.extensions["sni_hostname"] = self.address.host
@@ -148,7 +148,7 @@ class Client:
             raise self._wrong(f"cannot be asked: {self._brief(error)}") from None
 
     def _status(self, response: httpx.Response, path: str) -> str:
-        """What a status that is no success says, with the server's own words where they cannot hold the key."""
+        """A sentence on the status of a failure, with the server's own words if they cannot hold the key."""
         code = response.status_code
         if response.is_redirect:
             return "answers with a redirect, which is not followed: give the address it leads to"
@@ -164,7 +164,7 @@ class Client:
         return f"{words} ({code}{f': {self._brief(said)}' if said else ''})"
 
     def _lines(self, response: httpx.Response, began: float) -> Iterator[bytes]:
-        """The lines of an answer, without what is too long, too much or too late."""
+        """The lines of an answer, which may not be too long, too many or too late."""
         rest, size = b"", 0
         for piece in response.iter_raw():
             check_stopped()
@@ -181,7 +181,7 @@ class Client:
             yield rest
 
     def _read(self, response: httpx.Response) -> bytes:
-        """A whole answer that is no stream."""
+        """A whole answer that is not a stream."""
         parts, size, began = [], 0, time.perf_counter()
         for piece in response.iter_raw():
             size += len(piece)
@@ -199,7 +199,7 @@ class Client:
             raise self._wrong("sends something that is no JSON") from None
         if not isinstance(value, dict):
             raise self._wrong("sends something else than a JSON object")
-        if value.get("error"):  # in the middle of a stream the status has been sent long ago
+        if value.get("error"):  # an error in the middle of a stream comes after the status
             error = value["error"]
             raise self._wrong(f"has failed: {self._brief(error.get('message') if isinstance(error, dict) else error)}")
         return value
@@ -208,7 +208,7 @@ class Client:
         return BadInput(f"The server at {self.address} {words}.")
 
     def _brief(self, said: object) -> str:
-        """What a server or a library says, on one line, without the key."""
+        """The words of a server or a library on one line, without the key."""
         text = str(said).replace(self._key, "***") if self._key else str(said)
         return _brief(text)
 

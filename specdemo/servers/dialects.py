@@ -1,4 +1,4 @@
-"""The kinds of servers: how each is told from the others, and what all of them can do."""
+"""The kinds of servers: how they are told apart, and what all of them can do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .vllm import VLLM
 
 
 class Dialect(Protocol):
-    """One kind of server. `facts` are its engine, version and model, as it tells them."""
+    """One kind of server. `facts` are its engine, version and model, as it reports them."""
 
     client: Client
     facts: dict[str, str]
@@ -25,7 +25,7 @@ class Dialect(Protocol):
         """A text as the server's model reads it: as it is, or in the server's own chat template."""
 
     def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
-        """One text, greedy or sampled. Fills in `told`, the last of it behind the last step.
+        """One text, greedy or sampled. Fills in `told`, which is complete after the last step.
 
         Raises:
             BadInput: the server answers something else: one sentence.
@@ -35,20 +35,20 @@ class Dialect(Protocol):
         """The text of some tokens."""
 
     def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
-        """The logarithms of the probabilities of the likeliest next tokens, behind a prompt and some tokens of its
-        answer; none if the server does not tell them. Their differences are those of the logits.
+        """The log-probabilities of the likeliest tokens after a prompt and some tokens of its answer; none if the
+        server does not tell them. Their differences are those of the logits.
 
         Raises:
             BadInput: as `steps`.
         """
 
     def counters(self) -> Counters | None:
-        """None if the server does not show them."""
+        """The server's counters; None if it does not show them."""
 
 
 @contextmanager
 def connected(address: Address, key: str | None = None) -> Iterator[Dialect]:
-    """The server at an address. An empty `key` is none.
+    """The server at an address. An empty `key` counts as none.
 
     Raises:
         BadInput: as `find_dialect`.
@@ -58,10 +58,10 @@ def connected(address: Address, key: str | None = None) -> Iterator[Dialect]:
 
 
 def find_dialect(client: Client) -> Dialect:
-    """What kind of server it is, by what it says of its models.
+    """Recognise the kind of a server by what it says of its models.
 
     Raises:
-        BadInput: it cannot be asked, or is none of those we know.
+        BadInput: it cannot be asked, or is of no known kind.
     """
     try:
         model = client.get("/v1/models")["data"][0]

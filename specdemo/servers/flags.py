@@ -1,4 +1,4 @@
-"""What to change where: the flags of each engine that decide about speculation.
+"""The flags of each engine that control speculation.
 
 Each was looked up in the source:
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The flags of one engine: to begin, to draft `{k}` tokens, to draft more often, to stop, and for a crowd."""
+    """The flags of one engine: to begin, to draft `{k}` tokens, to draft more often, to stop, and for many users."""
 
     on: str
     k: str
@@ -24,7 +24,7 @@ class Flags:
     off: str
     crowd: str
     told: str
-    """What makes it tell more of its rounds; empty if nothing does."""
+    """The flags that make it report more of its rounds; empty if there are none."""
 
 
 FLAGS = {

@@ -1,8 +1,8 @@
-"""llama.cpp's server: an event for each token, with the times and counts of the round that it belongs to.
+"""llama.cpp's server: an event for each token, with the times and counts of its round.
 
-All events of a round have the same `predicted_ms`; `draft_n` and `draft_n_accepted` have grown by what the round
-drafted and accepted. An event is held back while its bytes end inside a character, so tokens can be missing:
-`predicted_n` tells how many.
+All events of a round have the same `predicted_ms`; `draft_n` and `draft_n_accepted` grow by what the round drafted and
+accepted. An event is held back while its bytes end inside a character, so tokens can be missing: `predicted_n` tells
+how many.
 
 Source: llama.cpp b11434, `tools/server/server-context.cpp` and `server-common.cpp`.
 """
@@ -48,10 +48,10 @@ class LlamaCpp:
             rows = answer["completion_probabilities"][0]["top_logprobs"]
             return {count(row["id"]): float(row["logprob"]) for row in rows}
         except (KeyError, IndexError, TypeError, ValueError):
-            return {}  # another version calls them otherwise
+            return {}  # another version has other names for them
 
     def written(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-        """The ids of a whole greedy text, told at once: a stream omits those of tokens that end inside a character.
+        """The ids of a greedy text that is sent as a whole: a stream omits tokens that end inside a character.
 
         Raises:
             BadInput: as `steps`.
@@ -86,7 +86,7 @@ class LlamaCpp:
 
 
 def asked_of(prompt: Prompt | Sequence[int], settings: Settings) -> dict[str, Any]:
-    """What `/completion` is asked for."""
+    """The body of a request to `/completion`."""
     return {
         "prompt": prompt if isinstance(prompt, str) else [*prompt],
         "n_predict": settings.max_new_tokens,
@@ -101,14 +101,14 @@ def asked_of(prompt: Prompt | Sequence[int], settings: Settings) -> dict[str, An
 
 
 def llamacpp_steps(chunks: Iterator[Chunk], most: int, told: Told) -> Iterator[Step]:
-    """The steps of a stream of `/completion`, of which no more than `most` tokens were asked for.
+    """The steps of a stream of `/completion` with at most `most` tokens.
 
-    Tokens that were held back show with the next event. The steps that they belong to are settled by how many tokens a
-    round emits, what it accepted and one more; rounds that cannot be told apart become one step.
+    Tokens that were held back come with the next event. A round emits one token more than it accepted, which tells the
+    steps that they belong to. Rounds that cannot be told apart become one step.
     """
     steps = _steps(_groups(chunks, most, told), told)
-    yield from (step for step in (next(steps, None),) if step is not None)  # the first token, which had no draft
-    waiting: Step | None = None  # of which the last tokens have not been seen
+    yield from (step for step in (next(steps, None),) if step is not None)  # the first token has no draft
+    waiting: Step | None = None  # whose last tokens have not come yet
     for seen in steps:
         step = seen
         if waiting is not None:
@@ -127,7 +127,7 @@ def llamacpp_steps(chunks: Iterator[Chunk], most: int, told: Told) -> Iterator[S
 
 
 def _emitted(step: Step) -> int:
-    """How many tokens a round emits that the end of the text does not cut."""
+    """How many tokens a round emits if the text does not end in it."""
     return (step.accepted or 0) + 1
 
 
@@ -137,7 +137,7 @@ def _together(one: Step, other: Step) -> Step:
 
 
 def _groups(chunks: Iterator[Chunk], most: int, told: Told) -> Iterator[list[dict[str, Any]]]:
-    """The events that have the same time; the last holds what ends the text."""
+    """The events by their time; the last group has the event that ends the text."""
     group: list[dict[str, Any]] = []
     for chunk in chunks:
         event, told.seconds = chunk.data, chunk.seconds
@@ -162,7 +162,7 @@ def _groups(chunks: Iterator[Chunk], most: int, told: Told) -> Iterator[list[dic
 
 
 def _steps(groups: Iterator[list[dict[str, Any]]], told: Told) -> Iterator[Step]:
-    """A step for each group that holds tokens; those that were held back have no id and no text of their own."""
+    """A step for each group with tokens. Those that were held back have no id and no text of their own."""
     tokens = drafted = accepted = 0
     spent = 0.0
     for group in groups:

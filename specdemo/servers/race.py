@@ -1,4 +1,4 @@
-"""Texts that servers write, as lanes, and a race between a server that speculates and one that does not."""
+"""The texts of servers as lanes, and a race between a server that speculates and one that does not."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Asked:
 
 
 Baseline = Dialect | tuple[dict[str, Any], list[Entry]] | None
-"""Another server, or a trace that one wrote, or nothing."""
+"""Another server, the trace of one, or nothing."""
 
 
 @dataclass(slots=True)
 class ServerRace:
-    """A race: its lanes, their entries so far, and at the end what is known of the servers of its lanes."""
+    """A race: its lanes, their entries so far, and at the end the facts about their servers."""
 
     asked: Asked
     lanes: Sequence[str] = ()
@@ -45,7 +45,7 @@ class ServerRace:
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def run(self, server: Dialect, baseline: Baseline) -> Iterator[Entry]:
-        """One text by the baseline, then one by the server. What there is when it is closed can be told.
+        """One text by the baseline, then one by the server. If it is closed early, what there is stays.
 
         Raises:
             BadInput: a server cannot be asked or answers something else, or the trace is of another race.
@@ -88,7 +88,7 @@ def race_servers(asked: Asked, server: Dialect, baseline: Baseline) -> ServerRac
 def _recorded(
     asked: Asked, server: Dialect, header: dict[str, Any], entries: Sequence[Entry]
 ) -> tuple[Lane, dict[str, Any]]:
-    """The lane of a trace in which nothing was drafted, and what its header says of its server."""
+    """The lane of a trace in which nothing was drafted, and the header's facts about its server."""
     lanes = {lane["name"]: lane.get("server") for lane in header["lanes"]}
     for name, facts in lanes.items():
         events = [entry for entry in entries if entry.lane == name]
@@ -105,13 +105,13 @@ def _recorded(
 
 
 def outcome(race: ServerRace) -> Outcome:
-    """What a race of servers ended with; the report of each lane has `server`, what is known of it.
+    """What came of a race of servers; the report of each lane has the facts about its `server`.
 
-    Figures that are not known are None. Without a baseline there is no lane `plain`, and nothing to compare.
+    Unknown figures are None. Without a baseline there is no lane `plain`, and nothing to compare.
     """
-    lanes = {name: DraftedLane(OWN_DRAFTER, 0) for name in race.lanes}  # what it drafts, and with which K, is its own
+    lanes = {name: DraftedLane(OWN_DRAFTER, 0) for name in race.lanes}  # the server's own drafter and K are unknown
     begun = [name for name in lanes if race.of(name)]
-    settings = replace(race.asked.settings, rule=REJECTION)  # they share no random numbers
+    settings = replace(race.asked.settings, rule=REJECTION)  # servers share no random numbers
     found = Outcome.of(settings, race.entries, lanes, alone=PLAIN if len(begun) == 2 else None)
     if PLAIN not in begun:
         sentence = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
@@ -122,14 +122,14 @@ def outcome(race: ServerRace) -> Outcome:
 def _report(race: ServerRace, lane: str, stats: Stats) -> dict[str, Any]:
     found = report("".join(text for entry in race.of(lane) for text in entry.spans.emitted), race.events(lane), stats)
     figures, totals = found["stats"], race.servers[lane].get("totals") or {}
-    if figures["drafted"] is None and totals.get("drafted"):  # rounds that cannot be told apart are in the totals
+    if figures["drafted"] is None and totals.get("drafted"):  # the totals include rounds that cannot be told apart
         figures |= {name: totals[name] for name in ("drafted", "accepted")}
         figures["draft_efficiency"] = totals["accepted"] / totals["drafted"]
     return {**found, "server": race.servers[lane]}
 
 
 def trace_header(race: ServerRace) -> dict[str, Any]:
-    """The header of a race's trace: neither an address nor a key stands in it."""
+    """The header of a race's trace, which holds neither an address nor a key."""
     drafters = {PLAIN: "none", SPECULATIVE: OWN_DRAFTER}
     names = [name for name in drafters if race.events(name)]
     return {
@@ -146,7 +146,7 @@ def trace_header(race: ServerRace) -> dict[str, Any]:
 
 
 class ServerText:
-    """The `TextReader` of a server's lane: the server sent the text of its tokens along with them."""
+    """The `TextReader` of a server's lane. The server sent the text of the tokens with them."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -164,10 +164,10 @@ class ServerText:
 def server_lane(
     name: str, dialect: Dialect, prompt: str, raw: bool, settings: Settings, alone: bool = True
 ) -> tuple[Lane, Told]:
-    """A lane that asks for one text as soon as its first event is wanted, and what the server tells of it.
+    """A lane that asks for one text when its first event is read, and what the server tells of that text.
 
     Args:
-        alone: whether nobody else asks the server meanwhile, so that its counters are those of this text.
+        alone: whether nobody else asks the server meanwhile, so that its counters count this text alone.
     """
     text, told = ServerText(), Told(alone)
 
@@ -182,7 +182,7 @@ def server_lane(
 
 
 def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
-    """How far apart a server has the logits of two tokens behind a prompt and some tokens; None if it does not tell."""
+    """The gap of a server's logits of two tokens after a prompt and some tokens; None if it does not tell."""
     if not all(isinstance(token.id, int) for token in (*before, *pair)):
         return None
     found = dialect.logprobs(prompt, [token.id for token in before if token.id is not None])
@@ -191,7 +191,7 @@ def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequenc
 
 
 def recorded_lane(name: str, entries: list[Entry]) -> Lane:
-    """A lane of a trace, told again."""
+    """A lane that replays a trace."""
     text = ServerText()
     text.coming.extend(entry.spans for entry in entries)
     return Lane(name, (entry.event for entry in entries), text)
@@ -200,9 +200,9 @@ def recorded_lane(name: str, entries: list[Entry]) -> Lane:
 def told_of(dialect: Dialect, told: Told) -> dict[str, Any]:
     """What is known of a server's lane besides its events, ready for JSON.
 
-    `seconds` and `first_token_seconds` are by our clock, since the request was sent; `server_seconds` by the server's,
-    where it tells, and `network_seconds` is what lies between: the network, and waiting in the server's queue.
-    `totals` are the server's own, which hold what it drafted behind the end of the text as well.
+    `seconds` and `first_token_seconds` count from the request, by our clock. `server_seconds` are by the server's
+    clock, if it tells. `network_seconds` are the difference: the network, and the server's queue. `totals` are the
+    server's own and include what it drafted after the end of the text.
     """
     network = None
     if told.seconds is not None and told.server_seconds is not None:

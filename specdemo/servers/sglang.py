@@ -1,4 +1,4 @@
-"""SGLang: an event holds the tokens of one round, or of several; the text up to there, or its newest part.
+"""SGLang: an event holds the tokens of one or several rounds: either the text so far, or its newest part.
 
 Source: SGLang 0.5, `python/sglang/srt/managers/tokenizer_manager.py`.
 """
@@ -25,7 +25,7 @@ class SGLang:
         """As `Dialect.prompt_of`.
 
         Raises:
-            BadInput: a server that has no way to put a text into its chat template.
+            BadInput: the server cannot put a text into its chat template.
         """
         asked = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
         try:
@@ -75,7 +75,7 @@ def sglang_steps(chunks: Iterator[Chunk], most: int, told: Told) -> list[Step]:
         meta = chunk.data["meta_info"]
         told.prompt_tokens = count(meta["prompt_tokens"])
         ids, written = [count(id) for id in chunk.data["output_ids"]], text_in(chunk.data["text"] or "")
-        if len(ids) == count(meta["completion_tokens"]) and ids[: len(all_ids)] == all_ids:  # all up to here
+        if len(ids) == count(meta["completion_tokens"]) and ids[: len(all_ids)] == all_ids:  # all tokens so far
             ids, new = ids[len(all_ids) :], written.removeprefix(text)
             text = written
         else:
@@ -100,7 +100,7 @@ def sglang_steps(chunks: Iterator[Chunk], most: int, told: Told) -> list[Step]:
             told.reason = reason_in(reason["type"], reason.get("matched"))
     if not finished:
         raise BadInput(UNFINISHED)
-    if told.rounds is None:  # it tells of no speculation
+    if told.rounds is None:  # it reports no speculation
         told.rounds = told.drafted = told.accepted = 0
     return steps
 

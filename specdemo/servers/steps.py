@@ -1,8 +1,8 @@
 """Rounds from what a server tells: how many tokens, how many of them drafted and accepted, and when.
 
 The last token of a round is the target's own: the bonus if all drafted tokens were accepted, else resampled. What a
-server does not tell stays unknown: the ids and probabilities of rejected tokens, and, where it does not say how many
-tokens it drafted, which of the two the last token is.
+server does not tell stays unknown: the ids and probabilities of rejected tokens, and, if it does not say how many
+tokens it drafted, the kind of the last token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def checked(read: F) -> F:
-    """Turn what goes wrong while reading an answer into a sentence: other programs may serve the same paths."""
+    """Turn errors in reading an answer into a sentence: other programs may serve the same paths."""
 
     @wraps(read)
     def steps(self: Any, *args: Any) -> Iterator[Step]:
@@ -44,10 +44,10 @@ def checked(read: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Tokens that a server told together: those of one round, or of several that it merged.
+    """Tokens that a server sent together: those of one round, or of several that it merged.
 
     `texts` has one string for each of `ids`. `seconds` is the time since the step before, or since the request was
-    sent. `accepted` may be more than was emitted, where the text ended inside the round.
+    sent. `accepted` may be more than was emitted if the text ended inside the round.
     """
 
     ids: tuple[int | None, ...]
@@ -60,13 +60,13 @@ class Step:
 
 @dataclass(slots=True)
 class Told:
-    """What a server says of one answer besides its tokens; None where it does not say.
+    """What a server says of one answer besides its tokens. What it does not say is None.
 
     `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens.
-    `counted` says whether its counters counted the same, which is only asked if nobody else uses it (`alone`);
-    `by_position` is then how many tokens they counted as accepted at each position of a draft. `server_seconds` is by
-    the server's clock, `seconds` and `first_seconds` (to the first token) by ours. `rest` is text that belongs to no
-    single token. `notes` are sentences on what could not be recovered.
+    `counted` says whether its counters agree, which can only be known if nobody else uses it (`alone`). `by_position`
+    is then how many tokens they counted as accepted at each position of a draft. `server_seconds` is by the server's
+    clock, `seconds` and `first_seconds` (to the first token) by ours. `rest` is text that belongs to no single token.
+    `notes` are sentences on what could not be recovered.
     """
 
     alone: bool = True
@@ -85,7 +85,7 @@ class Told:
 
 
 def events_of(steps: Iterable[Step], told: Told) -> Iterator[tuple[Event, Spans]]:
-    """The events of a lane. The first token comes with the prompt; `told` is read behind the last step.
+    """The events of a lane. The first token comes with the prompt. `told` is read after the last step.
 
     Raises:
         BadInput: the server wrote nothing.
@@ -107,7 +107,7 @@ def events_of(steps: Iterable[Step], told: Told) -> Iterator[tuple[Event, Spans]
 
 
 def _rounds(step: Step, index: int) -> Iterator[tuple[Round, Spans]]:
-    """The rounds of a step; where those of a merged one can be told apart, they share its time equally."""
+    """The rounds of a step. If those of a merged step can be told apart, they share its time equally."""
     count = len(step.ids)
     if step.rounds == count > 1 and step.drafted == 0:
         for place in range(count):
@@ -137,7 +137,7 @@ def _round(step: Step, index: int) -> tuple[Round, Spans]:
 
 
 def _last(drafted: int | None, accepted: int) -> TokenKind:
-    """The kind of the target's own token behind the accepted ones."""
+    """The kind of the target's own token after the accepted ones."""
     if drafted is None:
         return TokenKind.UNKNOWN
     if drafted == 0:
@@ -146,20 +146,20 @@ def _last(drafted: int | None, accepted: int) -> TokenKind:
 
 
 def with_drafts(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]) -> list[Step] | None:
-    """Steps of one round each, with what was drafted in them, from lists over the rounds that had a draft.
+    """Fill in the drafts of steps of one round each, from lists over the rounds that had a draft.
 
-    A step of one token may be a round whose draft failed or a round without one: where both lie between the same two
-    longer steps, which is which is unknown. The last step may have been cut by the end of the text.
+    A step of one token is a round whose draft was rejected, or a round without a draft. If both kinds lie between the
+    same two longer steps, it is unknown which is which. The end of the text may have cut the last step.
 
     Returns:
-        None if the lists do not fit the steps: some of these then hold several rounds.
+        None if the lists do not fit the steps, some of which then hold several rounds.
     """
     found: list[Step] = []
     at = 0
     singles: list[Step] = []
 
     def settle(zeros: Sequence[int]) -> bool:
-        """Give the drafts that failed to the steps of one token before a longer step."""
+        """Give the rejected drafts to the steps of one token before a longer step."""
         if len(zeros) > len(singles):
             return False
         sure = len(zeros) in (0, len(singles))
@@ -185,12 +185,12 @@ def with_drafts(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequenc
 
 
 def split(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]) -> list[Step] | None:
-    """The rounds of merged steps, where every round had a draft: then the counts alone say where each begins.
+    """Split merged steps into rounds. If every round had a draft, the counts alone say where each begins.
 
-    A round has the time of the step that its last token came with, in which it shares with the others that ended there.
+    The rounds that end in a step share its time.
 
     Returns:
-        None if the counts do not make up the text.
+        None if the counts do not add up to the text.
     """
     ids = [id for step in steps for id in step.ids]
     texts = [text for step in steps for text in step.texts]
@@ -212,10 +212,10 @@ def split(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]
 
 
 def with_totals(steps: Sequence[Step], told: Told, k: int | None) -> list[Step]:
-    """Steps of one round each with what was drafted in them, where the totals of the answer leave one possibility.
+    """Fill in the drafts of steps of one round each, if the totals of the answer leave one possibility.
 
-    That is so where nothing was drafted at all, and where every round drafted all the `k` tokens that it could. Adds a
-    note where steps merged.
+    That is so if nothing was drafted at all, or if every round drafted all the `k` tokens that it could. Adds a note if
+    steps were merged.
     """
     if told.drafted == 0:
         return [replace(step, drafted=0, accepted=0, rounds=len(step.ids)) for step in steps]
@@ -238,7 +238,7 @@ def with_totals(steps: Sequence[Step], told: Told, k: int | None) -> list[Step]:
 
 
 def recovered(steps: Sequence[Step], lists: Lists, told: Told, k: int | None) -> list[Step]:
-    """The pieces of a stream with what was drafted in each, as far as lists or totals tell."""
+    """The pieces of a stream with their drafts, as far as lists or totals tell."""
     first, rest = [*steps[:1]], [*steps[1:]]
     if lists is None:
         return first + with_totals(rest, told, k)
@@ -250,7 +250,7 @@ def recovered(steps: Sequence[Step], lists: Lists, told: Told, k: int | None) ->
 
 
 def texts_split(text_of: Callable[[Sequence[int]], str], steps: Sequence[Step]) -> Iterator[Step]:
-    """The steps with the text of each token, where the server's words for each of them add up to that of all."""
+    """The steps with the text of each token, if the server's texts of single tokens add up to the whole."""
     known: dict[int, str] = {}
     for step in steps:
         whole, ids = "".join(step.texts), [id for id in step.ids if id is not None]
@@ -264,12 +264,12 @@ def texts_split(text_of: Callable[[Sequence[int]], str], steps: Sequence[Step]) 
             yield step
 
 
-# What a server counts, against what its stream told ---------------------------------------------------------------
+# What a server counts, compared with its stream -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a server counts over all its requests, or what it counted between two readings."""
+    """A server's counters over all its requests, or between two readings."""
 
     tokens: int = 0
     rounds: int = 0
@@ -285,7 +285,7 @@ class Counters:
 
 
 def read_counters(client: Client, prefix: str, tokens: str) -> Counters | None:
-    """The counters of `/metrics`, in the format of Prometheus; several engines of one server are added up."""
+    """The counters of `/metrics`, in the format of Prometheus, added up over the engines of one server."""
     try:
         page = client.text("/metrics")
     except BadInput:  # the server may not show them
@@ -308,7 +308,7 @@ def read_counters(client: Client, prefix: str, tokens: str) -> Counters | None:
 
 
 def check(told: Told, before: Counters | None, read: Callable[[], Counters | None], tokens: int) -> Counters | None:
-    """What the server counted for this answer; None if it does not say, or answered others at the same time."""
+    """The server's counters for this answer; None if it does not say, or if it answered others at the same time."""
     if before is None:
         return None
     until = time.perf_counter() + COUNTING_SECONDS

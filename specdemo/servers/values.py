@@ -1,4 +1,4 @@
-"""Values in what a server answers, checked: anything may answer at an address."""
+"""Checks values in a server's answers: anything may answer at an address."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ..types import BadInput, FinishReason
 
-LIKELIEST = 10  # next tokens of which a probability is asked for
+LIKELIEST = 10  # how many next tokens a probability is asked for
 UNFINISHED = "The server ended its answer before the text was finished."
 
 
@@ -14,7 +14,7 @@ def count(value: Any) -> int:
     """A whole number from 0 on.
 
     Raises:
-        ValueError: it is none, as of the others here.
+        ValueError: it is something else; so do the functions below.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
         raise ValueError("no count")
@@ -34,10 +34,10 @@ def text_in(value: Any) -> str:
 
 
 def reason_in(reason: str, matched: object) -> FinishReason:
-    """Why a text ended, as vLLM and SGLang tell it: `matched` is the stop string, or the id that ended it.
+    """Why a text ended, as vLLM and SGLang tell it: `matched` is the stop string or the id that ended it.
 
     Raises:
-        BadInput: it did not end, but was given up.
+        BadInput: the server gave up before its end.
     """
     if reason == "length":
         return FinishReason.LENGTH
@@ -50,7 +50,7 @@ def check_limit(tokens: int, most: int) -> None:
     """Refuse an endless answer.
 
     Raises:
-        BadInput: these are more tokens than `most`.
+        BadInput: `tokens` is more than `most`.
     """
     if tokens > most:
         raise BadInput(f"The server sends more than the {most} tokens that it was asked for.")

@@ -55,7 +55,7 @@ class VLLM:
             "top_k": settings.top_k,
             "top_p": settings.top_p,
             "min_p": 0.0,
-            "repetition_penalty": 1.0,  # models come with settings of their own
+            "repetition_penalty": 1.0,  # models have their own defaults
             "seed": settings.seed,
         }
         asked = {"model": self.model, "prompt": prompt, "max_tokens": settings.max_new_tokens, "stop": [*settings.stop]}
@@ -72,7 +72,7 @@ class VLLM:
 
 
 def vllm_steps(chunks: Iterator[Chunk], most: int, told: Told) -> tuple[list[Step], Lists, int | None]:
-    """The pieces of a stream of `/v1/completions`, the server's lists of accepted and drafted tokens, and its K."""
+    """The pieces of a stream of `/v1/completions`, the lists of accepted and drafted tokens, and the server's K."""
     steps: list[Step] = []
     lists: Lists = None
     k, before, finished = None, 0.0, False

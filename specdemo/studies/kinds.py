@@ -33,12 +33,12 @@ FUNCTION_WORDS = frozenset(_ENGLISH.split())
 
 
 def kind_of(token: str, before: str) -> Kind:
-    """The kind of a token with this text behind the text `before`; the first rule that fits decides.
+    """The kind of a token with this text after the text `before`; the first rule that fits decides.
 
     1. A token without any visible character is whitespace (or part of a character: a continuation).
     2. One without letters is a number if it holds a digit, punctuation if every visible character is a mark of prose,
        and a code symbol otherwise.
-    3. One with letters that is written right behind a letter, a digit, an underscore or an apostrophe within a word
+    3. One with letters that is written right after a letter, a digit, an underscore or an apostrophe within a word
        continues that word.
     4. The rest begin words: function words by a list of English ones, else content words.
 

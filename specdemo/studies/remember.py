@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..engines.rows import rows_of
+from ..engines.rows import path_rows
 from ..engines.runner import Runner
 from ..models.loaded import Loaded
 from ..types import parents_or_chain
@@ -78,7 +78,7 @@ class Remembering:
     def keep(self, path: Sequence[int]) -> None:
         self._text = self._texts[path[-1]] if path else self._before
         if self.hidden_states is not None:
-            self.hidden_states = rows_of(self.hidden_states, path)
+            self.hidden_states = path_rows(self.hidden_states, path)
 
     def first_layers(self, count: int, capacity: int) -> Runner:
         if count not in self.parts:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..decoding.loop import rule_for
 from ..decoding.match import Match
-from ..decoding.rejection import Part, Rejection, acceptance_probability, residual
+from ..decoding.rejection import Rejection, Term, acceptance_probability, residual
 from ..decoding.rule import Rule
 from ..types import REJECTION, BadInput, Settings
 from .acceptance import BY_RATIO, emitted_with
@@ -30,7 +30,7 @@ class LikeliestByRatio(Rejection):
         return probs.argmax(-1)
 
 
-_PARTS: dict[str, tuple[Part, Part]] = {  # of rejection sampling, by the name of the broken rule
+_PARTS: dict[str, tuple[Term, Term]] = {  # of rejection sampling, by the name of the broken rule
     "accept-if-p-exceeds-q": (lambda p, q: (p > q).to(p.dtype), residual),
     "resample-from-p": (acceptance_probability, lambda p, q: p),
 }

@@ -27,7 +27,7 @@ Places = list[tuple[int | None, int]]
 class Written:
     """One text and its figures.
 
-    `rounds` are all behind the first token, `drafts` those with a draft. `drafts` and `places` are None where they are
+    `rounds` are all after the first token, `drafts` those with a draft. `drafts` and `places` are None where they are
     not told.
     """
 
@@ -64,7 +64,7 @@ class Writer(Protocol):
         """
 
     def gap(self, prompt: str, before: Sequence[Token], pair: Sequence[Token]) -> float | None:
-        """How far apart the logits of two tokens are behind a text; None if that is unknown."""
+        """How far apart the logits of two tokens are after a text; None if that is unknown."""
 
 
 class ServerWriter:

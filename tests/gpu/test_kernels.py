@@ -94,7 +94,7 @@ def operation_inputs(
             qkv, (keys, values) = noise(count, (heads + 2 * kv_heads) * width), noise(2, kv_heads, capacity, width)
             yield "write_kv", [qkv, head_norms, rotation, keys, values, start, None]
     keys, values = noise(2, kv_heads, capacity, width)
-    keys[:, live + count :] = values[:, live + count :] = 1e4  # entries behind the text, which must not be read
+    keys[:, live + count :] = values[:, live + count :] = 1e4  # entries after the text, which must not be read
     yield "attend", [noise(count, heads, width), keys, values, start, None]
     yield "write_kv", [noise(count, (heads + 2 * kv_heads) * width), None, rotation, keys, values, start, STUMPS]
     yield "attend", [noise(count, heads, width), keys, values, start, STUMPS]
@@ -142,7 +142,7 @@ NOT_YET = pytest.mark.xfail(strict=True, reason="so `GraphRunner.exact_tree_rows
 def test_a_row_of_a_tree_is_the_same_bits_as_that_of_its_chain(
     cuda: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
 ) -> None:
-    """Behind texts that end at any place of a step and of a chunk, and in caches that the tree fills."""
+    """After texts that end at any place of a step and of a chunk, and in caches that the tree fills."""
     functions = fastest(cuda)
     if functions is ops:
         pytest.skip("passes are made of torch's own operations here")

@@ -286,7 +286,7 @@ def script(text: Sequence[int], k: int, tree: bool = False) -> Iterator[Event]:
 
 
 def branching(text: Sequence[int], at: int, accepted: int) -> list[DraftedToken]:
-    """A tree of the next `accepted` tokens, at most two; beside each there is a wrong one with another behind it."""
+    """A tree of the next `accepted` tokens, at most two; beside each there is a wrong one with another after it."""
     drafted: list[DraftedToken] = []
     path = -1
     for place in range(min(accepted + 1, 2)):

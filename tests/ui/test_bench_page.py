@@ -17,7 +17,7 @@ from specdemo.racing.stats import Stats
 from specdemo.studies.tables import text_table
 from specdemo.types import BadInput
 from tools import page as bench_page
-from tools.page import ALONE, BOTH, BROWSER, COLUMNS, UNSEEN, Asked, in_a_program, measured, opened, rows_of, unseen
+from tools.page import ALONE, BOTH, BROWSER, COLUMNS, UNSEEN, Asked, in_a_program, measured, opened, speed_rows, unseen
 
 from .scripted import Script
 
@@ -56,7 +56,7 @@ def test_ratios_are_taken_turn_by_turn() -> None:
     speeds = {ALONE: [(10, 20), (20, 40)], UNSEEN: [(19, 36), (9, 19)], BROWSER: [(9, 19), (19, 36)]}
     waits: dict[str, list[Any]] = {ALONE: [0.25, 0.5], UNSEEN: [None, None], BROWSER: [None, None]}
     turns = {way: [{PLAIN: float(one), SPECULATIVE: float(two)} for one, two in both] for way, both in speeds.items()}
-    rows = rows_of({way: list(zip(turns[way], waits[way], strict=True)) for way in turns})
+    rows = speed_rows({way: list(zip(turns[way], waits[way], strict=True)) for way in turns})
     assert [(row["way"], row["lane"]) for row in rows[-3:]] == [(BROWSER, lane) for lane in (PLAIN, SPECULATIVE, BOTH)]
     plain, _, both = rows[-3:]
     assert plain["tokens_per_second"] == 14.0

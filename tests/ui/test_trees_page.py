@@ -83,7 +83,7 @@ def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(visit: Visit
     emitted = page.locator(f"{LANE} .sd-text .tok:is(.a, .r, .b, .t)")
     assert "".join(emitted.all_inner_texts()).startswith("one two three four five")
 
-    fork = page.locator(f"{LANE} .sd-rd").nth(1).locator(".sd-fork").nth(1)  # one token passed, two failed behind it
+    fork = page.locator(f"{LANE} .sd-rd").nth(1).locator(".sd-fork").nth(1)  # one token passed, two failed after it
     ghost, tip = fork.locator(".sd-ghost"), page.locator(".sd-tip.open")
     expect(ghost).to_be_hidden()
     fork.locator("> .tok").hover()
@@ -91,7 +91,7 @@ def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(visit: Visit
     assert ghost.locator(".tok").count() == 2
     expect(page.locator(f"{LANE} .sd-rd").nth(1).locator(".sd-ghost").first).to_be_hidden()  # of another place
     assert "The draft branches here" in tip.inner_text()
-    last = [token for token in rounds[1].drafted if token.parent == 2]  # behind the accepted token
+    last = [token for token in rounds[1].drafted if token.parent == 2]  # after the accepted token
     assert tip.locator(".sd-tree li").count() == len(last) == 2
     assert tip.locator(".sd-tree li").first.locator(".tok").evaluate_all("all => all.map(t => t.classList[1])") == [
         "x",

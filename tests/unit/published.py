@@ -130,7 +130,7 @@ def target_states(model: PreTrainedModel, ids: Sequence[int], numbers: Sequence[
 def eagle_drafts(
     model: PreTrainedModel, config: Config, t: Tensors, numbers: Sequence[int], ids: Sequence[int], k: int
 ) -> tuple[list[int], Tensor]:
-    """What an EAGLE-3 head drafts behind a text whose last token is pending, and its logits [k, V']."""
+    """What an EAGLE-3 head drafts after a text whose last token is pending, and its logits [k, V']."""
     layer = config.get("transformer_layer_config", config)
     p = "midlayer." if "midlayer.hidden_norm.weight" in t else "layers.0."
     embedding = t.get("embed_tokens.weight", model.get_input_embeddings().weight)

@@ -30,7 +30,7 @@ from specdemo.bench.cases import (
 )
 from specdemo.bench.cases import theirs as methods_of
 from specdemo.bench.models import bytes_read, random_model
-from specdemo.bench.results import drafters_markdown, markdown, read_record, record, rows_of, table, trees_markdown
+from specdemo.bench.results import drafters_markdown, markdown, overall_rows, read_record, record, table, trees_markdown
 from specdemo.bench.rows import Row, drafter_rows, made_by, tree_rows
 from specdemo.bench.throughput import bench
 from specdemo.bench.turns import in_turns
@@ -170,7 +170,7 @@ def test_what_is_kept_holds_every_run_and_gives_its_rows(outcome: dict[str, Any]
     assert "token_ids" not in kept.read_text()
     assert max(map(len, kept.read_text().splitlines())) < 2000
     assert runs[0]["tokens_per_second"] == pytest.approx(outcome["runs"][0]["tokens_per_second"], rel=1e-5)
-    lines = markdown(rows_of(runs))
+    lines = markdown(overall_rows(runs))
     assert lines[0] == "| | T | tokens/s | times transformers | times the target alone |"
     assert len(lines) == 2 + 16 * 2
     assert "`ngram`, a tree of 4" in "".join(lines)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specdemo.bench.results import drafters_markdown, markdown, read_record, rows_of, trees_markdown
+from specdemo.bench.results import drafters_markdown, markdown, overall_rows, read_record, trees_markdown
 from specdemo.bench.rows import Row, command, summarise
 from specdemo.bench.turns import in_turns
 from specdemo.models.presets import PRESETS
@@ -145,7 +145,7 @@ def test_the_results_that_ship_are_small_whole_and_those_of_the_docs() -> None:
             lines = trees_markdown([spreads(row) for row in whole["trees"]])
         elif "runs" in whole:
             _, runs = read_record(path)
-            lines = SHOWN[path.stem](runs) if path.stem in SHOWN else markdown(rows_of(runs))
+            lines = SHOWN[path.stem](runs) if path.stem in SHOWN else markdown(overall_rows(runs))
         else:
             continue
         assert [line for line in lines if line not in docs] == [], path

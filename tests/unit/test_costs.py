@@ -87,7 +87,7 @@ def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_th
 @pytest.mark.parametrize("most_k", [1, 4, 6, 7, MAX_K])
 def test_a_calibration_reaches_as_far_as_auto_does(most_k: int) -> None:
     costs = measured(TableRunner(random_table(1), capacity=MAX_K + 2), most_k=most_k)
-    assert len(costs.passes) == most_k + 2  # or the K of most tokens would be looked up behind the end
+    assert len(costs.passes) == most_k + 2  # or the cost of the largest K would be looked up past the end
     learn(costs, ONE_BY_ONE.name, 1e-9)
     assert 0 <= DraftLengthController(AUTO, costs).choose(1000, None, ONE_BY_ONE) <= most_k
 

@@ -130,7 +130,7 @@ def test_a_preset_that_does_not_fit_beside_the_loaded_one_replaces_it(
 ) -> None:
     before, small = engine._loaded, engine.presets[SMALL]
     found = opening.find_checkpoint(find_preset(LARGE).target, torch.float32, ignore)
-    needed = room.Part("large", found.config, torch.float32).weights
+    needed = room.ModelPart("large", found.config, torch.float32).weights
     monkeypatch.setattr(room, "free_memory", lambda: needed)
     released: list[str] = []
     real = before.release

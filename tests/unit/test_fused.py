@@ -250,7 +250,7 @@ def test_in_bfloat16_attention_to_a_token_is_the_same_bits_in_every_pass(heads, 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("shape", [(576,), (3, 64)])
 def test_an_rms_norm_is_one_whatever_stands_out_in_a_row(dtype, shape):
-    """Real models have a channel of tens of thousands behind some layers."""
+    """Real models have a channel of tens of thousands after some layers."""
     generator = torch.Generator().manual_seed(0)
     weight = (torch.rand(shape[-1], generator=generator) + 0.5).to(dtype)
     norm = Norm.of(weight, None, 1e-5)

@@ -32,7 +32,7 @@ from specdemo.models.presets import find_preset
 from specdemo.types import MAX_K, BadInput, Draft, Settings, TokenKind, Verdict
 from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
 from tools.train.data import ASSISTANT
-from tools.train.head import Plan, judge, train_head
+from tools.train.head import TrainingPlan, judge, train_head
 from tools.train.outputs import OUTPUTS
 from tools.train.states import Shard, Text, conversations, default_layers, read_states
 
@@ -287,7 +287,7 @@ def write_waves(folder: Path, tokens: Callable[[], Tensor], generator: torch.Gen
         save_file(block, folder / f"{name}.safetensors", metadata={"provenance": json.dumps({"seed": 0})})
 
 
-PLAN = Plan("eagle", tokens=40 * 8 * 48, steps=3, rate=3e-2, draft_vocab=MODEL_VOCAB, mlp=48)
+PLAN = TrainingPlan("eagle", tokens=40 * 8 * 48, steps=3, rate=3e-2, draft_vocab=MODEL_VOCAB, mlp=48)
 
 
 OTHERS = replace(PLAN, kind="block", depth=2), replace(PLAN, kind="medusa", rate=0.1)
@@ -295,7 +295,7 @@ PLANS = [PLAN, *(pytest.param(plan, marks=pytest.mark.slow) for plan in OTHERS)]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=["eagle", "block", "medusa"])
-def test_a_head_learns_and_says_how_well(plan: Plan, circles: Path, tmp_path: Path) -> None:
+def test_a_head_learns_and_says_how_well(plan: TrainingPlan, circles: Path, tmp_path: Path) -> None:
     out = tmp_path / "head.safetensors"
     read: list[int] = []
     train_head(
@@ -325,7 +325,7 @@ def test_a_head_learns_and_says_how_well(plan: Plan, circles: Path, tmp_path: Pa
 def test_training_goes_on_from_a_trained_head(kind: type[Head], text: Path, tmp_path: Path) -> None:
     """It begins where the first ended: with a rate of next to nothing, it ends there too."""
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
-    plan = Plan(kind.kind, 300, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32)
+    plan = TrainingPlan(kind.kind, 300, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32)
     train_head(tiny_model("llama"), plan, text, first, {})
     go_on = replace(plan, tokens=1, rate=1e-9, mlp=48)
     train_head(tiny_model("llama"), go_on, text, second, {}, begin_with=first)
@@ -348,7 +348,7 @@ def test_training_goes_on_from_a_trained_head(kind: type[Head], text: Path, tmp_
 
 def test_a_medusa_head_begins_with_the_bigrams_of_a_block_head(text: Path, tmp_path: Path) -> None:
     block, out = tmp_path / "block.safetensors", tmp_path / "medusa.safetensors"
-    plan = Plan("block", 600, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32)
+    plan = TrainingPlan("block", 600, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32)
     train_head(tiny_model("llama"), plan, text, block, {})
     little = replace(plan, kind="medusa", tokens=1, rate=1e-9, draft_vocab=30)
     train_head(tiny_model("llama"), little, text, out, {}, begin_with=block)
@@ -374,7 +374,7 @@ def test_states_that_one_kind_of_head_keeps_serve_one_that_reads_fewer_layers(te
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_judged_as_it_was_while_it_trained(kind: type[Head], text: Path, tmp_path: Path) -> None:
     model, out = tiny_model("llama"), tmp_path / "head.safetensors"
-    train_head(model, Plan(kind.kind, 600, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32), text, out, {})
+    train_head(model, TrainingPlan(kind.kind, 600, rows=2, steps=2, rate=0.02, draft_vocab=24, mlp=32), text, out, {})
     last = json.loads(out.with_suffix(".json").read_text())["curve"][-1]
     found = judge(model, kind, out, text)  # the file has half the digits
     assert found == {name: pytest.approx(last[name], abs=0.02) for name in found}
@@ -428,7 +428,7 @@ def test_a_conversation_does_not_see_the_one_before_it(text: Path) -> None:
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=["eagle", "block", "medusa"])
-def test_training_goes_on_from_its_checkpoint(plan: Plan, text: Path, tmp_path: Path) -> None:
+def test_training_goes_on_from_its_checkpoint(plan: TrainingPlan, text: Path, tmp_path: Path) -> None:
     model, plan = tiny_model("llama"), replace(plan, tokens=plan.tokens // 2)
     whole, halves = tmp_path / "whole.safetensors", tmp_path / "halves.safetensors"
     train_head(model, plan, text, whole, {}, every=8)
@@ -439,7 +439,7 @@ def test_training_goes_on_from_its_checkpoint(plan: Plan, text: Path, tmp_path: 
     def stop(_line: str) -> None:
         raise Stopped
 
-    with pytest.raises(Stopped):  # after the first validation, but its checkpoint is written behind it
+    with pytest.raises(Stopped):  # after the first validation, whose checkpoint is written later
         train_head(model, plan, text, halves, {}, every=8, log=stop)
     with pytest.raises(BadInput, match="belongs to another plan"):
         train_head(model, plan, text, halves, {}, every=8, begin_with=whole)

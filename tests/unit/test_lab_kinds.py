@@ -89,7 +89,7 @@ def test_counts_by_hand() -> None:
         "punctuation": (1, 0, 0),  # untested
         "function word": (1, 1, 1),
         "content word": (3, 2 + 1, 2),  # light, old, and ing with nothing before it
-        "word continuation": (1, 1, 0),  # er, behind the drafted light
+        "word continuation": (1, 1, 0),  # er, after the drafted light
     }
     row = counts.rows()[0]
     assert (row["acceptance_rate"], row["draft_efficiency"]) == (3 / 4, 3 / 5)

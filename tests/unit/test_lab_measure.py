@@ -121,7 +121,7 @@ def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
         assert run.accepted <= run.tested <= run.drafted
         assert run.tokens_per_second is not None
         assert run.alone is not None
-        assert run.tokens_per_second > (run.tokens - 1) / run.seconds  # behind the prompt
+        assert run.tokens_per_second > (run.tokens - 1) / run.seconds  # after the prompt
         assert run.speedup == pytest.approx(run.tokens_per_second / run.alone)
     rows = summarise(runs)
     cases = [("none", 0), *plan.cases]

@@ -148,13 +148,13 @@ SPECULATIVE: list[Event] = [
     round_([A, A, A, A], 0.02, 0.13, 0.16),
     round_([], 0.01, 0.10, 0.12),
     round_([R, U], 0.01, 0.11, 0.13),
-    round_([A, A], 0.01, 0.11, 0.13, emitted=2),  # the text ended behind the second
+    round_([A, A], 0.01, 0.11, 0.13, emitted=2),  # the text ended after the second
 ]
 
 
 def test_the_parts_add_up_to_the_gap() -> None:
     found = explain(PLAIN, SPECULATIVE)
-    measured = (12 / 0.705) / (12 / 1.32)  # behind the prompt, of which the first draft read 0.005 s
+    measured = (12 / 0.705) / (12 / 1.32)  # after the prompt, of which the first draft read 0.005 s
     assert found.measured == pytest.approx(measured)
     assert found.parts[-1].speedup == pytest.approx(found.measured)
     assert found.predicted + sum(part.change for part in found.parts) == pytest.approx(measured)

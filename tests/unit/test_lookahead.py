@@ -1,4 +1,4 @@
-"""Lookahead: the window is a tree, what the target draws behind it becomes n-grams, and the text stays the target's."""
+"""Lookahead: the window is a tree, what the target draws after it becomes n-grams, and the text stays the target's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_window_moves_with_the_text() -> None:
     first = drafter.propose_tree([99], nodes=6, depth=20)
     # Level 0 is the trunk 0, 1, 2; level 1 begins with 31, 32, 33.
     assert first == Draft([0, 31, 1, 32, 2, 33], parents=[-1, 0, 0, 2, 2, 4])
-    drafter.observe(verdict(first, 0, [200, 201, 202, 203, 204, 205, 206]))  # behind 99, 0, 31, 1, 32, 2 and 33
+    drafter.observe(verdict(first, 0, [200, 201, 202, 203, 204, 205, 206]))  # after 99, 0, 31, 1, 32, 2 and 33
     # 31 and 202 followed 0, which the window says as well: its levels have become the ones below.
     second = drafter.propose_tree([0], nodes=8, depth=20)
     assert second == Draft([31, 202, 32, 204, 33, 206], parents=[-1, 0, 0, 2, 2, 4])
@@ -86,7 +86,7 @@ def test_a_chain_is_jacobi_decoding() -> None:
     assert drafter.propose([9], 4) == Draft([1, 2, 3, 1])
     drafter.observe(Verdict([0], 8, TokenKind.RESAMPLED, 1.0, target_ids=[1, 8, 4, 5, 6]))
     assert [*drafter.propose([8], 3).token_ids] == [4, 5, 6]
-    drafter.observe(Verdict((), 7, TokenKind.RESAMPLED, 1.0))  # a rule that draws nothing behind drafted tokens
+    drafter.observe(Verdict((), 7, TokenKind.RESAMPLED, 1.0))  # a rule that draws nothing after drafted tokens
     assert [*drafter.propose([7], 2).token_ids] == [5, 6]
 
 

@@ -344,7 +344,7 @@ def test_a_target_over_several_devices_is_opened_by_the_plan_and_what_is_offload
 
     from specdemo.ui.engine import facts
 
-    spread = room.Plan((torch.device("cpu"), torch.device("cuda:1")), {0: 5, "cpu": 7}, offloaded=3 * GB)
+    spread = room.DevicePlan((torch.device("cpu"), torch.device("cuda:1")), {0: 5, "cpu": 7}, offloaded=3 * GB)
     asked: list[Any] = []
     devices: list[str] = []
     real, open_checkpoint = in_memory.open_model, in_memory.open_checkpoint

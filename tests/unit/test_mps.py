@@ -17,7 +17,7 @@ from specdemo.decoding.events import emitted_tokens
 from specdemo.engines import eager
 from specdemo.models import checkpoint
 from specdemo.models.loaded import Loaded, load
-from specdemo.models.placement import Part, plan
+from specdemo.models.placement import ModelPart, plan
 from specdemo.racing.race import race
 from specdemo.system import hardware
 from specdemo.types import BadInput, Settings
@@ -111,7 +111,7 @@ def test_it_is_taken_when_it_is_asked_for_and_there(monkeypatch: pytest.MonkeyPa
 
 def test_weights_go_to_main_memory_which_it_shares(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     config = load(full_preset(tmp_path), "float32", "cpu").model.config
-    part = Part("toy", config, torch.float32)
+    part = ModelPart("toy", config, torch.float32)
     assert plan([part, part], MPS).devices == (MPS, MPS)
     monkeypatch.setattr("specdemo.models.placement.free_memory", lambda: part.weights)
     assert plan([part], MPS, {"mps:0": part.weights}).replaces

@@ -190,7 +190,7 @@ def test_half_precision_rounds_to_the_nearest_even_number(rounding):
 
 
 def test_nothing_finite_becomes_none_in_a_pass():
-    """Real models have a channel of tens of thousands behind some layers."""
+    """Real models have a channel of tens of thousands after some layers."""
     model = copy.deepcopy(tiny_model("llama")).bfloat16()
     model.model.embed_tokens.weight.data[:, 7] = 30_000
     runner = native_runner(model, 16)

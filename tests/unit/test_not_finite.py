@@ -152,7 +152,7 @@ def test_a_round_that_comes_to_such_a_row_is_refused(row: list[float], place: in
 @pytest.mark.usefixtures("either_way")
 @greedy_or_not
 def test_what_no_token_depends_on_is_not_refused(settings: Settings) -> None:
-    """At a place behind a wrong guess the target may say anything."""
+    """At a place after a wrong guess the target may say anything."""
     logits = torch.eye(VOCAB)[[1, 2, 3, 0]].log()
     logits[3] = math.nan
     verdict = verify(sampling.probabilities(logits, settings), Draft([1, 0, 3]), torch.full((4,), 0.5).double())
@@ -160,7 +160,7 @@ def test_what_no_token_depends_on_is_not_refused(settings: Settings) -> None:
 
 
 def test_a_figure_of_a_test_is_never_nan() -> None:
-    """It would be recorded: even behind a wrong guess, where no token depends on it, such a row ends the run."""
+    """It would be recorded: even after a wrong guess, where no token depends on it, such a row ends the run."""
     logits = torch.eye(VOCAB)[[1, 2, 3, 0]].log()
     logits[2] = math.nan
     with pytest.raises(NotFinite, match=r"^The target gave"):

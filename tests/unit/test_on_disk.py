@@ -14,7 +14,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from specdemo.models import placement as room
 from specdemo.models import report as reporting
 from specdemo.models.loaded import load
-from specdemo.models.placement import Part, plan
+from specdemo.models.placement import ModelPart, plan
 from specdemo.models.presets import Preset
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf
@@ -53,9 +53,9 @@ def give_memory(monkeypatch: pytest.MonkeyPatch, free: int, swap: int = 0) -> No
 # What is planned ------------------------------------------------------------------------------------------------
 
 
-def part_of(**more: Any) -> Part:
+def part_of(**more: Any) -> ModelPart:
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 512, "num_attention_heads": 4, **more}
-    return Part("big", LlamaConfig(vocab_size=100, num_hidden_layers=20, **sizes), torch.float32)
+    return ModelPart("big", LlamaConfig(vocab_size=100, num_hidden_layers=20, **sizes), torch.float32)
 
 
 def test_what_memory_cannot_hold_stays_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:

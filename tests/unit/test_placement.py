@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from specdemo.models import checkpoint
 from specdemo.models import placement as room
 from specdemo.models.checkpoint import device_map
-from specdemo.models.placement import TOKENS, WORK_SPACE, Part, plan
+from specdemo.models.placement import TOKENS, WORK_SPACE, ModelPart, plan
 from specdemo.models.store import LoadError
 from specdemo.models.weights import count
 
@@ -20,7 +20,7 @@ GB = 10**9
 CUDA = torch.device("cuda")
 
 
-def sized(gigabytes: float) -> Part:
+def sized(gigabytes: float) -> ModelPart:
     """A model of known shape whose weights take so much in bfloat16."""
     wide = LlamaConfig(
         hidden_size=4096, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=2, vocab_size=1000
@@ -30,7 +30,7 @@ def sized(gigabytes: float) -> Part:
     wide.num_hidden_layers = 2
     layer = count(wide) - one
     wide.num_hidden_layers = max(round((gigabytes * GB / 2 - one + layer) / layer), 1)
-    return Part(f"a model of {gigabytes} GB", wide, torch.bfloat16)
+    return ModelPart(f"a model of {gigabytes} GB", wide, torch.bfloat16)
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, *free: float, reserved: float = 0, main: float = 64) -> None:
@@ -120,10 +120,10 @@ def test_memory_is_reckoned_without_transformers_models_where_the_shape_is_known
 ) -> None:
     monkeypatch.setattr(room, "_sizes", lambda config: [("all", 77)])
     known, unknown = LlamaConfig(), LlamaConfig(hidden_act="gelu")
-    assert Part("known", known, torch.float32).weights > 77 * 4
-    assert Part("unknown", unknown, torch.float32).weights == 77 * 4
+    assert ModelPart("known", known, torch.float32).weights > 77 * 4
+    assert ModelPart("unknown", unknown, torch.float32).weights == 77 * 4
     quantised = LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4})
-    assert Part("quantised", quantised, torch.float32).weights == 77 // 2
+    assert ModelPart("quantised", quantised, torch.float32).weights == 77 // 2
 
 
 def test_where_transformers_puts_weights() -> None:
@@ -163,6 +163,6 @@ def test_the_weights_that_a_pass_reads_are_those_that_change_its_logits(kind: st
         parts = weight.grad.reshape(len(weight), -1)  # the rows of a table, or the experts of a layer
         used = parts.abs().amax(1) > 0 if "embed" in name or ".experts." in name else torch.ones(len(weight))
         read += int(used.sum()) * parts.shape[1]
-    part = Part("a model", model.config, torch.float32)
+    part = ModelPart("a model", model.config, torch.float32)
     assert part.share_read * part.numbers == pytest.approx(read)
     assert (part.share_read < 1) == (not tied or "moe" in kind)

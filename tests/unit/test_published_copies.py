@@ -49,7 +49,7 @@ def bigram_target() -> PreTrainedModel:
 
 
 def states_of_tokens(model: PreTrainedModel) -> Tensor:
-    """The target's last hidden state behind each token, normed, [V, hidden]."""
+    """The target's last hidden state after each token, normed, [V, hidden]."""
     with torch.no_grad():
         states: Tensor = model.model(torch.arange(MODEL_VOCAB)[:, None]).last_hidden_state[:, 0]
     return states

@@ -63,7 +63,7 @@ FORMATS = [*EAGLES, *BLOCKS]
 
 @cache
 def target() -> PreTrainedModel:
-    """The tiny target; its final norm has weights, which Medusa's heads read their state behind."""
+    """The tiny target; its final norm has weights, after which Medusa's heads read the state."""
     model = deepcopy(tiny_model("qwen3", layers=LAYERS))
     with torch.no_grad():
         model.base_model.norm.weight.copy_(torch.linspace(0.5, 1.5, HIDDEN))
@@ -71,7 +71,7 @@ def target() -> PreTrainedModel:
 
 
 def made(name: str) -> tuple[Config, Tensors, type[HeadDrafter], Drafts]:
-    """A head in a format, its drafter, and the function that says what it drafts behind a text."""
+    """A head in a format, its drafter, and the function that says what it drafts after a text."""
     model = target()
     if name in EAGLES:
         make, numbers = EAGLES[name]

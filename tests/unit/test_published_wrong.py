@@ -201,7 +201,7 @@ def test_a_wrong_head_is_refused_in_a_sentence(name: str, tmp_path: Path) -> Non
 
 def test_a_medusa_head_needs_a_target_whose_final_norm_is_known(tmp_path: Path) -> None:
     folder = write(tmp_path / "it", *published.medusa(MODEL_VOCAB))
-    with pytest.raises(BadInput, match="reads the target's last state behind its final norm, and this target's is not"):
+    with pytest.raises(BadInput, match="reads the target's last state after its final norm, and this target's is not"):
         fetched(folder, "medusa", family="gemma3")
 
 

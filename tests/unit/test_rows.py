@@ -16,7 +16,7 @@ from specdemo.engines.fused import FusedRunner
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
-from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_of, is_beginning, mask_of, rows_of
+from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_of, is_beginning, mask_of, path_rows
 from specdemo.engines.runner import CannotBranch, Runner
 from specdemo.studies.remember import Remembering
 from tests.unit.test_native import random_model
@@ -65,8 +65,8 @@ def check(
         path = path_to(parents, row)
         alone = chain.forward([ids[each] for each in path])
         assert chain.hidden_states is not None
-        assert same(rows_of(logits, path), alone)
-        assert same(rows_of(states, path), chain.hidden_states)
+        assert same(path_rows(logits, path), alone)
+        assert same(path_rows(states, path), chain.hidden_states)
         chain.rollback(len(text))
     path = path_to(parents, leaves[len(leaves) // 2])
     path = path[: max(1, len(path) - 1)]
@@ -93,7 +93,7 @@ def near(one: Tensor, other: Tensor) -> bool:
 def test_in_c_a_row_that_branches_is_bit_for_bit_that_of_its_chain(
     architecture, heads, kv_heads, width, weights_dtype
 ) -> None:
-    """Behind texts that end inside of a pair and of a block of keys, and at their ends."""
+    """After texts that end inside of a pair and of a block of keys, and at their ends."""
     model = random_model(architecture, heads, kv_heads, width).to(weights_dtype)
     ids = torch.randint(MODEL_VOCAB, (70,), generator=torch.Generator().manual_seed(0)).tolist()
     assert native_runner(model, 8).exact_tree_rows == MOST_ROWS

@@ -111,7 +111,7 @@ def test_what_vllm_tells_in_detail() -> None:
         counted[name] for name in ("tokens", "rounds", "drafted")
     )
     assert (stats.prompt_tokens, stats.accepted) == (head["prompt_tokens"], 5)
-    assert counted["accepted"] == 6  # the server counts one behind the end of the text as well
+    assert counted["accepted"] == 6  # the server counts one after the end of the text as well
     assert text(entries) == head["text"]
     assert told.rounds == counted["rounds"]
 

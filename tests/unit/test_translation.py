@@ -105,7 +105,7 @@ def test_translated_tokens_go_on_with_the_drafted_text(target: str, draft: str, 
     tokens = translation.to_target(written, read, drafted)
     if tokens:
         assert decoded(of, written + tokens) == before + wanted.rstrip("\ufffd")
-    elif target != "fallback":  # bytes can spell everything, behind anything
+    elif target != "fallback":  # bytes can spell everything, after anything
         assert not wanted.rstrip("\ufffd") or "\ufffd" in before + wanted
 
 

@@ -35,7 +35,7 @@ ENGINES: dict[str, Callable[[Any], Any]] = {
 
 
 def twice(right: list[int], eos: int, second: int) -> Shape:
-    """Every right token twice or three times, with what follows behind the `second`-th of them."""
+    """Every right token twice or three times, with what follows after the `second`-th of them."""
     ids, parents, last = [], [], -1
     for token in right[:6]:
         ids += [token] * 3
@@ -45,7 +45,7 @@ def twice(right: list[int], eos: int, second: int) -> Shape:
 
 
 def with_eos(right: list[int], eos: int) -> Shape:
-    """The end of the text as a sibling of every right token, and behind it, with more behind that."""
+    """The end of the text beside and after every right token, with more after that."""
     ids, parents, last = [], [], -1
     for token in right[:5]:
         ids += [eos, token, eos, token]
@@ -55,7 +55,7 @@ def with_eos(right: list[int], eos: int) -> Shape:
 
 
 def to_the_end(right: list[int], eos: int) -> Shape:
-    """A path that goes on behind the end of the text, with stumps."""
+    """A path that goes on after the end of the text, with stumps."""
     path = [*right, *[1] * 30][:30]
     ids = [token for right in path for token in (right, (right + 1) % MODEL_VOCAB)]
     return ids, [-1, -1, *(2 * (place // 2) for place in range(len(ids) - 2))]

@@ -81,14 +81,14 @@ class Planting(Scripted):
 
 
 def random_tree(context: Sequence[int], nodes: int, vocab: int = VOCAB) -> Shape:
-    """Another one behind every text; siblings may be the same token, and parents are near the root and far from it."""
+    """Another tree for every text; siblings may be the same token, and parents are near the root and far from it."""
     choose = random.Random(str((list(context), nodes)))
     parents = [choose.randrange(-1, node) if choose.random() < 0.5 else node - 1 for node in range(nodes)]
     return [choose.randrange(vocab) for _ in range(nodes)], parents
 
 
 def full(vocab: int, rows: int) -> Shape:
-    """Every token behind every token, as far as there is room."""
+    """Every token after every token, as far as there is room."""
     return [node % vocab for node in range(rows)], [node // vocab - 1 for node in range(rows)]
 
 
@@ -297,7 +297,7 @@ def test_a_text_ends_at_an_eos_on_a_branch_and_at_its_limit(table: Tensor, rule:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_head_follows_the_path_through_a_tree(own: bool) -> None:
-    """Its drafts behind rounds with trees, its own or others', are those of one that reads the text afresh."""
+    """Its drafts after rounds with trees, its own or others', are those of one that reads the text afresh."""
     toy = TableToy()
     settings = Settings(k=3, temperature=0, max_new_tokens=40)
     checked = 0
@@ -339,7 +339,7 @@ def test_a_head_follows_the_path_through_a_tree(own: bool) -> None:
 
 
 def test_the_outcomes_of_a_tree_written_out() -> None:
-    """The target counts 0, 1, 2, ...; the tree holds 3 and 2 behind 1, then 3 and 0 behind 2, then 1 behind 3."""
+    """The target counts 0, 1, 2, ...; the tree holds 3 and 2 after 1, then 3 and 0 after 2, then 1 after 3."""
     from tests.unit.toys import counting_table
 
     shape: Shape = ([3, 2, 3, 0, 1], [-1, -1, 1, 1, 2])
@@ -349,7 +349,7 @@ def test_the_outcomes_of_a_tree_written_out() -> None:
     )
     assert isinstance(first, Round)
     rejected, accepted, untested = DraftOutcome.REJECTED, DraftOutcome.ACCEPTED, DraftOutcome.UNTESTED
-    # The first token behind the prompt (0, 1, 2, 0, 1) is 2, so 3 comes next.
+    # The first token after the prompt (0, 1, 2, 0, 1) is 2, so 3 comes next.
     assert [token.outcome for token in first.drafted] == [accepted, rejected, untested, untested, untested]
     assert [(token.id, token.kind) for token in first.emitted] == [(3, TokenKind.ACCEPTED), (0, TokenKind.BONUS)]
     assert isinstance(second, Round)

@@ -21,7 +21,7 @@ from specdemo.types import BadInput
 
 from .chargpt import Recipe, train
 from .data import Seed, write_text
-from .head import Kind, Plan, judge, train_head
+from .head import Kind, TrainingPlan, judge, train_head
 from .ngram import build_bigrams, build_table
 from .shakespeare import ALPHABET, encode, read_plays, text_facts
 
@@ -71,7 +71,7 @@ def ngram(
 @app.command()
 @with_options
 def head(
-    plan: Plan,
+    plan: TrainingPlan,
     preset: PresetName = DEFAULT_PRESET,
     text: Folder = Path("text"),
     out: Annotated[Path | None, Option(help="The file of the head; by default in presets/weights.")] = None,

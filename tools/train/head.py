@@ -48,7 +48,7 @@ def read_layers(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """What to train and how long: `tokens` are read in all, with repeats of the text."""
 
     kind: Kind
@@ -72,7 +72,7 @@ class Plan:
 
 def train_head(
     model: PreTrainedModel,
-    plan: Plan,
+    plan: TrainingPlan,
     text: Path,
     out: Path,
     provenance: dict[str, Any],
@@ -161,7 +161,7 @@ def train_head(
             log(json.dumps(curve[-1]))
     card = {
         **provenance,
-        "plan": {name: getattr(plan, name) for name in Plan.__dataclass_fields__},
+        "plan": {name: getattr(plan, name) for name in TrainingPlan.__dataclass_fields__},
         "optimizer_steps": last,
         "seconds": round(time.monotonic() - began),  # with the validations
         "text": {**provenance_of(train[0]), "training_tokens": sum(shard.block["tokens"].numel() for shard in shards)},
@@ -187,7 +187,7 @@ def _history(path: Path) -> dict[str, Any]:
     return {name: card.get(name) for name in ("plan", "text", "curve", "began_with")}
 
 
-def new_head(model: PreTrainedModel, plan: Plan, train: list[Path]) -> Head:
+def new_head(model: PreTrainedModel, plan: TrainingPlan, train: list[Path]) -> Head:
     """An untrained head for this target. Its draft vocabulary are the most frequent tokens of the target's answers.
 
     Raises:
@@ -378,7 +378,7 @@ def _rate_share(step: int, last: int) -> float:
     return min((step + 1) / WARM_UP, 1 - step / last)
 
 
-def _batches(rows: list[int], plan: Plan) -> Iterator[tuple[int, Tensor]]:
+def _batches(rows: list[int], plan: TrainingPlan) -> Iterator[tuple[int, Tensor]]:
     """Endless pairs of a shard and some of its rows; every row comes once before any comes again."""
     rng = random.Random(plan.seed)
     while True:

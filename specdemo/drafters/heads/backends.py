@@ -24,29 +24,29 @@ class HeadBackend(Protocol):
     dtype: torch.dtype  # of what `run` returns
 
     def seek(self, live: int) -> None:
-        """Make the first `live` entries the live ones; those behind are overwritten by the next `run`."""
+        """Make the first `live` entries the live ones; the next `run` overwrites those after them."""
 
     def advance(self, count: int) -> None:
-        """Make the next `count` entries, which a `run` has left, live too."""
+        """Make the next `count` entries live too; a `run` has written them."""
 
     def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int) -> Tensor:
-        """Read T tokens [T, hidden] behind the live entries; the outputs of the last of them, [outputs, hidden].
+        """Read T tokens [T, hidden] after the live entries. Returns the outputs of the last of them, [outputs, hidden].
 
-        All T leave entries. A token without an output leaves in every layer those of its own `x`, so in a head of
-        several layers either none has an output or all have. `second_input` is [T, hidden] where the layers read one.
+        Entries of all T tokens are written. Those of a token without an output are made of `x` in every layer, so in a
+        head of several layers all tokens have outputs or none. `second_input` is [T, hidden] if the layers read one.
         """
 
     def rows(self, parents: Sequence[int], count: int) -> Any:
-        """What `branch` is told of the last `count` tokens of a tree; `parents` are those of all (`engines.rows`)."""
+        """The `rows` of `branch` for the last `count` tokens of a tree with these `parents` (`engines.rows`)."""
 
     def branch(self, x: Tensor, second_input: Tensor, rows: Any) -> Tensor:
-        """Read T more tokens of a tree behind the live entries, in the order of `rows`; their outputs, [T, hidden].
+        """Read T more tokens of a tree after the live entries, as `rows` says. Returns their outputs, [T, hidden].
 
-        All of its tokens leave entries, none of which becomes live.
+        Entries of all its tokens are written; none becomes live.
         """
 
     def logits(self, x: Tensor, /) -> Tensor:
-        """Of the draft vocabulary, [T, hidden] -> [T, V']."""
+        """Logits of the draft vocabulary, [T, hidden] -> [T, V']."""
 
     def clear(self) -> None: ...
 
@@ -66,7 +66,7 @@ class TorchBackend:
             q, k, v = layer.attention_inputs(x, second_input, by, outputs)
             cache.put(index, k, v)
             if outputs:
-                # Where the tokens of a pass see each other, the window lies before the pass, else it ends with it.
+                # If the tokens of a pass see each other, the window ends before the pass, else with it.
                 before = head.shape.windows[index] - (0 if head.bidirectional else count)
                 x = layer.finish(x[-outputs:], cache.attend(index, q, before, count))
         return x[len(x) - outputs :]
@@ -86,7 +86,7 @@ class TorchBackend:
 
 
 class NativeParts(NamedTuple):
-    """A head for the C library. `context` are the layers as they read tokens without an output."""
+    """A head for the C library. `context` are the layers for tokens without an output."""
 
     layers: NativeLayers
     context: NativeLayers
@@ -136,8 +136,8 @@ class NativeBackend:
 
 
 def native_parts(head: LayeredHead, output: Linear, dtype: torch.dtype) -> NativeParts | None:
-    """The layers and the output of a head for the library, with weights of a type; None where it cannot run them."""
-    if not isinstance(output.multiply, PackedLinear):  # then it multiplies by no weight at all
+    """The layers and the output of a head for the library, with weights of type `dtype`; None if it cannot run them."""
+    if not isinstance(output.multiply, PackedLinear):  # then the library multiplies by no weight at all
         return None
     shape = head.shape
 

@@ -15,7 +15,7 @@ from .ready import LayeredPasses, ReadyHead
 
 
 class BlockPasses(LayeredPasses[BlockHead]):
-    """One pass over what the target has read since, and one over a block behind that."""
+    """One pass over what the target has read since the last draft, and one over the block after it."""
 
     def __init__(self, ready: ReadyHead[BlockHead], capacity: int, captured: bool = False) -> None:
         super().__init__(ready, capacity, captured)
@@ -38,16 +38,16 @@ class BlockPasses(LayeredPasses[BlockHead]):
         self.block = CapturedFunction(self._block, capture, [(token, k) for k in range(longest, 0, -1)])
 
     def _read(self, states: Tensor) -> None:
-        """Keep entries, in each layer, of T states of the target, [T, layers * hidden]."""
+        """Write the entries of T states of the target, [T, layers * hidden], in each layer, and make them live."""
         fused = self.ready.head.fused(states)
         self.backend.run(fused, outputs=0)
         self.backend.advance(len(states))
         self.last.copy_(fused[-1])
 
     def _block(self, pending: Tensor, k: int) -> Tensor:
-        """The logits of k positions behind the pending token [1]: [k, V'].
+        """The logits of k positions after the pending token [1]: [k, V'].
 
-        A block of masks is always whole, as those are that it was trained on: all of its tokens see each other.
+        A block of masks always has its full size, as in training: all of its tokens see each other.
         """
         ready, shape = self.ready, self.ready.head.shape
         if shape.mask_token is None:
@@ -61,8 +61,8 @@ class BlockPasses(LayeredPasses[BlockHead]):
 class Block(HeadDrafter):
     """Draws K tokens from one pass of the head.
 
-    Each layer's cache holds a key and a value for each token the target has read, made of the target's states. Those
-    of a block lie behind them and are overwritten by the next.
+    Each layer's cache holds a key and a value for each token the target has read, made of the target's states. The keys
+    and values of a block follow them and are overwritten by the next block.
     """
 
     name = "block"

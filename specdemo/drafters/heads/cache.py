@@ -13,9 +13,9 @@ from .networks import LayeredHead, Rotation, doubled
 
 
 class HeadCache:
-    """Keys and values of each layer, `entries` [depth, 2, kv_heads, capacity, width], a number of them *live*.
+    """Keys and values of each layer, `entries` [depth, 2, kv_heads, capacity, width], the first of them *live*.
 
-    Others are put behind these, and seen there; they become live by `advance`, or are overwritten.
+    New entries are written after the live ones. They become live by `advance`, or are overwritten.
     """
 
     def __init__(self, head: LayeredHead, capacity: int, like: Tensor) -> None:
@@ -34,22 +34,22 @@ class HeadCache:
         self._live += count
 
     def rotation(self, count: int) -> Rotation:
-        """Of the next positions, in the type of the entries."""
+        """The rotation of the next positions, in the type of the entries."""
         cos, sin = self.rotations
         return cos[self._live : self._live + count], sin[self._live : self._live + count]
 
     def put(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Write entries behind the live ones, [kv_heads, T, width] each."""
+        """Write entries after the live ones, [kv_heads, T, width] each."""
         self.entries[layer, 0, :, self._live : self._live + keys.shape[1]] = keys
         self.entries[layer, 1, :, self._live : self._live + keys.shape[1]] = values
 
     def attend(self, layer: int, q: Tensor, live: int, more: int) -> Tensor:
-        """Attention of queries [heads, T, width] to the last `live` live entries and to `more` entries behind them."""
+        """Attention of queries [heads, T, width] to the last `live` live entries and to `more` entries after them."""
         keys, values = self.entries[layer, :, :, max(0, self._live - live) : self._live + more]
         return _attend(q, keys, values, None)
 
     def branching(self, paths: Tensor, window: int) -> tuple[Rotation, Tensor]:
-        """The rotation of tokens of a tree behind the live entries, and which entries each sees, [T, capacity].
+        """The rotation of tokens of a tree after the live entries, and which entries each sees, [T, capacity].
 
         Each sees the last `window` tokens. `paths` uint8 [T, MOST_ROWS] leads to them, see `rows.branches_of`.
         """
@@ -72,12 +72,12 @@ class HeadCache:
 
     @torch.inference_mode()
     def clear(self) -> None:
-        """Back to zeros: masked entries are read too, and a weight of zero does not undo a stray infinity."""
+        """Set all to zeros. Masked entries are read too, and a weight of zero does not undo a stray infinity."""
         self.entries.zero_()
 
 
 class DeviceCache(HeadCache):
-    """A cache whose number of live entries is on the device, so that what reads it can be captured."""
+    """A cache whose number of live entries is on the device, so that passes over it can be captured."""
 
     def __init__(self, head: LayeredHead, capacity: int, like: Tensor) -> None:
         super().__init__(head, capacity, like)
@@ -107,10 +107,10 @@ class DeviceCache(HeadCache):
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
-    """Attention of queries [heads, T, width] to the keys [kv_heads, S, width], or to those that are `seen`,
+    """Attention of queries [heads, T, width] to the keys [kv_heads, S, width], or only to the `seen` ones,
     [1, S] or a row for each of the grouped queries.
 
-    The query heads that share a key head become queries of that one: no key or value is copied for them.
+    The query heads that share a key head become queries of that head, so no key or value is copied.
     """
     kv_heads, _, width = keys.shape
     grouped = q.reshape(1, kv_heads, -1, width)

@@ -26,14 +26,14 @@ from .published_shape import TargetSizes
 from .ready import HeadPasses, ReadyHead
 
 log = logging.getLogger(__name__)
-DEEPEST = 8  # tokens of a tree one behind the other, where all places are filled at once
+DEEPEST = 8  # the most tokens on a path of a tree, where all places are filled at once
 
 
 class HeadDrafter(Drafter):
-    """Follows the target's hidden states of the text, and drafts behind them.
+    """Reads the target's hidden states of the text, and drafts what follows.
 
-    The state of a token goes together with the token that follows it; a state without an entry in the head's cache
-    yet is *unread*. Positions count from the first token that the head's window could still reach.
+    It reads each state together with the token that follows it. A state that has no entry in the head's cache yet is
+    *unread*. Positions count from the first token in the head's window.
     """
 
     branches = True
@@ -89,7 +89,7 @@ class HeadDrafter(Drafter):
 
     @classmethod
     def capture(cls, ready: ReadyHead[Any], capture: Capture) -> None:
-        """Have a head's passes captured, or run as they come where that cannot be done."""
+        """Capture a head's passes. If that fails, they run uncaptured."""
         try:
             ready.capture(cls.passes, capture)
         except torch.OutOfMemoryError:
@@ -131,7 +131,7 @@ class HeadDrafter(Drafter):
         return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), known, self.stop_below)
 
     def _unread_with(self, context: Sequence[int]) -> tuple[HeadPasses[Any], Tensor, Tensor]:
-        """The passes, and the states that they must read first with the token behind each."""
+        """The passes, the unread states, and the token after each of them."""
         assert self._passes is not None, "reset comes first"
         states, self._unread = torch.cat(self._unread), []
         tokens = to_device(context[-len(states) :], states.device)

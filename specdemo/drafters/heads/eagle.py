@@ -19,7 +19,7 @@ from .ready import LayeredPasses, ReadyHead
 
 
 class EaglePasses(LayeredPasses[EagleHead]):
-    """The first pass of a draft reads what the target has read since, the others the head's own last output."""
+    """The first pass of a draft reads the target's new states, the others the head's own last output."""
 
     def __init__(self, ready: ReadyHead[EagleHead], capacity: int, captured: bool = False) -> None:
         super().__init__(ready, capacity, captured)
@@ -50,7 +50,7 @@ class EaglePasses(LayeredPasses[EagleHead]):
         return self._read(self.ready.head.fused(states), tokens)
 
     def _next(self, token: Tensor) -> Tensor:
-        """Read the output of the pass before with the token that was drawn from its logits, [1]."""
+        """Read the output of the last pass with the token that was drawn from its logits, [1]."""
         return self._read(self.output, token)
 
     def _read(self, x: Tensor, tokens: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class EaglePasses(LayeredPasses[EagleHead]):
         return self.backend.logits(output)
 
     def _branch(self, x: Tensor, tokens: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
-        """Read T tokens of a tree with the outputs of their parents. Their own [T, hidden], and logits [T, V']."""
+        """Read T tokens of a tree with the outputs of their parents. Returns outputs [T, hidden] and logits [T, V']."""
         output = self.backend.branch(x, self.ready.embed(tokens), rows)
         return self.feedback(output), self.backend.logits(output)
 
@@ -74,8 +74,8 @@ class EaglePasses(LayeredPasses[EagleHead]):
 class Eagle(HeadDrafter):
     """Draws K tokens one after another from the head.
 
-    The head's cache holds one entry for each token the target has read. Entries of drafted tokens, made of the
-    head's own outputs, lie behind them and are overwritten by the target's states as soon as those are known.
+    The head's cache holds one entry for each token the target has read. Those of drafted tokens follow. They are made
+    of the head's own outputs, and are overwritten as soon as the target's states are known.
     """
 
     name = "eagle"
@@ -88,7 +88,7 @@ class Eagle(HeadDrafter):
         passes, states, tokens = self._unread_with(context)
         assert isinstance(passes, EaglePasses)
         logits = passes.begin(states, tokens, 1)(())
-        outputs = {-1: passes.output}  # of the depth before: where passes are captured, the next one overwrites them
+        outputs = {-1: passes.output}  # of the last depth; a captured pass overwrites them in the next
         rows: dict[int, int] = {}  # of the tokens that were read
         parents: list[int] = []
 

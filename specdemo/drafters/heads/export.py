@@ -1,6 +1,6 @@
 """Writes a head in the format of the library speculators, which vLLM serves.
 
-The tensors keep their numbers. What was read from that format and is written again is the same to the byte.
+The numbers do not change: tensors that were read from that format are written back the same to the byte.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .published import EMBEDDING, OFFSETS, OUTPUT, WEIGHTS, tensors_of
 from .published_shape import FULL, SLIDING
 from .shapes import ALL, ALL_TOKENS, EACH, HeadShape
 
-VERSION = "0.5.0"  # of the library, whose configurations these are
+VERSION = "0.5.0"  # of the library that defines these configurations
 DRAFTED = 4  # tokens that an engine drafts in a round unless it is told
 
 
@@ -34,12 +34,12 @@ def export_head(
     """Write a head into a folder.
 
     Args:
-        embeddings: the target's input and output embeddings, [V, hidden] each. Where the head has none of its own, the
-            file gets the input embeddings and the rows of the output.
+        embeddings: the target's input and output embeddings, [V, hidden] each, for a head without its own. The file
+            gets the output's rows of the draft vocabulary.
         target: its name on the hub, and the class of its model.
-        dtype: the type of all weights; None keeps those that they have.
+        dtype: the type of all weights; None keeps their types.
     Raises:
-        BadInput: the format has no words for such a head.
+        BadInput: the format cannot express such a head.
     """
     if not isinstance(head, LayeredHead):
         raise BadInput("This head cannot be written in this format, which has no words for Medusa.")

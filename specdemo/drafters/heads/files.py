@@ -32,7 +32,7 @@ def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:
 
 
 def kind_of(path: Path) -> str | None:
-    """The kind of the head in a file; None if it says none.
+    """The kind of the head in a file; None if the file does not say.
 
     Raises:
         BadInput: the file is missing or damaged.

@@ -1,7 +1,7 @@
-"""What the configuration of a published head says of it. This imports no torch.
+"""Recognises the format of a published head by its configuration. This imports no torch.
 
 ========================================  ======  ===========================================================
-format                                    kind    how it is told
+format                                    kind    recognised by
 ========================================  ======  ===========================================================
 EAGLE-3 (SafeAILab, SpecForge, AngelSlim)  eagle   `draft_vocab_size`, or an architecture that names Eagle3
 speculators eagle3                        eagle   `speculators_model_type`
@@ -31,8 +31,8 @@ SPECULATORS = {"eagle3": "eagle", "dflash": "block", "dspark": "block"}  # the t
 class Format:
     """A format of published heads: its name, the `kind` of head that reads it, and the target that the head names.
 
-    `method` is eagle3, dflash, dspark or medusa. `nested` tells the speculators library's formats, which name layers by
-    transformers' index of hidden states and hold the sizes of the layers in a configuration of their own.
+    `method` is eagle3, dflash, dspark or medusa. `nested` is true for the formats of the library speculators, which
+    name layers by transformers' index of hidden states and keep the sizes of the layers in a table of their own.
     """
 
     name: str
@@ -68,10 +68,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def format_of(config: Config, name: str) -> Format:
-    """The format of a head, by its configuration; `name` is what messages call it.
+    """The format of a head, from its configuration; `name` is what messages call it.
 
     Raises:
-        BadInput: it is of no format that can be read.
+        BadInput: it is not a format that can be read.
     """
     library = config.get("speculators_model_type")
     if library is not None:

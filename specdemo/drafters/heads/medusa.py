@@ -15,7 +15,7 @@ from .ready import HeadPasses, ReadyHead
 
 
 class MedusaPasses(HeadPasses[MedusaHead]):
-    """A few products over the last state that the target has left. Nothing is kept of the text."""
+    """A few products over the target's last state. Nothing is kept of the text."""
 
     def __init__(self, ready: ReadyHead[MedusaHead], capacity: int, captured: bool = False) -> None:
         super().__init__(ready, capacity)
@@ -37,7 +37,7 @@ class MedusaPasses(HeadPasses[MedusaHead]):
 
 
 class Medusa(HeadDrafter):
-    """Draws K tokens from the places of a Medusa head, each of which has guesses of its own."""
+    """Draws K tokens, one from the logits of each place of a Medusa head."""
 
     name = "medusa"
     network = MedusaHead

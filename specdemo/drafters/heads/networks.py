@@ -19,7 +19,7 @@ Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] ea
 
 
 def frequencies(width: int, device: torch.device | None = None, theta: float = ROPE_THETA) -> Tensor:
-    """Of the rotary embedding (Su et al., arXiv 2104.09864), in radians per position, [width / 2]."""
+    """The frequencies of the rotary embedding (Su et al., arXiv 2104.09864), in radians per position, [width / 2]."""
     return theta ** -(torch.arange(width // 2, device=device) / (width // 2))
 
 
@@ -40,7 +40,7 @@ def rope_of(shape: HeadShape) -> Rope:
 
 
 def rotation(positions: Tensor, width: int) -> Rotation:
-    """Of the rotary embedding of the heads that are trained here, for positions [..., T]."""
+    """The rotation of positions [..., T] in heads that are trained here."""
     angles = positions[..., None].float() * frequencies(width, positions.device)
     return doubled(angles.cos(), angles.sin())
 
@@ -71,7 +71,7 @@ class LayerWeights(NamedTuple):
 
 
 class HeadLayer(nn.Module):
-    """A decoder layer of a head, without its attention: that needs the cache, which a backend has."""
+    """A decoder layer of a head without its attention, which needs the cache of a backend."""
 
     q_norm: nn.RMSNorm | None
     k_norm: nn.RMSNorm | None
@@ -79,8 +79,8 @@ class HeadLayer(nn.Module):
     def attention_inputs(
         self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of T tokens: queries of the last `outputs`, [..., heads, outputs, width], and keys and values of all,
-        [..., kv_heads, T, width] each. `x` and `second_input` are [..., T, hidden]."""
+        """The queries of the last `outputs` of T tokens, [..., heads, outputs, width], and the keys and values of
+        all, [..., kv_heads, T, width] each. `x` and `second_input` are [..., T, hidden]."""
         raise NotImplementedError
 
     def add_rest(self, shape: HeadShape) -> None:
@@ -103,7 +103,7 @@ class HeadLayer(nn.Module):
         raise NotImplementedError
 
     def weights_with(self, attention_norm: nn.RMSNorm, qkv: Tensor, qkv_bias: Tensor | None) -> LayerWeights:
-        """`weights`, with those of the part that the kinds of layers do not share."""
+        """`weights`, given those that the kinds of layers do not share."""
         head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
         rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
         return LayerWeights(attention_norm, qkv, qkv_bias, head_norms, *rest)
@@ -112,9 +112,9 @@ class HeadLayer(nn.Module):
 class Head(nn.Module):
     """A small network that drafts from the target's own hidden states. `norm` goes before its output layer.
 
-    Its embedding and its output layer are rows of the target's (`ReadyHead`), which are neither trained nor stored. A
-    head of others may have its `own_embedding` [V, hidden] and `own_output` [V', hidden].
-    `token_ids` [V'] names the target's tokens that it can draft, the most frequent ones, in rising order.
+    Its embedding and its output layer are rows of the target's (`ReadyHead`), neither trained nor stored. A published
+    head may have its `own_embedding` [V, hidden] and `own_output` [V', hidden]. `token_ids` [V'] are the target's
+    tokens that it can draft, the most frequent ones, in rising order.
     """
 
     kind: ClassVar[str]
@@ -137,8 +137,8 @@ class Head(nn.Module):
 
     @classmethod
     def shape_from(cls, fields: dict[str, Any]) -> Sizes:
-        """The sizes that a file holds."""
-        fields.pop("blocks", None)  # in older files, since a medusa head had such sizes too
+        """The sizes in a file."""
+        fields.pop("blocks", None)  # older files have it, when a medusa head had such sizes too
         return HeadShape(**fields)
 
     def fused(self, states: Tensor) -> Tensor:
@@ -159,9 +159,9 @@ class Head(nn.Module):
             self.after = nn.Linear(shape.rank, shape.draft_vocab, bias=False)
 
     def bigram_bias(self, previous: Tensor) -> Tensor | float:
-        """What the token before adds to the logits, from its embedding [..., hidden]: [..., V'], or nothing.
+        """What the previous token adds to the logits, [..., V'] or 0.0.
 
-        `previous` [...] are the tokens themselves where there is a table of them.
+        `previous` is its embedding [..., hidden], or the token itself [...] if the bigram term has a table of tokens.
         """
         return 0.0 if self.before is None or self.after is None else self.after(self.before(previous))
 
@@ -187,7 +187,7 @@ class LayeredHead(Head):
         return fused if self.fused_norm is None else self.fused_norm(fused)
 
     def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the first layer reads of x [..., T, hidden]; `dtype` is what the head computes in."""
+        """The input of the first layer, from x [..., T, hidden]; `dtype` is the type that the head computes in."""
         return x
 
     def decoder_layers(self) -> Sequence[HeadLayer]:
@@ -201,8 +201,8 @@ class LayeredHead(Head):
 class EagleHead(LayeredHead, HeadLayer):
     """EAGLE: one decoder layer that continues the target's hidden states (Li et al., arXiv 2503.01840).
 
-    It reads pairs of (the target's hidden state of a token, the embedding of the next token). Its output stands for
-    the target's hidden state of that next token: it gives the logits of the token after, and the next pair has it
+    It reads pairs of (the target's hidden state of a token, the embedding of the next token). Its output predicts the
+    target's hidden state of that next token. It gives the logits of the token after, and goes into the next pair
     instead of the state that the target has not computed yet.
     """
 
@@ -246,7 +246,7 @@ class EagleHead(LayeredHead, HeadLayer):
 
 
 class BlockLayer(HeadLayer):
-    """A decoder layer whose tokens see each other, and the target's fused hidden states of the text before them."""
+    """A decoder layer whose tokens see each other and, before them, the target's fused hidden states of the text."""
 
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ class BlockLayer(HeadLayer):
     def attention_inputs(
         self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `HeadLayer`; all tokens have an output, or none of the context's, and there is no second input."""
+        """See `HeadLayer`. There is no second input. All tokens have an output (a block) or none (the context)."""
         return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by, context=not outputs)
 
 
@@ -284,8 +284,8 @@ class BlockHead(LayeredHead):
 
     A block is the pending token and K positions to be filled, which begin as the target's last hidden state, or as a
     mask token. They are filled together, so none knows what was drawn for another. `bigram_bias` makes up for the
-    nearest of them: a term of low rank that is added to the logits once the token before is drawn. DSpark (arXiv
-    2607.05147) has such a term too.
+    nearest one: it adds a term of low rank to the logits once the previous token is drawn. DSpark (arXiv 2607.05147)
+    has such a term too.
     """
 
     kind = "block"
@@ -316,11 +316,11 @@ class BlockHead(LayeredHead):
 class MedusaHead(Head):
     """Medusa (Cai et al., arXiv 2401.10774): a guess for each place of a draft, from the target's last hidden state.
 
-    It reads nothing else of the text: it has no decoder layer, and keeps nothing. Each place has residual blocks
+    It reads nothing else of the text and keeps nothing: it has no decoder layer. Each place has residual blocks
     x + silu(W x + b), after the target's final norm, and an output of its own.
 
     A head trained here is smaller and knows more (in the manner of Hydra, arXiv 2402.05109). It also reads the pending
-    token; by the bigram term of a block head, a place knows what was drawn for the one before. The places share the
+    token, and the bigram term of a block head tells a place what was drawn for the previous one. The places share the
     target's output rows, and the first half of a gated layer of `shape.mlp` features before the final norm.
     """
 
@@ -351,7 +351,7 @@ class MedusaHead(Head):
         return MedusaShape(places=fields["block_size"] - 1, **known)
 
     def guesses(self, pending: Tensor, last: Tensor) -> Tensor:
-        """What the places make of the embedded pending token and the target's state, both [..., hidden]:
+        """The output of each place for the embedded pending token and the target's state, both [..., hidden]:
         [places, ..., hidden]."""
         if not self.shape.blocks:
             gate, up = self.gate_up(torch.cat([self.token_norm(pending.to(last.dtype)), last], -1)).chunk(2, -1)

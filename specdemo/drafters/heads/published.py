@@ -1,6 +1,6 @@
-"""Reads heads that others trained, as networks of ours: what differs between the formats are fields of `HeadShape`.
+"""Reads published heads into our networks. Fields of `HeadShape` say how the formats differ.
 
-The tensors of a decoder layer have transformers' names. EAGLE-3 calls its only layer `midlayer`, all others have
+The tensors of a decoder layer have transformers' names. EAGLE-3 calls its only layer `midlayer`; the others use
 `layers.N`. `tensors_of` is the one table of names and shapes, for reading and for writing.
 """
 
@@ -34,13 +34,13 @@ WHOLE = WEIGHTS, "medusa_lm_head.safetensors"  # names of files that hold all te
 PICKLES = "pytorch_model.bin", "medusa_lm_head.pt"  # the only file of many EAGLE-3 and Medusa heads
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 EMBEDDING, OUTPUT, OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
-# What a head has for its training, for another way to use it, or could compute by itself.
+# Tensors for training or for other uses of a head, or that can be computed.
 UNUSED = ("t2d", "verifier_norm.", "verifier_lm_head.", "confidence_head.", "rotary_emb.")
 DAMAGED = (OSError, SafetensorError, UnpicklingError, EOFError, ValueError, KeyError, RuntimeError, AttributeError)
 
 
 def check_config(folder: Path, kind: type[Head], target: TargetSizes) -> Format:
-    """The format of the head in a folder, of which only the configuration is read.
+    """Check the configuration of the head in a folder and return its format. No weights are read.
 
     Raises:
         BadInput: it cannot be read, is of another kind, or says that it was made for a target of other sizes.
@@ -63,14 +63,14 @@ def load_published(folder: Path, kind: type[H], target: TargetSizes) -> H:
     """Read the head in a folder, for a target. Its weights keep their number types.
 
     Raises:
-        BadInput: it is none that can be read, is damaged or unusual, or was made for a target of other sizes: one
-            sentence, with both shapes where a shape is wrong.
+        BadInput: it cannot be read, is damaged or unusual, or was made for a target of other sizes. The message is one
+            sentence, with both shapes if a shape is wrong.
     """
     return _read(folder, kind, target)
 
 
 def _read(folder: Path, kind: type[H], target: TargetSizes, weights: bool = True) -> H:
-    """The head in a folder; without `weights` its tensors have sizes and types and no numbers."""
+    """The head in a folder; without `weights` its tensors are on the device meta."""
     found, name, config = check_config(folder, kind, target), head_name(folder), read_config(folder)
     tensors = {_plain(key): tensor for key, tensor in _read_tensors(folder, name).items()}
     if not weights:
@@ -85,8 +85,8 @@ def _read(folder: Path, kind: type[H], target: TargetSizes, weights: bool = True
 
 
 def tensors_of(kind: type[LayeredHead], shape: HeadShape) -> Table:
-    """For each weight of a head by its name here: the tensors of a file that it is made of, one below the other, by
-    their published names, with their shapes."""
+    """The published names and shapes of the tensors that each weight of a head is concatenated from, by the name of
+    the weight here."""
     hidden, states, layers = shape.hidden, shape.states, len(shape.state_layers)
     table: Table = {"fuse.weight": {"fc.weight": (hidden, states)}, "norm.weight": {"norm.weight": (hidden,)}}
     if shape.state_norms != NONE:
@@ -108,7 +108,7 @@ def tensors_of(kind: type[LayeredHead], shape: HeadShape) -> Table:
 
 
 def _layer(shape: HeadShape, ours: str, theirs: str, projections: tuple[str, ...], inner: int) -> Table:
-    """What the decoder layers of both kinds have. Each of our `projections` joins those of its letters."""
+    """The rows that both kinds of decoder layers share. Each of our `projections` joins those of its letters."""
     hidden, queries, keys = shape.hidden, shape.heads * shape.width, shape.kv_heads * shape.width
     rows = {"q": queries, "k": keys, "v": keys}
     attention, mlp = f"{theirs}self_attn.", f"{theirs}mlp."
@@ -129,7 +129,7 @@ def _layer(shape: HeadShape, ours: str, theirs: str, projections: tuple[str, ...
 
 
 def _read_tensors(folder: Path, name: str) -> Mapping[str, Tensor]:
-    """All tensors in the folder. A pickle is read by the loader of torch that makes tensors and runs no code."""
+    """All tensors in the folder. Of a pickle torch loads tensors only, and runs no code."""
     try:
         for path in filter(Path.is_file, (folder / file for file in WHOLE)):
             return load_file(path)
@@ -145,7 +145,7 @@ def _read_tensors(folder: Path, name: str) -> Mapping[str, Tensor]:
 
 
 def _plain(key: str) -> str:
-    """The name of a tensor without what only some files have in front of it."""
+    """The name of a tensor without the prefixes that only some files have."""
     key = key.removeprefix("logit_head.").removeprefix("medusa_head.")
     return f"layers.0.{key.removeprefix('midlayer.')}" if key.startswith("midlayer.") else key
 
@@ -177,10 +177,10 @@ class Taker:
         return tensor
 
     def check_empty(self) -> None:
-        """Refuse what was not taken.
+        """Refuse tensors that were not taken.
 
         Raises:
-            BadInput: naming the first of it.
+            BadInput: the message names the first of them.
         """
         for key, tensor in self.left.items():
             raise BadInput(
@@ -223,10 +223,10 @@ def _assembled(taker: Taker, kind: type[L], shape: HeadShape) -> L:
 
 
 def _medusa(taker: Taker, config: Config, target: TargetSizes) -> MedusaHead:
-    """The head of a configuration. Place i has the tensors `i.j.linear` of its blocks j, and its output after them.
+    """A Medusa head. Place i has the tensors `i.j.linear` of its blocks j, and its output after them.
 
     Raises:
-        BadInput: it is not one for this target, or the target's final norm is not one that is known here.
+        BadInput: it was made for another target, or the target's final norm is not known here.
     """
     name, take = taker.name, taker.take
     stated = config.get("medusa_num_heads") or config.get("num_heads"), config.get("medusa_num_layers", 1)
@@ -234,7 +234,7 @@ def _medusa(taker: Taker, config: Config, target: TargetSizes) -> MedusaHead:
         raise BadInput(f"{name} needs whole numbers medusa_num_heads and medusa_num_layers, but it has {stated}.")
     if target.final_norm is None:
         raise BadInput(
-            f"{name} reads the target's last state behind its final norm, and this target's is not known here."
+            f"{name} reads the target's last state after its final norm, and this target's is not known here."
         )
     (weight, eps), hidden = target.final_norm, target.hidden
     places, blocks = min(stated[0] or 0, MAX_K), stated[1]

@@ -1,7 +1,7 @@
-"""From the configuration of a published head to the sizes of a network of ours.
+"""From the configuration of a published head to the sizes of our network.
 
-Layers are named in two ways. EAGLE's and speculators' number n is the place in transformers' `hidden_states`, which is
-the output of layer n - 1; z-lab's is the layer itself, as ours is.
+Layers are numbered in two ways. In EAGLE's and speculators' formats n is an index of transformers' `hidden_states`,
+which is the output of layer n - 1. In z-lab's, as here, n is the layer itself.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class ShapeReader:
 
     @property
     def block(self) -> Config:
-        """Of its blocks: z-lab keeps some settings in a table of their own, and moved some there."""
+        """The configuration of its blocks. z-lab keeps some settings in a table, in newer files more of them."""
         return {**self.config, **(self.config.get("dflash_config") or {})}
 
     def shape(self, tensors: Collection[str]) -> HeadShape:
-        """The sizes of the head. Which biases and norms its attention has is told by the names of its tensors.
+        """The sizes of the head. The names of its `tensors` tell which biases and norms its attention has.
 
         Raises:
             BadInput: it was made for another target, or has something that the networks here do not have.
@@ -103,7 +103,7 @@ class ShapeReader:
         return self._eagle(shape) if self.format.kind == "eagle" else self._blocks(shape)
 
     def _eagle(self, shape: HeadShape) -> HeadShape:
-        """With what the variants of EAGLE-3 differ in; EAGLE 3.1 is `fc_norm` and `norm_output`."""
+        """Fill in what differs between variants of EAGLE-3; EAGLE 3.1 is `fc_norm` and `norm_output`."""
         config = self.config
         if shape.depth != 1:
             raise BadInput(f"{self.name} has {shape.depth} decoder layers; EAGLE heads of one layer are read here.")
@@ -115,7 +115,7 @@ class ShapeReader:
         )
 
     def _blocks(self, shape: HeadShape) -> HeadShape:
-        """With what DFlash and DSpark differ in."""
+        """Fill in what differs between DFlash and DSpark."""
         block, spark = self.block, self.format.method == "dspark"
         size, mask = block.get("block_size"), block.get("mask_token_id")
         if not isinstance(size, int) or size < 2 or not isinstance(mask, int) or not 0 <= mask < shape.vocab_size:
@@ -130,7 +130,7 @@ class ShapeReader:
         if spark and (markov := block.get("markov_head_type") or "vanilla") != "vanilla":
             raise BadInput(f"{self.name} has a Markov head of the type {markov!r}; only 'vanilla' is read here.")
         rank = block.get("markov_rank", 256 if self.format.nested else 0) if spark else 0
-        # SpecForge's DSpark, which names itself in `dflash_config`, drafts behind the anchor as DFlash does.
+        # SpecForge's DSpark, which names itself in `dflash_config`, drafts after the anchor as DFlash does.
         from_anchor = spark and "projector_type" not in (self.config.get("dflash_config") or {})
         return replace(
             shape,
@@ -146,7 +146,7 @@ class ShapeReader:
 
     def _state_layers(self) -> tuple[int, ...]:
         config, count = self.config, self.target.layers
-        ahead = 1  # of the layers are the numbers
+        ahead = 1  # the stated numbers minus those of the layers
         if self.format.kind == "eagle":
             ids = config.get("eagle_aux_hidden_state_layer_ids")
             if not ids and (ids := (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")):
@@ -167,7 +167,7 @@ class ShapeReader:
         return tuple(number - ahead for number in ids)
 
     def _spread(self) -> list[int]:
-        """Where DFlash names no layers: as many as its own, evenly from layer 1 to the third from the end."""
+        """The layers of a DFlash head that names none: as many as its own, evenly from 1 to the third from the end."""
         own, last = self._whole("num_hidden_layers", 1), self.target.layers - 3
         return [self.target.layers // 2] if own == 1 else [round(1 + i * (last - 1) / (own - 1)) for i in range(own)]
 
@@ -181,7 +181,7 @@ class ShapeReader:
         return tuple(int(window) if kind == SLIDING else ALL_TOKENS for kind in types)
 
     def _rope(self) -> dict[str, Any]:
-        """The rotation, in transformers' newer words. Without a `rope_theta` it is 10000, EAGLE's own default."""
+        """The rotation, in transformers' newer fields. The default of `rope_theta` is 10000, as in EAGLE."""
         stated = self._stated_rotation()
         rope = {name: value for name, value in stated.items() if name != "type"}
         rope["rope_type"] = stated.get("rope_type") or stated.get("type") or "default"

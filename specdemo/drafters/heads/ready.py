@@ -50,8 +50,8 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
 class ReadyHead(Generic[H]):
     """A head tied to its target: packed, in the target's number types, with the target's embeddings.
 
-    `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each; a head that
-    has its own uses those. Where passes are captured, `slots` holds those of the head.
+    `embedding` and `output` are the weights of the target's input and output embeddings, [V, hidden] each. A head may
+    have its own instead. If passes are captured, `slots` holds those of the head.
     """
 
     slots: SlotPool[HeadPasses[Any]] | None = None
@@ -71,25 +71,25 @@ class ReadyHead(Generic[H]):
         pack(self.head, embedding.dtype)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
-        """The target's embeddings, [T, hidden]."""
+        """The embeddings of T tokens, [T, hidden]."""
         return nn.functional.embedding(to_device(tokens, self.embedding.device), self.embedding).to(self.dtype)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Of the draft vocabulary, [T, hidden] -> [T, V']; the rows are the first T places where these differ."""
+        """Logits of the draft vocabulary, [T, hidden] -> [T, V']. If each place has an output, row i is of place i."""
         x = self.head.norm(x)
         if len(self._outputs) == 1:
             return self._outputs[0](x)
         return torch.cat([output(row[None]) for output, row in zip(self._outputs, x, strict=False)])
 
     def bigram_bias(self, previous: Tensor) -> Tensor | float:
-        """What the tokens before [T] add to the logits, [T, V'], or nothing."""
+        """What the previous tokens [T] add to the logits, [T, V'] or 0.0."""
         head = self.head
         if head.after is None:
             return 0.0
         return head.bigram_bias(previous if head.shape.bigram_table else self.embed(previous))
 
     def zeros(self, *sizes: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A buffer on the head's device, in its type unless told."""
+        """A buffer of zeros on the head's device, by default in its type."""
         return torch.zeros(*sizes, dtype=dtype or self.dtype, device=self.embedding.device)
 
     def backend(self, capacity: int) -> HeadBackend:
@@ -103,12 +103,12 @@ class ReadyHead(Generic[H]):
         return TorchBackend(self.head, self.logits, cache(self.head, capacity, self.zeros(0)))
 
     def capture(self, passes: type[HeadPasses[H]], capture: Capture) -> None:
-        """Have the passes of a run captured now, and of others when they begin."""
+        """Capture the passes of one run now, and of further ones when they begin."""
 
         def new_slot(capacity: int) -> HeadPasses[H]:
             slot = passes(self, capacity, captured=True)
 
-            def from_the_start(work: Work) -> Work:  # each call of what is captured takes entries of the cache
+            def from_the_start(work: Work) -> Work:  # each call of captured passes takes up entries of the cache
                 slot.seek(0)
                 return capture(work)
 
@@ -122,7 +122,7 @@ class HeadPasses(Slot, Generic[H]):
     """What a kind of head computes in a run. A slot of captured passes serves run after run."""
 
     def __init__(self, ready: ReadyHead[H], capacity: int, captured: bool = False) -> None:
-        """For a text of at most `capacity` tokens; `captured` says that `capture` is to follow."""
+        """Passes for a text of at most `capacity` tokens; `captured` says that `capture` will follow."""
         self.ready, self.capacity = ready, capacity
 
     def seek(self, live: int) -> None:
@@ -131,22 +131,22 @@ class HeadPasses(Slot, Generic[H]):
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
         """Read T hidden states of the target [T, layers * hidden], each with the token that follows it [T].
 
-        Their entries are live then. Returns what gives the logits of k tokens behind them, one after another.
+        Their entries become live. Returns a function that gives the logits of the next k tokens, one by one.
         """
         raise NotImplementedError
 
     def capture(self, capture: Capture) -> None:
-        """Have what a draft needs captured."""
+        """Capture what a draft needs."""
         raise NotImplementedError
 
     def states_and_tokens(self) -> list[tuple[Tensor, Tensor]]:
-        """Buffers for the states and the next token of as many tokens as a round can leave unread."""
+        """Buffers for states and next tokens, one pair for each number of tokens that a round can leave unread."""
         states = self.ready.zeros(LONGEST, self.ready.head.shape.states)
         tokens = self.ready.zeros(LONGEST, dtype=torch.long)
         return [(states[:count], tokens[:count]) for count in LENGTHS]
 
     def with_bigrams(self, logits: Tensor, pending: Tensor) -> NextLogits:
-        """What gives one by one the logits [k, V'] of places that were filled at once, with the bigram term."""
+        """A function that gives, one by one, the logits [k, V'] of all places, with the bigram term."""
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
             place = len(drawn)
@@ -159,7 +159,7 @@ class HeadPasses(Slot, Generic[H]):
 
 
 class LayeredPasses(HeadPasses[L]):
-    """The passes of a head with decoder layers, by whatever backend."""
+    """The passes of a head with decoder layers, run by a backend."""
 
     def __init__(self, ready: ReadyHead[L], capacity: int, captured: bool = False) -> None:
         self.backend = ready.torch_backend(capacity, DeviceCache) if captured else ready.backend(capacity)

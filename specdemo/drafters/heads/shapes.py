@@ -18,7 +18,7 @@ EACH, ALL, NONE = "each", "all", "none"  # of the target's states are normed bef
 class HeadShape:
     """The sizes of a head with decoder layers.
 
-    The fields that have a value here tell the heads of others (`published`) from those trained here.
+    Fields with a default are for published heads (`published`); the default is that of the heads trained here.
     """
 
     vocab_size: int  # V, the target's
@@ -39,11 +39,11 @@ class HeadShape:
     qkv_bias: bool = False
     out_bias: bool = False
     head_norms: bool = False  # queries and keys are normed before they are rotated, as in Qwen3
-    normed_residual: bool = False  # the residual of an eagle head is the normed hidden state
+    normed_residual: bool = False  # the residual of an eagle head is normed
     normed_feedback: bool = False  # an eagle head reads its own output normed
     # Of a block head:
     layer_windows: tuple[int, ...] = ()  # of each layer, where they differ; `window` is then the largest
-    block_size: int = 0  # tokens of a block, the pending one included; 0 is one more than are drafted
+    block_size: int = 0  # tokens of a block, the pending one included; 0: as many as are needed
     mask_token: int | None = None  # what a position to be filled begins as; None is the target's last hidden state
     from_anchor: bool = False  # the output of the pending token gives the first of the draft
     normed_context: bool = True  # the target's fused states go through the norms of the layers too

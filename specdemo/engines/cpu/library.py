@@ -1,4 +1,4 @@
-"""The C library of `native.c`, compiled once for each type of weights where the CPU has the instructions for it."""
+"""The C library of `native.c`, compiled once for each type of weights that the CPU has instructions for."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...system.hardware import compute_dtype, cpu_flags
 from .huge_pages import WEIGHTS
 
 SOURCE = Path(__file__).with_name("native.c")
-KINDS = {  # the C macro of a type of weights and a type of their inputs, and the CPU flags it needs
+KINDS = {  # by the types of weights and inputs: the C macro, and the CPU flags it needs
     (torch.bfloat16, torch.bfloat16): ("BFLOAT16", {"avx512f", "avx512_bf16"}),
     (torch.bfloat16, torch.float32): ("WIDENED", {"avx2", "fma"}),
     (torch.float16, torch.float32): ("FLOAT16", {"avx2", "fma", "f16c"}),
     (torch.float32, torch.float32): ("FLOAT32", {"avx2", "fma"}),
 }
 
-# The structures of `native.c`, where they are described.
+# The structures of `native.c`, which describes them.
 
 
 class Norm(Structure):
@@ -81,9 +81,8 @@ class Library:
     def packed(self, weight: Tensor) -> Tensor:
         """Pack a weight: [parts, outer, inner] -> [parts * outer / columns, inner / step, columns, step].
 
-        Where columns are paired, those of one half of a block come between those of the other.
-
-        The outputs of each part are padded with zeros to whole blocks. `products.h` shows the layout.
+        The outputs of each part are padded with zeros to whole blocks. If columns are paired, the two halves of a
+        block are interleaved. `products.h` shows the layout.
         """
         _, outer, inner = weight.shape
         padding = -outer % self.columns

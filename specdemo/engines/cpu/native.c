@@ -49,9 +49,9 @@ typedef struct {
 typedef struct { const Layer *layers; long hidden, heads, kv_heads, width; int bidirectional; } Model;
 /* Cosines and sines are [capacity, width / 2]. COLUMNS divides the capacity. */
 typedef struct { act_t *keys, *values; const float *cosines, *sines; long capacity; } Cache;
-/* How the rows of a pass follow each other where they are no chain. They are written behind the `base` tokens that all of
+/* How the rows of a pass follow each other where they are no chain. They are written after the `base` tokens that all of
    them see, row after row, and bit i of ancestors[t] says that row t of the pass sees slot base + i; its own bit is set. A
-   row stands as many positions behind the base as it has ancestors. */
+   row stands as many positions after the base as it has ancestors. */
 typedef struct { long base; const uint64_t *ancestors; } Tree;
 #define MOST_ROWS 64 /* the bits of a word */
 
@@ -193,7 +193,7 @@ static float softmax(float *scores, long from, long end, long blocks, float scal
 }
 
 /* out = the values of a head's block of columns at the positions from `begin` to `end`, as `sum_up` reads them: those of
-   the tokens before `base`, then those of the slots of a path behind it, then zero up to a multiple of STEP. */
+   the tokens before `base`, then those of the slots of a path after it, then zero up to a multiple of STEP. */
 static void gather(const act_t *values, long begin, long base, long end, const long *path, act_t *out) {
     for (long position = begin; position < round_up(end, STEP); position++)
         for (long c = 0; c < COLUMNS; c++)

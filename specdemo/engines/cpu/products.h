@@ -60,7 +60,7 @@ typedef float weight_t;
 #define PAIRED 1
 #endif
 
-/* `parts` products of the same input, with `outer` outputs each, one behind the other. A part is packed by itself. */
+/* `parts` products of the same input, with `outer` outputs each, one after the other. A part is packed by itself. */
 typedef struct { const weight_t *weight; const float *bias; long parts, outer, inner; } Linear;
 
 INLINE act_t to_act(float x) {

@@ -1,1 +1,1 @@
-"""The engine for GPUs: captured passes, and the Triton kernels that they are made of."""
+"""The engine for GPUs: captured passes of Triton kernels."""

@@ -1,8 +1,8 @@
 """The fused path on a GPU, where launching an operation can take longer than running it.
 
 A pass is captured once for each number of tokens and replayed as a whole. So it reads fixed buffers and nothing else:
-token ids, the number of tokens in the cache, keys and values. It waits for nothing, and its operations and their shapes
-do not depend on the length of the text.
+token ids, the number of tokens in the cache, keys and values. It waits for nothing, and the shapes of its operations do
+not depend on the length of the text.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ..runner import Runner, check_fits
 
 LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass is not captured
 LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: shorter passes reuse the memory of the longest
-# Rows of the passes for trees. They are captured whether trees are asked for or not, since a slot serves any run: few
-# passes, to which trees are filled up, so that captures take a third more time, and the memory of the largest pass.
+# Rows of the passes for trees. A slot serves any run, so they are always captured. They are few, and trees are padded
+# to them. They make a capture take a third more time, and the memory of the largest pass.
 TREES = MOST_ROWS, 48, 32, 24, LONGEST, 9
 ROOM = 1024  # the least capacity of a slot, in tokens
 
@@ -41,7 +41,7 @@ Capture = Callable[[Work], Work]
 
 
 class CudaCapture:
-    """Makes CUDA graphs that share a memory pool, since none needs what another left there."""
+    """Makes CUDA graphs that share a memory pool, since none needs what another has left in it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.cuda.Stream(device)
@@ -56,10 +56,10 @@ class CudaCapture:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 outcome = work()
-            except BaseException:  # such as too little memory; a stream that stays in capture can do nothing else
+            except BaseException:  # such as too little memory; the stream must not stay in capture
                 with suppress(RuntimeError):  # the error of a broken capture would hide the cause
                     graph.capture_end()
-                self.pool = torch.cuda.graph_pool_handle()  # torch may believe that the old one is still in capture
+                self.pool = torch.cuda.graph_pool_handle()  # torch may take the old one for still in capture
                 raise
             graph.capture_end()
         torch.cuda.synchronize(self.device)
@@ -118,29 +118,29 @@ class SlotPool(Generic[S]):
     acquired  a run                         `release`: free
     ========  ============================  ===============================================================
 
-    A reservation names no slot: for each, the pool keeps one free slot of its capacity. Runs of the same context have
-    slots of the same capacity, and so the same order of sums.
+    For each reservation the pool keeps one free slot of its capacity. Runs of the same context have slots of the same
+    capacity, and so the same order of sums.
     """
 
     def __init__(self, count: int, new_slot: Callable[[int], S]) -> None:
-        """Capture `count` slots of `ROOM` tokens now; `new_slot` captures one of a capacity, which takes seconds."""
+        """Capture `count` slots of `ROOM` tokens now. `new_slot` captures one of a capacity, which takes seconds."""
         self.new_slot = new_slot
         self._free = [new_slot(ROOM) for _ in range(count)]
         self._reserved: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # capacities, by run
 
     def reserve(self, run: object, context: int) -> None:
-        """Make sure that a run of up to `context` tokens will find a slot. To be called before a race is timed."""
+        """Make sure that a run of up to `context` tokens will find a slot. Call this before a race is timed."""
         capacity = capacity_for(context)
         others = sum(reserved == capacity for other, reserved in self._reserved.items() if other is not run)
         if others >= sum(slot.capacity == capacity for slot in self._free):
-            # Drop large slots of another size. The first ones stay: without a graph CUDA would free the memory pool.
+            # Drop large slots of other sizes. The first ones stay: without a graph CUDA would free the memory pool.
             self._free = [slot for slot in self._free if slot.capacity in (ROOM, capacity)]
             tell("capturing the passes for texts of this length")
             self._free.append(self.new_slot(capacity))
         self._reserved[run] = capacity
 
     def acquire(self, run: object, context: int) -> S:
-        """A slot for a run; it is reserved first if it was not yet."""
+        """A slot for a run, which is reserved first if necessary."""
         self.reserve(run, context)
         capacity = self._reserved.pop(run)
         slot = next(slot for slot in self._free if slot.capacity == capacity)
@@ -168,7 +168,7 @@ class GraphSlot(Slot):
     def read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Outcome:
         """Run a pass over T tokens after those in the cache. The next pass overwrites what this returns.
 
-        A tree is filled up with copies of its last row, which leave keys and values behind those of the T tokens, and
+        A tree is padded with copies of its last row, which write keys and values after those of the T tokens, and have
         outputs.
         """
         count = len(ids)
@@ -178,7 +178,7 @@ class GraphSlot(Slot):
             return self._passes[count]()
         self.branches.copy_(to_device(branches_of(parents), self.ids.device))
         rows = min(rows for rows in TREES if rows >= count)
-        if self.cache.length + rows > self.capacity:  # the copies have no place
+        if self.cache.length + rows > self.capacity:  # no room for the copies
             return self.run(count, self.branches)
         self.ids[count:rows] = self.ids[count - 1]
         return self._trees[rows]()
@@ -188,7 +188,7 @@ class GraphSlot(Slot):
 
     @torch.inference_mode()
     def run(self, count: int, branches: Tensor | None = None) -> Outcome:
-        """The pass that is captured. It reads `ids`, `start`, the branches and the cache, and no number on the host."""
+        """The pass that is captured. It reads `ids`, `start`, the branches and the cache, and nothing on the host."""
         model, ops, cache, start = self.model, self.ops, self.cache, self.start
         x = model.embed(self.ids[:count])
         if model.positions is not None:
@@ -213,7 +213,7 @@ class Graphs(SlotPool[GraphSlot]):
         super().__init__(slots, partial(GraphSlot, model, ops, capture))
 
     def first_layers(self, count: int) -> Graphs:
-        """Those of the first layers, captured for one run when they are asked for first."""
+        """Captured passes of the first layers, for one run, captured at the first call."""
         if count not in self._parts:
             tell("capturing the passes of the first layers")
             self._parts[count] = Graphs(self.model.first_layers(count), self.ops, self.capture, 1)
@@ -235,8 +235,8 @@ class GraphRunner(FusedRunner):
     def __init__(self, graphs: Graphs, capacity: int) -> None:
         super().__init__(graphs.model, capacity)
         graphs.reserve(self, capacity)
-        # Torch's attention goes by a mask. Triton compiles the attention of chains and that of trees to different sums,
-        # which agree in float32 and not in 16 bits (measured on an H100).
+        # Torch's attention uses a mask. Triton compiles the attention of chains and of trees to different sums, which
+        # agree in float32 but not in 16 bits (measured on an H100).
         exact = graphs.ops is not torch_ops and graphs.model.dtype == torch.float32
         self.exact_tree_rows = MOST_ROWS if exact else 0
         self._graphs = graphs

@@ -1,11 +1,11 @@
 """The operations of a captured pass, in Triton: the functions of `ops.py`, a launch or two each.
 
 A layer has a dozen small operations around its products. On a fast GPU each takes longer to launch than to run, so
-most of them are part of a product here. Sums are float32.
+most of them are fused into a product here. Sums are float32.
 
-The order of a row's sums depends on the shape of the weights alone, and attention cuts the context into chunks that
-depend on the capacity alone. A row of a tree reads the keys and values of its branch from wherever they lie, and adds
-them up as those of a chain. So a token's logits are the same bits whatever a pass reads besides, and greedy text is the
+The order of a row's sums depends only on the shape of the weights, and attention cuts the context into chunks that
+depend only on the capacity. A row of a tree reads the keys and values of its branch from wherever they lie, and adds
+them up like those of a chain. So a token's logits are the same bits whatever else a pass reads, and greedy text is the
 same with and without a draft.
 """
 
@@ -24,12 +24,12 @@ ROWS = 16  # rows of a program: the least that the matrix units take
 GATED = 1024  # numbers of a row that a program gates
 COLUMNS, MANY = 16, 8192  # columns of a product that a program computes; twice that for a product of more than MANY
 STEP_BYTES = 512  # bytes of a row of the weights that a program reads at a time,
-PARTS = 4  # in parts that it sums up side by side: one warp each, so that none waits for another's sum
+PARTS = 4  # in parts that are summed side by side, one warp each, so that none waits for another
 STAGES, WIDE_STAGES = 5, 4  # steps in flight: as many as leave room for three programs on a processor of an H100
 KEY_BYTES = 128  # bytes of a column of the keys that a program reads at a time
 LEAST_CHUNK, MOST_CHUNKS = 128, 32
 LINE = tl.constexpr(MOST_ROWS)  # numbers of a path
-NOTHING = tl.constexpr(-1e30)  # a logit whose weight is 0; minus infinity less itself would not be a number
+NOTHING = tl.constexpr(-1e30)  # a logit whose weight is 0; minus infinity less itself would be NaN
 
 
 def usable(width: int) -> bool:
@@ -40,7 +40,7 @@ def usable(width: int) -> bool:
 def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
     """See `ops.product`. Every program computes some columns, with all of their sums."""
     assert step.weight is not None, "nothing is packed on a GPU"
-    if norm is not None and (norm.bias is not None or x.dtype == float16):  # float16 may not hold what lacks its scale
+    if norm is not None and (norm.bias is not None or x.dtype == float16):  # float16 may overflow without the scale
         x, norm = norm(x), None
     (count, _), (outer, inner) = x.shape, step.weight.shape
     out = x.new_empty(count, outer)
@@ -98,7 +98,7 @@ def _product(  # type: ignore[no-untyped-def]
             mask=(column < outer)[None, None, :] & valid[:, :, None],
             other=0,
         )
-        if NORMED:  # the scale of a row is known after the loop, which sums up without it
+        if NORMED:  # the scale of a row is known and applied after the loop
             # A row's sum of squares is an entry of the diagonal of rows @ rows.T. The matrix units compute that, though
             # only the diagonal is used: tl.sum(some * some) would be a second reader of `some`, for which Triton stores
             # it in shared memory such that eight reads of the matrix units wait for each other (bank conflicts).
@@ -137,7 +137,7 @@ def _swiglu(x, out, INNER: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no
 
 
 class Placed(NamedTuple):
-    """The buffers that `ops.placed` is told of. A chain has no paths and no depths: its kernels read none."""
+    """The arguments of `ops.placed`. A chain has no paths and depths, and its kernels read none."""
 
     start: Tensor
     paths: Tensor | None
@@ -300,8 +300,8 @@ def _attend(  # type: ignore[no-untyped-def]
         most = tl.full([ROWS], NOTHING, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sums = tl.zeros([ROWS, WIDTH], tl.float32)
-        # In a tree, first the steps over the cache alone: of what lies behind, every token sees another part. What a
-        # row adds up before it has seen a key is weighed with 0 as soon as it sees one.
+        # In a tree, first the steps over the cache, which all tokens see alike. What a row adds up before it has seen a
+        # key gets the weight 0 as soon as it sees one.
         if BRANCHING:
             end = begin + tl.maximum(live - begin, 0) // KEYS * KEYS
         for offset in range(0, CHUNK, KEYS):
@@ -339,7 +339,7 @@ def _attend(  # type: ignore[no-untyped-def]
 def _step(  # type: ignore[no-untyped-def]
     query, keys, values, slot, valid, seen, scale, most, total, sums, WIDTH: tl.constexpr
 ):
-    """Attend to the `valid` ones of some slots, besides those that were added up before."""
+    """Add the `valid` ones of some slots to what was attended to before."""
     column = tl.arange(0, WIDTH)
     key = tl.load(keys + slot[None, :] * WIDTH + column[:, None], mask=valid[None, :], other=0)
     logits = tl.dot(query, key, input_precision="ieee") * scale

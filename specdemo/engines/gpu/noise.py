@@ -11,7 +11,7 @@ BLOCK, BLOCKS = 1024, 8  # tokens of a step, and steps of one program
 
 
 def race(probs: Tensor, keys: Tensor, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`noise.draw` for probabilities float32 [T, V], keys int64 [T] and, if they are not all, the tokens int64 [V]."""
+    """`noise.draw` for probabilities float32 [T, V], keys int64 [T] and the tokens int64 [V], None for all."""
     (rows, size), parts = probs.shape, triton.cdiv(probs.shape[1], BLOCK * BLOCKS)
     times = torch.empty(2, rows, parts, dtype=torch.float64, device=probs.device)
     tokens = torch.empty(rows, parts, dtype=torch.int64, device=probs.device)
@@ -63,7 +63,7 @@ def _race(  # type: ignore[no-untyped-def]
         bad += tl.sum((~(p < float("inf"))).to(tl.int32), 0)
         x = _mix(key + (names + 1).to(tl.uint64) * tl.full((), 0x9E3779B97F4A7C15, tl.uint64))
         u = ((x >> 11).to(tl.float64) + 0.5) * 1.1102230246251565e-16
-        # -log1p(-u): 1 - u has too few digits where u is small, and a series has enough there.
+        # -log1p(-u): for small u a series, since 1 - u has too few digits.
         e = tl.where(u < 1e-5, u * (1.0 + u * (0.5 + u / 3.0)), -tl.log(1.0 - u))
         time = tl.where(p > 0, e / tl.where(p > 0, p, 1.0).to(tl.float64), float("inf"))
         least = tl.min(time, 0)

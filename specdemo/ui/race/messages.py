@@ -14,8 +14,8 @@ rounds it stands for, if more than one. `figures` are those of the lane so far; 
 message has them, and of many every tenth.
 
 A token is [text, code, p] or, if it was drafted, [text, code, p, q, draw, place]; p, q and draw are null where they are
-unknown. In a tree, which comes in the order of its draft, the place of the token that it follows stands behind its own,
-0 for the text. The text may hold anything at all: the page puts it into text nodes, and it never passes through a
+unknown. The tokens of a tree come in the order of the draft. Each has, after its own place, that of the token it
+follows, 0 for the text. The text of a token may hold anything: the page puts it into text nodes, never through a
 template.
 """
 

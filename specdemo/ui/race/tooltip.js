@@ -43,7 +43,7 @@ const fillToken = (tip, about) => {
   tip.replaceChildren(head, make("p", "", first), make("dl", "", ...rows), ...branches(about));
 };
 
-/** The branches of a tree that were tried where a token stands, each with what was drafted behind it. */
+/** The branches of a tree that were tried where a token stands, each with what was drafted after it. */
 const branches = ({ tried, tokens }) => {
   if (!isTree(tokens) || tried.length < 2) return [];
   const items = tried.slice(0, MOST_BRANCHES).map((token) => {

@@ -1,19 +1,19 @@
-// Drafts that branch. A token of a tree tells behind its own place that of the token it follows, see messages.py.
+// Drafts that branch. A token of a tree has, after its own place, that of the token it follows, see messages.py.
 export const PLACE = 5;
 export const ABOVE = 6;
 
 export const isEmitted = ([, code]) => !code || !"xu".includes(code);
 export const isTree = (tokens) => tokens[0]?.length > ABOVE;
-/** The tokens that were drafted behind the one of a place, 0 for the text; the likeliest comes first. */
+/** The tokens that were drafted after the one of a place, 0 for the text; the likeliest comes first. */
 export const behind = (tokens, place) => tokens.filter((token) => token[ABOVE] === place);
 
-/** The likeliest path through a tree, behind the token of a place. */
+/** The likeliest path through a tree, after the token of a place. */
 export const likeliest = (tokens, place = 0) => {
   const [token] = behind(tokens, place);
   return token ? [token, ...likeliest(tokens, token[PLACE])] : [];
 };
 
-/** How many tokens of a draft stand one behind the other. */
+/** How many tokens of a draft follow one another. */
 export const depth = (tokens) => {
   const depths = [0];
   const drafted = tokens.filter((token) => token.length > 3);
@@ -22,7 +22,7 @@ export const depth = (tokens) => {
 };
 
 /** The emitted tokens of a round, each with those that were drafted for its place and those that are shown above it.
- *  Behind the end of a text there may be discarded ones with none that follows. */
+ *  After the end of a text there may be discarded ones that nothing follows. */
 export const walk = (tokens) => {
   const tree = isTree(tokens);
   const places = [];

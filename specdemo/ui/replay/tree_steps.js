@@ -2,7 +2,7 @@
 import { line, make, many, millis, said, share } from "../assets/page.js";
 import { ABOVE, PLACE, behind, walk } from "../race/tree.js";
 
-/** A tree as nested lists. What has one token behind it stands on one line, and branches hang under the token that they
+/** A tree as nested lists. A token and its only child stand on one line, and branches hang under the token that they
  *  follow. `node` draws a token. */
 const lists = (tokens, node, place = 0) => {
   const items = behind(tokens, place).map((first) => {
