@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -156,40 +156,76 @@ class DraftedToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting: what is allowed, and the words for it.
+
+    `default` tells the type, and `choices` are allowed besides. `low` and `high` are the bounds of a number, `name`
+    stands in sentences, `help` on the command line and `label` on the page, where it is not the name.
+    """
+
+    default: Any
+    name: str
+    low: float = 0
+    high: float = 0
+    help: str = ""
+    label: str = ""
+    choices: tuple[str, ...] = ()
+
+    def check(self, value: object, high: float | None = None) -> None:
+        """Check one value, with a bound of the caller's own if `high` is given.
+
+        Raises:
+            BadInput: naming the setting, the value and what is allowed.
+        """
+        kind, high, also = type(self.default), self.high if high is None else high, ""
+        good, allowed = value in self.choices, " or ".join(self.choices)
+        if kind is bool:
+            good, allowed = isinstance(value, bool), "true or false"
+        elif kind in (int, float):
+            number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+            good |= number and self.low <= value <= high  # type: ignore[operator]  # NaN fails every comparison
+            also = f" Or choose {allowed}." if allowed else ""
+            allowed = f"a {'whole ' * (kind is int)}number from {self.low:,} to {high:,}"
+        if not good:
+            raise BadInput(f"{self.name} must be {allowed}{_instead(value)}.{also}")
+
+
+def setting(default: Any, *words: Any, **more: Any) -> Any:
+    """A field that is a `Setting`."""
+    return field(default=default, metadata={"setting": Setting(default, *words, **more)})
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """How to decode. Values out of range are refused, never clamped.
 
-    With `tree` the drafts branch, and K is how many tokens they have on all branches together; with AUTO each is a tree
-    or a chain, whichever pays more.
+    The form, the API, the command line, links and traces have the settings that are named here. With `tree` the drafts
+    branch, and K is how many tokens they have on all branches together; with AUTO each is a tree or a chain, whichever
+    pays more.
 
     Raises:
         BadInput: naming the setting, what was given and what is allowed.
     """
 
-    k: int | str = 4  # or AUTO
-    temperature: float = 0.0
-    top_k: int = 0  # 0 is off
-    top_p: float = 1.0  # 1 is off
-    max_new_tokens: int = 128
-    seed: int = 0
-    stop: tuple[str, ...] = ()
-    rule: str = MATCH
-    tree: bool = False
+    k: int | str = setting(4, "K", 0, MAX_NODES, f"Tokens drafted in a round, 0 to {MAX_K} or {AUTO}.", choices=(AUTO,))
+    temperature: float = setting(0.0, "temperature", 0, 2, "The temperature, 0 (greedy) to 2.")
+    top_k: int = setting(0, "top-k", 0, 1_000_000, "Sample from the k likeliest tokens; 0 is off.", "Top-k (0 is off)")
+    top_p: float = setting(
+        *(1.0, "top-p", 0, 1, "Sample from the likeliest tokens whose probabilities add up to this; 1 is off."),
+        label="Top-p (1 is off)",
+    )
+    max_new_tokens: int = setting(128, "max new tokens", 1, MAX_NEW_TOKENS, "The most tokens to write.")
+    seed: int = setting(0, "seed", 0, MAX_SEED, "The same seed, settings and machine give the same tokens.")
+    rule: str = setting(MATCH, "The rule", help=f"How drafted tokens are tested: {' or '.join(RULES)}.", choices=RULES)
+    tree: bool = setting(False, "tree", help=f"Draft trees of K tokens, up to {MAX_NODES}; with auto, where they pay.")
+    stop: tuple[str, ...] = setting((), "stop", help="Stop after this text; may be given several times.")
 
     def __post_init__(self) -> None:
-        if self.k != AUTO:
-            _whole("K", self.k, 0, MAX_NODES if self.tree else MAX_K, f" Or choose {AUTO}.")
-        if not isinstance(self.tree, bool):
-            raise BadInput(f"tree must be true or false{_instead(self.tree)}.")
-        _number("temperature", self.temperature, 0.0, 2.0)
-        _whole("top-k", self.top_k, 0, 1_000_000)
-        _number("top-p", self.top_p, 0.0, 1.0)
+        for name, one in SETTINGS.items():
+            if name != "stop":
+                one.check(getattr(self, name), MAX_K if name == "k" and not self.tree else None)
         if self.top_p == 0:
             raise BadInput("top-p must be above 0 (and at most 1, which turns it off).")
-        check_new_tokens(self.max_new_tokens, MAX_NEW_TOKENS)
-        _whole("seed", self.seed, 0, MAX_SEED)
-        if self.rule not in RULES:
-            raise BadInput(f"The rule must be {' or '.join(RULES)}{_instead(self.rule)}.")
         if len(self.stop) > MAX_STOP_STRINGS:
             raise BadInput(f"At most {MAX_STOP_STRINGS} stop strings, please; there are {len(self.stop)}.")
         if any(not isinstance(text, str) or not text for text in self.stop):
@@ -198,13 +234,7 @@ class Settings:
             raise BadInput("A stop string holds half of a character (a lone surrogate), which is not text.")
 
 
-def check_new_tokens(value: object, most: int) -> None:
-    """Check how many new tokens are asked for.
-
-    Raises:
-        BadInput: naming the value and what is allowed.
-    """
-    _whole("max new tokens", value, 1, most)
+SETTINGS: dict[str, Setting] = {each.name: each.metadata["setting"] for each in fields(Settings)}
 
 
 def brief(value: object, most: int = 60) -> str:
@@ -228,17 +258,6 @@ def is_text(words: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _whole(name: str, value: object, low: int, high: int, also: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadInput(f"{name} must be a whole number from {low} to {high:,}{_instead(value)}.{also}")
-
-
-def _number(name: str, value: object, low: float, high: float) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not low <= value <= high:  # type: ignore[operator]  # NaN fails every comparison
-        raise BadInput(f"{name} must be a number from {low:g} to {high:g}{_instead(value)}.")
 
 
 def _instead(value: object) -> str:

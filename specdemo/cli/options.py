@@ -7,7 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, make_dataclass, replace
 from functools import cached_property
 from inspect import Parameter, signature
 from pathlib import Path
@@ -18,9 +18,9 @@ from tqdm import tqdm
 from typer import Argument, Option
 
 from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of, with_head
-from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, fitted, read_lanes
+from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes
 from ..system.imports import import_quickly
-from ..types import MATCH, MAX_NODES, RULES, BadInput, Settings, read_k
+from ..types import SETTINGS, BadInput, Settings, read_k
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -34,9 +34,7 @@ DType = Annotated[
     str, Option(help="The number type: auto, float32, bfloat16 or float16 (on a CPU for the weights only).")
 ]
 Device = Annotated[str, Option(help="The device: auto, cpu or cuda.")]
-AnyK = Annotated[
-    Any, Option("-k", "--k", parser=read_k, metavar="K", help="Tokens drafted in a round, 0 to 16 or auto.")
-]
+AnyK = Annotated[Any, Option("-k", "--k", parser=read_k, metavar="K", help=SETTINGS["k"].help)]
 Ks = Annotated[str, Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
 Drafter = Annotated[str | None, Option(help="The drafter; by default the preset's own. `none` is the target alone.")]
 LaneNames = Annotated[
@@ -51,21 +49,14 @@ LaneNames = Annotated[
 Drafters = Annotated[str, Option("--drafters", help="Drafters, separated by commas; by default all that can run.")]
 PromptFile = Annotated[Path, Option("--prompts", help="A file of prompts: JSON lines of id, category and prompt.")]
 Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
-TopK = Annotated[int, Option(help="Sample from the k likeliest tokens; 0 is off.")]
-TopP = Annotated[float, Option(help="Sample from the likeliest tokens whose probabilities add up to this; 1 is off.")]
+TopK = Annotated[int, Option(help=SETTINGS["top_k"].help)]
+TopP = Annotated[float, Option(help=SETTINGS["top_p"].help)]
 MaxNewTokens = Annotated[int, Option(help="The most tokens of each text.")]
-Seed = Annotated[int, Option(help="The same seed, settings and machine give the same tokens.")]
-RuleName = Annotated[str, Option("--rule", help=f"How drafted tokens are tested: {' or '.join(RULES)}.")]
-Tree = Annotated[
-    bool,
-    Option("--tree/--chain", help=f"Draft a tree of K tokens, up to {MAX_NODES}; with auto, a tree where it pays."),
-]
+Seed = Annotated[int, Option(help=SETTINGS["seed"].help)]
+RuleName = Annotated[str, Option(help=SETTINGS["rule"].help)]
+Tree = Annotated[bool, Option("--tree/--chain", help=SETTINGS["tree"].help)]
 TreeIfAsked = Annotated[
-    bool | None,
-    Option(
-        "--tree/--chain",
-        help=f"Draft trees of K tokens, up to {MAX_NODES}; with auto, where they pay. By default as the preset has it.",
-    ),
+    bool | None, Option("--tree/--chain", help=f"{SETTINGS['tree'].help} By default as the preset has it.")
 ]
 Repeats = Annotated[int, Option(min=1, help="How often everything is run.")]
 AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead.")]
@@ -215,20 +206,17 @@ class ModelsOrEager(Models):
             yield loaded
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How to write one text. What is None is the preset's own."""
+OPTIONS: list[tuple[str, Any, Any]] = [  # of the settings: names, types and defaults
+    (name, {"k": AnyK, "tree": TreeIfAsked}.get(name, Annotated[kind, Option(help=SETTINGS[name].help)]), default)
+    for name, (kind, default) in parameters().items()
+]
+Decoded = make_dataclass("Decoded", [("drafter", Drafter, None), *OPTIONS], frozen=True, kw_only=True)
 
-    drafter: Drafter = None
-    k: AnyK = None
-    temperature: Annotated[float | None, Option(help="The temperature, 0 (greedy) to 2.")] = None
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    max_new_tokens: Annotated[int | None, Option(help="The most tokens to write.")] = None
-    seed: Seed = 0
-    rule: RuleName = MATCH
-    tree: TreeIfAsked = None
-    stop: Annotated[list[str] | None, Option(help="Stop after this text; may be given several times.")] = None
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding(Decoded):  # type: ignore[misc,valid-type]
+    """How to write one text: a drafter and the settings. What is None is the preset's own."""
+
     raw: Annotated[
         bool | None, Option("--raw/--chat", help="Continue the prompt as it is, or put it into the chat template.")
     ] = None
@@ -239,9 +227,7 @@ class Decoding:
         Raises:
             BadInput: there is no such lane, a setting is out of range, or the prompt on stdin is not text.
         """
-        usual = preset.defaults
-        names = ("drafter", "k", "tree", "temperature", "max_new_tokens", "raw")
-        given = {name: getattr(self, name) for name in names}
+        given = asdict(self)
         more: tuple[DraftedLane, ...] = ()
         if lane_names:
             if self.drafter is not None or self.k is not None or self.tree:
@@ -249,11 +235,9 @@ class Decoding:
             first, *rest = read_lanes(lane_names)
             given |= asdict(first)
             more = tuple(rest)
-        asked = usual.filled_in(given)
-        drafter, raw = asked.pop("drafter"), asked.pop("raw")
-        asked |= {name: getattr(self, name) for name in ("top_k", "top_p", "seed", "rule")}
-        settings = Settings(**asked, stop=tuple(self.stop or ()))
-        return Request(read_prompt(prompt), preset.name, drafter, settings, raw, more=more)
+        asked = preset.defaults.filled_in(given)
+        drafter, raw, stop = asked.pop("drafter"), asked.pop("raw"), tuple(asked.pop("stop") or ())
+        return Request(read_prompt(prompt), preset.name, drafter, Settings(**asked, stop=stop), raw, more=more)
 
     def fitted(self, asked: Request, loaded: Loaded, lane_names: Sequence[str] | None = None) -> Request:
         """`asked.fitted`, told on stderr; what was asked for by an option stays as it is."""

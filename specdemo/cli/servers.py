@@ -53,7 +53,7 @@ def race_server(
     sampling = decoding.temperature or 0.0, decoding.top_k, decoding.top_p
     most = NEW_TOKENS if decoding.max_new_tokens is None else decoding.max_new_tokens
     # Two servers share no random numbers, so above temperature 0 their texts are not to be compared.
-    settings = Settings(0, *sampling, most, decoding.seed, tuple(decoding.stop or ()), REJECTION)
+    settings = Settings(0, *sampling, most, decoding.seed, REJECTION, stop=tuple(decoding.stop or ()))
     asked = Asked(read_prompt(prompt), decoding.raw is True, settings)
     address = baseline if baseline and "://" in baseline else None
     with pair_connected(server, address) as (dialect, plain):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..drafters.names import check_known
-from ..types import AUTO, MAX_K, MAX_NODES, BadInput, Settings, brief, read_k
+from ..models.presets import Defaults
+from ..types import AUTO, MAX_K, MAX_NODES, SETTINGS, BadInput, Settings, brief, read_k
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -59,6 +60,13 @@ class Request:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def parameters() -> dict[str, tuple[Any, Any]]:
+    """The types and the defaults of the settings where somebody asks for them; None is as the preset has it."""
+    types, usual = {**get_type_hints(Settings), "stop": list[str]}, {"stop", *(each.name for each in fields(Defaults))}
+    defaults = {name: None if name in usual else one.default for name, one in SETTINGS.items()}
+    return {name: (types[name] if name not in usual else types[name] | None, it) for name, it in defaults.items()}
 
 
 def fitted(request: Request, loaded: Loaded) -> tuple[Request, str]:

@@ -5,12 +5,13 @@ module cannot postpone them.
 """
 
 from collections.abc import Iterator
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import gradio as gr
 
-from ..types import MATCH, BadInput
+from ..racing.asked import parameters
+from ..types import BadInput
 from .budgets import Budgets, starting
 from .engine import Engine
 from .jobs import RACE
@@ -19,6 +20,9 @@ from .race.run import Run
 from .runs import Runs
 from .serving.line import MODEL, job
 from .values import one_of
+
+# The order of the arguments, which a call over HTTP does not name; a new setting comes after them.
+PLACES = "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree"
 
 
 def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
@@ -44,35 +48,23 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         except Exception as error:
             raise gr.Error(engine.sentence(error), print_exception=False) from error
 
+    given = {"prompt": (str, Parameter.empty), "preset": (str, first), "drafter": (str | None, None), **parameters()}
+    given |= {"request": (gr.Request, Parameter.empty), "raw": (bool | None, None), "isolated": (bool, False)}
+    request, *names = dict.fromkeys([*PLACES.split(), *given])
+    taken = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=given[name][1], annotation=given[name][0])
+        for name in (request, *names)
+    ]
+
     @job(RACE)
-    def race(
-        request: gr.Request,
-        prompt: str,
-        preset: str = first,
-        drafter: str | None = None,
-        k: int | str | None = None,
-        temperature: float | None = None,
-        max_new_tokens: int | None = None,
-        seed: int = 0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        stop: list[str] | None = None,
-        raw: bool | None = None,
-        isolated: bool = False,
-        rule: str = MATCH,
-        tree: bool | None = None,
-    ) -> Iterator[str]:
+    def race(request: gr.Request, *values: Any) -> Iterator[str]:
         """Race the target alone against the target with a drafter, or with up to three, each with its own k, as in
         drafter="eagle:4,ngram:auto,eagle:tree-8". With tree, k is the number of tokens of each tree. What is None is as
         the preset has it. Streams messages, each one JSON object as a text with run, seq, and status, start, lanes or
         end; see specdemo/ui/race/messages.py."""
         # Texts, because Gradio streams nested lists as differences and gets those that shrink wrong.
-        asked = {name: value for name, value in locals().items() if name in arguments}
-        for _, message in play(request, asked):
+        for _, message in play(request, dict(zip(names, values, strict=True))):
             yield message
-
-    types = signature(race)
-    arguments = [name for name in types.parameters if name != "request"]
 
     @job(RACE)
     def compare(request: gr.Request, *values: Any) -> dict[str, Any]:
@@ -81,12 +73,12 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
         temperature 0; in verdicts the same of each drafted lane; and in memory_shares how close the passes of each lane
         come to what the memory allows, None where that is not known."""
         summary: dict[str, Any] = {}
-        for run, _ in play(request, dict(zip(arguments, values, strict=True))):
+        for run, _ in play(request, dict(zip(names, values, strict=True))):
             summary = run.summary
         return summary
 
-    # What Gradio reads the types of the arguments from.
-    compare.__signature__ = types.replace(return_annotation=dict[str, Any])  # type: ignore[attr-defined]
-    compare.__annotations__ = {**race.__annotations__, "return": dict[str, Any]}
-    gr.api(race, api_name="race", **MODEL)
-    gr.api(compare, api_name="compare", **MODEL)
+    for name, endpoint in (("race", race), ("compare", compare)):
+        # What Gradio reads the types of the arguments from.
+        endpoint.__signature__ = signature(endpoint).replace(parameters=taken)  # type: ignore[attr-defined]
+        endpoint.__annotations__ |= {each.name: each.annotation for each in taken}
+        gr.api(endpoint, api_name=name, **MODEL)

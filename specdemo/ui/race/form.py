@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import gradio as gr
@@ -12,20 +14,17 @@ from ...models.presets import HARD, Defaults, Preset
 from ...models.results import describe_results
 from ...racing.asked import TREE
 from ...racing.trace import Request
-from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, BadInput, Settings, brief
+from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, BadInput, brief
 from ..budgets import Budgets, starting
 from ..part import Part
 from ..values import one_of
 from .request import read_request, whole_if_it_is
 
-FIELDS = (
-    *("prompt", "preset", "drafter", "k", "auto", "tree", "temperature", "match", "max_new_tokens"),
-    *("seed", "top_k", "top_p", "stop", "mode", "order", "lane2", "k2", "lane3", "k3"),
-)
 MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
+# A box stands for K = auto, and another one for the rule.
+ASKED = [name for name in SETTINGS if name != "rule"]
+FIELDS = "prompt", "preset", "drafter", "auto", "match", *ASKED, "mode", "order", *chain(*MORE_LANES)
 NO_LANE = ""
-# The fields that begin anew with a preset.
-STARTING = "drafter", "k", "auto", "tree", "temperature", "max_new_tokens", "mode"
 CHAT, RAW = "chat", "raw"
 NODES = AUTO, 4, 8, 16, 32, MAX_NODES  # of the trees of one more lane
 K_CHOICES = [*((k, k) for k in (AUTO, *map(str, range(1, MAX_K + 1)))), *((f"tree, {k}", f"{TREE}{k}") for k in NODES)]
@@ -43,7 +42,7 @@ INTERLEAVED, ISOLATED = "interleaved", "isolated"
 def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]], budgets: Budgets) -> dict[str, Any]:
     """Add the controls to the page that is being built. Returns them by name; the first preset is chosen."""
     first = next(iter(presets.values()))
-    usual, chosen = Settings(), starting(first.defaults, budgets)
+    chosen = starting_values(starting(first.defaults, budgets))
     form: dict[str, Any] = {}
     form["prompt"] = gr.Textbox(
         next((prompt for group in prompts.values() for prompt in group), ""),
@@ -63,22 +62,22 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Row(elem_id="go"):
         form["run"] = gr.Button("Run", variant="primary", scale=2, min_width=80, elem_id="run")
         form["halt"] = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+    drafter, tree, temperature = chosen["drafter"], chosen["tree"], chosen["temperature"]
     form["drafter"] = gr.Dropdown(
-        list(DRAFTERS), value=chosen.drafter, label="Drafter", info=describe(first, chosen.drafter), elem_id="drafter"
+        list(DRAFTERS), value=drafter, label="Drafter", info=describe(first, drafter), elem_id="drafter"
     )
-    k, auto = _k(chosen)
     with gr.Row(elem_id="k-row"):
         form["k"] = gr.Slider(
-            *(0, MAX_NODES if chosen.tree else MAX_K, k),
+            *(0, MAX_NODES if tree else MAX_K, chosen["k"]),
             step=1,
             label="Draft length K",
-            info=OF_A_TREE if chosen.tree else OF_A_CHAIN,
+            info=OF_A_TREE if tree else OF_A_CHAIN,
             buttons=[],
             min_width=100,
             elem_id="k",
         )
-        form["auto"] = gr.Checkbox(auto, label="auto", scale=0, min_width=80, elem_id="auto")
-        form["tree"] = gr.Checkbox(chosen.tree, label="tree", scale=0, min_width=80, elem_id="tree")
+        form["auto"] = gr.Checkbox(chosen["auto"], label="auto", scale=0, min_width=80, elem_id="auto")
+        form["tree"] = gr.Checkbox(tree, label="tree", scale=0, min_width=80, elem_id="tree")
     form["k"].input(None, None, form["auto"], js="() => false")
     form["tree"].change(None, [form["tree"], form["k"]], form["k"], js=SIZE_K)
     with gr.Accordion("More drafters in the same race", open=False, elem_id="lanes"):
@@ -89,27 +88,21 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
                 )
                 form[lane_k] = gr.Dropdown(K_CHOICES, value=AUTO, label="K", min_width=96, scale=2, elem_id=lane_k)
     with gr.Row(elem_id="temperature-row"):
-        form["temperature"] = gr.Slider(
-            0, 2, chosen.temperature, step=0.05, label="Temperature", buttons=[], min_width=100, elem_id="temperature"
-        )
+        bounds = {"minimum": SETTINGS["temperature"].low, "maximum": SETTINGS["temperature"].high}
+        form["temperature"] = _number("temperature", temperature, gr.Slider, buttons=[], **bounds)
         form["match"] = gr.Checkbox(
             True,
             label="Same draws in both lanes",
             scale=0,
             min_width=120,
             elem_id="match",
-            elem_classes=[] if chosen.temperature else ["sd-off"],
+            elem_classes=[] if temperature else ["sd-off"],
         )
     form["temperature"].change(None, form["temperature"], None, js=HIDE_MATCH)
     with gr.Row():
-        form["max_new_tokens"] = gr.Number(
-            chosen.max_new_tokens,
-            label="Max new tokens",
-            info=f"1 to {budgets.new_tokens:,}.",
-            min_width=100,
-            elem_id="max-new-tokens",
-        )
-        form["seed"] = gr.Number(usual.seed, label="Seed", info="For random draws.", min_width=80, elem_id="seed")
+        tokens = chosen["max_new_tokens"]
+        form["max_new_tokens"] = _number("max_new_tokens", tokens, info=f"1 to {budgets.new_tokens:,}.")
+        form["seed"] = _number("seed", info="For random draws.", min_width=80)
     form["preset"] = gr.Dropdown(
         menu(presets),
         value=first.name,
@@ -121,7 +114,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Accordion("More settings", open=False, elem_id="more"):
         form["mode"] = gr.Radio(
             [("Chat template", CHAT), ("Raw text", RAW)],
-            value=_mode(chosen),
+            value=chosen["mode"],
             label="Prompt format",
             info="A model without a chat template always continues raw text.",
             elem_id="mode",
@@ -133,10 +126,17 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
             elem_id="order",
         )
         with gr.Row():
-            form["top_k"] = gr.Number(usual.top_k, label="Top-k (0 is off)", min_width=100, elem_id="top-k")
-            form["top_p"] = gr.Number(usual.top_p, label="Top-p (1 is off)", step=0.05, min_width=100, elem_id="top-p")
+            form |= {name: _number(name) for name in ASKED if name not in form and name != "stop"}
         form["stop"] = gr.Textbox("", label="Stop strings, one per line", lines=2, max_lines=4, elem_id="stop-strings")
     return form
+
+
+def _number(name: str, value: float | None = None, control: Callable[..., Any] = gr.Number, **more: Any) -> Any:
+    """The control of a setting that is a number, which begins with its default if no `value` is named."""
+    one = SETTINGS[name]
+    label, step = one.label or one.name.capitalize(), 0.05 if isinstance(one.default, float) else 1
+    more = {"min_width": 100, "elem_id": name.replace("_", "-"), **more}
+    return control(value=one.default if value is None else value, label=label, step=step, **more)
 
 
 def lane_choices() -> list[tuple[str, str]]:
@@ -144,16 +144,14 @@ def lane_choices() -> list[tuple[str, str]]:
     return [("No lane", NO_LANE), *((name, name) for name in DRAFTERS if name != "none")]
 
 
-def _k(defaults: Defaults) -> tuple[int | str, bool]:
-    """What the slider and its box begin with."""
-    auto = defaults.k == AUTO
-    return Settings().k if auto else defaults.k, auto
-
-
 def starting_values(defaults: Defaults) -> dict[str, Any]:
-    """What a preset begins with, by the names of `STARTING`."""
-    values = *_k(defaults), defaults.tree, defaults.temperature, defaults.max_new_tokens, _mode(defaults)
-    return dict(zip(STARTING, (defaults.drafter, *values), strict=True))
+    """What the fields that begin anew with a preset begin with, by name; the first is the drafter."""
+    values, auto = asdict(defaults), defaults.k == AUTO
+    mode = RAW if values.pop("raw") else CHAT
+    return {**values, "k": SETTINGS["k"].default if auto else defaults.k, "auto": auto, "mode": mode}
+
+
+STARTING = tuple(starting_values(Defaults()))
 
 
 def begin_with(preset: Preset, budgets: Budgets) -> list[Any]:
@@ -165,10 +163,6 @@ def begin_with(preset: Preset, budgets: Budgets) -> list[Any]:
 def menu(presets: Mapping[str, Preset]) -> list[tuple[str, str]]:
     """The choices of the field of presets."""
     return [(preset.title, name) for name, preset in presets.items()]
-
-
-def _mode(defaults: Defaults) -> str:
-    return RAW if defaults.raw else CHAT
 
 
 def describe(preset: Preset, drafter: str) -> str:

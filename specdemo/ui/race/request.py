@@ -8,7 +8,7 @@ from typing import Any
 from ...drafters.names import DRAFTERS
 from ...racing.asked import DraftedLane, Request, read_lanes
 from ...racing.compare import OWN_DRAFTER
-from ...types import BadInput, Settings, brief, check_new_tokens
+from ...types import SETTINGS, BadInput, Settings, brief
 from ..values import one_of
 
 MAX_PROMPT = 200_000  # characters: more than any context here holds, and cheap to refuse before tokenising
@@ -54,7 +54,8 @@ def read_request(
             raise BadInput(f"{name} must be true or false, not {brief(value)}.")
     numbers = {name: whole_if_it_is(value) for name, value in settings.items()}
     if most_new_tokens is not None:
-        check_new_tokens(numbers.get("max_new_tokens", Settings().max_new_tokens), most_new_tokens)
+        tokens = SETTINGS["max_new_tokens"]
+        tokens.check(numbers.get("max_new_tokens", tokens.default), most_new_tokens)
     read = Settings(**numbers, stop=_stop_strings(stop))
     return Request(prompt, preset, drafter, read, raw, isolated, more)
 
