@@ -19,12 +19,11 @@ from .replay.recordings import opening_file
 from .replay.tab import add_replay
 from .runs import Runs
 from .serving.line import MAX_WAITING, QUIET, is_heard, place_of
+from .serving.queue import look_less_often
 from .values import to_json
 
 MAX_QUEUE = 4 * MAX_WAITING  # of all lines together; `line` turns away from that for the model long before
 KEPT_FILES = 600, 3600  # seconds: how often files for download are looked through, and how old they become
-QUEUE_SECONDS = 0.05  # between two looks into the line; by itself Gradio looks a thousand times a second
-REPORT_SECONDS = 1.0  # and between two reports of how far a measurement of the Lab is
 
 
 def build_page(
@@ -70,19 +69,8 @@ def build_page(
     page.queue(max_size=MAX_QUEUE, api_open=False)  # or a direct call would pass the line by
     runs.engine = engine
     runs.place, runs.heard = (lambda session: place_of(page, session)), (lambda session: is_heard(page, session))
-    _look_less_often(page)
+    look_less_often(page)
     return page
-
-
-def _look_less_often(page: gr.Blocks) -> None:
-    """Poll the line less often. Gradio polls it a thousand times per second, which takes 3% of a core instead of 0.4%.
-
-    Gradio has no public setting for this. A version that works differently is left as it is.
-    """
-    queue = getattr(page, "_queue", None)
-    for name, seconds in (("sleep_when_free", QUEUE_SECONDS), ("progress_update_sleep_when_free", REPORT_SECONDS)):
-        if hasattr(queue, name):
-            setattr(queue, name, seconds)
 
 
 def _wire_opening(engine: Engine, form: dict[str, Any], top: gr.HTML, filled: Any) -> None:

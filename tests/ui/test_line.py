@@ -24,9 +24,10 @@ from specdemo.ui.jobs import RACE
 from specdemo.ui.lab.run import work_of
 from specdemo.ui.lab.studies import STUDIES
 from specdemo.ui.lab.tab import WAITING, said
-from specdemo.ui.page import _look_less_often, build_page
+from specdemo.ui.page import build_page
 from specdemo.ui.runs import Runs
-from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, _line, address_of
+from specdemo.ui.serving import queue
+from specdemo.ui.serving.line import LOAD, MAX_OF_ADDRESS, MAX_WAITING, MODEL_LINE, address_of
 
 from .browser import run, served, wait_until
 from .conftest import Visit
@@ -202,15 +203,27 @@ def test_behind_a_proxy_an_address_is_whom_the_proxy_names(forwarded: list[str],
     assert address_of(scope("10.16.3.80", *forwarded), proxied=False) == "10.16.3.80"  # anyone can write it
 
 
+def test_this_gradio_keeps_its_queue_where_it_was_seen(held: str, place: Any) -> None:
+    where = f"Gradio {gr.__version__} keeps its queue otherwise than {queue.SEEN_IN}: see specdemo/ui/serving/queue.py."
+    with Caller(held, 1) as first, Caller(held, 2) as second:
+        assert first.join("one", "mine").status_code == second.join("two", "theirs").status_code == 200
+        wait_until(lambda: place[1].open_races == 1)
+        assert place[2].place("theirs"), where
+        assert place[2].heard("mine"), where
+    polled = getattr(build_page(Script().engine(), Runs(), PROMPTS), "_queue")  # noqa: B009
+    assert polled.sleep_when_free == queue.LOOK_SECONDS, where
+    assert polled.progress_update_sleep_when_free == queue.REPORT_SECONDS, where
+
+
 def test_a_gradio_that_keeps_its_line_elsewhere_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _line(SimpleNamespace()) == ([], [])
-    assert _line(SimpleNamespace(_queue=object())) == ([], [])
+    assert queue.events_of(SimpleNamespace(), MODEL_LINE) == ([], [])
+    assert queue.events_of(SimpleNamespace(_queue=object()), MODEL_LINE) == ([], [])
     with gr.Blocks() as page:
         pass
     page._queue = SimpleNamespace()
-    _look_less_often(page)
+    queue.look_less_often(page)
     assert vars(page._queue) == {}
-    monkeypatch.setattr("specdemo.ui.serving.line._line", lambda blocks: ([], []))
+    monkeypatch.setattr("specdemo.ui.serving.line.events_of", lambda blocks, line: ([], []))
     with served(Script()) as url, Caller(url) as caller:
         outcome = caller.outcome(caller.join("one two", max_new_tokens=5))
         assert outcome["plain"]["stats"]["tokens"] == 5

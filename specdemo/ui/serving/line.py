@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..engine import Engine
 from ..runs import Place, Runs
 from ..values import to_json
+from .queue import events_of, ids_of
 
 MODEL_LINE = "model"  # Gradio's concurrency_id of whatever uses the model
 MODEL: dict[str, Any] = {"concurrency_id": MODEL_LINE, "concurrency_limit": 1}  # for an event that waits in the line
@@ -118,7 +119,7 @@ class Door:
 
     def _refusal(self, scope: Scope, fn: Any, session: str) -> str:
         """A sentence if the event may not join, else an empty text."""
-        waiting, running = _line(scope["app"].get_blocks())
+        waiting, running = events_of(scope["app"].get_blocks(), MODEL_LINE)
         alike = [event for event in (*running, *waiting) if _is_job(event.fn) == _is_job(fn)]
         places = {id(event): f"waiting at place {number}" for number, event in enumerate(waiting, 1)}
         for event in alike:
@@ -188,14 +189,15 @@ def _is_late(blocks: Any, body: bytes) -> bool:
         event, session, fn = asked["event_id"], asked["session_hash"], asked["fn_index"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return False  # which Gradio refuses
-    waiting, running = _line(blocks)
-    theirs = {other._id for other in (*waiting, *running) if (other.session_hash, other.fn._id) == (session, fn)}
-    return bool(theirs) and event not in theirs
+    waiting, running = events_of(blocks, MODEL_LINE)
+    theirs = [ids_of(other) for other in (*waiting, *running) if other.session_hash == session]
+    of_it = {one for one, function in theirs if function == fn}
+    return bool(of_it) and event not in of_it
 
 
 def place_of(blocks: Any, session: str) -> Place | None:
     """The place of a session's last event; None if it does not wait."""
-    waiting, running = _line(blocks)
+    waiting, running = events_of(blocks, MODEL_LINE)
     places = [place for place, event in enumerate(waiting, 1) if event.session_hash == session]
     if not places:
         return None
@@ -205,20 +207,4 @@ def place_of(blocks: Any, session: str) -> Place | None:
 
 def is_heard(blocks: Any, session: str) -> bool:
     """Whether the page of a session still listens to the event that has the model."""
-    return any(event.alive for event in _line(blocks)[1] if event.session_hash == session)
-
-
-def _line(blocks: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The events that wait for the model, in order, and those that have it.
-
-    Gradio has no public way to read its line. If a version keeps it elsewhere, all may join, and only Gradio's own
-    limit holds.
-    """
-    try:
-        queue = blocks._queue
-        line = queue.event_queue_per_concurrency_id.get(MODEL_LINE)
-        waiting = list(line.queue) if line else []
-        running = [event for events in queue.active_jobs for event in events or ()]
-        return waiting, [event for event in running if event.concurrency_id == MODEL_LINE]
-    except AttributeError:
-        return [], []
+    return any(event.alive for event in events_of(blocks, MODEL_LINE)[1] if event.session_hash == session)
