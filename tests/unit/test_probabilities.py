@@ -18,16 +18,7 @@ from specdemo.racing.probabilities import LEAST, SHOWN, probabilities_of
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
 from specdemo.racing.text import LaneText
 from specdemo.types import REJECTION, RULES, DraftedToken, DraftOutcome, Settings, Token, TokenKind
-from tests.unit.toys import (
-    PROMPT,
-    VOCAB,
-    TableToy,
-    byte_tokenizer,
-    letters_tokenizer,
-    ngram_file,
-    random_table,
-    warped,
-)
+from tests.unit.toys import PROMPT, VOCAB, TableToy, byte_tokenizer, letters_tokenizer, ngram_file, random_table, warped
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
