@@ -45,6 +45,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 EXACT = 1e-12  # in float64
 ROUNDED = 1e-6  # where a drafter's own distribution is in float32
+DRAWING = ["draft-model", "ngram", "eagle"]  # one of each kind of drawn draft, every day
 DOUBLE = {"none", "prompt-lookup", "draft-model", "layer-skip"}  # what these do in float64 stays in float64
 
 ENUMERATED = [
@@ -55,7 +56,7 @@ ENUMERATED = [
     Settings(temperature=1.5, k=1, max_new_tokens=3),
     Settings(temperature=0.7, k=2, max_new_tokens=4, top_p=0.8),
     Settings(temperature=1.5, k=2, max_new_tokens=4, top_k=2),
-    Settings(temperature=1.0, k=3, max_new_tokens=5, top_k=2),
+    LONG := Settings(temperature=1.0, k=3, max_new_tokens=5, top_k=2),
     Settings(temperature=1.5, k=1, max_new_tokens=3, top_k=3, top_p=0.9),
 ]
 
@@ -86,8 +87,15 @@ def texts_with(
 # Enumeration -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", ENUMERATED, ids=label)
-@pytest.mark.parametrize("name", DRAFTER_NAMES)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        pytest.param(name, settings, marks=pytest.mark.slow if settings is LONG and name not in DRAWING else ())
+        for name in DRAFTER_NAMES
+        for settings in ENUMERATED
+    ],
+    ids=lambda value: value if isinstance(value, str) else label(value),
+)
 def test_every_drafter_emits_the_targets_distribution(toy: TableToy, name: str, settings: Settings) -> None:
     kinds: set[tuple[int, TokenKind]] = set()
 
@@ -258,9 +266,6 @@ def chi_square(toy: TableToy, name: str, make_rule: Callable[[Settings], Rule] =
     statistic = ((counts[cells] - expected[cells]) ** 2 / expected[cells]).sum()
     degrees = cells.sum() - (counts.sum(-1) > 0).sum()
     return float(chdtrc(degrees, statistic))
-
-
-DRAWING = ["draft-model", "ngram", "eagle"]  # one of each kind of drawn draft, every day
 
 
 # Under the match rule the text with a drafter is that of the target alone, token for token: see below.
