@@ -25,8 +25,6 @@ from specdemo.system import hardware
 from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
 from tests.unit.toys import DRAFTER_NAMES, PROMPT, TableToy, certain_toy, decode, ids_of, texts_read
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FLAT = {1: 1.0, MAX_K + 1: 1.0}
 STEEP = {1: 1.0, MAX_K + 1: MAX_K + 1.0}
 NAME = "one by one"

@@ -19,8 +19,6 @@ from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
 from tests.unit.test_control import FLAT, NAME, ONE_BY_ONE, STEEP, AtOnce, cost_of, learn
 from tests.unit.toys import TableRunner, random_table
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def measured(runner: TableRunner, settings: Settings | None = None, most_k: int = MAX_K) -> CostModel:
     return CostModel(measure_passes(runner, loop.rule_for(settings or Settings()), most_k))

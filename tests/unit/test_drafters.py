@@ -52,8 +52,6 @@ from tests.unit.toys import (
     tiny_model,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 20
 KS = (1, 2, 5, 16)

@@ -41,8 +41,6 @@ from tests.unit.toys import (
     true_texts,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EXACT = 1e-12  # in float64
 ROUNDED = 1e-6  # where a drafter's own distribution is in float32
 DRAWING = ["draft-model", "ngram", "eagle"]  # one of each kind of drawn draft, every day

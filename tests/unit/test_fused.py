@@ -25,8 +25,6 @@ from specdemo.system.hardware import choose_dtype, cpu_multiplies_bf16, cpu_wide
 
 from .toys import MODEL_VOCAB, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True)
 def without_library(monkeypatch):

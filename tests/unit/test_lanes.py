@@ -26,8 +26,6 @@ from specdemo.types import AUTO, REJECTION, BadInput, Settings
 from tests.unit.test_race import clocked
 from tests.unit.toys import PROMPT, VOCAB, alike_toy, ids_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SETTINGS = Settings(temperature=1, k=4, max_new_tokens=24, seed=3)
 MORE = (DraftedLane("draft-model", 2), DraftedLane("ngram", AUTO))
 NAMES = ["draft-model:4", "draft-model:2", "ngram:auto"]

@@ -16,8 +16,6 @@ from tests.unit.enumerate_decode import distance
 from tests.unit.test_trees import texts_with
 from tests.unit.toys import PROMPT, TableRunner, counting_table, decode, ids_of, native_runner, tiny_model, true_texts
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def verdict(draft: Draft, accepted: int, target_ids: list[int]) -> Verdict:
     return Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0, target_ids=target_ids, parents=draft.parents)

@@ -35,8 +35,6 @@ from tests.unit.toys import (
     letters_tokenizer,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SETTINGS = Settings(temperature=1, k=3, max_new_tokens=24, seed=3)
 
 

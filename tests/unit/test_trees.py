@@ -65,8 +65,6 @@ from tests.unit.toys import (
     true_texts,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Shape = tuple[list[int], list[int]]  # the tokens of a tree and their parents
 
 
