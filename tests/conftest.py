@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 # Several processes share the cores: threads that wait for each other sleep, as spinning takes others' time (a third of
-# it all, measured). OpenMP asks once, when torch loads it.
+# it all, measured). On toy tensors waking a second thread takes a hundred times as long as the work, so there is one.
+# OpenMP asks once, when torch loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 

@@ -29,7 +29,7 @@ def cuda() -> torch.device:
 
 
 @pytest.fixture(autouse=True)
-def same_numbers_each_time(one_thread: None) -> Iterator[None]:
+def same_numbers_each_time() -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield

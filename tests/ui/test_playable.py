@@ -30,7 +30,7 @@ from specdemo.ui.replay.recordings import RECORDINGS, SUFFIX, recordings
 
 from .scripted import PRESETS, Script, ScriptedLoaded
 
-SHIPPED = [shipped["name"] for shipped in recordings()]
+SHIPPED = sorted(path.name.removesuffix(SUFFIX) for path in RECORDINGS.glob(f"*{SUFFIX}"))
 PAIR = "qwen2.5-coder"
 
 

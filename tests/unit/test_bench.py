@@ -46,8 +46,6 @@ from specdemo.types import AUTO, MATCH, BadInput, Settings
 
 from .checkpoints import tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
 THEIRS, DRAFTERS = (HF, ASSISTED, TUNED, LOOKUP), ("ngram", "draft-model")
 TEMPERATURES = (0.0, 0.8)

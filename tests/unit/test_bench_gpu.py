@@ -27,7 +27,7 @@ from specdemo.types import BadInput
 
 from ..gpu.helpers import graphs_of, tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread", "little_room")
+pytestmark = pytest.mark.usefixtures("little_room")
 CPU = torch.device("cpu")
 FEW = replace(TINY, ks=(1,), repeats=1)
 TREES = "draft model, a tree of 3", "draft model, a tree of 6"

@@ -23,17 +23,7 @@ from specdemo.decoding.events import Event, Round
 from specdemo.drafters.none import NoDrafter
 from specdemo.system import hardware
 from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
-from tests.unit.toys import (
-    DRAFTER_NAMES,
-    PROMPT,
-    TableToy,
-    certain_toy,
-    decode,
-    ids_of,
-    texts_read,
-)
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from tests.unit.toys import DRAFTER_NAMES, PROMPT, TableToy, certain_toy, decode, ids_of, texts_read
 
 FLAT = {1: 1.0, MAX_K + 1: 1.0}
 STEEP = {1: 1.0, MAX_K + 1: MAX_K + 1.0}
@@ -165,10 +155,7 @@ def speed(
             asked = next((i + 1 for i in range(asked) if passing[i] < drafter.stop_below), asked)
         passed = next((i for i in range(asked) if luck.random() >= chance(written + i)), asked)
         drafted = RIGHT * passed + WRONG * (passed < asked) + UNREAD * (asked - passed - 1)
-        drafting, checking = (
-            draft * drafter.steps(asked),
-            true_passes[asked + 1] * luck.gauss(1, 0.02),
-        )
+        drafting, checking = (draft * drafter.steps(asked), true_passes[asked + 1] * luck.gauss(1, 0.02))
         if asked:
             drafting, read = drafting + unread * (written - read), written
         last = Round(0, drafted, (), drafting, checking, drafting + checking, most)
@@ -203,8 +190,7 @@ FIXED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)  # no other K is faster by as much as o
 
 
 @pytest.mark.parametrize(
-    "drafter",
-    [pytest.param(ONE_BY_ONE, id="one by one"), pytest.param(AtOnce(), id="at once", marks=pytest.mark.slow)],
+    "drafter", [pytest.param(ONE_BY_ONE, id="one by one"), pytest.param(AtOnce(), id="at once", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS.keys())
 def test_auto_is_never_slower_than_the_target_alone_and_close_to_the_best_fixed_k(

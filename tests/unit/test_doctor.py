@@ -30,15 +30,7 @@ from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
-from .fake_server import (
-    Answer,
-    head,
-    json_answer,
-    llamacpp_answers,
-    replayed,
-    replayed_alone,
-    serving,
-)
+from .fake_server import Answer, head, json_answer, llamacpp_answers, replayed, replayed_alone, serving
 from .test_diagnosis import ALONE, DRAFTED, SCRIPT, SMALL, Scripted, examined
 
 KEY = "sk-very-secret-0123456789"

@@ -52,16 +52,10 @@ from tests.unit.toys import (
     tiny_model,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 20
 KS = (1, 2, 5, 16)
-PROMPTS = {
-    "repeats itself": [7, 12, 3, 44, 7, 12, 3, 44, 7, 12],
-    "all token 0": [0, 0, 0, 0],
-    "one token": [17],
-}
+PROMPTS = {"repeats itself": [7, 12, 3, 44, 7, 12, 3, 44, 7, 12], "all token 0": [0, 0, 0, 0], "one token": [17]}
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,6 @@ from specdemo.engines.cpu.library import library_for
 from specdemo.types import MAX_NODES, REJECTION, Draft, NotFinite, Settings
 from tests.unit.toys import MODEL_VOCAB, ModelToy, recorded, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 
 

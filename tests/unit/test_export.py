@@ -23,8 +23,6 @@ from tests.unit.published import LAYERS, write
 from tests.unit.test_published_heads import BLOCKS, EAGLES, FORMATS, TARGET, made
 from tests.unit.toys import MODEL_VOCAB, tiny_model, untrained_heads
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAMES = "owner/target", "Qwen3ForCausalLM"
 WRITTEN = [name for name in FORMATS if name != "Medusa"]  # which the format has no words for
 LIBRARY = "SPECDEMO_SPECULATORS_PYTHON"  # names a Python that has the library; it needs other versions than specdemo

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from specdemo.models import presets as naming
 from specdemo.models import report as reporting
 from specdemo.models.presets import WITH, find_preset, load_presets, preset_of, with_head
 from specdemo.models.report import save_preset
@@ -51,17 +53,13 @@ def test_a_folder_opens_by_its_name_wherever_that_travels(
     folder, other = tmp_path / name, tmp_path / f"{name} + {name}"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(naming, "_read_all", cache(naming._read_all))  # the presets that ship are read once
     for given in (str(folder), os.path.join(".", name), name):
         alone = preset_of(given)
         assert alone.target == Folder(folder)
         both = with_head(with_head(preset_of(given, given), "eagle", given), "block", "owner/name@v1")
-        others = (
-            preset_of("a/b", given),
-            preset_of(given, "a/b"),
-            preset_of(given, "gpt2"),
-            with_head(alone, "eagle", given),
-        )
-        for preset in (alone, both, *others):
+        pairs = (preset_of(*pair) for pair in (("a/b", given), (given, "a/b"), (given, "gpt2")))
+        for preset in (alone, both, *pairs, with_head(alone, "eagle", given)):
             assert find_preset(preset.name) == preset
         assert _preset(given, " ") == alone
     save_preset(both, "kept", tmp_path)

@@ -25,8 +25,6 @@ from specdemo.system.hardware import choose_dtype, cpu_multiplies_bf16, cpu_wide
 
 from .toys import MODEL_VOCAB, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(autouse=True)
 def without_library(monkeypatch):
@@ -267,12 +265,7 @@ def test_an_rms_norm_is_one_whatever_stands_out_in_a_row(dtype, shape):
 ROPES = {
     "default": {},
     "linear": {"factor": 2.0},
-    "llama3": {
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    },
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 64},
 }
 

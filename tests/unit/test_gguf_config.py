@@ -25,7 +25,6 @@ from specdemo.servers.client import Client
 from .checkpoints import ENGINES, load_by, make_tokenizer, preset_of, rounded, write_gguf
 from .test_llamacpp import NEEDS_LLAMACPP
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES: dict[str, Any] = {
     **{"vocab_size": len(make_tokenizer()), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     **{"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256, "initializer_range": 0.2},

@@ -37,7 +37,7 @@ from specdemo.types import MAX_NODES, Settings
 
 from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, decode, ids_of, recorded, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread", "little_room")
+pytestmark = pytest.mark.usefixtures("little_room")
 
 PROMPT = [5, 9, 2, 33, 17, 60, 0, 8]
 FORBIDDEN = {"_local_scalar_dense", "nonzero", "masked_select", "item", "_unique2", "repeat_interleave"}

@@ -17,7 +17,7 @@ from specdemo.types import MATCH, MAX_NODES, REJECTION, Settings
 from .test_graph import CountedWaits, graph_toy, graphs_of, run
 from .toys import MODEL_VOCAB, ModelToy, ids_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread", "little_room")
+pytestmark = pytest.mark.usefixtures("little_room")
 
 
 @pytest.fixture

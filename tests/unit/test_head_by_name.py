@@ -28,8 +28,6 @@ from . import published
 from .checkpoints import make_tokenizer, save, tiny
 from .published import write
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -36,8 +36,6 @@ from tools.train.head import TrainingPlan, judge, train_head
 from tools.train.outputs import OUTPUTS
 from tools.train.states import Shard, Text, conversations, default_layers, read_states
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 KINDS: list[type[Head]] = [EagleHead, BlockHead, MedusaHead]
 SETTINGS = Settings(temperature=0)
 LAYERS = (0, 1, 2)

@@ -22,8 +22,6 @@ from .checkpoints import preset_of, save
 from .test_by_name import SIZES, tokens_of
 from .test_memory import floats
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LINEAR: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"],
     "head_dim": 16,

@@ -24,14 +24,7 @@ from specdemo.racing.summary import summary, trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.types import AUTO, REJECTION, BadInput, Settings
 from tests.unit.test_race import clocked
-from tests.unit.toys import (
-    PROMPT,
-    VOCAB,
-    alike_toy,
-    ids_of,
-)
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from tests.unit.toys import PROMPT, VOCAB, alike_toy, ids_of
 
 SETTINGS = Settings(temperature=1, k=4, max_new_tokens=24, seed=3)
 MORE = (DraftedLane("draft-model", 2), DraftedLane("ngram", AUTO))

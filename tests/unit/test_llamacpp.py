@@ -31,7 +31,6 @@ from specdemo.types import AUTO, BadInput, Settings
 from .checkpoints import write_gguf
 from .fake_server import FakeServer, json_answer, llamacpp_answers, serving
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ALONE_AND_NGRAMS = [Case(LLAMA), *(Case(NGRAM, f"ngram-simple {size}", 8) for size in (3, 5))]
 NEEDS_LLAMACPP = pytest.mark.skipif(
     PYTHON not in os.environ and importlib.util.find_spec("xllamacpp") is None, reason="there is no xllamacpp"

@@ -14,18 +14,7 @@ from specdemo.racing.stats import Stats
 from specdemo.types import RULES, Draft, Settings, TokenKind, Verdict
 from tests.unit.enumerate_decode import distance
 from tests.unit.test_trees import texts_with
-from tests.unit.toys import (
-    PROMPT,
-    TableRunner,
-    counting_table,
-    decode,
-    ids_of,
-    native_runner,
-    tiny_model,
-    true_texts,
-)
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from tests.unit.toys import PROMPT, TableRunner, counting_table, decode, ids_of, native_runner, tiny_model, true_texts
 
 
 def verdict(draft: Draft, accepted: int, target_ids: list[int]) -> Verdict:

@@ -17,8 +17,6 @@ from tests.unit.published import LAYERS, write
 from tests.unit.test_published_heads import target, toy_with
 from tests.unit.toys import MODEL_VOCAB, ModelToy, recorded
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 PLACES = 3  # of the published head
 

@@ -27,8 +27,6 @@ from specdemo.types import DraftOutcome, Settings
 from .checkpoints import save
 from .toys import Scripted, decode, ids_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NEW_TOKENS = 24
 IMAGE = 5  # a token that the prompt does not have
 

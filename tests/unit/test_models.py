@@ -28,13 +28,7 @@ from specdemo.types import BadInput, Settings
 from specdemo.ui.engine import facts as facts_of
 from specdemo.ui.engine import real_backend
 
-from .checkpoints import (
-    CHATML,
-    make_tokenizer,
-    preset_of,
-    save,
-    tiny,
-)
+from .checkpoints import CHATML, make_tokenizer, preset_of, save, tiny
 from .toys import cpu_engine
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,8 +18,6 @@ from specdemo.types import BadInput, Settings
 from .test_model_types import TEXTS, config_of
 from .toys import MODEL_VOCAB, decode, ids_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PATHS = {
     "llama": "model.layers",
     "gpt2": "transformer.h",

@@ -35,7 +35,7 @@ NEAR: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 PASSES = ([4], [7, 7, 1], [0], list(range(17)))
 
 
-@pytest.fixture(autouse=True, params=[1, 2])
+@pytest.fixture(params=[1, 2, 6])
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -107,11 +107,12 @@ def test_logits_are_the_same_bits_however_many_tokens_are_read_together(
     torch.testing.assert_close(passes[1], exact.forward(ids[1:]), **near)
 
 
-def test_logits_are_the_same_bits_whatever_the_number_of_threads(threads):
+def test_logits_are_the_same_bits_whatever_the_number_of_threads(threads, weights_dtype):
     """More of them than cores and than parts of the work, too."""
-    runner = native_runner(random_model("llama", 6, 2, 20), 64)
+    runner = native_runner(random_model("llama", 6, 2, 20).to(weights_dtype), 64)
+    torch.set_num_threads(1)
     logits = [runner.prefill(PROMPT), *map(runner.forward, PASSES)]
-    torch.set_num_threads(threads + 4)
+    torch.set_num_threads(threads)
     for ids, expected in zip((PROMPT, *PASSES), logits, strict=True):
         assert torch.equal(runner.forward(ids) if ids != PROMPT else runner.prefill(ids), expected)
 
@@ -150,7 +151,7 @@ def test_float32_strays_hardly_further_from_float64_than_transformers_does(archi
 @pytest.mark.parametrize(
     ("shape", "parts"), [((1, 2), 1), ((31, 64), 1), ((33, 46), 3), ((100, 576), 1), ((128, 64), 2)]
 )
-def test_products_of_every_length(shape, parts, biased, weights_dtype):
+def test_products_of_every_length(shape, parts, biased, weights_dtype, threads):
     dtype = weights_dtype
     functions, computed = library_for(dtype), compute_dtype(dtype, CPU)
     if functions is None:
@@ -243,7 +244,6 @@ def test_what_is_no_number_stays_none(bits, rounding):
 
 # How it is built ---------------------------------------------------------------------------------------------
 
-ONCE = pytest.mark.parametrize("threads", [1], indirect=True)  # how many there are makes no difference
 SMALL = """
 #include "products.h"
 const int columns = 8, step = 1, paired = 1;
@@ -268,7 +268,6 @@ def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir()}
 
 
-@ONCE
 def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_path):
     """From a source without anything in it, which takes no time to compile."""
 
@@ -300,7 +299,6 @@ def test_it_is_built_once_for_each_type_and_each_source(fresh, monkeypatch, tmp_
     assert len(names(fresh)) == 4
 
 
-@ONCE
 @pytest.mark.parametrize("keep", [0, 100, 2000, 12_000])
 def test_a_damaged_library_is_built_again(fresh, tmp_path, keep):
     """Loading one that was cut off would end the process."""
@@ -331,13 +329,11 @@ def runs_without(caplog) -> str:
     return caplog.text
 
 
-@ONCE
 def test_without_a_compiler_torchs_operations_run(fresh, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(fresh))
     assert "There is no gcc here" in runs_without(caplog)
 
 
-@ONCE
 @pytest.mark.parametrize("script", ["exit 1", "echo 'no AVX512 here' >&2; exit 1", "echo 13; exit 0"])
 def test_with_a_compiler_that_fails_torchs_operations_run(fresh, monkeypatch, caplog, tmp_path, script):
     compiler = tmp_path / "bin" / "gcc"
@@ -351,13 +347,11 @@ def test_with_a_compiler_that_fails_torchs_operations_run(fresh, monkeypatch, ca
     assert names(fresh) == set()
 
 
-@ONCE
 def test_a_cache_that_cannot_be_written_leaves_torchs_operations(fresh, caplog):
     fresh.parent.joinpath("cache").write_text("a file", encoding="utf-8")
     assert "cannot be built" in runs_without(caplog)
 
 
-@ONCE
 @pytest.mark.parametrize("change", ["switch", "platform", "flags"])
 def test_other_machines_run_torchs_operations_without_a_word(fresh, monkeypatch, caplog, change):
     if change == "switch":
@@ -369,7 +363,6 @@ def test_other_machines_run_torchs_operations_without_a_word(fresh, monkeypatch,
     assert runs_without(caplog) == ""
 
 
-@ONCE
 def test_its_threads_are_torchs_own():
     """With two sets of threads the one would wait for cores that the other keeps busy waiting."""
     assert library_for(torch.float32) is not None

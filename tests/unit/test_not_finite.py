@@ -45,8 +45,6 @@ from .toys import (
     untrained_heads,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 BROKEN = 4  # the token whose embedding is no number; no text below holds it
 TEXT = [5, 9, 2, 33, 17, 0, 8]
 SETTINGS = {

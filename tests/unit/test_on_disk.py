@@ -26,8 +26,6 @@ from .checkpoints import preset_of, save, tiny, write_gguf
 from .test_by_name import tokens_of
 from .test_hybrid import hybrid, outcomes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 
 

@@ -17,8 +17,6 @@ from specdemo.racing.summary import head_doubt, summary
 from specdemo.types import AUTO, MATCH, MAX_K, MAX_NODES, RULES, DraftedToken, DraftOutcome, Settings, Token, TokenKind
 from tests.unit.toys import PROMPT, alike_toy, ids_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def tokens(*ids: int, margin: float | None = None) -> list[Token]:
     return [Token(id, TokenKind.TARGET, 1.0, margin) for id in ids]

@@ -80,11 +80,7 @@ def test_parts_are_joined_and_one_copy_is_kept(index: SimpleNamespace, cache: Pa
     loaded = load(preset_of(index.source), "bfloat16", "cpu", lambda *stage: stages.append(stage))
     wanted = {name: weight.bfloat16() for name, weight in index.model.state_dict().items()}
     assert all(torch.equal(weight, wanted[name]) for name, weight in loaded.model.state_dict().items())
-    assert loaded.weights["target"] == {
-        "source": "parts",
-        "name": "tiny",
-        "gguf_sha256": index.source.gguf_sha256,
-    }
+    assert loaded.weights["target"] == {"source": "parts", "name": "tiny", "gguf_sha256": index.source.gguf_sha256}
     told = [fraction for fraction, words in stages if words.startswith("downloading tiny: part ")]
     assert told == sorted(told, key=lambda fraction: fraction or 0)
     assert all(fraction is not None and 0 <= fraction <= 1 for fraction in told)

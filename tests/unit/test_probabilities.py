@@ -18,18 +18,7 @@ from specdemo.racing.probabilities import LEAST, SHOWN, probabilities_of
 from specdemo.racing.race import PLAIN, SPECULATIVE, race
 from specdemo.racing.text import LaneText
 from specdemo.types import REJECTION, RULES, DraftedToken, DraftOutcome, Settings, Token, TokenKind
-from tests.unit.toys import (
-    PROMPT,
-    VOCAB,
-    TableToy,
-    byte_tokenizer,
-    letters_tokenizer,
-    ngram_file,
-    random_table,
-    warped,
-)
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+from tests.unit.toys import PROMPT, VOCAB, TableToy, byte_tokenizer, letters_tokenizer, ngram_file, random_table, warped
 
 SETTINGS = Settings(temperature=0.8, top_p=0.95, k=3, max_new_tokens=40, seed=3)
 TARGET = random_table(1, support=4)

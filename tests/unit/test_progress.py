@@ -21,8 +21,6 @@ from specdemo.types import Settings
 
 from .toys import decode, ids_of, native_runner, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPT = [place % 60 for place in range(100)]
 RUNNERS: dict[str, Callable[[], Runner]] = {
     "eager": lambda: EagerRunner(tiny_model("llama"), 128),

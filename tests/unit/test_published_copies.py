@@ -20,8 +20,6 @@ from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 from tests.unit.test_published_heads import toy_with
 from tests.unit.toys import MODEL_VOCAB, decode
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def bigram_target() -> PreTrainedModel:
     """A target whose next token depends on the last one alone: it attends to nothing, and only one layer has an MLP.

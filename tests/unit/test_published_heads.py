@@ -38,8 +38,6 @@ from tests.unit import published
 from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, ids_of, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Drafts = Callable[..., tuple[list[int], Tensor]]
 TARGET = TargetSizes(MODEL_VOCAB, HIDDEN, LAYERS)
 

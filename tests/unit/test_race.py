@@ -23,15 +23,7 @@ from specdemo.racing.summary import report
 from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.system import hardware
 from specdemo.system.progress import Stopped, attended
-from specdemo.types import (
-    AUTO,
-    MAX_K,
-    REJECTION,
-    BadInput,
-    FinishReason,
-    Settings,
-    TokenKind,
-)
+from specdemo.types import AUTO, MAX_K, REJECTION, BadInput, FinishReason, Settings, TokenKind
 from tests.unit.toys import (
     DRAFTER_NAMES,
     PROMPT,
@@ -42,8 +34,6 @@ from tests.unit.toys import (
     ids_of,
     letters_tokenizer,
 )
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTINGS = Settings(temperature=1, k=3, max_new_tokens=24, seed=3)
 
@@ -114,10 +104,7 @@ def test_what_takes_a_while_before_a_run_is_told_the_first_time(toy: Any) -> Non
     for _ in range(2):
         with attended(lambda: False, told.append):
             start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO))
-    assert told == [
-        "measuring the cost of a pass",
-        "measuring the cost of drafts by draft-model",
-    ]
+    assert told == ["measuring the cost of a pass", "measuring the cost of drafts by draft-model"]
 
 
 @pytest.mark.parametrize("passes", [0, 3, 30])

@@ -18,8 +18,6 @@ from specdemo.racing.trace import Entry, read_trace, write_trace
 from specdemo.types import AUTO, REJECTION, BadInput, Settings
 from tests.unit.toys import DRAFTER_NAMES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ASKED = [Settings(k=k, temperature=t, max_new_tokens=24, seed=5) for k in (AUTO, 3) for t in (0.8, 0.0)]
 WORDS = "the cat sat on the mat and the dog sat"
 

@@ -42,8 +42,6 @@ from tests.unit.toys import (
     tiny_model,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 0, 7, 9, 32]
 
 

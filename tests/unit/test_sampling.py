@@ -16,8 +16,6 @@ from specdemo.decoding import sampling
 from specdemo.decoding.sampling import largest, probabilities, sample
 from specdemo.types import MAX_K, MAX_SEED, MAX_STOP_STRINGS, BadInput, Settings, brief
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 JUST_BELOW_ONE = math.nextafter(1, 0)
 
 logit = st.floats(-30, 30, width=32)

@@ -18,8 +18,6 @@ from specdemo.types import Settings
 
 from .toys import MODEL_VOCAB, decode, ids_of, oracle
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SWITCH = 64
 WIDTH = 8  # of a head
 LONG = {"original_max_position_embeddings": SWITCH, "short_factor": [1.0] * 4, "long_factor": [3.0, 6.0, 12.0, 24.0]}

@@ -25,8 +25,6 @@ from tests.unit.toys import (
     oracle,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CORPUS = {
     "plain": "hello world, hell  he",
     "emoji": "👍🏽 ok 😀😀😀",

@@ -61,8 +61,6 @@ def digits_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EXACT = {  # these lose nothing of a text
     "bytes": byte_tokenizer(),
     "merged": make_tokenizer(),

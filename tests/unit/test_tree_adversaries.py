@@ -18,8 +18,6 @@ from specdemo.types import MAX_NODES, Settings
 from tests.unit.test_trees import Planting, Shape, full, plain_text
 from tests.unit.toys import MODEL_VOCAB, PROMPT, decode, ids_of, native_runner, recorded, tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @cache
 def graphs_of(model: Any) -> Graphs:

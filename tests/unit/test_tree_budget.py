@@ -31,8 +31,6 @@ from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, Draft
 from tests.unit.test_control import FLAT, RISING, Clock, cost_of
 from tests.unit.toys import PROMPT, VOCAB, TableToy, decode, ids_of, letters_tokenizer, ngram_file, random_table
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 
 

@@ -65,8 +65,6 @@ from tests.unit.toys import (
     true_texts,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Shape = tuple[list[int], list[int]]  # the tokens of a tree and their parents
 
 
@@ -158,14 +156,20 @@ class EnumeratedMatch(Match):
         return drawn, torch.zeros(len(probs), dtype=torch.float64)
 
 
-def texts_with(make_drafter: Callable[[], Drafter], settings: Settings, table: Tensor, eos: int = -1) -> dict:
+def texts_with(
+    make_drafter: Callable[[], Drafter],
+    settings: Settings,
+    table: Tensor,
+    eos: int = -1,
+    rejection: type[EnumeratedRejection] = EnumeratedRejection,
+) -> dict:
     """The probability of every text that a run can write."""
     emitted: dict[tuple[int, ...], float] = defaultdict(float)
     runs = Walk()
     for _ in runs.runs():
         with pytest.MonkeyPatch.context() as patch:
             if settings.rule == REJECTION:
-                rule: Rule = EnumeratedRejection(settings, runs)
+                rule: Rule = rejection(settings, runs)
             else:
                 rule = chosen = EnumeratedMatch(settings, runs)
                 patch.setattr(match.noise, "draw", chosen.draw)
@@ -183,27 +187,21 @@ ENUMERATED = [
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("settings", ENUMERATED, ids=lambda settings: f"T{settings.temperature:g}")
-@pytest.mark.parametrize("name", TREES)
-def test_the_text_follows_the_targets_distribution(table: Tensor, name: str, settings: Settings, rule: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings", "eos"),
+    [
+        *((name, settings, -1) for name in TREES for settings in ENUMERATED),
+        ("any", ENUMERATED[0], 1),  # a drafted child ends the text
+        ("prompt-lookup", ENUMERATED[0], -1),
+    ],
+)
+def test_the_text_follows_the_targets_distribution(
+    table: Tensor, name: str, settings: Settings, eos: int, rule: str
+) -> None:
     settings = replace(settings, rule=rule)
-    emitted = texts_with(lambda: Planting(TREES[name]), settings, table)
+    emitted = texts_with(lambda: Planting(TREES[name]) if name in TREES else PromptLookup(), settings, table, eos)
     assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
-    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_distribution_stays_where_a_drafted_child_ends_the_text(table: Tensor, rule: str) -> None:
-    settings = replace(ENUMERATED[0], rule=rule)
-    emitted = texts_with(lambda: Planting(TREES["any"]), settings, table, eos=1)
-    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings, 1)) < 1e-12
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_distribution_stays_with_the_tree_of_prompt_lookup(table: Tensor, rule: str) -> None:
-    settings = replace(ENUMERATED[0], rule=rule)
-    emitted = texts_with(PromptLookup, settings, table)
-    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
+    assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings, eos)) < 1e-12
 
 
 def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table: Tensor) -> None:
@@ -226,12 +224,7 @@ def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table:
             return Verdict((), token, kind, 1.0, [0.0, 0.0], [1.0, 1.0], [0, 1], parents=draft.parents)
 
     settings = replace(ENUMERATED[0], rule=REJECTION)
-    emitted: dict[tuple[int, ...], float] = defaultdict(float)
-    runs = Walk()
-    for _ in runs.runs():
-        drafter = Planting(lambda context, nodes: ([0, 1], [-1, -1]))
-        events = list(loop.decode(TableRunner(table), drafter, PROMPT, ByRatio(settings, runs)))
-        emitted[tuple(ids_of(events))] += runs.weight
+    emitted = texts_with(lambda: Planting(lambda *_: ([0, 1], [-1, -1])), settings, table, rejection=ByRatio)
     assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings)) > 1e-3
 
 
@@ -431,6 +424,10 @@ def shape(draft: Draft) -> tuple[Any, Any]:
 # Who branches ----------------------------------------------------------------------------------------------------
 
 
+class Straight(TableRunner):
+    cannot_branch = "it is straight"
+
+
 def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DRAFTERS, "ngram", DRAFTERS["ngram"]._replace(branches=False))
     with pytest.raises(BadInput, match="K = auto needs the match rule"):
@@ -439,23 +436,13 @@ def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.Mon
         Settings(k=64, tree=True)
     with pytest.raises(BadInput, match=r"The drafter ngram drafts chains only.* prompt-lookup"):
         check_rule("ngram", Settings(k=4, tree=True))
-    toy: Any = TableToy()
-
-    class Straight(TableRunner):
-        cannot_branch = "it is straight"
-
+    toy: Any = TableToy(tokenizer=letters_tokenizer())
     toy.target_runner = lambda capacity: Straight(toy.target, capacity)
     with pytest.raises(CannotBranch, match="it is straight"):
         decode_loaded(toy, "prompt-lookup", PROMPT, rule_for(Settings(k=4, tree=True)), None)
-
-
-def test_a_draft_model_that_cannot_branch_is_refused_in_words() -> None:
-    class Straight(TableRunner):
-        cannot_branch = "it keeps a running state"
-
-    toy: Any = TableToy(tokenizer=letters_tokenizer())
+    toy = TableToy(tokenizer=letters_tokenizer())
     toy.draft_runner = lambda capacity: Straight(toy.draft_model, capacity)
-    with pytest.raises(BadInput, match=r"The draft model cannot draft a tree: it keeps .* Draft a chain\."):
+    with pytest.raises(BadInput, match=r"The draft model cannot draft a tree: it is straight.* Draft a chain\."):
         decode_loaded(toy, "draft-model", PROMPT, rule_for(Settings(k=4, tree=True)), None)
     decode_loaded(toy, "draft-model", PROMPT, rule_for(Settings(k=4)), None)
 

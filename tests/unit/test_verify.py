@@ -14,8 +14,6 @@ from specdemo.decoding import sampling
 from specdemo.decoding.rejection import acceptance_probability, residual, verify
 from specdemo.types import Draft, TokenKind
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VOCAB = 5
 ALMOST_ONE = math.nextafter(1, 0)
 

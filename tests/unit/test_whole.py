@@ -23,7 +23,6 @@ from specdemo.models.store import LoadError, ignore
 from ..conftest import Command
 from .checkpoints import ENGINES, load_by, preset_of, rounded, save, tiny, write_gguf
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 UP, HEAD, TABLE = "model.layers.1.mlp.up_proj.weight", "lm_head.weight", "model.embed_tokens.weight"
 PROMPT = [5, 9, 2, 33]
 Weights = dict[str, Tensor]
