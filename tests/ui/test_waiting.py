@@ -130,9 +130,9 @@ def test_a_study_says_how_long_it_still_takes(script: Script, held: type[Long]) 
 
 
 class Counting(Study):
-    """A study made up for the test: what is in this class is all that there is of it."""
+    """This counts."""
 
-    name, title, words = "counting", "How far?", "This counts."
+    name, title = "counting", "How far?"
     fields = (Field("to", "Count to", "whole", 3, 1, 9), DRAFTER)
     button = "Count"
 

@@ -21,7 +21,8 @@ class Study:
 
     Attributes:
         name: of its tab, its files and its work in the line.
-        title, words: the question, for someone who has not read a paper.
+        title: the question in a few words. The docstring of the class says more on the page, for someone who has not
+            read a paper.
         fields: of the form.
         button: what the button says.
         sections: of a picture; for each, how many figures and how many tables it has at most.
@@ -30,7 +31,6 @@ class Study:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    words: ClassVar[str]
     fields: ClassVar[tuple[Field, ...]] = ()
     button: ClassVar[str] = "Run"
     sections: ClassVar[Sequence[tuple[int, int]]] = ((1, 1),)

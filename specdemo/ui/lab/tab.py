@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import getdoc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -61,7 +62,7 @@ class StudyTab:
             self.timer = gr.Timer(TICK_SECONDS, active=False)
             self.seen = gr.State()  # the run and the number of the picture that is shown
             self.measured = gr.State()  # `theory.Measured`
-            gr.Markdown(study.words, elem_classes="lab-words")
+            gr.Markdown(getdoc(study), elem_classes="lab-words")
             with gr.Row(elem_classes="lab-view"):
                 with gr.Column(scale=0, min_width=330, elem_classes="lab-form"):
                     self.fields = dict(_controls(study.name, form, engine))

@@ -33,16 +33,13 @@ Point = list[float | None]
 
 
 class Doctor(Study):
-    """Texts with speculation and without, and what to change."""
+    """Speculation is on, but it is not faster. Why? This view examines a server that you run, or the preset: what is
+    accepted at each position, what a round costs, and the speed-up over eight kinds of prompts, with many requests at
+    once and with longer prompts. It says which setting to change and whether the text stays the same.
+    """
 
     name = "doctor"
     title = "Does it pay off?"
-    words = (
-        "Speculation is on, but it is not faster. Why? This view examines a server that you run, or the preset: "
-        "what is accepted at each position, what a round costs, and the speed-up over eight kinds of prompts, with "
-        "many requests at once and with longer prompts. It says which setting to change and whether the text stays "
-        "the same."
-    )
     fields = (
         Field("server", "Address of the server", "address", "", info="Such as http://127.0.0.1:8080", group=SERVERS),
         Field("server_key", "Its API key", "key", "", group=SERVERS),
@@ -55,7 +52,6 @@ class Doctor(Study):
         Field("at_once", "Requests at once, at most", "whole", 4, 0, 16, info="0 leaves them out.", group=BOUNDS),
         Field("context", "Longest prompt, tokens", "whole", 1024, 0, 4096, info="0 leaves it out.", group=BOUNDS),
     )
-
     sections = ((4, 5),)
     has_page = True
 

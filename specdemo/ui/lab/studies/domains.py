@@ -20,14 +20,12 @@ else:
 
 
 class Domains(Study):
-    """Texts of eight categories, whose drafted tokens are counted."""
+    """A drafter is good at some texts and bad at others. This view writes texts of eight categories and counts which
+    drafted tokens pass: by category, by kind of token, and by position in the draft.
+    """
 
     name = "domains"
     title = "Where drafts pass"
-    words = (
-        "A drafter is good at some texts and bad at others. This view writes texts of eight categories and counts "
-        "which drafted tokens pass: by category, by kind of token, and by position in the draft."
-    )
     fields = (
         DRAFTER,
         k_field(4),
@@ -35,7 +33,6 @@ class Domains(Study):
         Field("prompts", "Prompts per category", "whole", 2, 1, 3),
         NEW_TOKENS,
     )
-
     sections = ((3, 1),)
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:

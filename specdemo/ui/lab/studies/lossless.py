@@ -25,16 +25,14 @@ else:
 
 
 class Lossless(Study):
-    """Three checks, one after the other."""
+    """Does drafting change what the model says? Three checks answer this. At temperature 0 every text must be the
+    target's own, token for token. Above 0 the probabilities of every next token must be the target's own. They are
+    first computed from the model's probabilities, then estimated by sampling thousands of rounds. Pick a broken rule
+    and watch the test catch it.
+    """
 
     name = "lossless"
     title = "Is it lossless?"
-    words = (
-        "Does drafting change what the model says? Three checks answer this. At temperature 0 every text must be "
-        "the target's own, token for token. Above 0 the probabilities of every next token must be the target's own."
-        " They are first computed from the model's probabilities, then estimated by sampling thousands of rounds. "
-        "Pick a broken rule and watch the test catch it."
-    )
     fields = (
         DRAFTER,
         Field("rule", "Verification rule", "choice", MATCH, choices={MATCH: "Match", REJECTION: "Rejection sampling"}),
@@ -45,7 +43,6 @@ class Lossless(Study):
         Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24),
         PROMPT,
     )
-
     sections = (1, 1), (1, 2), (3, 1)
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:

@@ -19,22 +19,18 @@ else:
 
 
 class Profile(Study):
-    """Passes and drafts, timed in turns."""
+    """Drafting pays off if a drafted token is cheap and if checking many tokens takes hardly longer than writing one.
+    This view measures both on the server: a pass of the target over 1 to 17 tokens, and a draft of each drafter.
+    """
 
     name = "profile"
     title = "What things cost"
-    words = (
-        "Drafting pays off if a drafted token is cheap and if checking many tokens takes hardly longer than writing"
-        " one. This view measures both on the server: a pass of the target over 1 to 17 tokens, and a draft of each"
-        " drafter."
-    )
     fields = (
         Field("drafters", "Drafters", "drafters", "all"),
         k_field(4),
         Field("repeats", "Repeats of each measurement", "whole", 2, 1, 20),
         PROMPT,
     )
-
     sections = ((2, 3),)
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:

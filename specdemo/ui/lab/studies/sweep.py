@@ -22,16 +22,13 @@ SEEDS = "One is enough at temperature 0: the text never varies."
 
 
 class Sweep(Study):
-    """Races of the target alone with each drafter and K."""
+    """A longer draft can gain more, but each of its tokens costs time, and a rejected token discards the rest. Higher
+    temperatures make the target less predictable. This view writes the same texts with each setting, on easy prompts
+    (lists, counting) and hard ones (stories), and shows what was fastest. The answer can be: do not speculate.
+    """
 
     name = "sweep"
     title = "Which K, which temperature"
-    words = (
-        "A longer draft can gain more, but each of its tokens costs time, and a rejected token discards the rest. "
-        "Higher temperatures make the target less predictable. This view writes the same texts with each setting, "
-        "on easy prompts (lists, counting) and hard ones (stories), and shows what was fastest. The answer can be: "
-        "do not speculate."
-    )
     fields = (
         Field(
             "vary",
@@ -47,7 +44,6 @@ class Sweep(Study):
         Field("seeds", "Samples per prompt", "whole", 1, 1, 10, info=SEEDS),
         NEW_TOKENS,
     )
-
     sections = ((4, 1),)
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:

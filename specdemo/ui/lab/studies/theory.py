@@ -45,15 +45,13 @@ class Measured:
 
 
 class Theory(Study):
-    """Costs by a short profile, then a race; both beside the formula."""
+    """How much faster can it be? Three numbers decide: how long a drafted token takes, how long a pass of the target
+    takes, and how often a drafted token passes (alpha). Change them to see what the theory predicts for each K. Then
+    measure, to see how far a real run is from the prediction, and why.
+    """
 
     name = "theory"
     title = "What to expect"
-    words = (
-        "How much faster can it be? Three numbers decide: how long a drafted token takes, how long a pass of the "
-        "target takes, and how often a drafted token passes (alpha). Change them to see what the theory predicts "
-        "for each K. Then measure, to see how far a real run is from the prediction, and why."
-    )
     fields = (
         Field("draft_ms", "Time for one drafted token, ms", "number", 1.0, 0, 10_000, group=TRY),
         Field("target_ms", "Time for one pass of the target, ms", "number", 30.0, 0.001, 10_000, group=TRY),
