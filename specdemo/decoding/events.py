@@ -57,7 +57,6 @@ Event: TypeAlias = Prefilled | Round | Finished
 
 
 def emitted_tokens(event: Event) -> tuple[Token, ...]:
-    """The tokens an event adds to the text."""
     if isinstance(event, Prefilled):
         return (event.token,)
     return event.emitted if isinstance(event, Round) else ()

@@ -156,7 +156,6 @@ class Named:
         return [node for place, node in enumerate(ranked) if not place or self.values[node] >= self.stop_below]
 
     def draft(self) -> Draft:
-        """The best tokens."""
         chosen = self.best()
         place = {-1: -1, **{node: at for at, node in enumerate(chosen)}}
         parents = [place[self.parents[node]] for node in chosen]

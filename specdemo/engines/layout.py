@@ -234,7 +234,6 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
 
 
 def head_width(config: PreTrainedConfig) -> int:
-    """The width of one attention head."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 

@@ -148,7 +148,6 @@ def _factor(header: Header) -> float:
 
 
 def _width(header: Header) -> int:
-    """The width of a key."""
     heads = header.of_model("attention.head_count", 1)
     stated = header.of_model("attention.key_length")
     return int(stated or header.of_model("embedding_length", 0) // (max(heads) if isinstance(heads, list) else heads))

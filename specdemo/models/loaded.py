@@ -107,7 +107,6 @@ class Loaded:
         return self.parts.missing_heads
 
     def target_runner(self, capacity: int) -> Runner:
-        """A runner of the target for a run of at most `capacity` tokens."""
         assert self.make_target_runner is not None, "the models were released"
         return self.make_target_runner(capacity)
 

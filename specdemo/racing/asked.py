@@ -35,7 +35,6 @@ class DraftedLane:
 
 
 def lanes_by_name(lanes: Sequence[DraftedLane]) -> dict[str, DraftedLane]:
-    """The drafted lanes of a race by their names in it."""
     return {SPECULATIVE: lanes[0]} if len(lanes) == 1 else {lane.name: lane for lane in lanes}
 
 

@@ -143,7 +143,6 @@ def memory_share(lane: Stats, pass_bytes: int | None, rate: float | None) -> flo
 
 
 def memory_shares(lanes: Mapping[str, Stats], environment: Mapping[str, Any]) -> dict[str, float | None]:
-    """`memory_share` of each lane."""
     read, rate = weight_bytes(environment), memory_rate_of(environment)
     return {name: memory_share(lane, read, rate) for name, lane in lanes.items()}
 

@@ -23,9 +23,8 @@ class Detokenizer:
     The returned strings, joined, are the decoded text: a token that only carries the first bytes of a
     character gets an empty string, and the one that completes it gets the character.
 
-    Each token is decoded together with the span before it. That window always begins at the beginning of a
-    character, since a tokenizer with byte fallback (Llama's) turns a whole run of bytes into marks if one is
-    missing.
+    Each token is decoded together with the span before it. That window always begins at the beginning of a character,
+    since a tokenizer with byte fallback (Llama's) turns a whole run of bytes into marks if one is missing.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, before: Sequence[int] = ()) -> None:

@@ -95,7 +95,6 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The URL to connect to."""
         return f"{self.scheme}://{_bracketed(self.pinned or self.host)}:{self.port}"
 
 

@@ -137,7 +137,6 @@ class Head(nn.Module):
 
     @classmethod
     def shape_from(cls, fields: dict[str, Any]) -> Sizes:
-        """The sizes in a file."""
         fields.pop("blocks", None)  # older files have it, when a medusa head had such sizes too
         return HeadShape(**fields)
 

@@ -46,7 +46,6 @@ class ShapeReader:
 
     @property
     def layer(self) -> Config:
-        """The configuration of its decoder layers."""
         return (self.config.get("transformer_layer_config") or {}) if self.format.nested else self.config
 
     @property
