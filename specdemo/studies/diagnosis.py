@@ -306,8 +306,8 @@ def _texts(samples: Sequence[Sample]) -> dict[str, Any]:
         if (found := sample.comparison) is not None:
             compared += 1
             if found.first_difference is not None:
-                behind = "" if sample.context is None else f" behind {sample.context:,} tokens"
-                name, token = f"{sample.prompt.id}{behind}", found.first_difference + 1
+                after = "" if sample.context is None else f" after {sample.context:,} tokens"
+                name, token = f"{sample.prompt.id}{after}", found.first_difference + 1
                 differences.append({"prompt": name, "token": token, "margin": found.margin})
     return {"compared": compared, "same": compared - len(differences), "differences": differences}
 

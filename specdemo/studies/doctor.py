@@ -111,7 +111,7 @@ class Crowd:
 
 
 class Doctor:
-    """One examination. `done` of `steps` steps are behind it.
+    """One examination. `done` of its `steps` steps are over.
 
     Attributes:
         samples, crowds: what was measured so far; samples of long prompts are among the others.
@@ -249,7 +249,7 @@ class _Late(Exception):
 
 
 def _lengthened(question: str, tokens: int, number: int) -> str:
-    """A question behind notes that make it about as long as `tokens`; other notes for each `number`.
+    """A question after notes that make it about as long as `tokens`; other notes for each `number`.
 
     The notes do not repeat themselves within 5,000 tokens, or a look-up of n-grams would find too much.
     """

@@ -39,7 +39,7 @@ class Explained:
     `one_pass` are the seconds of a mean target pass over one token, `k` is the longest draft, `alpha` the acceptance
     rate, `draft_cost` c and `verify_cost` the mean verification pass, both in target passes, `by_position` the
     acceptance rate at each position of the draft, None where nothing was tested. `predicted` is what the formula says
-    and `measured` the speed-up behind the prompt: the changes of the `parts` add up to the gap exactly.
+    and `measured` the speed-up after the prompt: the changes of the `parts` add up to the gap exactly.
     """
 
     one_pass: float

@@ -97,7 +97,7 @@ def against_server(
         check_tokens(loaded, server, ids)
         plain = _text(loaded, "none", ids, settings)
         written = [Token(id, TokenKind.TARGET) for id in server.written(ids, max_new_tokens)]
-        # Both tell the token that ends a text, but one may go on behind a token that ends it for the other.
+        # Both tell the token that ends a text, but one may go on after a token that ends it for the other.
         ours, theirs = (text[: min(len(plain), len(written))] for text in (plain, written))
         check = _check(loaded, prompt, settings, server.facts["engine"], ours, theirs)
         place = check.first_difference
@@ -125,7 +125,7 @@ def check_tokens(loaded: Loaded, server: LlamaCpp, ids: Sequence[int]) -> None:
 
 @torch.inference_mode()
 def _gap(loaded: Loaded, ids: Sequence[int], pair: Sequence[Token], capacity: int) -> float:
-    """How far apart the target has the logits of two tokens behind a text, in a run of this capacity."""
+    """How far apart the target has the logits of two tokens after a text, in a run of this capacity."""
     runner = loaded.target_runner(capacity)
     try:
         one, other = runner.prefill(ids)[0, [token.id for token in pair]].tolist()

@@ -299,7 +299,7 @@ def sampling(
 
 
 def _first_two(loaded: Loaded, drafter: str, context: Sequence[int], rule: Rule) -> tuple[list[Token], bool]:
-    """The first two tokens emitted behind the context in one run, and whether the first round had a draft."""
+    """The first two tokens emitted after the context in one run, and whether the first round had a draft."""
     tokens: list[Token] = []
     drafted = False
     with closing(start(loaded, drafter, context[:-1], rule.settings, rule)) as events:  # type: ignore[type-var]
@@ -317,7 +317,7 @@ def _tests(
 ) -> Iterator[SampleTest]:
     """Test the first tokens against p, and pairs of tokens against the product of p and the next p.
 
-    For pairs, the second distribution is asked for only behind first tokens expected `LIKELY` times or more; all other
+    For pairs, the second distribution is asked for only after first tokens expected `LIKELY` times or more; all other
     pairs are one cell.
     """
     rounds = counts.total()
@@ -345,7 +345,7 @@ def _likeliest(probs: np.ndarray, counts: Counter[tuple[int, int]]) -> Iterator[
 
 
 def _probs_after(target: Remembering, text: Sequence[int], settings: Settings) -> np.ndarray:
-    """The target's own distribution of the token behind a text, [V] float64, summing to 1."""
+    """The target's own distribution of the token after a text, [V] float64, summing to 1."""
     probs = probabilities(target.prefill(text), settings)[0].double().cpu().numpy()
     return probs / probs.sum()
 

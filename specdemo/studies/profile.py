@@ -95,7 +95,7 @@ def _timed_text(name: str, runner: Runner, prompt_ids: Sequence[int], settings: 
 
 
 def _timed_passes(name: str, runner: Runner, prompt_ids: Sequence[int], longest: int) -> list[Timing]:
-    """Passes over 1 to `longest` tokens behind the prompt; the tokens are the prompt's own."""
+    """Passes over 1 to `longest` tokens after the prompt; the tokens are the prompt's own."""
     timings = []
     try:
         runner.prefill(prompt_ids)

@@ -48,8 +48,8 @@ class Remembering:
             self._after_root = self.real.prefill(self.root)  # [1, V]
             self._root_hidden_states = self.real.hidden_states
         self._text, self.hidden_states = self.root, self._root_hidden_states
-        if behind := tuple(ids[len(self.root) :]):
-            return self.forward(behind)[-1:]
+        if after := tuple(ids[len(self.root) :]):
+            return self.forward(after)[-1:]
         if self.next_token is None:
             return self._after_root
         certain = torch.full_like(self._after_root, -torch.inf)
@@ -64,11 +64,11 @@ class Remembering:
 
         def read() -> Tensor:
             self.real.rollback(len(self.root))
-            behind = before[len(self.root) :]
+            after = before[len(self.root) :]
             if parents is None:
-                return self.real.forward([*behind, *ids])
-            if behind:
-                self.real.forward(behind)
+                return self.real.forward([*after, *ids])
+            if after:
+                self.real.forward(after)
             return self.real.forward(ids, parents)
 
         self._before, self._texts, self._text = before, texts, (*before, *ids)

@@ -29,7 +29,7 @@ ALONE = "none"  # the target alone, in a summary
 class Run:
     """One text with a drafter, and the pace of the target alone, which wrote its own text in turns.
 
-    `tokens_per_second`, `alone` and `speedup` are behind the prompt (`stats.Pace`), None of a text of one token.
+    `tokens_per_second`, `alone` and `speedup` leave out the prompt (`stats.Pace`), None of a text of one token.
     """
 
     prompt_id: str

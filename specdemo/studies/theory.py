@@ -50,7 +50,7 @@ class Costs:
 def speed_up(alpha: float, k: int, costs: Costs) -> float:
     """Tokens per second over those of the target alone: their theorem 3.8, with v(K + 1) for the pass that checks.
 
-    Both are behind the prompt, as `stats.speed_up` measures them.
+    Both leave out the prompt, as `stats.speed_up` measures them.
     """
     return speeds_by_k((alpha**i for i in range(1, k + 1)), map(costs.round, range(k + 1)))[k]
 

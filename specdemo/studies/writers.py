@@ -42,8 +42,8 @@ class Written:
     @property
     def round_seconds(self) -> float | None:
         """Of a mean round."""
-        behind = self.stats.seconds - self.stats.prompt_seconds
-        return behind / self.rounds if self.rounds and behind > 0 else None
+        after = self.stats.seconds - self.stats.prompt_seconds
+        return after / self.rounds if self.rounds and after > 0 else None
 
 
 class Writer(Protocol):
