@@ -195,10 +195,8 @@ def request_of(header: dict[str, Any]) -> Request:
         prompt, preset, drafter = (header[name] for name in ("prompt", "preset", "drafter"))
         if not all(isinstance(text, str) for text in (prompt, preset, drafter)):
             raise ValueError("prompt, preset and drafter are texts")
-        asked = header["settings"]
-        settings = Settings(
-            **{"rule": REJECTION, **asked, "stop": tuple(asked.get("stop", ()))}
-        )  # older ones name none
+        asked = {"rule": REJECTION, **header["settings"]}  # older ones name none
+        settings = Settings(**{**asked, "stop": tuple(asked.get("stop", ()))})
         return Request(prompt, preset, drafter, settings, header.get("raw") is True, header.get("isolated") is True)
     except KeyError as error:
         raise BadInput(f"Line 1 of the trace cannot be read: it has no field {error}.") from error

@@ -14,7 +14,7 @@ from ...models.presets import HARD, Defaults, Preset
 from ...models.results import describe_results
 from ...racing.asked import TREE
 from ...racing.trace import Request
-from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, BadInput, brief
+from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Setting
 from ..budgets import Budgets, starting
 from ..part import Part
 from ..values import one_of
@@ -181,8 +181,7 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset], most_new_tok
     one_of("order of lanes", order, (INTERLEAVED, ISOLATED))
     if auto is True:
         named["k"] = AUTO
-    if not isinstance(match, bool):
-        raise BadInput(f"match must be true or false, not {brief(match)}.")
+    Setting(False, "match").check(match)
     named |= {"raw": mode == RAW, "isolated": order == ISOLATED, "rule": MATCH if match else REJECTION}
     if more:
         first = f"{TREE if named.pop('tree') is True else ''}{whole_if_it_is(named['k'])}"

@@ -8,7 +8,7 @@ from typing import Any
 from ...drafters.names import DRAFTERS
 from ...racing.asked import DraftedLane, Request, read_lanes
 from ...racing.compare import OWN_DRAFTER
-from ...types import SETTINGS, BadInput, Settings, brief
+from ...types import SETTINGS, BadInput, Setting, Settings
 from ..values import one_of
 
 MAX_PROMPT = 200_000  # characters: more than any context here holds, and cheap to refuse before tokenising
@@ -50,8 +50,7 @@ def read_request(
         drafter, settings["k"], settings["tree"], more = first.drafter, first.k, first.tree, tuple(rest)
     one_of("drafter", drafter, list(DRAFTERS))
     for name, value in (("raw", raw), ("isolated", isolated)):
-        if not isinstance(value, bool):
-            raise BadInput(f"{name} must be true or false, not {brief(value)}.")
+        Setting(False, name).check(value)
     numbers = {name: whole_if_it_is(value) for name, value in settings.items()}
     if most_new_tokens is not None:
         tokens = SETTINGS["max_new_tokens"]

@@ -1,0 +1,105 @@
+"""Settings are one table: a made-up one is written in one line, and is on the command line, in the form, in links, in
+the API and in traces. `python -m tests.unit.test_settings_table` checks it in a process that has that line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+LINE = '    patience: float = setting(0.5, "patience", 0, 9, "How long a guess may take.")\n'
+TOO_MUCH = "patience must be a number from 0 to 9, not 9.5."
+
+
+def test_a_setting_of_one_line_is_everywhere() -> None:
+    command, environment = [sys.executable, "-m", __name__], {**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run(
+        command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def add_line() -> None:
+    """Import `specdemo.types` with one line more, before anything else does."""
+    path = PROJECT / "specdemo" / "types.py"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines.insert(next(place for place, line in enumerate(lines) if line.startswith("    stop: ")) + 1, LINE)
+    types = sys.modules["specdemo.types"] = ModuleType("specdemo.types")
+    exec(compile("".join(lines), path, "exec"), types.__dict__)
+
+
+def check_command_line() -> None:
+    from typer.testing import CliRunner
+
+    from specdemo.cli.main import app
+    from specdemo.cli.options import Decoding
+    from specdemo.models.presets import DEFAULT_PRESET, find_preset
+
+    said = CliRunner().invoke(app, ["generate", "--help"], terminal_width=120).stdout.split("--patience ")[1]
+    assert " ".join(said.split()).startswith("<float> How long a guess may take. [default: 0.5]")
+    refused = CliRunner().invoke(app, ["generate", "--prompt", "one", "--patience", "9.5"]).exception
+    assert str(refused) == TOO_MUCH
+    assert Decoding(patience=3.0).request("one", find_preset(DEFAULT_PRESET)).as_dict()["settings"]["patience"] == 3.0
+
+
+def check_reading() -> None:
+    from specdemo.racing.trace import request_of
+    from specdemo.types import BadInput
+    from specdemo.ui.race.form import FIELDS
+    from specdemo.ui.race.request import read_request
+
+    assert "patience" in FIELDS
+    asked: dict[str, Any] = {"prompt": "one", "preset": "one", "drafter": "none", "presets": ["one"]}
+    given = read_request(**asked, patience=3).as_dict()
+    assert given["settings"]["patience"] == 3
+    assert request_of(given).as_dict() == given
+    del given["settings"]["patience"]  # an older trace
+    assert request_of(given).as_dict()["settings"]["patience"] == 0.5
+    for refused in (
+        lambda: read_request(**asked, patience=9.5),
+        lambda: request_of({**given, "settings": {"patience": 9.5}}),
+    ):
+        with pytest.raises(BadInput, match=TOO_MUCH.rstrip(".")):
+            refused()
+
+
+def check_page() -> None:
+    from gradio_client import Client
+    from playwright.sync_api import expect, sync_playwright
+
+    from ..ui.browser import executable, launched, run, served
+    from ..ui.scripted import Script
+
+    expect.set_options(timeout=20_000)
+    script = Script()
+    with served(script) as url, sync_playwright() as playwright:
+        Client(url, verbose=False, analytics_enabled=False).predict("one", patience=2, api_name="/compare")
+        assert asdict(script.settings[-1])["patience"] == 2
+        if executable() is None:
+            return
+        with launched(playwright) as browser:
+            page = browser.new_page(permissions=["clipboard-read", "clipboard-write"])
+            page.goto(f"{url}?prompt=one+two&patience=3")
+            page.click("#more > button")
+            expect(page.locator("#patience input")).to_have_value("3")
+            assert "Patience" in (page.locator("#patience").text_content() or "")
+            run(page)
+            page.click(".sd-link")
+            query = parse_qs(urlsplit(page.evaluate("navigator.clipboard.readText()")).query)
+    assert query["patience"] == ["3"]
+    assert asdict(script.settings[-1])["patience"] == 3
+
+
+if __name__ == "__main__":
+    add_line()
+    check_command_line()
+    check_reading()
+    check_page()
