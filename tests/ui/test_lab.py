@@ -234,8 +234,8 @@ def test_files_can_be_had_after_later_runs_and_leave_nothing_beside_gradios_copi
 
 
 def left_behind() -> set[Path]:
-    """What lies in the temporary folder, without what the browsers of other tests put there."""
-    return {path for path in Path(tempfile.gettempdir()).iterdir() if not path.name.startswith("playwright")}
+    """What lies in the temporary folder, without what the browsers and the compilers of other tests put there."""
+    return {path for path in Path(tempfile.gettempdir()).iterdir() if not path.name.startswith(("playwright", "cc"))}
 
 
 def test_theory_answers_at_once_and_sets_a_measurement_beside_it(new_lab: Open) -> None:
