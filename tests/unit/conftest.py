@@ -32,6 +32,13 @@ from .checkpoints import full_preset, make_tokenizer
 from .toys import PROMPT, random_table
 
 
+@pytest.fixture(autouse=True)
+def libraries() -> None:
+    """A test with a cache folder of its own would build the C libraries again there, which takes seconds."""
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        library_for(dtype)
+
+
 @pytest.fixture
 def run_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Runs the rest of a test as on an older CPU (`cpu_level`), but for what torch has chosen already. Skips the test

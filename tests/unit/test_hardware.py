@@ -69,7 +69,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 @pytest.mark.parametrize("asked", [None, "auto"])
 def test_a_gpu_is_chosen_where_there_is_one(asked: str | None, cuda: SimpleNamespace) -> None:
-    """With a fake `torch.cuda`."""
     assert hardware.choose_device(asked) == GPU
     assert cuda.asked == [("cudnn", False)]  # which would plan anew for every length of a text
 
@@ -85,7 +84,6 @@ def test_the_cpu_is_chosen_where_there_is_no_gpu(asked: str | None, cuda: Simple
 
 
 def test_a_gpu_by_its_number_becomes_the_current_one(cuda: SimpleNamespace) -> None:
-    """With a fake `torch.cuda`."""
     assert hardware.choose_device("cuda:1") == torch.device("cuda:1")
     assert cuda.asked == [("set_device", torch.device("cuda:1")), ("cudnn", False)]
     assert hardware.choose_device("cpu") == CPU
@@ -93,7 +91,6 @@ def test_a_gpu_by_its_number_becomes_the_current_one(cuda: SimpleNamespace) -> N
 
 
 def test_a_gpu_that_is_not_there_is_refused(cuda: SimpleNamespace) -> None:
-    """With a fake `torch.cuda`."""
     with pytest.raises(BadInput, match=r"^There is no GPU number 2: this machine has 2\.$"):
         hardware.choose_device("cuda:2")
     cuda.is_available = lambda: False
@@ -109,7 +106,6 @@ def test_a_gpu_that_is_not_there_is_refused(cuda: SimpleNamespace) -> None:
 def test_the_dtype_of_a_gpu_is_the_one_that_it_does_not_emulate(
     bf16: bool, expected: torch.dtype, cuda: SimpleNamespace
 ) -> None:
-    """With a fake `torch.cuda`."""
     cuda.bf16 = bf16
     assert hardware.choose_dtype("auto", GPU) == expected
     assert hardware.choose_dtype("float32", GPU) == torch.float32
@@ -127,7 +123,6 @@ def test_the_dtype_of_a_gpu_is_the_one_that_it_does_not_emulate(
 def test_where_attention_copies_no_keys(
     dtype: torch.dtype, capability: tuple[int, int], expected: bool, cuda: SimpleNamespace
 ) -> None:
-    """With a fake `torch.cuda`."""
     cuda.capability = capability
     assert hardware.attends_in_groups(dtype, GPU) == expected
     assert hardware.attends_in_groups(dtype, CPU)
@@ -182,7 +177,6 @@ def test_what_goes_to_a_gpu_leaves_from_pinned_memory(monkeypatch: pytest.Monkey
 
 
 def test_a_gpu_is_timed_by_its_own_clock(cuda: SimpleNamespace) -> None:
-    """With a fake `torch.cuda`."""
     stamps: list[hardware.Timestamp] = []
 
     def work() -> None:
@@ -211,7 +205,6 @@ def test_a_cpu_is_timed_by_the_wall_clock(cuda: SimpleNamespace, monkeypatch: py
 
 
 def test_a_device_goes_by_the_name_its_maker_gave_it(cuda: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a fake `torch.cuda`."""
     monkeypatch.setattr(hardware, "cpu_name", lambda: "a CPU")
     assert hardware.device_name(torch.device("cuda:1")) == "name of cuda:1"
     assert hardware.device_name(CPU) == "a CPU"

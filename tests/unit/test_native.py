@@ -107,9 +107,10 @@ def test_logits_are_the_same_bits_however_many_tokens_are_read_together(
     torch.testing.assert_close(passes[1], exact.forward(ids[1:]), **near)
 
 
-def test_logits_are_the_same_bits_whatever_the_number_of_threads(threads, weights_dtype):
+@pytest.mark.parametrize("shape", [("llama", 6, 2, 20), ("qwen3", 4, 2, 128), ("gpt2", 4, 4, 32)])
+def test_logits_are_the_same_bits_whatever_the_number_of_threads(shape, threads, weights_dtype):
     """More of them than cores and than parts of the work, too."""
-    runner = native_runner(random_model("llama", 6, 2, 20).to(weights_dtype), 64)
+    runner = native_runner(random_model(*shape).to(weights_dtype), 64)
     torch.set_num_threads(1)
     logits = [runner.prefill(PROMPT), *map(runner.forward, PASSES)]
     torch.set_num_threads(threads)
