@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from specdemo.models import presets as naming
 from specdemo.models import report as reporting
 from specdemo.models.presets import WITH, find_preset, load_presets, preset_of, with_head
 from specdemo.models.report import save_preset
@@ -53,7 +51,6 @@ def test_a_folder_opens_by_its_name_wherever_that_travels(
     folder, other = tmp_path / name, tmp_path / f"{name} + {name}"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(naming, "_read_all", cache(naming._read_all))  # the presets that ship are read once
     for given in (str(folder), os.path.join(".", name), name):
         alone = preset_of(given)
         assert alone.target == Folder(folder)

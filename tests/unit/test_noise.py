@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specdemo.decoding import noise
 from specdemo.decoding.match import Match
-from specdemo.decoding.noise import draw, key_of, mix, uniforms
+from specdemo.decoding.noise import draw, key_of, mix, uniform, uniforms
 from specdemo.studies.statistics import chi_square
 from specdemo.types import Draft, NotFinite, Settings, TokenKind
 
@@ -33,7 +33,7 @@ def test_mix_is_that_of_splitmix64() -> None:
 def test_uniforms_are_the_integers_of_mix(seed: int, position: int, purpose: int) -> None:
     key = key_of(seed, position, purpose)
     expected = [((mix(key + (i + 1) * noise.STEP & noise.MASK) >> 11) + 0.5) * 2.0**-53 for i in range(9)]
-    assert uniforms(key, torch.arange(9)).tolist() == expected
+    assert uniforms(key, torch.arange(9)).tolist() == expected == [uniform(key, index) for index in range(9)]
     assert all(0 < u < 1 for u in expected)
 
 
