@@ -58,7 +58,11 @@ def outcome(loaded: Loaded) -> dict[str, Any]:
         patch.setattr(drafter_class("layer-skip"), "branches", False)
         ours = cases_of_ours(loaded, "ngram,draft-model,layer-skip", [3, AUTO], [MATCH], [4, AUTO])
     cases = [*cases_of_theirs(loaded, dict.fromkeys(THEIRS), [3]), ALONE, *ours]
-    return {**made_by(loaded), "prompts_sha256": "x", **bench(loaded, PROMPTS, cases, TEMPERATURES, 12, 2)}
+    found = bench(loaded, PROMPTS, cases, TEMPERATURES, 12, 2)
+    while not all(run["tokens_per_second"] for run in found["runs"] if run["new_tokens"] > 1):
+        # The first token of transformers is timed in a run of its own, which a busy machine can hold up.
+        found = bench(loaded, PROMPTS, cases, TEMPERATURES, 12, 2)
+    return {**made_by(loaded), "prompts_sha256": "x", **found}
 
 
 def over_all(rows: list[Row]) -> list[Row]:

@@ -1,5 +1,5 @@
 """Settings are one table: a made-up one is written in one line, and is on the command line, in the form, in links, in
-the API and in traces. `python -m tests.unit.test_settings_table` checks it in a process that has that line."""
+the API and in traces. This module, run with `words` or `page`, checks it in a process that has that line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ LINE = '    patience: float = setting(0.5, "patience", 0, 9, "How long a guess m
 TOO_MUCH = "patience must be a number from 0 to 9, not 9.5."
 
 
-def test_a_setting_of_one_line_is_everywhere() -> None:
-    command, environment = [sys.executable, "-m", __name__], {**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"}
+@pytest.mark.parametrize("where", ["words", pytest.param("page", marks=pytest.mark.slow)])
+def test_a_setting_of_one_line_is_everywhere(where: str) -> None:
+    command, environment = [sys.executable, "-m", __name__, where], {**os.environ, "HF_HUB_DISABLE_TELEMETRY": "1"}
     done = subprocess.run(
         command, cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
@@ -100,6 +101,8 @@ def check_page() -> None:
 
 if __name__ == "__main__":
     add_line()
-    check_command_line()
-    check_reading()
-    check_page()
+    if sys.argv[1] == "page":
+        check_page()
+    else:
+        check_command_line()
+        check_reading()
