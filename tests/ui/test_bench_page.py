@@ -85,14 +85,14 @@ def test_who_shares_a_core_waits_for_it() -> None:
         for _ in range(2):
             spinning.append(subprocess.Popen([sys.executable, "-c", code]))
         time.sleep(0.5)
-        rates, share = measured(spinning[0].pid, lambda: time.sleep(1.0) or {})  # type: ignore[func-returns-value]
+        found = [measured(spinning[0].pid, lambda: time.sleep(1.0) or {}) for _ in range(3)]  # type: ignore[func-returns-value]
     finally:
         for process in spinning:
             process.kill()
             process.wait()
-    assert rates == {}
-    assert share is not None
-    assert 0.3 < share < 1  # a half, and more if others want that core too
+    assert all(rates == {} for rates, _ in found)
+    share = min(share for _, share in found if share is not None)  # the others may want that core too, for a second
+    assert 0.3 < share < 0.9  # a half, and more if others want that core too
 
 
 def test_only_threads_that_computed_count_as_the_engines() -> None:
