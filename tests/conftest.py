@@ -15,7 +15,6 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch
 
 gc.disable()  # while tests are collected, which makes and keeps much: see below
 
@@ -56,15 +55,6 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return int(ended.value.code or 0), *capsys.readouterr()
 
     return run
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Toy tensors on one thread: waking a second one takes a hundred times as long as the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def pytest_collection_finish() -> None:

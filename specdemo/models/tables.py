@@ -88,12 +88,17 @@ Sha256 = Annotated[
     StringConstraints(to_lower=True, pattern=r"^[0-9a-fA-F]{64}$"),
     says("must be a SHA-256 of 64 hexadecimal digits"),
 ]
-TEXT = TypeAdapter(Text)
 Unchecked = PlainValidator(lambda value: value)
 
 
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Made once for each type: that takes ten times as long as to read a table by it."""
+    return TypeAdapter(kind)
+
+
 def _beside(value: Any, info: ValidationInfo) -> Path:
-    text = TEXT.validate_python(value)
+    text = _adapter(Text).validate_python(value)
     try:
         return folder_of(info) / Path(text).expanduser()
     except RuntimeError as error:  # ~name of a user who does not exist
@@ -116,12 +121,6 @@ def folder_of(info: ValidationInfo) -> Path:
     """The folder of the file that is read."""
     assert isinstance(info.context, Path), "see `table_as`"
     return info.context
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Made once for each class: that takes ten times as long as to read a table by it."""
-    return TypeAdapter(kind)
 
 
 def table_as(kind: type[T], fields: Any, folder: Path) -> T:

@@ -43,8 +43,6 @@ from specdemo.types import REJECTION, RULES, BadInput, Draft, Settings, Token
 
 from .toys import ids_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DRAFTING = [name for name in DRAFTERS if name != "none"]
 HOT = Settings(k=2, temperature=1.0, top_k=3, max_new_tokens=40)  # so few tokens that the text repeats itself
 PROMPT = "the cat sat on the mat and the dog sat"

@@ -21,8 +21,6 @@ from specdemo.studies.sweep import Plan, Run, best_k, summarise, sweep
 from specdemo.studies.tables import text_table, write_csv, write_json
 from specdemo.types import BadInput, Settings
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
 
 

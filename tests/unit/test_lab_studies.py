@@ -14,8 +14,6 @@ from specdemo.types import BadInput, Draft
 from specdemo.ui.lab.studies.lossless import Lossless
 from specdemo.ui.lab.studies.theory import Theory
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PROMPT = "the cat sat on the mat"
 
 

@@ -46,7 +46,6 @@ AXIS_LABELS = {  # expressions of Vega
 }
 AXIS_FORMATS = ".0%", ".1%", ".3f"
 
-
 DRAFT_LENGTH = "draft length K (tokens per round)"
 ROUNDS = {"label": DRAFT_LENGTH, "format": ",.0f"}
 SHARE = {"format": ".0%", "from": 0, "to": 1}
