@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..decoding.batch import decode
 from ..decoding.drafter import Drafter
 from ..decoding.events import Round
-from ..decoding.loop import decode
+from ..decoding.loop import Decoding
 from ..decoding.match import Match
 from ..decoding.sampling import one_hot
 from ..drafters.none import NoDrafter
@@ -162,7 +163,7 @@ def _read(runner: Runner, ids: Sequence[int], times: int) -> None:
 def rounds(on: Gpu, runner: Runner, drafter: Drafter, prompt: Sequence[int], k: int, passing: int = 0) -> list[Round]:
     """The rounds of a greedy run without the first, in which a draft model reads the prompt."""
     rule = Forced(Settings(k=k, max_new_tokens=on.sizes.new_tokens), passing)
-    return [event for event in decode(runner, drafter, prompt, rule) if isinstance(event, Round)][1:]
+    return [event for event in decode(Decoding(runner, drafter, prompt, rule)) if isinstance(event, Round)][1:]
 
 
 class Forced(Match):

@@ -13,10 +13,11 @@ from torch.nn import ModuleList
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen3Config
 from transformers.initialization import no_init_weights
 
+from ..decoding.batch import decode
 from ..decoding.costs import CostModel
 from ..decoding.drafter import Drafter
 from ..decoding.events import Event
-from ..decoding.loop import decode, rule_for
+from ..decoding.loop import Decoding, rule_for
 from ..decoding.rule import Rule
 from ..drafters.draft_model import DraftModel
 from ..drafters.heads.block import Block
@@ -137,7 +138,7 @@ class Pair:
         """A run with that drafter, by default the draft model."""
         capacity, rule = len(prompt) + settings.max_new_tokens + (MOST_ROWS if settings.tree else 0), rule_for(settings)
         drafter = drafter or self.drafter(capacity, rule)
-        return decode(GraphRunner(self.graphs, capacity), drafter, prompt, rule, costs=costs)
+        return decode(Decoding(GraphRunner(self.graphs, capacity), drafter, prompt, rule, costs=costs))
 
 
 def random_head(kind: type[HeadDrafter], target: PreTrainedModel, capture: Capture | None = None) -> ReadyHead[Any]:

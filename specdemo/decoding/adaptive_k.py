@@ -21,27 +21,28 @@ PROBING = 0.0125  # share of the time that may be lost by trying kinds of drafts
 Form = tuple[int, bool]  # of a draft: K, and whether it is a tree
 
 
-def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool) -> DraftPlan:
+def best_length(costs: CostModel, stats: DraftStats, source: Drafter, tree: bool, readers: int = 1) -> DraftPlan:
     """The K of the highest rate, in tokens in the time of a pass over one token:
 
-        rate(k) = E[tokens](k) / (T(k + 1) + D(k))
+        rate(k) = E[tokens](k) / (T(n (k + 1)) / n + D(k))
         E[tokens](k) = 1 + a_1 + a_1 a_2 + ... + a_1 a_2 ... a_k of a chain
                        1 + a_1 + a_2 + ... + a_k of a tree
 
-    T(n) is the cost of a pass over n tokens, D(k) = a + b k that of drafting k, and a_i as in `DraftStats.chances`.
+    T(m) is the cost of a pass over m tokens, which n readers share, D(k) = a + b k that of drafting k, and a_i as in
+    `DraftStats.chances`.
     Until the cost of a draft is known, K is as small as possible: 1, or 2 for a tree.
     """
-    constant, each = stats.line()
+    (constant, each), passes = stats.line(), costs.shares(readers)
     tokens, passing, found = 1.0, 1.0, list[tuple[float, float, int]]()
-    for k, (chance, checking) in enumerate(zip(stats.chances(), costs.passes[2:], strict=False), start=1):
+    for k, (chance, checking) in enumerate(zip(stats.chances(), passes[2:], strict=False), start=1):
         passing = chance if tree else passing * chance
         tokens += passing
         cost = checking + constant + each * source.steps(k)
         found.append((tokens / cost, cost, k))
     rate, cost, k = max(found[tree : None if stats.timed > 1 else 1 + tree])
     # A guess that is less likely to pass than this costs more than it brings. A parallel draft has paid for it already.
-    least = 0.0 if source.parallel_drafting and not tree else rate * (cost - constant - costs.passes[1]) / k
-    return DraftPlan(rate, cost, k, tree, stop_below=least)
+    least = 0.0 if source.parallel_drafting and not tree else rate * (cost - constant - passes[1]) / k
+    return DraftPlan(rate, cost, k, tree, stop_below=least, readers=readers)
 
 
 class DraftLengthController:
@@ -61,9 +62,9 @@ class DraftLengthController:
         self._begun: set[str] = set()  # the drafters that drafted in this run, and so have read the prompt
         self._drafts = deepcopy(costs.drafts) if costs else defaultdict(DraftStats)  # lanes side by side learn apart
 
-    def choose(self, most: int, last: Round | None, source: Drafter) -> int:
+    def choose(self, most: int, last: Round | None, source: Drafter, readers: int = 1) -> int:
         """How many tokens `source` drafts next, after the `last` round of this run; `branches` says in which form.
-        A path has room for `most` tokens.
+        A path has room for `most` tokens. `readers` prompts share a pass.
         """
         if self.costs and last:
             self._learn(self.costs, last)
@@ -72,19 +73,21 @@ class DraftLengthController:
             k, self.branches = next(self._given)
             return k if self.branches and most else min(k, most)
         assert self.costs is not None, "K = auto needs costs"
-        return self._choose(self.costs, most) if most else 0
+        return self._choose(self.costs, most, readers) if most else 0
 
-    def _choose(self, costs: CostModel, most: int) -> int:
+    def _choose(self, costs: CostModel, most: int, readers: int) -> int:
         """The K of the highest rate; 0 if drafting does not pay, except for a try now and then."""
         source, plans = self.source, list[DraftPlan]()
         for tree in (False, True) if self.tree and min(most, costs.most_k) > 1 else (False,):
             stats = costs.drafts[source.name, tree] = self._drafts[source.name, tree]
             stats.idle += 1
-            stats.plan = stats.plan or best_length(costs, stats, source, tree)
+            if stats.plan is None or stats.plan.readers != readers:
+                stats.plan = best_length(costs, stats, source, tree, readers)
             plans.append(stats.plan)
-        rate = max(1 / costs.passes[1], max(plans).rate)
+        alone = costs.shares(readers)[1]
+        rate = max(1 / alone, max(plans).rate)
         reading = 0.0 if source.name in self._begun else costs.reading[source.name] * self.prompt_tokens
-        saved = most * (costs.passes[1] - 1 / rate)  # if the rest of the text goes on at this rate
+        saved = most * (alone - 1 / rate)  # if the rest of the text goes on at this rate
         for plan in sorted(plans):
             loss = plan.cost * (rate - plan.rate) + max(reading - saved, 0.0)  # in tokens; 0 for the best if it pays
             if self._drafts[source.name, plan.tree].idle * PROBING > loss * len(plans):
@@ -93,9 +96,8 @@ class DraftLengthController:
         return 0
 
     def _learn(self, costs: CostModel, last: Round) -> None:
-        """Learn what the last round cost, and what became of its draft."""
+        """Learn what the draft of the last round cost, and what became of it."""
         outcomes, source = [token.outcome for token in last.drafted], self.source
-        costs.learn_pass(len(outcomes) + 1, last.seconds - last.draft_seconds)
         if not last.k:
             return
         stats = costs.drafts[source.name, self.branches] = self._drafts[source.name, self.branches]

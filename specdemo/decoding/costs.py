@@ -48,6 +48,10 @@ class CostModel:
         self.first_guesses = Counter[tuple[str, bool]]()  # how many, by (drafter, whether they passed)
         self.tried = set[tuple[str, bool]]()  # what `race.try_out` has measured: (drafter, whether trees too)
 
+    def shares(self, readers: int) -> list[float]:
+        """What a pass over 0, 1, 2, ... tokens of each of some readers costs each of them; nothing at 0."""
+        return self.passes if readers == 1 else [cost / readers for cost in self.passes[::readers]]
+
     def learn_pass(self, tokens: int, seconds: float) -> None:
         """Learn that a round over `tokens` tokens took `seconds`, drafting left out."""
         if tokens < len(self.passes):  # a fixed K may be larger than any that auto picks
@@ -88,6 +92,7 @@ class DraftPlan(NamedTuple):
     k: int
     tree: bool
     stop_below: float  # see `Drafter.stop_below`
+    readers: int = 1  # that share each pass
 
 
 @dataclass

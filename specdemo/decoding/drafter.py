@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..engines.runner import Runner
+from ..engines.runner import Pass, Runner
 from ..types import Draft, Verdict
 from .rule import Rule
 
@@ -46,6 +46,20 @@ class DrafterParts:
     translator: Translator | None = None  # for a draft model with another tokenizer
     draft_context: int | None = None  # the most tokens that the draft model was made to read
     draft_name: str = ""
+
+
+T = TypeVar("T")
+
+
+def alone(steps: Generator[Pass, Tensor, T]) -> T:
+    """The result of what yields passes, each of which is read by itself."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(wanted.read())
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
 
 
 class Drafter:
@@ -98,6 +112,14 @@ class Drafter:
         """
         raise NotImplementedError
 
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Pass, Tensor, Draft]:
+        """Draft a chain as `propose` does, or with a `depth` a tree as `propose_tree` does.
+
+        Yields the passes that it needs, so that those of several prompts can be one, and is sent their logits.
+        """
+        yield from ()
+        return self.propose(context, k) if depth is None else self.propose_tree(context, k, depth)
+
     def draft_source(self, context: Sequence[int]) -> Drafter:
         """The drafter that would propose what follows `context`: this one, unless it hands over to another.
 
@@ -114,3 +136,16 @@ class Drafter:
 
     def release(self) -> None:
         """Free what the run allocated. Safe to call twice."""
+
+
+class ModelDrafter(Drafter):
+    """A drafter that a model computes: it has `drafting`, and drafts alone by it."""
+
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Pass, Tensor, Draft]:
+        raise NotImplementedError
+
+    def propose(self, context: Sequence[int], k: int) -> Draft:
+        return alone(self.drafting(context, k))
+
+    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
+        return alone(self.drafting(context, nodes, depth))

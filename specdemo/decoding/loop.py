@@ -6,14 +6,16 @@ The words are those of `Rule`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from math import isfinite
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from ..engines.runner import Runner
+from ..engines.runner import Pass, Runner
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
     REJECTION,
@@ -61,87 +63,95 @@ def check_room(prompt_tokens: int, settings: Settings, context: int, whose: str 
         )
 
 
-@torch.inference_mode()
-def decode(
-    runner: Runner,
-    drafter: Drafter,
-    prompt_ids: Sequence[int],
-    rule: Rule,
-    eos_ids: frozenset[int] = frozenset(),
-    stop: Stop = lambda ids: False,
-    costs: CostModel | None = None,
-    ks: Iterable[tuple[int, bool]] | None = None,
-) -> Iterator[Event]:
-    """Generate from the target, drafting ahead, and yield what happens as it happens.
+@dataclass
+class Decoding:
+    """One prompt that is decoded: what the loop needs, and the loop. See `batch.decode` for what it promises.
 
-    The emitted tokens follow the target's distribution under the settings of `rule`, whatever the drafter proposes;
-    under the match rule they do not depend on the drafter at all.
-    When the generator ends, is closed or fails, the caches of runner and drafter are released.
-
-    Invariant: at the start of a round the newest token is pending: it is in `ids` but no cache has
-    seen it, `runner.length == len(ids) - 1`. The verification pass reads it first.
-
-    Args:
+    Attributes:
         rule: of this run, see `rule_for`; `drafter` draws with the same object.
-        costs: learns from every round; K = auto needs it.
+        costs: learn from every round; K = auto needs them.
         ks: the K of each round and whether its draft is a tree, as recorded in a trace, instead of the K of `settings`.
-    Raises:
-        BadInput: the prompt is empty, or prompt and new tokens exceed the context.
+        readers: how many prompts are decoded at once, see `batch.decode_batch`.
+        waited: seconds of its time in which others went on.
     """
-    settings = rule.settings
-    try:
-        if not prompt_ids:
-            raise BadInput("The prompt is empty.")
-        check_room(len(prompt_ids), settings, runner.context)
-        control = DraftLengthController(settings.k if ks is None else ks, costs, len(prompt_ids), settings.tree)
 
-        began = time.perf_counter()
-        logits = runner.prefill(prompt_ids)  # [1, V]
-        drafter.reset(prompt_ids)
-        verdict = rule.verify(logits, Draft(), len(prompt_ids))
-        emitted, reason = _emit(verdict, [], settings, eos_ids, stop)
-        ids = [*prompt_ids, emitted[0].id]
-        yield Prefilled(len(prompt_ids), emitted[0], time.perf_counter() - began, settings.seed)
+    runner: Runner
+    drafter: Drafter
+    prompt_ids: Sequence[int]
+    rule: Rule
+    eos_ids: frozenset[int] = frozenset()
+    stop: Stop = lambda ids: False
+    costs: CostModel | None = None
+    ks: Iterable[tuple[int, bool]] | None = None
+    readers: int = 1
+    waited: float = 0.0
 
-        index, last = 0, None
-        while reason is None:
-            # Draft: the drafter guesses what follows the text.
-            drafting_on = drafter.drafts_on or runner.device
-            began, drafts_from = time.perf_counter(), timestamp(drafting_on)
-            most = settings.max_new_tokens - (len(ids) - len(prompt_ids)) - 1  # a round emits up to k + 1
-            k = control.choose(most, last, drafter.draft_source(ids))
-            draft = Draft()
-            if k:
-                draft = drafter.propose_tree(ids, k, most) if control.branches else drafter.propose(ids, k)
-            drafted = timestamp(drafting_on)
+    @torch.inference_mode()
+    def steps(self) -> Generator[Event | Pass, Tensor, None]:
+        """The loop. It yields what happens as it happens, and the passes that it needs, whose logits are sent to it.
 
-            # Pass: the target reads the pending token and the draft.
-            logits = runner.forward(_rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
+        Invariant: at the start of a round the newest token is pending: it is in `ids` but no cache has
+        seen it, `runner.length == len(ids) - 1`. The verification pass reads it first.
+        """
+        runner, drafter, prompt_ids, rule = self.runner, self.drafter, self.prompt_ids, self.rule
+        settings = rule.settings
+        try:
+            if not prompt_ids:
+                raise BadInput("The prompt is empty.")
+            check_room(len(prompt_ids), settings, runner.context)
+            given = settings.k if self.ks is None else self.ks
+            control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree)
 
-            # Verify: the rule follows the accepted guesses from the text on, and adds a token of the target.
-            verdict = rule.verify(logits, draft, len(ids))
-            verified_at = time.perf_counter()
+            began = self._clock()
+            logits = yield Pass(runner, prompt_ids, prompt=True)  # [1, V]
+            drafter.reset(prompt_ids)
+            verdict = rule.verify(logits, Draft(), len(prompt_ids))
+            emitted, reason = _emit(verdict, [], settings, self.eos_ids, self.stop)
+            ids = [*prompt_ids, emitted[0].id]
+            yield Prefilled(len(prompt_ids), emitted[0], self._clock() - began, settings.seed)
 
-            # Keep: the path and that token are added to the text, the pending token and the path to the cache.
-            emitted, reason = _emit(verdict, ids[len(prompt_ids) :], settings, eos_ids, stop)
-            ids += [token.id for token in emitted]
-            runner.keep([0, *(node + 1 for node in verdict.path)][: len(emitted)])
-            drafter.observe(verdict)
-            tested = _outcomes(verdict, len(emitted))
-            ended = time.perf_counter()
-            drafting = elapsed_seconds(drafts_from, drafted)
-            last = Round(index, tested, emitted, drafting, verified_at - began - drafting, ended - began, k)
-            yield last
-            index += 1
-        yield Finished(reason)
-    finally:
-        drafter.release()
-        runner.release()
+            index, last = 0, None
+            while reason is None:
+                # Draft: the drafter guesses what follows the text.
+                drafting_on, waited = drafter.drafts_on or runner.device, self.waited
+                began, drafts_from = self._clock(), timestamp(drafting_on)
+                most = settings.max_new_tokens - (len(ids) - len(prompt_ids)) - 1  # a round emits up to k + 1
+                k = control.choose(most, last, drafter.draft_source(ids), self.readers)
+                draft = Draft()
+                if k:
+                    draft = yield from drafter.drafting(ids, k, most if control.branches else None)
+                drafted, waited = timestamp(drafting_on), self.waited - waited
+
+                # Pass: the target reads the pending token and the draft.
+                logits = yield Pass(runner, _rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
+
+                # Verify: the rule follows the accepted guesses from the text on, and adds a token of the target.
+                verdict = rule.verify(logits, draft, len(ids))
+                verified_at = self._clock()
+
+                # Keep: the path and that token are added to the text, the pending token and the path to the cache.
+                emitted, reason = _emit(verdict, ids[len(prompt_ids) :], settings, self.eos_ids, self.stop)
+                ids += [token.id for token in emitted]
+                runner.keep([0, *(node + 1 for node in verdict.path)][: len(emitted)])
+                drafter.observe(verdict)
+                tested = _outcomes(verdict, len(emitted))
+                ended = self._clock()
+                drafting = elapsed_seconds(drafts_from, drafted) - waited
+                last = Round(index, tested, emitted, drafting, verified_at - began - drafting, ended - began, k)
+                yield last
+                index += 1
+            yield Finished(reason)
+        finally:
+            drafter.release()
+            runner.release()
+
+    def _clock(self) -> float:
+        return time.perf_counter() - self.waited
 
 
-def _rows(pending: int, draft: Draft) -> Sequence[int] | torch.Tensor:
+def _rows(pending: int, draft: Draft) -> Sequence[int] | Tensor:
     """The tokens of a verification pass. A draft that was drawn on a device stays there."""
-    if isinstance(draft.token_ids, torch.Tensor):
+    if isinstance(draft.token_ids, Tensor):
         return F.pad(draft.token_ids, (1, 0), value=pending)
     return [pending, *draft.token_ids]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..decoding.rule import Rule
+from ..engines.runner import Pass
 from ..types import Draft
 
 NextLogits = Callable[[Sequence[Tensor]], Tensor]
@@ -15,15 +17,17 @@ NextLogits = Callable[[Sequence[Tensor]], Tensor]
 
 
 def draw_chain(
-    next_logits: NextLogits,
+    next_logits: Callable[[Sequence[Tensor]], Tensor | Pass],
     k: int,
     rule: Rule,
     position: int,
     token_ids: Tensor | None = None,
     vocab_size: int = 0,
     stop_below: float = 0.0,
-) -> Draft:
-    """Draw at most k tokens one after another, the first for `position`.
+) -> Generator[Pass, Tensor, Draft]:
+    """Draw at most k tokens one after another, the first for `position`. See `Drafter.drafting`.
+
+    `next_logits` is a `NextLogits`, or returns a pass whose last row gives the logits.
 
     The tokens stay on the device, which can work ahead as long as the drafter does not look at them. If logits are not
     finite, `Rule.verify` refuses the draft.
@@ -39,6 +43,8 @@ def draw_chain(
     all_pass = 1.0
     for i in range(k):
         logits = next_logits(tokens)
+        if isinstance(logits, Pass):
+            logits = fitted((yield logits)[-1:], vocab_size)
         drawn.append(rule.draw_draft(logits, position + i, token_ids))
         column = drawn[-1].column
         tokens.append(column if token_ids is None else token_ids[column])
@@ -54,3 +60,11 @@ def draw_chain(
     if token_ids is not None:
         spread = spread.new_zeros(len(tokens), vocab_size).index_copy_(1, token_ids, spread)
     return Draft(torch.cat(tokens), spread, q)
+
+
+def fitted(logits: Tensor, vocab_size: int) -> Tensor:
+    """Logits [T, V'] of a draft model, cut or padded to the target's vocabulary, [T, V].
+
+    Models of one family pad their vocabularies differently, and a padding entry is never a token.
+    """
+    return F.pad(logits, (0, vocab_size - logits.shape[-1]), value=-torch.inf)

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ..decoding.drafter import Drafter, DrafterParts
+from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
 from ..decoding.rule import Rule
 from ..engines.rows import MOST_ROWS
-from ..engines.runner import Runner
+from ..engines.runner import Pass, Runner
 from ..types import BadInput, Draft, Verdict
-from .chain import NextLogits, draw_chain
+from .chain import draw_chain, fitted
 from .text_draft_model import LONGER, TextDraftModel
 from .tree import Named, grow_by_depth
 
 
-class DraftModel(Drafter):
+class DraftModel(ModelDrafter):
     """Draws K tokens from a small model, one after another, under the target's own warping.
 
     Its cache holds the context and the draft without its last token, which was never read. `observe` keeps
     what was accepted. The first pass of the next proposal reads what is unread then: one token, or two after
     a fully accepted draft.
 
-    The logits are cut or padded to the target's `vocab_size` before they become probabilities: models
-    of one family pad their vocabularies differently, and a padding entry is never a token.
+    The logits are fitted to the target's `vocab_size` before they become probabilities.
     """
 
     name = "draft-model"
@@ -51,10 +49,10 @@ class DraftModel(Drafter):
             if rule.settings.tree:
                 raise BadInput("A draft model with another tokenizer drafts chains only: leave out the tree.")
             return TextDraftModel(parts.make_draft_runner(LONGER * runner.context), parts.translator)
-        return cls.drafting(parts.make_draft_runner, runner, rule)
+        return cls.with_runner(parts.make_draft_runner, runner, rule)
 
     @classmethod
-    def drafting(cls, make_runner: Callable[[int], Runner], target: Runner, rule: Rule) -> DraftModel:
+    def with_runner(cls, make_runner: Callable[[int], Runner], target: Runner, rule: Rule) -> DraftModel:
         """A drafter for one run of the target. `make_runner` makes a runner of the draft model, from a capacity.
 
         Raises:
@@ -70,53 +68,39 @@ class DraftModel(Drafter):
     def drafts_on(self) -> torch.device:
         return self.runner.device
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
-        unread = self._unread(context)
-        if not unread:
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Pass, Tensor, Draft]:
+        """A tree takes one pass for each depth, over all tokens up to that depth. None of them stays in the cache."""
+        runner, size, stop = self.runner, self.vocab_size, self.stop_below
+        self._context_length = len(context)
+        unread = context[runner.length :]
+        if max(unread) >= runner.vocab_size:  # a padding entry of a wider target has no embedding here
             return Draft()
-        return draw_chain(self._next_logits(unread), k, self.rule, len(context), stop_below=self.stop_below)
+        first = Pass(runner, unread, prompt=not runner.length)
+        if depth is None:
 
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """One pass for each depth, over all tokens up to that depth. None of them stays in the cache."""
-        unread = self._unread(context)
-        if not unread:
-            return Draft()
+            def next_logits(drawn: Sequence[Tensor]) -> Pass:
+                return Pass(runner, drawn[-1]) if drawn else first
+
+            return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, stop))
+
         rows: dict[int, int] = {}  # of the tokens that were read
         token_ids: list[int] = []
         parents: list[int] = []
 
-        def read(named: Named, following: list[int]) -> Tensor:
+        def read(named: Named, following: list[int]) -> Pass:
+            if rows:
+                runner.keep([])
             for node in following:
                 rows[node] = len(token_ids)
                 token_ids.append(named.token_ids[node])
                 parents.append(rows.get(named.parents[node], -1))
-            logits = self.runner.forward(token_ids, parents)[-len(following) :]
-            self.runner.keep([])
-            return self._cut(logits)
+            return Pass(runner, token_ids, parents)
 
-        logits = self._next_logits(unread)(())
-        return grow_by_depth(logits, read, nodes, depth, self.rule, len(context), stop_below=self.stop_below)
-
-    def _unread(self, context: Sequence[int]) -> Sequence[int]:
-        """The tokens that the model has not read; empty if it cannot read them."""
-        self._context_length = len(context)
-        unread = context[self.runner.length :]
-        # A padding entry of a wider target has no embedding here.
-        return () if max(unread) >= self.runner.vocab_size else unread
-
-    def _next_logits(self, unread: Sequence[int]) -> NextLogits:
-        """The logits for a chain of tokens that follows `unread`."""
-        runner = self.runner
-
-        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            read = runner.forward(drawn[-1] if drawn else unread) if runner.length else runner.prefill(unread)
-            return self._cut(read[-1:])
-
-        return next_logits
-
-    def _cut(self, logits: Tensor) -> Tensor:
-        """Cut or pad logits to the target's vocabulary, [T, V]."""
-        return F.pad(logits, (0, self.vocab_size - logits.shape[-1]), value=-torch.inf)
+        logits = fitted((yield first)[-1:], size)
+        draft = yield from grow_by_depth(logits, read, k, depth, self.rule, len(context), stop_below=stop)
+        if rows:
+            runner.keep([])
+        return draft
 
     def observe(self, verdict: Verdict) -> None:
         self._context_length += verdict.accepted  # where K was 0 nothing was proposed, and nothing changes

@@ -26,4 +26,4 @@ class LayerSkip(DraftModel):
     @classmethod
     def build(cls, parts: DrafterParts, runner: Runner, rule: Rule) -> DraftModel:
         assert parts.skip_layers is not None
-        return cls.drafting(partial(runner.first_layers, parts.skip_layers), runner, rule)
+        return cls.with_runner(partial(runner.first_layers, parts.skip_layers), runner, rule)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from ..decoding.drafter import Drafter, DrafterParts
+from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
 from ..decoding.rule import Rule
-from ..engines.runner import Runner
+from ..engines.runner import Pass, Runner
 from ..types import Draft, Verdict
 from .heads.block import Block
 from .heads.eagle import Eagle
@@ -18,7 +19,7 @@ from .prompt_lookup import PromptLookup
 from .tree import merged
 
 
-class LookupFirst(Drafter):
+class LookupFirst(ModelDrafter):
     """Drafts chains that are wholly copies or wholly the other drafter's, so their probabilities stay exact."""
 
     branches = True
@@ -43,9 +44,14 @@ class LookupFirst(Drafter):
         self.lookup.reset(prompt_ids)
         self.other.reset(prompt_ids)
 
-    def propose(self, context: Sequence[int], k: int) -> Draft:
-        copied = self.lookup.propose(context, k)
-        return copied if copied.token_ids else self.other.propose(context, k)
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Pass, Tensor, Draft]:
+        """Up to half of a tree holds copies. They may be wrong, so the other drafter fills the rest."""
+        if depth is None:
+            copied = self.lookup.propose(context, k)
+            return copied if copied.token_ids else (yield from self.other.drafting(context, k))
+        copied = self.lookup.propose_tree(context, max(1, k // 2), depth)
+        left = k - len(copied.token_ids)
+        return merged(copied, (yield from self.other.drafting(context, left, depth))) if left else copied
 
     def draft_source(self, context: Sequence[int]) -> Drafter:
         return self.lookup if self.lookup.match(context) is not None else self.other.draft_source(context)
@@ -55,12 +61,6 @@ class LookupFirst(Drafter):
 
     def release(self) -> None:
         self.other.release()
-
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """Up to half of a tree holds copies. They may be wrong, so the other drafter fills the rest."""
-        copied = self.lookup.propose_tree(context, max(1, nodes // 2), depth)
-        left = nodes - len(copied.token_ids)
-        return merged(copied, self.other.propose_tree(context, left, depth)) if left else copied
 
 
 class LookupNgram(LookupFirst):

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..decoding.drafter import Drafter, DrafterParts
+from ..decoding.drafter import Drafter, DrafterParts, alone
 from ..decoding.rule import Rule
 from ..engines.runner import Runner
 from ..types import BadInput, Draft, reason
@@ -138,7 +138,7 @@ class Ngram(Drafter):
         return cls(table, rule)
 
     def propose(self, context: Sequence[int], k: int) -> Draft:
-        return draw_chain(self._next_logits(context), k, self.rule, len(context), stop_below=self.stop_below)
+        return alone(draw_chain(self._next_logits(context), k, self.rule, len(context), stop_below=self.stop_below))
 
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
         next_logits, place = self._next_logits(context), len(context)

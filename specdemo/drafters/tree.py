@@ -7,7 +7,7 @@ with the largest values are a tree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count, zip_longest
@@ -18,8 +18,9 @@ from torch import Tensor
 
 from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
 from ..engines.rows import MOST_ROWS
+from ..engines.runner import Pass
 from ..types import Draft, NotFinite
-from .chain import NextLogits
+from .chain import NextLogits, fitted
 
 WIDTH = 8  # the most children of a token, and the most tokens that a model reads at once
 State = TypeVar("State")
@@ -165,14 +166,14 @@ class Named:
 
 def grow_by_depth(
     logits: Tensor,
-    read: Callable[[Named, list[int]], Tensor],
+    read: Callable[[Named, list[int]], Tensor | Pass],
     nodes: int,
     depth: int,
     rule: Rule,
     position: int,
     token_ids: Tensor | None = None,
     stop_below: float = 0.0,
-) -> Draft:
+) -> Generator[Pass, Tensor, Draft]:
     """A tree of at most `nodes` tokens, `depth` of them on a path, grown depth by depth: for models, which read tokens.
 
     A token that is not among the `nodes` best up to its depth has no descendant among them, so it is not read.
@@ -180,7 +181,7 @@ def grow_by_depth(
     Args:
         logits: after the text, [1, V'].
         read: gets tokens of one depth, at most `WIDTH` and never more than `MOST_ROWS` in all, and returns the logits
-            after them, [T, V'].
+            after them, [T, V'], or a pass whose last rows these are.
         position: of the first drafted token.
         token_ids: the target's tokens that the columns stand for; None if they are all.
     """
@@ -197,7 +198,8 @@ def grow_by_depth(
         if not following or behind + 1 == depth:
             break
         known += len(following)
-        logits = read(named, following)
+        answer = read(named, following)
+        logits = fitted((yield answer)[-len(following) :], logits.shape[-1]) if isinstance(answer, Pass) else answer
     return named.draft()
 
 

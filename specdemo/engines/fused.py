@@ -88,12 +88,16 @@ class FusedRunner(CachedRunner):
 
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         """Read T more tokens. Returns their hidden states after the last layer, [T, hidden]."""
+        x = self._through(self.begin(ids, parents), self._start, parents)
+        self._cache.length = self._start + len(ids)
+        return x
+
+    def begin(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None) -> Tensor:
+        """Begin a pass over T tokens: their embeddings, [T, hidden]."""
         assert self._cache is not None, "prefill comes first"
         check_fits(self, len(ids))
-        start = self._start = self.length
-        x = self._through(self._embed(ids, start, parents), start, parents)
-        self._cache.length = start + len(ids)
-        return x
+        self._start = self.length
+        return self._embed(ids, self._start, parents)
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         x = self.model.embed(to_device(ids, self.device))
@@ -104,7 +108,7 @@ class FusedRunner(CachedRunner):
 
         Padding rows write keys and values too, which the next pass overwrites before it reads them.
         """
-        model, cache, count, kept = self.model, self._cache, len(x), self._captured_layers
+        model, cache, count, kept = self.model, self._cache, len(x), self.captured_layers
         assert isinstance(cache, Cache), "prefill comes first"
         x = self._filled(x)
         end = start + len(x)

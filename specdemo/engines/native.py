@@ -8,9 +8,11 @@ whether or not its rows branch. So greedy text is the same to the last bit with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ctypes import byref, c_uint64
+from collections.abc import Collection, Mapping, Sequence
+from ctypes import byref, c_uint64, pointer
+from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ from .fused import FusedRunner, round_up
 from .layout import FusedModel, Rope
 from .linear import Linear, Norm, gelu, swiglu
 from .rows import MOST_ROWS, ancestors_of
-from .runner import ANY_ROWS, Runner
+from .runner import ANY_ROWS, Pass, Runner
 
 MOST_AT_ONCE = 256  # tokens of a prompt in one call, since the buffers of a pass grow with them
 
@@ -42,6 +44,27 @@ class Branches:
         words = self.ancestors[start - self.base :][:count]
         assert len(words) == count, "each row says what it sees"
         return library.Tree(self.base, (c_uint64 * count)(*words))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a pass that belong to one sequence: `count` tokens, at the slots of its cache from `start` on."""
+
+    cache: NativeCache
+    start: int
+    count: int
+    tree: Branches | None = None
+
+    def described(self) -> library.Rows:
+        """As a structure of the C library.
+
+        Raises:
+            ValueError: the cache has no room for them.
+        """
+        cache, start, count, tree = self.cache, self.start, self.count, self.tree
+        if start + count > cache.capacity:
+            raise ValueError(f"The cache has room for {cache.capacity} tokens; {count} do not fit after {start}.")
+        return library.Rows(pointer(cache.described), start, count, tree and pointer(tree.described(start, count)))
 
 
 class NativeLayers:
@@ -98,31 +121,30 @@ class NativeLayers:
     def run(
         self,
         x: Tensor,
-        cache: NativeCache,
-        start: int,
+        rows: Sequence[Rows],
         layers: tuple[int, int] | None = None,
         second_input: Tensor | None = None,
         kv_only: bool = False,
-        tree: Branches | None = None,
     ) -> None:
         """Run the layers from the first to before the last of `layers` over x [T, hidden] float32, in place.
 
-        The tokens stand at position `start`, or as `tree` says. With `kv_only` every layer reads x itself, and writes
-        its keys and values into the cache but computes nothing else.
+        The T rows are those of one or several sequences, one after the other. With `kv_only` every layer reads x
+        itself, and writes its keys and values into the caches but computes nothing else.
 
         Raises:
-            ValueError: the cache has no room for them, or a tensor has another shape or type.
+            ValueError: a cache has no room for its rows, or a tensor has another shape or type.
         """
-        rows, others = (
+        inputs, others = (
             None if given is None else address_of_rows(given, torch.float32, self.hidden) for given in (x, second_input)
         )
         if (0 if second_input is None else len(second_input)) != (len(x) if self._takes_second_input else 0):
             raise ValueError("These layers read a second input of as many rows as x, or none.")
-        if start + len(x) > cache.capacity:
-            raise ValueError(f"The cache has room for {cache.capacity} tokens; {len(x)} do not fit after {start}.")
+        if len(x) != sum(of_one.count for of_one in rows):
+            raise ValueError(f"The rows of the sequences are not the {len(x)} of x.")
+        described = (library.Rows * len(rows))(*(of_one.described() for of_one in rows))
         done = self.library.functions.run_layers(
-            *(byref(self._described), *(layers or (0, self.depth)), rows, others, len(x), byref(cache.described)),
-            *(start, tree and tree.described(start, len(x)), kv_only, torch.get_num_threads()),
+            *(byref(self._described), *(layers or (0, self.depth)), inputs, others, described, len(rows), kv_only),
+            torch.get_num_threads(),
         )
         _check(done)
 
@@ -198,12 +220,39 @@ class NativeCache:
 
 
 class NativeModel:
-    """A `FusedModel` as structures of the C library."""
+    """A `FusedModel` as structures of the C library. It reads the passes of several runners in one, see `Together`."""
 
     def __init__(self, model: FusedModel) -> None:
         self.fused = model
         self.layers = NativeLayers(model.layers, model.heads, model.kv_heads, model.width)
         self.head = NativeHead(self.layers, model.norm, model.head)
+        self._beginnings: dict[int, NativeModel] = {}
+
+    def first_layers(self, count: int) -> NativeModel:
+        if count not in self._beginnings:
+            self._beginnings[count] = NativeModel(self.fused.first_layers(count))
+        return self._beginnings[count]
+
+    def run(self, x: Tensor, rows: Sequence[Rows], captured: Collection[int] = ()) -> dict[int, Tensor]:
+        """Run all layers over x [T, hidden], in place. Returns the outputs of the captured layers, [T, hidden] each."""
+        outputs: dict[int, Tensor] = {}
+        for part in pairwise(sorted({0, *(index + 1 for index in captured), self.layers.depth})):
+            self.layers.run(x, rows, part)
+            if (last := part[1] - 1) in captured:
+                outputs[last] = x.to(self.fused.dtype, copy=True)
+        return outputs
+
+    @torch.inference_mode()
+    def read(self, passes: Sequence[Pass]) -> list[Tensor]:
+        runners = [cast(NativeRunner, one.runner) for one in passes]
+        parts = [runner.begin(one.ids, one.parents) for runner, one in zip(runners, passes, strict=True)]
+        counts, x = [len(part) for part in parts], torch.cat(parts)
+        rows = [runner.rows(len(part), one.parents) for runner, part, one in zip(runners, parts, passes, strict=True)]
+        outputs = self.run(x, rows, {layer for runner in runners for layer in runner.captured_layers})
+        shares = {layer: output.split(counts) for layer, output in outputs.items()}
+        for place, runner in enumerate(runners):
+            runner.end(counts[place], {layer: share[place] for layer, share in shares.items()})
+        return list(self.head(x).split(counts))
 
 
 def native_model(model: FusedModel) -> NativeModel | None:
@@ -218,33 +267,37 @@ class NativeRunner(FusedRunner):
 
     def __init__(self, model: NativeModel, capacity: int) -> None:
         super().__init__(model.fused, capacity)
-        self._native = model
+        self.together: NativeModel = model
 
     def first_layers(self, count: int, capacity: int) -> Runner:
-        return NativeRunner(NativeModel(self.model.first_layers(count)), capacity)
+        return NativeRunner(self.together.first_layers(count), capacity)
+
+    def rows(self, count: int, parents: Sequence[int] | None, done: int = 0) -> Rows:
+        """The next `count` rows of the pass that has begun, of which some are `done`."""
+        tree = None if parents is None else Branches(self._start, ancestors_of(parents))
+        return Rows(self._cache, self._start + done, count, tree)
+
+    def end(self, count: int, outputs: Mapping[int, Tensor]) -> None:
+        """End the pass over `count` tokens, in which captured layers gave `outputs`, [count, hidden] each."""
+        self._cache.length = self._start + count
+        if self.captured_layers:
+            self.hidden_states = torch.cat([outputs[index] for index in self.captured_layers], -1)
 
     def _new_cache(self) -> NativeCache:
-        return NativeCache(self._native.layers, self.context, self.model.dtype, self.model.rope)
+        return NativeCache(self.together.layers, self.context, self.model.dtype, self.model.rope)
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         return super()._embed(ids, start, parents).float()
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self._native.head(x)
+        return self.together.head(x)
 
-    def _through(self, x: Tensor, start: int, parents: Sequence[int] | None) -> Tensor:
-        """See `FusedRunner`. Changes x in place, and stops after each captured layer to copy its output."""
-        cache, kept = self._cache, self._captured_layers
-        assert isinstance(cache, NativeCache), "prefill comes first"
-        tree = None if parents is None else Branches(start, ancestors_of(parents))
-        outputs: dict[int, Tensor] = {}
-        for part in pairwise(sorted({0, *(index + 1 for index in kept), len(self.model.layers)})):
-            for begin in range(0, len(x), MOST_AT_ONCE):
-                if begin:
-                    check_stopped()
-                self._native.layers.run(x[begin : begin + MOST_AT_ONCE], cache, start + begin, part, tree=tree)
-            if (last := part[1] - 1) in kept:
-                outputs[last] = x.to(self.model.dtype, copy=True)
-        if kept:
-            self.hidden_states = torch.cat([outputs[index] for index in kept], -1)
+    def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
+        x, outputs = self.begin(ids, parents), list[dict[int, Tensor]]()
+        for done in range(0, len(x), MOST_AT_ONCE):
+            if done:
+                check_stopped()
+            part = x[done : done + MOST_AT_ONCE]  # changed in place
+            outputs.append(self.together.run(part, [self.rows(len(part), parents, done)], self.captured_layers))
+        self.end(len(x), {index: torch.cat([part[index] for part in outputs]) for index in self.captured_layers})
         return x

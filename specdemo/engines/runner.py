@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -90,6 +90,41 @@ class Runner(Protocol):
         """Free the cache and the hidden states. May be called twice."""
 
 
+class Pass(NamedTuple):
+    """What a runner is to read: a prompt, or more tokens, see `Runner.prefill` and `Runner.forward`."""
+
+    runner: Runner
+    ids: Sequence[int] | Tensor
+    parents: Sequence[int] | None = None
+    prompt: bool = False
+
+    def read(self) -> Tensor:
+        return self.runner.prefill(list(self.ids)) if self.prompt else self.runner.forward(self.ids, self.parents)
+
+    @property
+    def together(self) -> Together | None:
+        """What can read this pass together with others; None if nothing can."""
+        return None if self.prompt else getattr(self.runner, "together", None)
+
+
+class Together(Protocol):
+    """A model that reads the rows of several sequences in one pass. It is the same object for all its runners."""
+
+    def read(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """Do the passes, each of another runner, in one. Returns the logits of each, [T, V].
+
+        Raises:
+            ValueError: as `Runner.forward` does.
+        """
+
+
+def read_together(passes: Sequence[Pass]) -> list[Tensor]:
+    """The logits of passes that have the same `together`, [T, V] each."""
+    together = passes[0].together
+    assert together is not None
+    return together.read(passes)
+
+
 class CannotBranch(BadInput):
     """A runner that reads chains only was given rows that branch; the message says why it cannot read them."""
 
@@ -107,15 +142,17 @@ def check_branches(runner: Runner) -> None:
 class CachedRunner:
     """What all runners share: a cache of `capacity` tokens that lives for one run, and the captured hidden states."""
 
+    together: Together | None = None
+
     def __init__(self, capacity: int) -> None:
         self.context = capacity
         self.hidden_states: Tensor | None = None
-        self._captured_layers: tuple[int, ...] = ()
+        self.captured_layers: tuple[int, ...] = ()
         self._cache: Any = None
         self._start = 0  # of the last pass
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        self._captured_layers = tuple(layers)
+        self.captured_layers = tuple(layers)
 
     def keep(self, path: Sequence[int]) -> None:
         if not is_beginning(path):

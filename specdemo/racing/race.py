@@ -11,9 +11,10 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from ..decoding import noise
+from ..decoding.batch import decode
 from ..decoding.costs import CostModel, measure_passes
 from ..decoding.events import Event, Prefilled, Round, branches, emitted_tokens
-from ..decoding.loop import check_room, decode, rule_for
+from ..decoding.loop import Decoding, check_room, rule_for
 from ..decoding.rule import Rule
 from ..drafters.names import DRAFTERS, check_known, drafter_class
 from ..engines.runner import check_branches
@@ -110,7 +111,19 @@ def decode_loaded(
     costs: CostModel | None,
     ks: Iterable[tuple[int, bool]] | None = None,
 ) -> Iterator[Event]:
-    """`decode` by the loaded target with a drafter by name; `none` drafts nothing at any K."""
+    """`decode` by the loaded target with a drafter by name."""
+    return decode(decoding_of(loaded, drafter, prompt_ids, rule, costs, ks))
+
+
+def decoding_of(
+    loaded: Loaded,
+    drafter: str,
+    prompt_ids: Sequence[int],
+    rule: Rule,
+    costs: CostModel | None,
+    ks: Iterable[tuple[int, bool]] | None = None,
+) -> Decoding:
+    """What decodes a prompt by the loaded target with a drafter by name; `none` drafts nothing at any K."""
     ks = repeat((0, False)) if drafter == "none" else ks
     branching = rule.settings.tree and drafter != "none"
     nodes = MAX_NODES if branching else 0  # room for branches that are not kept
@@ -119,7 +132,7 @@ def decode_loaded(
         check_branches(runner)
     proposing = drafter_class(drafter).build(loaded.parts, runner, rule)
     stop = StopStrings(loaded.tokenizer, prompt_ids, rule.settings.stop)
-    return decode(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, ks)
+    return Decoding(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, ks)
 
 
 def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median, quantiles
 from typing import Any
 
+from ..decoding.batch import decode
 from ..decoding.events import Prefilled, Round
-from ..decoding.loop import decode, rule_for
+from ..decoding.loop import Decoding, rule_for
 from ..drafters.names import drafter_class
 from ..drafters.none import NoDrafter
 from ..engines.runner import Runner
@@ -86,7 +87,7 @@ def _models(loaded: Loaded) -> list[str]:
 def _timed_text(name: str, runner: Runner, prompt_ids: Sequence[int], settings: Settings) -> list[Timing]:
     """Plain decoding, token by token."""
     timings = []
-    for event in decode(runner, NoDrafter(), prompt_ids, rule_for(replace(settings, k=0))):
+    for event in decode(Decoding(runner, NoDrafter(), prompt_ids, rule_for(replace(settings, k=0)))):
         if isinstance(event, Prefilled):
             timings.append(Timing("first token", name, len(prompt_ids), event.seconds))
         elif isinstance(event, Round):

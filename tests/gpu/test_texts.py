@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdemo.decoding.loop import decode, rule_for
+from specdemo.decoding.batch import decode
+from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.sampling import probabilities
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines import ops
@@ -34,7 +35,7 @@ def test_greedy_texts_are_those_of_transformers(device: torch.device) -> None:
     for _ in range(3):
         prompt = torch.randint(VOCAB, (30,)).tolist()
         alone = replace(settings, k=0)
-        truth = text_of(decode(EagerRunner(pair.target, 200), NoDrafter(), prompt, rule_for(alone)))
+        truth = text_of(decode(Decoding(EagerRunner(pair.target, 200), NoDrafter(), prompt, rule_for(alone))))
         ours = pair.events(prompt, alone, NoDrafter()), pair.events(prompt, settings)
         same += [text_of(events) == truth for events in (*ours, pair.events(prompt, settings, Copying()))]
     assert all(same), f"{sum(same)} of {len(same)} equal to plain decoding by transformers' forward"

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from specdemo.bench.models import WITH_HEADS, Pair, capture_for, random_head
+from specdemo.decoding.batch import decode
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round
-from specdemo.decoding.loop import decode, rule_for
+from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.engines.runner import Runner
@@ -34,7 +35,7 @@ def test_a_round_waits_once(device: torch.device) -> None:
     for settings in (greedy, replace(greedy, temperature=1.0, top_k=50, top_p=0.9)):
         for name, make in drafters(pair, settings).items():
             runner = GraphRunner(pair.graphs, 80)
-            events = decode(runner, make(runner), [1, 2, 3] * 5, rule_for(settings))
+            events = decode(Decoding(runner, make(runner), [1, 2, 3] * 5, rule_for(settings)))
             found[f"{name} at T = {settings.temperature:.0f}"] = waits_of_a_round(device, events)
     assert found == dict.fromkeys(found, 1)
 

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specdemo.decoding import loop
+from specdemo.decoding import batch
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event
+from specdemo.decoding.loop import Decoding
 from specdemo.decoding.rejection import Rejection, verify
 from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
@@ -132,7 +133,7 @@ def emitted_distribution(
     for _ in walk.runs():
         scripted = Scripted(settings, walk, rule)
         runner, drafter = start(scripted)
-        events = list(loop.decode(runner, drafter, prompt, scripted, eos_ids, costs=costs()))
+        events = list(batch.decode(Decoding(runner, drafter, prompt, scripted, eos_ids, costs=costs())))
         texts[tuple(ids_of(events))] += walk.weight
         seen(events)
     return dict(texts)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.decoding import loop
+from specdemo.decoding import batch, loop
 from specdemo.decoding.adaptive_k import PROBING, DraftLengthController, best_length
 from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
@@ -67,7 +67,7 @@ def auto_run(toy: TableToy, name: str, settings: Settings, clock: Clock) -> list
     runner = toy.target_runner(65)
     drafter = toy.drafter(name, runner, settings)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (loop, hardware):
+        for module in (batch, loop, hardware):
             patch.setattr(module, "time", clock)
         return list(decode(runner, drafter, PROMPT, settings, costs=costs_known(drafter, 0.02)))
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.decoding import loop
+from specdemo.decoding import batch, loop
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.decoding.loop import check_room
 from specdemo.drafters.draft_model import DraftModel
@@ -201,7 +201,7 @@ def test_time_spent_between_rounds_is_in_no_figure(monkeypatch: pytest.MonkeyPat
         now += 3
         return [0] * k
 
-    for module in (loop, hardware):
+    for module in (batch, loop, hardware):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
     shown = []
     for event in decode(Slow(random_table(1)), Scripted(propose), PROMPT, Settings(k=2, max_new_tokens=4)):

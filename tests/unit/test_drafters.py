@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 import specdemo.drafters
 from specdemo.decoding.costs import CostModel
-from specdemo.decoding.drafter import Drafter
+from specdemo.decoding.drafter import Drafter, alone
 from specdemo.decoding.events import Finished, Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters import names
@@ -358,8 +358,8 @@ def test_a_padding_entry_of_the_draft_models_vocabulary_is_never_proposed(draft_
 def test_a_chain_ends_with_the_token_that_makes_it_unlikely_to_pass(stop_below: float, temperature: float) -> None:
     k, rule = 6, rule_for(Settings(k=6, temperature=temperature, seed=3))
     logits = 3 * torch.randn(k, 1, MODEL_VOCAB, generator=torch.Generator().manual_seed(4))
-    whole = draw_chain(lambda drawn: logits[len(drawn)], k, rule, 9)
-    draft = draw_chain(lambda drawn: logits[len(drawn)], k, rule, 9, stop_below=stop_below)
+    whole = alone(draw_chain(lambda drawn: logits[len(drawn)], k, rule, 9))
+    draft = alone(draw_chain(lambda drawn: logits[len(drawn)], k, rule, 9, stop_below=stop_below))
     tokens = torch.as_tensor(whole.token_ids)
     chances = (logits[:, 0] / (temperature or 1.0)).softmax(-1).gather(-1, tokens[:, None])[:, 0].cumprod(0)
     made = 1 + int((chances[:-1] >= stop_below).cumprod(0).sum()) if stop_below else k

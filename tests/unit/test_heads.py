@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
@@ -28,6 +28,7 @@ from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, Layered
 from specdemo.drafters.heads.ready import LayeredPasses, Packed, ReadyHead
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.linear import Linear
+from specdemo.engines.runner import Pass
 from specdemo.models.presets import find_preset
 from specdemo.types import MAX_K, BadInput, Draft, Settings, TokenKind, Verdict
 from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
@@ -55,9 +56,12 @@ def logits_of(drafter: HeadDrafter, context: Sequence[int], forced: Sequence[int
     """What a drafter has for each place of a draft, if `forced` is what it draws."""
     seen: list[Tensor] = []
 
-    def take(next_logits: Callable[[Sequence[Tensor]], Tensor], k: int, *rest: object) -> Draft:
+    def take(
+        next_logits: Callable[[Sequence[Tensor]], Tensor], k: int, *rest: object
+    ) -> Generator[Pass, Tensor, Draft]:
         drawn = torch.tensor(forced).split(1)
         seen.extend(next_logits(drawn[:place])[0] for place in range(k))
+        yield from ()
         return Draft(list(forced))
 
     with pytest.MonkeyPatch.context() as patch:

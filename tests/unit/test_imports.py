@@ -76,7 +76,8 @@ for module in pkgutil.walk_packages(specdemo.__path__, "specdemo."):
         except Exception as error:
             failed.append((module.name, repr(error)))
 assert not failed, failed
-from specdemo.decoding.loop import decode, rule_for
+from specdemo.decoding.batch import decode
+from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.engines.choose import runner_maker
 from specdemo.types import Settings
@@ -87,7 +88,8 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=8200, initializer_range=0.25, **
 texts = []
 for eager in (False, True):
     engine, make = runner_maker(model, eager=eager, dtype=dtype)
-    events = decode(make(40), PromptLookup(), [3, 4, 5, 3, 4, 5, 3, 4], rule_for(Settings(k=4, max_new_tokens=24)))
+    rule = rule_for(Settings(k=4, max_new_tokens=24))
+    events = decode(Decoding(make(40), PromptLookup(), [3, 4, 5, 3, 4, 5, 3, 4], rule))
     texts.append([token.id for event in events for token in getattr(event, "emitted", ())])
     print(engine)
 print(str(dtype).removeprefix("torch."), len(texts[0]) > 15)

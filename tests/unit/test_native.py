@@ -213,15 +213,15 @@ def test_what_is_no_row_of_the_weights_size_and_type_is_refused(weights_dtype):
 def test_a_pass_beyond_the_cache_is_refused():
     runner = native_runner(tiny_model("llama"), 60)
     runner.prefill(PROMPT)
-    layers, cache = runner._native.layers, runner._cache
+    layers, cache = runner.together.layers, runner._cache
     assert isinstance(cache, native.NativeCache)
-    layers.run(torch.ones(1, 32), cache, cache.capacity - 1)
+    layers.run(torch.ones(1, 32), [native.Rows(cache, cache.capacity - 1, 1)])
     with pytest.raises(ValueError, match="do not fit"):
-        layers.run(torch.ones(2, 32), cache, cache.capacity - 1)
+        layers.run(torch.ones(2, 32), [native.Rows(cache, cache.capacity - 1, 2)])
     with pytest.raises(ValueError, match="rows of 32 numbers"):
-        layers.run(torch.ones(2, 16), cache, 0)
+        layers.run(torch.ones(2, 16), [native.Rows(cache, 0, 2)])
     with pytest.raises(ValueError, match="a second input of as many rows"):
-        layers.run(torch.ones(2, 32), cache, 0, second_input=torch.ones(2, 32))
+        layers.run(torch.ones(2, 32), [native.Rows(cache, 0, 2)], second_input=torch.ones(2, 32))
     with pytest.raises(ValueError, match="room for 60 tokens"):
         runner.forward([1] * 53)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from specdemo.decoding import batch, loop
 from specdemo.decoding import costs as costs_module
-from specdemo.decoding import loop
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Finished, Prefilled, Round, emitted_tokens
 from specdemo.engines.runner import ANY_ROWS
@@ -139,7 +139,7 @@ def clocked(toy: Any, monkeypatch: pytest.MonkeyPatch, target_pass: Callable[[in
             now += target_pass(len(ids))
             return super().read(ids)
 
-    for module in (loop, hardware):
+    for module in (batch, loop, hardware):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(TableToy, "target_runner", lambda self, capacity: Timed(self.target, capacity, self.early))
 

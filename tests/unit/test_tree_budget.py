@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdemo.decoding import loop
+from specdemo.decoding import batch, loop
 from specdemo.decoding.adaptive_k import DraftLengthController, best_length
 from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
@@ -220,7 +220,7 @@ def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(toy: A
             runner, costs = toy.target_runner(128), CostModel(FLAT)
             drafter = toy.drafter(name, runner, settings)
             with pytest.MonkeyPatch.context() as patch:
-                for module in (loop, hardware):
+                for module in (batch, loop, hardware):
                     patch.setattr(module, "time", Clock(8 + seed))
                 events = list(decode(runner, drafter, PROMPT, settings, costs=costs))
             assert ids_of(events) == plain

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdemo.decoding import loop, match
+from specdemo.decoding import batch, match
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Event, Round, places_tested
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.match import Match
 from specdemo.decoding.rejection import Rejection, verify
 from specdemo.decoding.rule import Rule
@@ -173,7 +173,7 @@ def texts_with(
             else:
                 rule = chosen = EnumeratedMatch(settings, runs)
                 patch.setattr(match.noise, "draw", chosen.draw)
-            events = list(loop.decode(TableRunner(table), make_drafter(), PROMPT, rule, frozenset({eos})))
+            events = list(batch.decode(Decoding(TableRunner(table), make_drafter(), PROMPT, rule, frozenset({eos}))))
         emitted[tuple(ids_of(events))] += runs.weight
     return dict(emitted)
 

@@ -31,11 +31,11 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from specdemo.decoding import loop
+from specdemo.decoding import batch
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter, DrafterParts
 from specdemo.decoding.events import Event, emitted_tokens
-from specdemo.decoding.loop import rule_for
+from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, MedusaHead
 from specdemo.drafters.heads.ready import ReadyHead
@@ -249,9 +249,9 @@ def oracle(text: Sequence[int], wrong_by: int = 0, vocab: int = MODEL_VOCAB) -> 
 
 
 def decode(runner: Any, drafter: Drafter, prompt: Sequence[int], settings: Settings, *args: Any, **more: Any) -> Any:
-    """`loop.decode` by the rule of the settings, which is the one that `Toy.drafter` gave to the drafter."""
+    """`batch.decode` by the rule of the settings, which is the one that `Toy.drafter` gave to the drafter."""
     rule = more.pop("rule", None) or getattr(drafter, "shared_rule", None) or rule_for(settings)
-    return loop.decode(runner, drafter, prompt, rule, *args, **more)
+    return batch.decode(Decoding(runner, drafter, prompt, rule, *args, **more))
 
 
 def random_heads(

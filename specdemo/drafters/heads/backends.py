@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...engines.cpu.library import PackedLinear
 from ...engines.layout import Layer, Linear, Norm, swiglu
-from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, can_run
+from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, Rows, can_run
 from ...engines.rows import ancestors_of, branches_of
 from ...system.hardware import to_device
 from .cache import HeadCache
@@ -119,10 +119,10 @@ class NativeBackend:
         kv_only, start = len(x) - outputs, self.cache.length
         if kv_only:
             part = None if second is None else second[:kv_only]
-            self.context.run(x[:kv_only], self.cache, start, second_input=part, kv_only=True)
+            self.context.run(x[:kv_only], [Rows(self.cache, start, kv_only)], second_input=part, kv_only=True)
         if outputs:
             part = None if second is None else second[kv_only:]
-            self.layers.run(x[kv_only:], self.cache, start + kv_only, second_input=part)
+            self.layers.run(x[kv_only:], [Rows(self.cache, start + kv_only, len(x) - kv_only)], second_input=part)
         return x[kv_only:]
 
     def rows(self, parents: Sequence[int], count: int) -> Branches:
@@ -131,7 +131,7 @@ class NativeBackend:
     def branch(self, x: Tensor, second_input: Tensor, rows: Branches) -> Tensor:
         x = self.head.entering(x, self._computed).to(torch.float32, copy=True)
         start = rows.base + len(rows.ancestors) - len(x)
-        self.layers.run(x, self.cache, start, second_input=second_input.float(), tree=rows)
+        self.layers.run(x, [Rows(self.cache, start, len(x), rows)], second_input=second_input.float())
         return x
 
 

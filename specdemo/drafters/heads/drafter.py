@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...decoding.drafter import Drafter, DrafterParts
+from ...decoding.drafter import Drafter, DrafterParts, alone
 from ...decoding.rule import Rule
 from ...engines.gpu.graph import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS
@@ -119,7 +119,7 @@ class HeadDrafter(Drafter):
         passes, states, tokens = self._unread_with(context)
         next_logits = passes.begin(states, tokens, k)
         known, vocab_size = self.ready.token_ids, self.runner.vocab_size
-        return draw_chain(next_logits, k, self.rule, len(context), known, vocab_size, self.stop_below)
+        return alone(draw_chain(next_logits, k, self.rule, len(context), known, vocab_size, self.stop_below))
 
     @torch.inference_mode()
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...decoding.drafter import alone
 from ...engines.gpu.graph import Capture, CapturedFunction
 from ...system.hardware import to_device
 from ...types import Draft
@@ -103,4 +104,4 @@ class Eagle(HeadDrafter):
             return logits
 
         known = self.ready.token_ids
-        return grow_by_depth(logits, read, nodes, depth, self.rule, len(context), known, self.stop_below)
+        return alone(grow_by_depth(logits, read, nodes, depth, self.rule, len(context), known, self.stop_below))

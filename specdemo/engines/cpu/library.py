@@ -59,6 +59,10 @@ class Tree(Structure):
     _fields_ = [("base", c_long), ("ancestors", POINTER(c_uint64))]
 
 
+class Rows(Structure):
+    _fields_ = [("cache", POINTER(Cache)), ("start", c_long), ("count", c_long), ("tree", POINTER(Tree))]
+
+
 @dataclass(frozen=True, slots=True)
 class Library:
     """The functions of `native.c` for one type of weights, and the sizes of its packed blocks (`products.h`)."""
@@ -71,8 +75,7 @@ class Library:
     @classmethod
     def of(cls, functions: CDLL) -> Library:
         functions.run_layers.argtypes = [
-            *(POINTER(Model), c_int, c_int, c_void_p, c_void_p, c_long),
-            *(POINTER(Cache), c_long, POINTER(Tree), c_int, c_int),
+            *(POINTER(Model), c_int, c_int, c_void_p, c_void_p, POINTER(Rows), c_long, c_int, c_int)
         ]
         functions.run_head.argtypes = [POINTER(Norm), POINTER(Linear), c_void_p, c_long, c_void_p, c_int]
         functions.run_product.argtypes = [POINTER(Linear), c_void_p, c_long, c_void_p, c_int]

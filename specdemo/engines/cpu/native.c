@@ -54,6 +54,10 @@ typedef struct { act_t *keys, *values; const float *cosines, *sines; long capaci
    row stands as many positions after the base as it has ancestors. */
 typedef struct { long base; const uint64_t *ancestors; } Tree;
 #define MOST_ROWS 64 /* the bits of a word */
+/* The rows of a pass that belong to one sequence, which follow each other in the pass: `count` tokens at the slots of its
+   cache from `start` on. `tree` is NULL where they are a chain. */
+typedef struct { const Cache *cache; long start, count; const Tree *tree; } Sequence;
+typedef struct { const Sequence *of; long t; } Row; /* row t of a sequence */
 
 /* Wait until all threads of the region are here. OpenMP's own barrier keeps the cores while it waits: on two cores that
    two other programs want too, a pass took a second instead of 35 ms. */
@@ -72,9 +76,10 @@ static void barrier(Barrier *b) {
 /* The index of number i of column c in a block [., COLUMNS, STEP]. */
 INLINE long at(long i, long c) { return (i / STEP * COLUMNS + c) * STEP + i % STEP; }
 
-/* The position of row t of a pass that begins at the slot `start`; without a tree the pass is a chain. */
-INLINE long position_of(const Tree *tree, long start, long t) {
-    return tree ? tree->base + __builtin_popcountll(tree->ancestors[t]) - 1 : start + t;
+/* The position of a row in its sequence. */
+INLINE long position_of(Row row) {
+    const Tree *tree = row.of->tree;
+    return tree ? tree->base + __builtin_popcountll(tree->ancestors[row.t]) - 1 : row.of->start + row.t;
 }
 
 /* e to the x, for x <= 0, within two units in the last place (Cephes' polynomial). */
@@ -158,18 +163,18 @@ static void store_head(const Model *m, const Layer *layer, int index, const Cach
     }
 }
 
-/* Compute q [count, heads, width] of the tokens at `start`, and write their keys and values into the cache.
+/* Compute q [count, heads, width] of the rows, and write their keys and values into the caches.
    `scratch` [count, width] belongs to this thread. */
-static void write_kv(const Model *m, const Layer *layer, int index, const Cache *cache, long start, const Tree *tree,
-                     const act_t *inputs, long count, float *scratch, act_t *q) {
+static void write_kv(const Model *m, const Layer *layer, int index, const Row *rows, const act_t *inputs, long count,
+                     float *scratch, act_t *q) {
     const long width = m->width;
 #pragma omp for schedule(static) nowait
     for (long head = 0; head < layer->qkv.parts; head++) {
         for (long column = 0; column < width; column += COLUMNS)
             multiply_block(&layer->qkv, head, column, inputs, count, scratch + column, width, WRITE);
-        for (long t = 0; t < count; t++)
-            store_head(m, layer, index, cache, position_of(tree, start, t), start + t, head, scratch + t * width,
-                       q + (t * m->heads + head) * width);
+        for (long row = 0; row < count; row++)
+            store_head(m, layer, index, rows[row].of->cache, position_of(rows[row]), rows[row].of->start + rows[row].t,
+                       head, scratch + row * width, q + (row * m->heads + head) * width);
     }
 }
 
@@ -201,53 +206,56 @@ static void gather(const act_t *values, long begin, long base, long end, const l
                 position < end ? values[at(position < base ? position : base + path[position - base], c)] : 0;
 }
 
-/* out [count, heads * width] = attention of the queries of tokens at `start` to all tokens that they see.
-   `scores` and `exps` [ROWS, capacity] belong to this thread. The scores and values of a tree's row are brought into the
+/* out [count, heads * width] = attention of the queries of the rows to all tokens that they see.
+   `scores` and `exps` [ROWS, stride] belong to this thread, and no cache has more than `stride` slots. The scores and values of a tree's row are brought into the
    order of their positions, so that its sums are those of the chain that leads to it. */
-static void attend(const Model *m, int index, const Cache *cache, long start, const Tree *tree, const act_t *q,
-                   long count, float *scores, act_t *exps, act_t *out) {
+static void attend(const Model *m, int index, const Row *rows, const act_t *q, long count, long stride, float *scores,
+                   act_t *exps, act_t *out) {
     const long width = m->width, wide = round_up(width, COLUMNS), group = m->heads / m->kv_heads;
-    const long stride = cache->capacity;
     const float scale = 1.0f / sqrtf(width);
 #pragma omp for schedule(static) collapse(2) nowait
     for (long kv_head = 0; kv_head < m->kv_heads; kv_head++)
-        for (long t = 0; t < count; t++)
+        for (long row = 0; row < count; row++)
             for (long head = 0; head < group; head += ROWS) { /* of the query heads that share the key head */
-                const long rows = min(ROWS, group - head), slots = start + (m->bidirectional ? count : t + 1);
-                const long end = tree ? position_of(tree, start, t) + 1 : slots;
+                const Sequence *s = rows[row].of;
+                const Cache *cache = s->cache;
+                const Tree *tree = s->tree;
+                const long t = rows[row].t, start = s->start;
+                const long queries = min(ROWS, group - head), slots = start + (m->bidirectional ? s->count : t + 1);
+                const long end = tree ? position_of(rows[row]) + 1 : slots;
                 const long window = m->layers[index].window, behind = (m->bidirectional ? start : end) - window;
                 const long from = window && behind > 0 ? behind : 0;
                 const long even_from = from / STEP * STEP, even_end = round_up(end, STEP);
                 const long begin = from / COLUMNS * COLUMNS, blocks = round_up(end - begin, COLUMNS) / COLUMNS;
                 const act_t *keys = cache->keys + (index * m->kv_heads + kv_head) * cache->capacity * width;
                 const act_t *values = cache->values + (index * m->kv_heads + kv_head) * cache->capacity * wide;
-                const long first = (t * m->heads + kv_head * group + head) * width;
+                const long first = (row * m->heads + kv_head * group + head) * width;
                 /* From here on values are gathered. */
                 const long branch = tree ? max(tree->base / STEP * STEP, even_from) : even_end;
                 long path[MOST_ROWS], length = 0;
                 float sums[ROWS * COLUMNS], total[ROWS];
                 act_t gathered[(MOST_ROWS + STEP) * COLUMNS];
                 for (long key = begin; key < slots; key += COLUMNS) {
-                    sum_up(rows, 0, 0, 0, keys + key * width, q + first, width, width, sums);
-                    for (long r = 0; r < rows; r++)
+                    sum_up(queries, 0, 0, 0, keys + key * width, q + first, width, width, sums);
+                    for (long r = 0; r < queries; r++)
                         memcpy(scores + r * stride + key, sums + r * COLUMNS, COLUMNS * sizeof(float));
                 }
                 for (uint64_t left = tree ? tree->ancestors[t] : 0; left; left &= left - 1, length++) {
                     path[length] = __builtin_ctzll(left); /* rises, so no score is overwritten before it has moved */
-                    for (long r = 0; r < rows; r++)
+                    for (long r = 0; r < queries; r++)
                         scores[r * stride + tree->base + length] = scores[r * stride + tree->base + path[length]];
                 }
-                for (long r = 0; r < rows; r++)
+                for (long r = 0; r < queries; r++)
                     total[r] = softmax(scores + r * stride + begin, from - begin, end - begin, blocks, scale,
                                      exps + r * stride + begin);
                 for (long column = 0; column < width; column += COLUMNS) {
                     const act_t *block = values + column * cache->capacity;
-                    sum_up(rows, 0, 0, 0, block + at(even_from, 0), exps + even_from, stride, branch - even_from, sums);
+                    sum_up(queries, 0, 0, 0, block + at(even_from, 0), exps + even_from, stride, branch - even_from, sums);
                     if (tree) {
                         gather(block, branch, tree->base, end, path, gathered);
-                        sum_up(rows, 0, 0, 1, gathered, exps + branch, stride, even_end - branch, sums);
+                        sum_up(queries, 0, 0, 1, gathered, exps + branch, stride, even_end - branch, sums);
                     }
-                    for (long r = 0; r < rows; r++)
+                    for (long r = 0; r < queries; r++)
                         for (long c = 0; c < min(COLUMNS, width - column); c++)
                             out[first + r * width + column + c] = to_act(sums[r * COLUMNS + c] / total[r]);
                 }
@@ -283,33 +291,38 @@ static void norm_inputs(const Layer *layer, const float *second_input, const flo
     norm_rows(&layer->attention_norm, x, count, hidden, out + (second_input ? hidden : 0), layer->qkv.inner);
 }
 
-/* Run the layers from `first` to before `last` over `count` tokens x [count, hidden] at position `start`, in place.
-   With `kv_only` every layer reads x itself, and only writes its keys and values into the cache. `tree` is NULL where the
-   tokens are a chain.
+/* Run the layers from `first` to before `last` over the rows x [count, hidden] of some sequences, in place. With `kv_only`
+   every layer reads x itself, and only writes its keys and values into the caches.
    Returns 0 if there is no memory left, else 1. */
-int run_layers(const Model *m, int first, int last, float *x, const float *second_input, long count, const Cache *cache,
-               long start, const Tree *tree, int kv_only, int threads) {
+int run_layers(const Model *m, int first, int last, float *x, const float *second_input, const Sequence *sequences,
+               long several, int kv_only, int threads) {
     const Layer *one = m->layers; /* all have the same shapes */
+    long count = 0, stride = 0;
+    for (const Sequence *s = sequences; s < sequences + several; s++)
+        count += s->count, stride = max(stride, s->cache->capacity);
     const long hidden = m->hidden, inner = one->down.inner, queries = m->heads * m->width;
     const long scratch_size = count * (m->width > COLUMNS ? m->width : COLUMNS);
-    const long per_thread = scratch_size * sizeof(float) + ROWS * cache->capacity * (sizeof(float) + sizeof(act_t));
-    const long per_token = inner * sizeof(float) + (one->qkv.inner + 2 * queries + inner) * sizeof(act_t);
+    const long per_thread = scratch_size * sizeof(float) + ROWS * stride * (sizeof(float) + sizeof(act_t));
+    const long per_token = sizeof(Row) + inner * sizeof(float) + (one->qkv.inner + 2 * queries + inner) * sizeof(act_t);
     char *buffers = malloc(threads * per_thread + count * per_token);
     if (!buffers) return 0;
-    float *gates = (float *)(buffers + threads * per_thread);
+    Row *rows = (Row *)(buffers + threads * per_thread), *next = rows;
+    for (const Sequence *s = sequences; s < sequences + several; s++)
+        for (long t = 0; t < s->count; t++) *next++ = (Row){s, t};
+    float *gates = (float *)next;
     act_t *inputs = (act_t *)(gates + count * inner), *q = inputs + count * one->qkv.inner;
     act_t *attended = q + count * queries, *activated = attended + count * queries;
     Barrier b = {0};
 #pragma omp parallel num_threads(threads)
     {
         float *scratch = (float *)(buffers + omp_get_thread_num() * per_thread), *scores = scratch + scratch_size;
-        act_t *exps = (act_t *)(scores + ROWS * cache->capacity);
+        act_t *exps = (act_t *)(scores + ROWS * stride);
         for (int index = first; index < last; index++) {
             const Layer *layer = m->layers + index;
             norm_inputs(layer, second_input, x, count, hidden, inputs), barrier(&b);
-            write_kv(m, layer, index, cache, start, tree, inputs, count, scratch, q), barrier(&b);
+            write_kv(m, layer, index, rows, inputs, count, scratch, q), barrier(&b);
             if (kv_only) continue;
-            attend(m, index, cache, start, tree, q, count, scores, exps, attended), barrier(&b);
+            attend(m, index, rows, q, count, stride, scores, exps, attended), barrier(&b);
             multiply(&layer->out, attended, count, x, ADD), barrier(&b);
             norm_rows(&layer->mlp_norm, x, count, hidden, inputs, hidden), barrier(&b);
             activate(&layer->up, inputs, count, gates, scratch, activated), barrier(&b);

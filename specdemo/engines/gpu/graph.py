@@ -255,8 +255,8 @@ class GraphRunner(FusedRunner):
         self._start, count = self.length, len(ids)
         logits, outputs = self._slot.read(ids, parents)
         self._slot.cache.length += count
-        if self._captured_layers:
-            self.hidden_states = torch.cat([outputs[layer][:count] for layer in self._captured_layers], -1)
+        if self.captured_layers:
+            self.hidden_states = torch.cat([outputs[layer][:count] for layer in self.captured_layers], -1)
         return logits[:count].clone()
 
     def first_layers(self, count: int, capacity: int) -> Runner:

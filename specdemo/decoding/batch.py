@@ -1,0 +1,125 @@
+"""Decodes several prompts at once. Each runs the one loop, and the passes that they wait for are one pass.
+
+A pass of a few rows takes little longer than a pass of one, since the weights are read once for all of them. Drafted
+tokens and further prompts are both such rows, so the more prompts there are, the less is left for drafts to gain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from ..engines.runner import Pass, read_together
+from ..types import BadInput, NotFinite
+from .events import Event, Round
+from .loop import Decoding
+
+
+def decode(decoding: Decoding) -> Iterator[Event]:
+    """Generate from the target, drafting ahead, and yield what happens as it happens.
+
+    The emitted tokens follow the target's distribution under the settings of the rule, whatever the drafter proposes;
+    under the match rule they do not depend on the drafter at all.
+    When the generator ends, is closed or fails, the caches of runner and drafter are released.
+
+    Raises:
+        BadInput: the prompt is empty, or prompt and new tokens exceed the context.
+        NotFinite: logits were not finite.
+    """
+    with closing(decode_batch([decoding])) as events:
+        for _, event in events:
+            if isinstance(event, Failed):
+                raise event.error
+            yield event
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """One of several prompts could not be decoded further. The others go on."""
+
+    error: BadInput | NotFinite
+
+
+def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[tuple[int, Event | Failed], None, None]:
+    """Decode prompts, at most `at_once` at a time, and yield the events of each with its index.
+
+    One that ends makes room for the next. Each text is the one that its prompt gets alone, to the bit where the logits
+    of the engine do not depend on the other rows of a pass (`Runner.exact_rows`). Where an engine reads one sequence
+    only (`CachedRunner.together`), the passes follow each other.
+
+    The seconds of an event are those of its decoding's own work, and of each pass its share by rows.
+    """
+    coming, going = enumerate(decodings), dict[int, _Going]()
+    try:
+        while True:
+            for index, decoding in islice(coming, at_once - len(going)):
+                going[index] = _Going(index, decoding)
+                yield from going[index].go_on()
+            going = {index: one for index, one in going.items() if one.wanted}
+            if not going:
+                return
+            for group in _groups(going.values()):
+                yield from _read(group, len(going))
+    finally:
+        for one in going.values():
+            one.steps.close()
+
+
+class _Going:
+    """A decoding that has begun. It waits for the logits of `wanted`, unless it has ended."""
+
+    wanted: Pass | None = None
+
+    def __init__(self, index: int, decoding: Decoding) -> None:
+        self.index, self.decoding, self.steps = index, decoding, decoding.steps()
+        self.waits_since = time.perf_counter()
+
+    def go_on(self, logits: Any = None) -> Iterator[tuple[int, Event | Failed]]:
+        """Go on with the logits of the last pass, to the next pass or to the end."""
+        self.wanted = None
+        try:
+            step = self.steps.send(logits)
+            while not isinstance(step, Pass):
+                yield self.index, step
+                step = next(self.steps)
+            self.wanted = step
+        except StopIteration:
+            pass
+        except (BadInput, NotFinite) as error:
+            yield self.index, Failed(error)
+        self.waits_since = time.perf_counter()
+
+
+def _groups(going: Iterable[_Going]) -> Iterator[list[_Going]]:
+    """Those whose passes are next, in groups that read together. Drafts are finished before the target reads them."""
+    waiting = [one for one in going if one.wanted]
+    drafting = [one for one in waiting if one.wanted and one.wanted.runner is not one.decoding.runner]
+    groups = defaultdict[int, list[_Going]](list)
+    for one in drafting or waiting:
+        assert one.wanted
+        groups[id(one.wanted.together or one)].append(one)
+    yield from groups.values()
+
+
+def _read(group: Sequence[_Going], readers: int) -> Iterator[tuple[int, Event | Failed]]:
+    """One pass of a group, and what follows until each needs another."""
+    wanted = [one.wanted for one in group if one.wanted]
+    began = time.perf_counter()
+    logits = [wanted[0].read()] if len(wanted) == 1 else read_together(wanted)
+    per_row = (time.perf_counter() - began) / sum(len(each.ids) for each in wanted)
+    rows, seconds = 0, 0.0  # of rounds
+    for one, each, its_logits in zip(group, wanted, logits, strict=True):
+        one.decoding.readers = readers
+        if readers > 1:
+            one.decoding.waited += time.perf_counter() - one.waits_since - per_row * len(each.ids)
+        for index, event in one.go_on(its_logits):
+            if isinstance(event, Round):
+                rows, seconds = rows + len(each.ids), seconds + event.seconds - event.draft_seconds
+            yield index, event
+    if rows and (costs := group[0].decoding.costs):
+        costs.learn_pass(rows, seconds)
