@@ -57,10 +57,10 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
     coming, going = enumerate(decodings), dict[int, _Going]()
     try:
         while True:
+            going = {index: one for index, one in going.items() if one.wanted}
             for index, decoding in islice(coming, at_once - len(going)):
                 going[index] = _Going(index, decoding)
                 yield from going[index].go_on()
-            going = {index: one for index, one in going.items() if one.wanted}
             if not going:
                 return
             for group in _groups(going.values()):

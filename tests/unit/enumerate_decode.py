@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specdemo.decoding import batch
+from specdemo.decoding.batch import Failed
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding
@@ -125,15 +126,18 @@ def emitted_distribution(
     eos_ids: frozenset[int] = frozenset(),
     seen: Callable[[list[Event]], None] = lambda events: None,
     costs: Callable[[], CostModel | None] = lambda: None,
+    beside: Callable[[], Sequence[Decoding]] = lambda: (),
 ) -> dict[tuple[int, ...], float]:
     """The probability of every text that `decode` can emit by rejection sampling; `start` and `costs` make what it runs
-    on afresh."""
+    on afresh, and `beside` what is decoded in the same batch."""
     texts: dict[tuple[int, ...], float] = defaultdict(float)
     walk = Walk()
     for _ in walk.runs():
         scripted = Scripted(settings, walk, rule)
         runner, drafter = start(scripted)
-        events = list(batch.decode(Decoding(runner, drafter, prompt, scripted, eos_ids, costs=costs())))
+        together = [*beside(), Decoding(runner, drafter, prompt, scripted, eos_ids, costs=costs())]
+        decoded = batch.decode_batch(together, len(together))
+        events = [event for index, event in decoded if index == len(together) - 1 and not isinstance(event, Failed)]
         texts[tuple(ids_of(events))] += walk.weight
         seen(events)
     return dict(texts)

@@ -1,0 +1,279 @@
+"""Several prompts at once: each text is the one that its prompt gets alone, whatever is decoded beside it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdemo.decoding import batch, loop
+from specdemo.decoding.batch import Failed, decode_batch
+from specdemo.decoding.events import Event, Finished, Round
+from specdemo.decoding.loop import Decoding, rule_for
+from specdemo.engines.native import NativeModel, NativeRunner
+from specdemo.engines.runner import Pass
+from specdemo.system import hardware
+from specdemo.types import REJECTION, BadInput, NotFinite, Settings
+from tests.unit.enumerate_decode import distance, emitted_distribution
+from tests.unit.toys import (
+    DRAFTER_NAMES,
+    MODEL_VOCAB,
+    PROMPT,
+    ModelToy,
+    Scripted,
+    TableRunner,
+    certain_toy,
+    decode,
+    ids_of,
+    native_runner,
+    ngram_file,
+    oracle,
+    random_table,
+    tiny_model,
+    true_texts,
+)
+
+
+@dataclass
+class NativeToy(ModelToy):
+    """Tiny models in the C library, whose runners read together."""
+
+    @cache  # noqa: B019 (a toy lives as long as its module)
+    def shared(self, which: str) -> NativeModel:
+        return native_runner(getattr(self, which), 8).together
+
+    __hash__ = object.__hash__
+
+    def target_runner(self, capacity: int) -> Any:
+        self.runners.append(NativeRunner(self.shared("model"), capacity))
+        return self.runners[-1]
+
+    def draft_runner(self, capacity: int) -> Any:
+        self.draft_runners.append(NativeRunner(self.shared("draft_model"), capacity))
+        return self.draft_runners[-1]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> NativeToy:
+    ngrams = ngram_file(tmp_path_factory.mktemp("ngram"), MODEL_VOCAB)
+    return NativeToy(model=tiny_model("llama"), draft_model=tiny_model("llama", seed=1), ngram_table=ngrams)
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Of different lengths, each with a part that comes again."""
+    generator = torch.Generator().manual_seed(count)
+    texts = [
+        torch.randint(0, MODEL_VOCAB, (3 + 5 * index % 17,), generator=generator).tolist() for index in range(count)
+    ]
+    return [[*text, *text[:3]] for text in texts]
+
+
+def decodings(toy: Any, name: str, settings: Sequence[Settings], texts: Sequence[Sequence[int]]) -> Iterator[Decoding]:
+    for each, prompt in zip(settings, texts, strict=True):
+        runner = toy.target_runner(len(prompt) + each.max_new_tokens + 64)
+        drafter = toy.drafter(name, runner, each)
+        yield Decoding(runner, drafter, prompt, drafter.shared_rule)
+
+
+def texts_of(events: Iterator[tuple[int, Event | Failed]]) -> dict[int, list[int]]:
+    by_index: defaultdict[int, list[Event]] = defaultdict(list)
+    for index, event in events:
+        assert not isinstance(event, Failed)
+        by_index[index].append(event)
+    assert all(isinstance(each[-1], Finished) for each in by_index.values())
+    return {index: ids_of(each) for index, each in by_index.items()}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("count", [2, 16])
+@pytest.mark.parametrize("name", DRAFTER_NAMES)
+def test_each_text_is_the_one_that_its_prompt_gets_alone(
+    toy: NativeToy, name: str, count: int, temperature: float
+) -> None:
+    """To the bit, with texts, lengths, seeds and K of their own, chains and trees beside each other."""
+    texts = prompts(count)
+    settings = [
+        Settings(
+            k=1 + index % 4,
+            temperature=temperature,
+            max_new_tokens=4 + 3 * index % 23,
+            seed=index,
+            tree=index % 2 == 1 and getattr(toy.drafter(name, toy.target_runner(9), Settings()), "branches", False),
+        )
+        for index in range(count)
+    ]
+    alone = {
+        index: ids_of(
+            list(decode(toy.target_runner(99), Scripted(lambda *_: []), text, replace(each, k=0, tree=False)))
+        )
+        for index, (text, each) in enumerate(zip(texts, settings, strict=True))
+    }
+    assert texts_of(decode_batch(decodings(toy, name, settings, texts), count)) == alone
+
+
+def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
+    toy: NativeToy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, sizes = NativeModel.read, list[list[int]]()
+
+    def watched(self: NativeModel, passes: Sequence[Pass]) -> list[Tensor]:
+        sizes.append([len(each.ids) for each in passes])
+        return read(self, passes)
+
+    monkeypatch.setattr(NativeModel, "read", watched)
+    settings = [Settings(k=2, max_new_tokens=length, seed=length) for length in (12, 5, 9, 12, 3)]
+    running: set[int] = set()
+    for index, event in decode_batch(decodings(toy, "ngram", settings, prompts(5)), 3):
+        running = running - {index} if isinstance(event, Finished) else running | {index}
+        assert len(running) <= 3
+    assert [3, 3, 3] in sizes, "three prompts with two drafted tokens each"
+    assert max(map(len, sizes)) == 3
+    assert all(not runner.length for runner in toy.runners), "their caches are free again"
+
+
+def test_a_draft_model_reads_for_all_of_them_at_once(toy: NativeToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, models = NativeModel.read, list[tuple[NativeModel, int]]()
+
+    def watched(self: NativeModel, passes: Sequence[Pass]) -> list[Tensor]:
+        models.append((self, len(passes)))
+        return read(self, passes)
+
+    monkeypatch.setattr(NativeModel, "read", watched)
+    settings = [Settings(k=3, max_new_tokens=12, seed=seed) for seed in range(4)]
+    list(decode_batch(decodings(toy, "draft-model", settings, prompts(4)), 4))
+    assert (toy.shared("draft_model"), 4) in models
+    assert (toy.shared("model"), 4) in models
+
+
+def test_one_that_fails_leaves_the_others_alone(toy: NativeToy) -> None:
+    """A drafter whose probability is no number, and a prompt that has no room."""
+    texts, settings = prompts(4), [Settings(k=2, max_new_tokens=9, temperature=0.8, seed=seed) for seed in range(4)]
+    alone = texts_of(decode_batch(decodings(toy, "none", settings, texts), 1))
+    together = list(decodings(toy, "ngram", settings, texts))
+    together[1].drafter = Doubtful(lambda context, k: [1] * k)
+    together[2].prompt_ids = range(300)
+    failures, events = {}, list[tuple[int, Event | Failed]]()
+    for index, event in decode_batch(together, 4):
+        if isinstance(event, Failed):
+            failures[index] = type(event.error)
+        elif index not in (1, 2):
+            events.append((index, event))
+    assert failures == {1: NotFinite, 2: BadInput}
+    assert texts_of(iter(events)) == {index: alone[index] for index in (0, 3)}
+    assert all(not runner.length for runner in toy.runners)
+
+
+class Doubtful(Scripted):
+    def propose(self, context: Sequence[int], k: int) -> Any:
+        return replace(super().propose(context, k), q=torch.full((k,), torch.nan))
+
+
+def test_closing_it_frees_every_cache(toy: NativeToy) -> None:
+    going = decode_batch(decodings(toy, "draft-model", [Settings(max_new_tokens=30)] * 3, prompts(3)), 3)
+    for _ in range(12):
+        next(going)
+    assert any(runner.length for runner in toy.runners)
+    going.close()
+    assert not any(runner.length for runner in (*toy.runners, *toy.draft_runners))
+
+
+# Where an engine reads one sequence, the passes follow each other. -----------------------------------------------
+
+
+@dataclass
+class Counting:
+    """Reads the passes of table runners one after the other, and counts them."""
+
+    sizes: list[int] = field(default_factory=list)
+
+    def read(self, passes: Sequence[Pass]) -> list[Tensor]:
+        self.sizes.append(len(passes))
+        return [each.runner.forward(each.ids, each.parents) for each in passes]
+
+
+def test_the_distribution_is_the_targets_whatever_is_decoded_beside(tmp_path: Any) -> None:
+    """By enumeration under rejection sampling, beside one that ends sooner, one that ends later and one that fails."""
+    toy, counting = certain_toy(tmp_path), Counting()
+    settings = Settings(temperature=1, k=2, max_new_tokens=4, rule=REJECTION)
+
+    def start(rule: Any) -> tuple[TableRunner, Any]:
+        runner = toy.target_runner(32)
+        setattr(runner, "together", counting)  # noqa: B010
+        return runner, toy.drafter("draft-model", runner, settings, rule)
+
+    def beside() -> list[Decoding]:
+        others = [
+            Decoding(toy.target_runner(32), oracle([], 0), PROMPT, rule_for(Settings(k=1, max_new_tokens=1 + 4 * i)))
+            for i in range(2)
+        ]
+        others.append(
+            Decoding(
+                toy.target_runner(32), Doubtful(lambda _, k: [1] * k), PROMPT, rule_for(replace(settings, rule="match"))
+            )
+        )
+        for each in others:
+            setattr(each.runner, "together", counting)  # noqa: B010
+        return others
+
+    emitted = emitted_distribution(start, PROMPT, settings, beside=beside)
+    assert distance(emitted, true_texts(toy.target, PROMPT, 4, settings)) < 1e-12
+    assert max(counting.sizes) > 1
+
+
+def test_runners_that_read_alone_take_turns() -> None:
+    table = random_table(1)
+    texts = [[*PROMPT, last] for last in range(3)]
+    settings = [Settings(k=2, max_new_tokens=8, seed=seed) for seed in range(3)]
+    made = [
+        Decoding(TableRunner(table), Scripted(lambda _, k: [0] * k), text, rule_for(each))
+        for text, each in zip(texts, settings, strict=True)
+    ]
+    alone = {
+        index: ids_of(list(decode(TableRunner(table), Scripted(lambda *_: []), text, each)))
+        for index, (text, each) in enumerate(zip(texts, settings, strict=True))
+    }
+    assert texts_of(decode_batch(made, 3)) == alone
+
+
+def test_the_seconds_of_all_add_up_to_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only passes and drafts move: a pass of 10 seconds is shared by rows."""
+    now, counting = 0.0, Counting()
+
+    class Slow(Counting):
+        def read(self, passes: Sequence[Pass]) -> list[Tensor]:
+            nonlocal now
+            now += 10
+            return counting.read(passes)
+
+    def propose(context: Sequence[int], k: int) -> list[int]:
+        nonlocal now
+        now += 3
+        return [0] * k
+
+    for module in (batch, loop, hardware):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
+    runners = [TableRunner(random_table(1)) for _ in range(3)]
+    slow = Slow()
+    for runner in runners:
+        setattr(runner, "together", slow)  # noqa: B010
+    asked = [Settings(k=k, max_new_tokens=9) for k in (1, 1, 3)]
+    made = [
+        Decoding(runner, Scripted(propose), PROMPT, rule_for(each)) for runner, each in zip(runners, asked, strict=True)
+    ]
+    seconds, first = 0.0, dict[int, Round]()
+    for index, event in decode_batch(made, 3):
+        assert not isinstance(event, Failed)
+        now += 1000  # what is shown is not counted
+        seconds += 0 if isinstance(event, Finished) else event.seconds
+        if isinstance(event, Round):
+            first.setdefault(index, event)
+    assert [first[index].draft_seconds for index in range(3)] == [3, 3, 3]
+    assert [first[index].verify_seconds for index in range(3)] == [10 * rows / 8 for rows in (2, 2, 4)]
+    assert seconds == pytest.approx(now % 1000)
