@@ -78,7 +78,7 @@ class Loaded:
     make_target_runner: MakeRunner | None
     token_bytes: Mapping[str, int]
     bytes_per_pass: int
-    costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
+    costs: dict[tuple[int, ...], CostModel] = field(default_factory=dict)  # what rounds cost, see `race.costs_of`
 
     @property
     def model(self) -> PreTrainedModel:

@@ -135,17 +135,17 @@ def decoding_of(
     return Decoding(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, ks)
 
 
-def costs_of(loaded: Loaded, settings: Settings) -> CostModel | None:
-    """The entry of `loaded.costs` for this kind of sampling; None if there is none.
+def costs_of(loaded: Loaded, settings: Settings, readers: int = 1) -> CostModel | None:
+    """The entry of `loaded.costs` for this kind of sampling and so many readers; None if there is none.
 
     For K = auto it is made at the first call, from a measurement of passes that takes a part of a second.
     """
-    kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1)
+    kind = (settings.temperature > 0, settings.top_k > 0, settings.top_p < 1, readers)
     if settings.k == AUTO and kind not in loaded.costs:
         tell("measuring the cost of a pass")
-        runner = loaded.target_runner(MAX_K + 2)
+        runner = loaded.target_runner((MAX_K + 1) * readers + 1)
         most_k = min(MAX_K, runner.exact_rows - 1) if runner.exact_rows else MAX_K  # what is exact stays exact
-        loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), most_k))
+        loaded.costs[kind] = CostModel(measure_passes(runner, rule_for(settings), most_k, readers))
     return loaded.costs.get(kind)
 
 

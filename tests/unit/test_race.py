@@ -94,7 +94,7 @@ def test_auto_goes_no_further_than_its_engine_is_exact(
 
 @pytest.mark.parametrize(("seconds", "tried"), [(0.05, True), (0.11, False)])
 def test_nothing_is_tried_out_where_passes_are_slow(toy: Any, seconds: float, tried: bool) -> None:
-    toy.costs[True, False, False] = CostModel({1: seconds, MAX_K + 1: seconds})
+    toy.costs[True, False, False, 1] = CostModel({1: seconds, MAX_K + 1: seconds})
     list(start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO)))
     assert len(toy.draft_runners) == (3 if tried else 1)  # two trials and the run
 

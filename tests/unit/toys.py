@@ -299,7 +299,7 @@ class Toy:
     heads: dict[str, ReadyHead[Any]] = field(default_factory=dict)
     head_formats: dict[str, str] = field(default_factory=dict)
     engine: str = "eager"
-    costs: dict[tuple[bool, ...], CostModel] = field(default_factory=dict)
+    costs: dict[tuple[int, ...], CostModel] = field(default_factory=dict)
     tokenizer: Any = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     runners: list[Any] = field(default_factory=list)
