@@ -19,7 +19,7 @@ from . import theory
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GapPart:
     """One simplification of the theory replaced by what was measured.
 
     `change` is what that does to the speed-up, as the mean over all orders in which the simplifications can be
@@ -51,7 +51,7 @@ class Explained:
     by_position: tuple[float | None, ...]
     predicted: float
     measured: float
-    parts: tuple[Part, ...]
+    parts: tuple[GapPart, ...]
 
     def in_words(self) -> list[str]:
         what = "a draft" if self.parallel else "a drafted token"
@@ -123,7 +123,7 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
     parts = []
     for name, change in _shapley(predict, list(words)).items():
         before += change
-        parts.append(Part(name, words[name], before, change))
+        parts.append(GapPart(name, words[name], before, change))
     return Explained(
         one_pass, k, alpha, costs.draft, parallel, verify, tuple(by_position), predicted, measured, tuple(parts)
     )

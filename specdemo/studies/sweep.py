@@ -50,7 +50,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """What to run: every drafter and K, at every temperature, on every prompt, with every seed."""
 
     prompts: Sequence[Prompt]
@@ -79,7 +79,7 @@ class Plan:
         return Settings(k=k, temperature=temperature, max_new_tokens=self.max_new_tokens, seed=seed, rule=self.rule)
 
 
-def sweep(loaded: Loaded, plan: Plan) -> Iterator[Run]:
+def sweep(loaded: Loaded, plan: SweepPlan) -> Iterator[Run]:
     """Run the plan; whatever was yielded by the time it is closed can be summarised.
 
     Each run is a race: the drafter and the target alone take turns, so both run on the machine in the same state. The

@@ -1,105 +1,27 @@
-"""Is it lossless? Texts token for token, the emitted distribution on paper, and by sampling."""
+"""Is it lossless? The texts, the distribution on paper, and the samples."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....studies.broken import DESCRIPTIONS
-from ....studies.prompts import readable
+from ....studies.lab.lossless import Lossless, greedy, lossless
 from ....studies.statistics import CONFIDENCE, special
-from ....system.imports import Later
-from ....types import MATCH, REJECTION, BadInput, Settings
-from ..form import DRAFTER, PROMPT, Field, k_field, temperature_field
-from ..plots import SHARE, Picture, Section, bars, lines, table
-from ..study import Study, some_of_each
-
-if TYPE_CHECKING:
-    from ....models.loaded import Loaded
-    from ....studies import greedy, lossless
-else:
-    greedy = Later("specdemo.studies.greedy")
-    lossless = Later("specdemo.studies.lossless")
+from ....studies.tables import table
+from ..plots import SHARE, Picture, Section, bars, lines
 
 
-class Lossless(Study):
-    """Does drafting change what the model says? Three checks answer this. At temperature 0 every text must be the
-    target's own, token for token. Above 0 the probabilities of every next token must be the target's own. They are
-    first computed from the model's probabilities, then estimated by sampling thousands of rounds. Pick a broken rule
-    and watch the test catch it.
-    """
-
-    name = "lossless"
-    title = "Is it lossless?"
-    fields = (
-        DRAFTER,
-        Field("rule", "Verification rule", "choice", MATCH, choices={MATCH: "Match", REJECTION: "Rejection sampling"}),
-        Field("broken", "Broken rule to sample with", "list", "", choices={"": "None: the rule above", **DESCRIPTIONS}),
-        k_field(2),
-        temperature_field(1.0, 0.05),
-        Field("rounds", "Samples", "whole", 1600, 0, 20_000),
-        Field("prompts", "Prompts at temperature 0", "whole", 4, 0, 24),
-        PROMPT,
-    )
-    sections = (1, 1), (1, 2), (3, 1)
-
-    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
-        super().__init__(loaded, asked)
-        self.checks: list[greedy.GreedyCheck] = []
-        self.places: list[lossless.DraftOnPaper] = []
-        self.history: list[lossless.Sampled] = []
-        self.no_samples = ""  # why none could be rolled
-        self.prompts = readable(loaded, some_of_each("domains", 3))[0][: asked["prompts"]]
-        batches = -(-asked["rounds"] // lossless.BATCH)
-        self.steps = greedy.steps(self.prompts, [asked["drafter"]]) + 1 + (batches + 1 if batches else 0)
-
-    def run(self) -> Iterator[str]:
-        drafter, k, temperature, rounds, rule, broken = self.given("drafter k temperature rounds rule broken")
-        for check in greedy.greedy(self.loaded, self.prompts, [drafter], Settings(k=k, max_new_tokens=48)):
-            self.checks.append(check)
-            self.done += 1
-            yield "Comparing texts at temperature 0"
-        ids, settings = self.loaded.encode(self.asked["prompt"]), Settings(k, temperature, max_new_tokens=64, rule=rule)
-        for places in lossless.exact(self.loaded, drafter, ids, settings, broken):
-            self.places.append(places)
-            yield "Working out the distribution"
-        self.done += 1
-        if not rounds:
-            return
-        try:
-            context = lossless.telling_context(self.loaded, drafter, ids, settings)
-        except BadInput as error:  # what was found so far stands
-            self.no_samples = str(error)
-            return
-        self.done += 1
-        yield "Found a telling place in the text"
-        for sampled in lossless.sampling(self.loaded, drafter, context, settings, rounds, broken):
-            self.history.append(sampled)
-            self.done += 1
-            yield "Sampling"
-
-    def picture(self) -> Picture:
-        sampled = Section("", [self.no_samples], title="Nothing was sampled") if self.no_samples else None
-        if self.history:
-            decode = self.loaded.tokenizer.decode
-            sampled = of_sampling(self.history, lambda token: str(decode([token])))
-        compared = of_greedy(self.checks) if self.checks else None
-        exact = of_exact(self.places, self.asked["broken"]) if self.places else None
-        return [compared, exact, sampled]
-
-    def rows(self) -> list[dict[str, Any]]:
-        sampled = [
-            {"part": "sampling", "rounds": sampled.rounds, "rule": sampled.rule, **asdict(test)}
-            for sampled in self.history
-            for test in sampled.tests
-        ]
-        sampled = [{**row, "floor": {str(n): sample for n, sample in enumerate(row["floor"], 1)}} for row in sampled]
-        return [{"part": "greedy", **asdict(check)} for check in self.checks] + sampled
-
-    def result(self) -> dict[str, Any]:
-        return {"greedy": self.checks, "exact": self.places, "sampling": self.history}
+def of_lossless(study: Lossless) -> Picture:
+    sampled = Section("", [study.no_samples], title="Nothing was sampled") if study.no_samples else None
+    if study.history:
+        decode = study.loaded.tokenizer.decode
+        sampled = of_sampling(study.history, lambda token: str(decode([token])))
+    compared = of_greedy(study.checks) if study.checks else None
+    exact = of_exact(study.places, study.asked["broken"]) if study.places else None
+    return [compared, exact, sampled]
 
 
 def of_greedy(checks: Sequence[greedy.GreedyCheck]) -> Section:

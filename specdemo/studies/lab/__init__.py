@@ -1,12 +1,12 @@
-"""The studies of the Lab: each is one file, and its class stands in this list."""
+"""The studies of the Lab, for the page and the command line: each is one file, and its class stands in this list."""
 
 from __future__ import annotations
 
-from ..study import Study
 from .doctor import Doctor
 from .domains import Domains
 from .lossless import Lossless
 from .profile import Profile
+from .study import Study
 from .sweep import Sweep
 from .theory import Theory
 
