@@ -17,8 +17,8 @@ from ..racing.compare import is_comparable
 from ..racing.provenance import provenance
 from ..racing.trace import read_trace, trace_lines
 from ..studies.lab import STUDIES
-from ..studies.lab.study import Study, settings_in
 from ..studies.prompts import read_prompts, readable
+from ..studies.study import Study, settings_in
 from ..studies.tables import aligned
 from ..types import MATCH, BadInput, Field, Settings, read_k
 from .options import (

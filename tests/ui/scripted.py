@@ -27,7 +27,7 @@ from specdemo.racing.asked import PLAIN, DraftedLane, lanes_by_name
 from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.summary import outcome
 from specdemo.racing.trace import Entry, Spans
-from specdemo.studies.lab.study import Study
+from specdemo.studies.study import Study
 from specdemo.system.progress import tell
 from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 from specdemo.ui.durations import Durations

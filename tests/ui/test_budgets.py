@@ -28,7 +28,7 @@ from specdemo.racing.trace import (
     write_trace,
 )
 from specdemo.studies.lab import STUDIES
-from specdemo.studies.lab.study import Study
+from specdemo.studies.study import Study
 from specdemo.types import (
     MAX_K,
     MAX_NODES,

@@ -18,7 +18,7 @@ import torch
 
 from specdemo.racing.race import PLAIN
 from specdemo.racing.trace import Entry
-from specdemo.studies.lab.study import Study
+from specdemo.studies.study import Study
 from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module
 from specdemo.ui.engine import Engine, EngineTrouble, Pauses, Said, facts, pauses

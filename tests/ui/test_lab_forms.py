@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from specdemo.studies.broken import DESCRIPTIONS
 from specdemo.studies.lab import STUDIES
-from specdemo.studies.lab.study import some_of_each
 from specdemo.studies.rules import BROKEN
+from specdemo.studies.study import some_of_each
 from specdemo.types import BadInput
-from specdemo.ui.lab.pictures.theory import theory_of
+from specdemo.ui.lab.pictures import theory_of
 from specdemo.ui.lab.results import plain
 
 values = st.one_of(

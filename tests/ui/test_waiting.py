@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.studies.lab import STUDIES
-from specdemo.studies.lab.study import DRAFTER, Study
+from specdemo.studies.study import DRAFTER, Study
 from specdemo.studies.tables import Table, table
 from specdemo.types import Field
 from specdemo.ui.lab.run import LabRun

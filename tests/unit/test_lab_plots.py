@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from specdemo.studies.domains import CATEGORY, KIND, POSITION
-from specdemo.ui.lab.pictures.doctor import figures
-from specdemo.ui.lab.pictures.domains import of_domains
+from specdemo.ui.lab.pictures import figures_of, of_domains
 from specdemo.ui.lab.plots import ALONE, BEYOND, HEIGHT, SHARE, TIMES, Figure, bars, lines
 
 from .test_diagnosis import ALONE as WITHOUT_DRAFTS
@@ -68,7 +67,7 @@ def test_shares_beside_each_other_have_one_scale_and_an_axis() -> None:
 @pytest.mark.parametrize("baseline", [True, False])
 def test_speed_ups_have_a_line_at_1_and_what_is_slower_is_outlined(baseline: bool) -> None:
     _, found = examined(Scripted(DRAFTED, 0.3), Scripted(WITHOUT_DRAFTS, 0.1) if baseline else None)
-    figure = figures(found)[1]
+    figure = figures_of(found)[1]
     values = [row["value"] for row in drawn(figure)]
     assert (max(values) < 1) is baseline  # a round takes three times as long and writes 2.4 tokens
     assert rules(figure) == [1]

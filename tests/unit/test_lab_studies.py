@@ -9,8 +9,8 @@ import pytest
 
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.models.loaded import Loaded
-from specdemo.studies.lab.lossless import Lossless
-from specdemo.studies.lab.theory import Theory
+from specdemo.studies.checks import Lossless
+from specdemo.studies.explain import Theory
 from specdemo.studies.prompts import Prompt, readable
 from specdemo.types import BadInput, Draft
 from specdemo.ui.lab.pictures import shown_by

@@ -157,11 +157,11 @@ class Simulation:
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     prompts = [Prompt(str(n), "any", str(n)) for n in range(10)]
     plan = SweepPlan(prompts, ["ngram"], (0, *SPEED_UPS), max_new_tokens=64)
-    monkeypatch.setattr(sweeping, "check_drafter", lambda loaded, drafter: None)
+    monkeypatch.setattr("specdemo.racing.race.check_drafter", lambda loaded, drafter: None)
 
     def swept(seed: int) -> tuple[list[sweeping.Run], Simulation]:
         simulation = Simulation(seed, prompts)
-        monkeypatch.setattr(sweeping, "start", simulation.start)
+        monkeypatch.setattr("specdemo.racing.race.start", simulation.start)
         return list(sweep(simulation.loaded(), plan)), simulation
 
     return swept

@@ -9,7 +9,7 @@ from sys import getsizeof
 from typing import Any
 
 from ...drafters.names import drafter_class
-from ...studies.lab.study import Study
+from ...studies.study import Study
 from ..engine import Engine, EngineTrouble, Said
 from ..jobs import STUDY, Job
 from .pictures import shown_by

@@ -15,9 +15,9 @@ from typing import Any
 
 import gradio as gr
 
+from ...studies.explain import Theory
 from ...studies.lab import STUDIES
-from ...studies.lab.study import ABLE, Study
-from ...studies.lab.theory import Theory
+from ...studies.study import ABLE, Study
 from ...system.allowed import allowed
 from ...types import Field, one_of
 from ..budgets import Budgets
@@ -27,8 +27,7 @@ from ..race.run import Run
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET, checked, job, refusal
 from ..values import to_json
-from .pictures import shown_by
-from .pictures.theory import race_numbers, theory_of
+from .pictures import race_numbers, shown_by, theory_of
 from .results import Results, Updates
 from .run import LabRun, work_of
 

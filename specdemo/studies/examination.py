@@ -7,17 +7,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...servers.address import MAX_ADDRESS, Address
-from ...system.imports import Later
-from ...types import BadInput, Field
-from ..tables import Table, table
+from ..servers.address import MAX_ADDRESS, Address
+from ..system.imports import Later
+from ..types import BadInput, Field
 from .study import DRAFTER, NEW_TOKENS, Study, k_field
+from .tables import Table, table
 
 if TYPE_CHECKING:
-    from ...models.loaded import Loaded
-    from ...servers import dialects
-    from .. import diagnosis, doctor, report, writers
-    from ..writers import Writer
+    from ..models.loaded import Loaded
+    from ..servers import dialects
+    from . import diagnosis, doctor, report, writers
+    from .writers import Writer
 else:
     diagnosis = Later("specdemo.studies.diagnosis")
     doctor = Later("specdemo.studies.doctor")

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ...system.imports import Later
-from ...types import SETTINGS, BadInput, Field, Settings
-from ..broken import DESCRIPTIONS
+from ..system.imports import Later
+from ..types import SETTINGS, BadInput, Field, Settings
+from .broken import DESCRIPTIONS
 from .study import DRAFTER, PROMPT, Study, k_field, some_of_each, temperature_field
 
 if TYPE_CHECKING:
-    from ...models.loaded import Loaded
-    from .. import greedy, lossless
+    from ..models.loaded import Loaded
+    from . import greedy, lossless
 else:
     greedy = Later("specdemo.studies.greedy")
     lossless = Later("specdemo.studies.lossless")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .doctor import Doctor
+from .checks import Lossless
 from .domains import Domains
-from .lossless import Lossless
+from .examination import Doctor
+from .explain import Theory
 from .profile import Profile
 from .study import Study
 from .sweep import Sweep
-from .theory import Theory
 
 STUDIES: dict[str, type[Study]] = {study.name: study for study in (Profile, Theory, Sweep, Domains, Lossless, Doctor)}

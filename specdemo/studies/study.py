@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ...drafters import names
-from ...models.presets import PRESETS
-from ...types import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
-from ..prompts import Prompt, read_prompts, readable
-from ..tables import Table
+from ..drafters import names
+from ..models.presets import PRESETS
+from ..types import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
+from .prompts import Prompt, read_prompts, readable
+from .tables import Table
 
 if TYPE_CHECKING:
-    from ...models.loaded import Loaded
+    from ..models.loaded import Loaded
 
 MAX_LAB_PROMPT = 20_000  # characters; a race takes more, `form.MAX_PROMPT`
 PROMPT_FILES = PRESETS / "prompts"
