@@ -27,6 +27,7 @@ else:
     race = Later("specdemo.racing.race")
 
 CATEGORY, KIND, POSITION = "category", "kind of token", "position in the draft"
+SEVERAL_TRACES = "Count in this trace, with no model; may be given several times."
 COUNTED = ("drafted", "tested", "accepted")
 ENOUGH = 30  # tested guesses that a group needs before a sentence is made of it
 
@@ -45,13 +46,9 @@ class Domains(Study):
         temperature_field(0.0),
         SEED,
         RULE,
-        *prompt_fields("domains", "Prompts per category", 2, 1, 3),
+        *prompt_fields("domains", 2, 3),
         NEW_TOKENS,
-        Field(
-            *("traces", "Traces", "traces"),
-            help="Count in this trace, with no model; may be given several times.",
-            only=COMMAND,
-        ),
+        Field("traces", "Traces", "traces", help=SEVERAL_TRACES, only=COMMAND),
     )
 
     @classmethod

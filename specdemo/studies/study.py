@@ -19,25 +19,18 @@ MAX_LAB_PROMPT = 20_000  # characters; a race takes more, `form.MAX_PROMPT`
 PROMPT_FILES = PRESETS / "prompts"
 ABLE = {name: drafter.description for name, drafter in names.DRAFTERS.items() if name != "none"}
 
-DRAFTER = Field(
-    *("drafter", "Drafter", "drafter"),
-    choices=ABLE,
-    help="The drafter; by default the preset's own. `none` is the target alone.",
-)
-DRAFTERS = Field(
-    *("drafters", "Drafters", "drafters"),
-    choices=ABLE,
-    said="drafter",
-    help="Drafters, separated by commas; by default all that can run.",
-    typed="",
-)
-PROMPT = Field(
-    *("prompt", "Prompt", "text", "Tell me about the sea.", 1, MAX_LAB_PROMPT), help="What to say to the model."
-)
-NEW_TOKENS = Field(
-    *("max_new_tokens", "Tokens per text", "whole", 48, 8, 512), help="The most tokens of each text.", typed=64
-)
+ONE_DRAFTER = "The drafter; by default the preset's own. `none` is the target alone."
+DRAFTER = Field("drafter", "Drafter", "drafter", choices=ABLE, help=ONE_DRAFTER)
+SEVERAL_DRAFTERS = "Drafters, separated by commas; by default all that can run."
+DRAFTERS = Field("drafters", "Drafters", "drafters", choices=ABLE, said="drafter", help=SEVERAL_DRAFTERS, typed="")
+SEA = "Tell me about the sea."
+PROMPT = Field("prompt", "Prompt", "text", SEA, 1, MAX_LAB_PROMPT, help="What to say to the model.")
+MOST = "The most tokens of each text."
+NEW_TOKENS = Field("max_new_tokens", "Tokens per text", "whole", 48, 8, 512, help=MOST, typed=64)
 SEED, RULE = (replace(SETTINGS[name], only=COMMAND) for name in ("seed", "rule"))
+PROMPT_FILE = Field(
+    "prompts", "Prompts", "prompts", help="A file of prompts: JSON lines of id, category and prompt.", only=COMMAND
+)
 
 
 def k_field(value: int, group: str = "") -> Field:
@@ -49,13 +42,10 @@ def temperature_field(value: float, low: float = 0) -> Field:
     return Field("temperature", "Temperature", "number", value, low, 2, help=SETTINGS["temperature"].help)
 
 
-def prompt_fields(file: str, label: str, value: int, low: int, high: int) -> tuple[Field, Field]:
+def prompt_fields(file: str, value: int, high: int) -> tuple[Field, Field]:
     """The prompts of a study: how many of a file that ships on the form, any file on the command line."""
-    words = "A file of prompts: JSON lines of id, category and prompt."
-    return (
-        Field("prompts", label, "whole", value, low, high, only=FORM),
-        Field("prompts", label, "prompts", PROMPT_FILES / f"{file}.jsonl", help=words, only=COMMAND),
-    )
+    of_form = Field("prompts", "Prompts per category", "whole", value, 1, high, only=FORM)
+    return of_form, replace(PROMPT_FILE, value=PROMPT_FILES / f"{file}.jsonl")
 
 
 class Study:

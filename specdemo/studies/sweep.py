@@ -29,7 +29,10 @@ KS = (0, 1, 2, 4, 8, 16)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 WARM_UP = 8  # tokens
 ALONE = "none"  # the target alone, in a summary
-K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"  # of the form
+K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
+SWEEPS = {K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0.3, 0.7, 1, 1.5"}
+SEVERAL_KS = "Values of K, separated by commas; 0 is always run."
+ONE_IS_ENOUGH = "One is enough at temperature 0: the text never varies."
 
 
 class Sweep(Study):
@@ -42,28 +45,14 @@ class Sweep(Study):
     title = "Which K, which temperature"
     summary = "Run drafters with several K, at several temperatures, on easy and hard prompts, and name the best K."
     fields = (
-        Field(
-            *("vary", "What to vary", "choice", K_SWEEP),
-            choices={K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0.3, 0.7, 1, 1.5"},
-            only=FORM,
-        ),
+        Field("vary", "What to vary", "choice", K_SWEEP, choices=SWEEPS, only=FORM),
         DRAFTERS,
         Field("k", "K, if the temperature varies", "whole", 4, 1, MAX_K, only=FORM),
         Field("temperature", "Temperature, if K varies", "number", 0.0, 0, 2, only=FORM),
-        Field(
-            *("ks", "Values of K", "wholes", "0,1,2,4,8,16"),
-            help="Values of K, separated by commas; 0 is always run.",
-            only=COMMAND,
-        ),
-        Field(
-            *("temperatures", "Temperatures", "numbers", "0"), help="Temperatures, separated by commas.", only=COMMAND
-        ),
-        Field(
-            *("seeds", "Samples per prompt", "whole", 1, 1, 10),
-            info="One is enough at temperature 0: the text never varies.",
-            help="Samples per prompt.",
-        ),
-        *prompt_fields("easy-hard", "Prompts per category", 4, 1, 4),
+        Field("ks", "Values of K", "wholes", "0,1,2,4,8,16", help=SEVERAL_KS, only=COMMAND),
+        Field("temperatures", "Temperatures", "numbers", "0", help="Temperatures, separated by commas.", only=COMMAND),
+        Field("seeds", "Samples per prompt", "whole", 1, 1, 10, info=ONE_IS_ENOUGH, help="Samples per prompt."),
+        *prompt_fields("easy-hard", 4, 4),
         NEW_TOKENS,
         RULE,
     )

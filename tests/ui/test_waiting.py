@@ -11,11 +11,10 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.studies.lab import STUDIES
-from specdemo.studies.study import DRAFTER, Study
-from specdemo.studies.tables import Table, table
-from specdemo.types import Field
+from specdemo.studies.study import Study
 from specdemo.ui.lab.run import LabRun
 
+from ..made_up import Counting
 from .browser import run, served, wait_until
 from .conftest import Visit
 from .scripted import Script, stand_in
@@ -123,29 +122,6 @@ def test_a_study_says_how_long_it_still_takes(script: Script, held: type[Long]) 
     told += played
     assert any("s left" in words for _, words in told)
     assert engine.expected_wait([]) == 0.0
-
-
-class Counting(Study):
-    """This counts."""
-
-    name, title = "counting", "How far?"
-    fields = (Field("to", "Count to", "whole", 3, 1, 9), DRAFTER)
-    button = "Count"
-
-    def run(self) -> Iterator[str]:
-        self.steps = self.asked["to"]
-        while self.done < self.steps:
-            self.done += 1
-            yield "Counting"
-
-    def words(self) -> list[str]:
-        return [f"Up to {self.done}."]
-
-    def tables(self) -> list[Table]:
-        return [table("Counted", [("n", "the number", ".1f")], self.rows())]
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [{"n": number + 1} for number in range(self.done)]
 
 
 def test_a_study_is_added_by_its_class_alone(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:

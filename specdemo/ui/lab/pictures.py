@@ -22,28 +22,13 @@ from ...studies.sweep import Sweep
 from ...studies.tables import table
 from ...types import BadInput
 from ..race.run import Run
-from .plots import (
-    ALONE,
-    DRAFT_LENGTH,
-    ROUNDS,
-    SHARE,
-    TIMES,
-    Figure,
-    Picture,
-    Row,
-    Section,
-    bars,
-    lines,
-)
+from .plots import ALONE, DRAFT_LENGTH, ROUNDS, SHARE, TIMES, Figure, Picture, Row, Section, bars, lines
 
 if TYPE_CHECKING:
     from ...studies.diagnosis import Diagnosis
 
 NO_BASELINE = "Tokens per round: a speed-up needs a baseline."
 Point = list[float | None]
-
-
-# What things cost --------------------------------------------------------------------------------------------
 
 
 def of_profile(study: Profile) -> Picture:
@@ -84,9 +69,6 @@ def of_profile(study: Profile) -> Picture:
     ]
     verdict, *words = study.words() or [""]
     return [Section(verdict, words, plots, study.tables())]
-
-
-# What to expect ----------------------------------------------------------------------------------------------
 
 
 def of_measured(study: Theory) -> Picture:
@@ -192,9 +174,6 @@ def race_numbers(run: Run | None) -> tuple[dict[str, float], Measured]:
     return numbers, Measured(numbers, (), found.parallel, found)
 
 
-# Which K, which temperature ----------------------------------------------------------------------------------
-
-
 def of_sweep(study: Sweep) -> Picture:
     if not study.runs:
         return []
@@ -241,9 +220,6 @@ def of_sweep(study: Sweep) -> Picture:
     return [Section("", study.words(), plots, study.tables())]
 
 
-# Where drafts pass -------------------------------------------------------------------------------------------
-
-
 def of_domains(study: Domains) -> Picture:
     rows = study.rows()
     titles = {
@@ -265,9 +241,6 @@ def of_domains(study: Domains) -> Picture:
         plots.append(bars(title, words, tested, counted, whisker="95% confidence interval over texts"))
     told = study.words() or ["There are too few drafted tokens so far."]
     return [Section("", [*told, *[study.left_out] * bool(study.left_out)], plots, study.tables())]
-
-
-# Is it lossless? ---------------------------------------------------------------------------------------------
 
 
 def of_lossless(study: Lossless) -> Picture:
@@ -406,9 +379,6 @@ def _likely(likely: lossless.Likely, rounds: int, text: str) -> dict[str, Any]:
     return {"name": json.dumps(text, ensure_ascii=False), "value": share, **span, "mark": p}
 
 
-# Does it pay off? --------------------------------------------------------------------------------------------
-
-
 def of_doctor(study: Doctor) -> Picture:
     if study.found is None or not study.found.samples:
         return []
@@ -474,9 +444,6 @@ def _points(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:
         [at, value, None, None] if isinstance(value, float) else [at, value.mean, value.low, value.high]
         for at, value in known
     ]
-
-
-# All of them -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
