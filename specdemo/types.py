@@ -22,7 +22,7 @@ MATCH, REJECTION = "match", "rejection"
 RULES = {MATCH: "Match", REJECTION: "Rejection sampling"}  # the verification rules, see `decoding.rule`
 KINDS = {bool: "switch", int: "whole", float: "number", str: "choice", tuple: "texts"}  # of a `Field`, by its value
 OF_SERVERS = "address", "key"  # kinds of a `Field`
-FORM, COMMAND = "form", "command"  # what has a `Field`
+FORM, COMMAND = "form", "command"  # `Field.only`
 
 IntIfKnown: TypeAlias = Any
 """An int, or None in the lane of a server that does not tell it. Our own lanes know it, so what reads them need not
@@ -171,10 +171,10 @@ class Field:
     preset's own.
 
     Attributes:
-        label: on the page, where `info` stands below it, and fields of one `group` under that as a heading.
+        label: on the page. There `info` stands below it, and fields of one `group` stand below that as a heading.
         said: in sentences, if it is not the label in quotation marks.
         help: on the command line, where it begins with `typed` if that is not None.
-        only: the one of both that has it, the form or the command; empty if both do.
+        only: FORM or COMMAND, if only one of them has it.
     """
 
     name: str

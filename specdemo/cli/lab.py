@@ -19,7 +19,6 @@ from ..racing.trace import read_trace, trace_lines
 from ..studies.lab import STUDIES
 from ..studies.prompts import read_prompts, readable
 from ..studies.study import Study, settings_in
-from ..studies.tables import aligned
 from ..types import MATCH, BadInput, Field, Settings, read_k
 from .options import (
     PROMPTS,
@@ -41,7 +40,7 @@ from .options import (
     numbers,
     options_of,
     say,
-    show_table,
+    show,
     with_options,
     with_progress,
 )
@@ -70,7 +69,7 @@ def add(study: type[Study]) -> None:
             if loaded is not None:
                 facts = provenance(loaded)
         for table in running.tables():
-            typer.echo(aligned([table.names, *table.rows]) + "\n")
+            show(table)
         say(running.words())
         files.write({**facts, **running.result()}, running.rows())
 
@@ -134,9 +133,7 @@ def theory(
     if json_:
         typer.echo(json.dumps({**asdict(costs), "alpha": alpha, "rows": rows, "best_k": best}))
     else:
-        shapes = {"k": "d", "ideal_speedup": ".3f", "verify_cost": ".2f", "break_even_alpha": ".3f"}
-        shapes |= {"expected_tokens": ".2f", "speedup": ".3f"} if alpha is not None else {}
-        show_table(rows, shapes)
+        show(lab.for_each_k(costs, alpha))
         say(lab.in_words(costs, alpha))
     files.write(None, rows)
 

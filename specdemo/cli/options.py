@@ -24,7 +24,7 @@ from ..types import SETTINGS, BadInput, Field, Settings, read_k
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from ..studies.tables import Columns, Rows
+    from ..studies.tables import Columns, Rows, Table
 
 Item = TypeVar("Item")
 PROMPTS = PRESETS / "prompts"
@@ -295,6 +295,13 @@ def save_json(path: Path | None, found: Any) -> None:
         from ..studies.tables import write_json
 
         write_json(path, found)
+
+
+def show(table: Table) -> None:
+    """Print a table, with the names of its columns that the files have."""
+    from ..studies.tables import aligned
+
+    typer.echo(aligned([table.names, *table.rows]) + "\n")
 
 
 def show_table(rows: Rows, columns: Columns) -> None:

@@ -1,4 +1,4 @@
-"""A measured race compared with the theory, and the gap between the two by its parts."""
+"""What to expect: a measured race compared with the theory, and the gap between the two by its parts."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ else:
     loop, race = Later("specdemo.decoding.loop"), Later("specdemo.racing.race")
 
 TARGET, DRAFT_MODEL = "target", "draft model"
-REPEATS = "How often everything is run."
+REPEATS_HELP = "How often everything is run."
 SWEEPS = 3  # over the lengths of a pass, in one step
 FREE = 1.25  # a pass over K + 1 tokens that costs no more than this many passes over one is called nearly free
 
@@ -42,7 +42,7 @@ class Profile(Study):
     fields = (
         replace(DRAFTERS, value="all"),
         k_field(4),
-        Field("repeats", "Repeats of each measurement", "whole", 2, 1, 20, help=REPEATS, typed=3),
+        Field("repeats", "Repeats of each measurement", "whole", 2, 1, 20, help=REPEATS_HELP, typed=3),
         PROMPT,
         replace(NEW_TOKENS, typed=32, only=COMMAND),
     )

@@ -15,7 +15,7 @@ from .tables import Table
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
 
-MAX_LAB_PROMPT = 20_000  # characters; a race takes more, `form.MAX_PROMPT`
+MAX_LAB_PROMPT = 20_000  # characters; a race takes more
 PROMPT_FILES = PRESETS / "prompts"
 ABLE = {name: drafter.description for name, drafter in names.DRAFTERS.items() if name != "none"}
 

@@ -106,17 +106,8 @@ def of_theory(costs: theory.Costs, alpha: float, found: Explained | None = None)
             [(alpha, "alpha")],
         ),
     ]
-    columns = [
-        ("k", "K", ",.0f"),
-        ("ideal_speedup", "speed-up if all pass and checking is free", "times3"),
-        ("verify_cost", "a checking pass takes", "times"),
-        ("break_even_alpha", "break-even alpha", ".3f"),
-        ("expected_tokens", "tokens per round", ".2f"),
-        ("speedup", "speed-up", "times3"),
-    ]
-    rows = table("For each K", columns, theory.table(costs, alpha))
     *words, verdict = theory.in_words(costs, alpha)
-    sections = [Section(verdict, words, plots, [rows])]
+    sections = [Section(verdict, words, plots, [theory.for_each_k(costs, alpha)])]
     return sections if found is None else [*sections, _explained(found)]
 
 
