@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,7 +18,11 @@ MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would 
 MAX_NEW_TOKENS = 1_000_000
 MAX_STOP_STRINGS = 8
 FOLDERS = re.compile(r"(?<![\w:/.])(?:[A-Za-z]:\\|/)(?:[^\s'\"/\\]+[/\\])*")  # of an absolute path
-MATCH, REJECTION = RULES = "match", "rejection"  # the verification rules, see `decoding.rule`
+MATCH, REJECTION = "match", "rejection"
+RULES = {MATCH: "Match", REJECTION: "Rejection sampling"}  # the verification rules, see `decoding.rule`
+KINDS = {bool: "switch", int: "whole", float: "number", str: "choice", tuple: "texts"}  # of a `Field`, by its value
+OF_SERVERS = "address", "key"  # kinds of a `Field`
+FORM, COMMAND = "form", "command"  # `Field.only`
 
 IntIfKnown: TypeAlias = Any
 """An int, or None in the lane of a server that does not tell it. Our own lanes know it, so what reads them need not
@@ -156,43 +160,97 @@ class DraftedToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """A setting: what is allowed, and the words for it.
+class Field:
+    """One thing that a form, a command, a link or a call asks for: what is allowed, and the words for it.
 
-    `default` tells the type, and `choices` are allowed besides. `low` and `high` are the bounds of a number, `name`
-    stands in sentences, `help` on the command line and `label` on the page, where it is not the name.
+    `kind` is switch, whole, number, text, texts (several), choice (a few), list (a choice of one in a list), drafter,
+    drafters (several), or one of `OF_SERVERS`: the address of a server and its API key, which may be empty. The command
+    line also has wholes and numbers (several), prompts (a file of them) and traces (files). A number has bounds, and so
+    has the length of a text. `choices` say what each value means in words; a number may be one of them, too. A drafter
+    without a `value` begins as the preset's own, drafters as all that the preset can use (`value` "all") or the
+    preset's own.
+
+    Attributes:
+        label: on the page. There `info` stands below it, and fields of one `group` stand below that as a heading.
+        said: in sentences, if it is not the label in quotation marks.
+        help: on the command line, where it begins with `typed` if that is not None.
+        only: FORM or COMMAND, if only one of them has it.
     """
 
-    default: Any
     name: str
+    label: str
+    kind: str
+    value: Any = None
     low: float = 0
     high: float = 0
+    choices: Mapping[str, str] = field(default_factory=dict)
+    info: str = ""
+    group: str = ""
+    said: str = ""
     help: str = ""
-    label: str = ""
-    choices: tuple[str, ...] = ()
+    typed: Any = None
+    only: str = ""
 
-    def check(self, value: object, high: float | None = None) -> None:
+    def read(self, given: Any) -> Any:
+        """The value that was filled in.
+
+        Raises:
+            BadInput: a sentence naming what was given and what is allowed.
+        """
+        value = whole_if_it_is(given) if self.kind == "whole" else given
+        self.check(value)
+        if self.kind == "drafters":
+            return list(dict.fromkeys(value))
+        return float(value) if self.kind == "number" else value.strip() if self.kind in OF_SERVERS else value
+
+    def check(self, value: Any, high: float | None = None) -> None:
         """Check one value, with a bound of the caller's own if `high` is given.
 
         Raises:
-            BadInput: naming the setting, the value and what is allowed.
+            BadInput: naming the field, the value and what is allowed.
         """
-        kind, high, also = type(self.default), self.high if high is None else high, ""
-        good, allowed = value in self.choices, " or ".join(self.choices)
-        if kind is bool:
+        known, instead, also = list(self.choices), _instead(value), ""
+        good = isinstance(value, str) and value in known
+        if self.kind in ("list", "drafter", "drafters"):
+            several = self.kind == "drafters"
+            if several and not (isinstance(value, list) and value):
+                raise BadInput("Choose at least one drafter.")
+            for one in value if several else [value]:
+                one_of(self.said or self.label.lower(), one, known)
+            return
+        if self.kind == "switch":
             good, allowed = isinstance(value, bool), "true or false"
-        elif kind in (int, float):
-            number = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
-            good |= number and self.low <= value <= high  # type: ignore[operator]  # NaN fails every comparison
-            also = f" Or choose {allowed}." if allowed else ""
-            allowed = f"a {'whole ' * (kind is int)}number from {self.low:,} to {high:,}"
+        elif self.kind in ("whole", "number"):
+            kind: Any = int if self.kind == "whole" else (int, float)
+            number = isinstance(value, kind) and not isinstance(value, bool)
+            good |= number and self.low <= value <= (self.high if high is None else high)  # NaN fails every comparison
+            allowed = f"a {'whole ' * (kind is int)}number from {self.bounds(high)}"
+            also = f" Or choose {' or '.join(known)}." if known else ""
+        elif self.kind == "choice":
+            allowed = " or ".join(known)
+        else:  # a text, which is not quoted: it may hold a key
+            good = isinstance(value, str) and self.low <= len(value.strip()) and len(value) <= self.high
+            allowed, instead = f"a text of {f'{self.low} to' if self.low else 'at most'} {self.high:,} characters", ""
         if not good:
-            raise BadInput(f"{self.name} must be {allowed}{_instead(value)}.{also}")
+            raise BadInput(f"{self.called} must be {allowed}{instead}.{also}")
+
+    def bounds(self, high: float | None = None) -> str:
+        """Of a number, in words."""
+        return f"{self.low:,} to {self.high if high is None else high:,}"
+
+    @property
+    def called(self) -> str:
+        """Its name in sentences."""
+        return self.said or f'"{self.label}"'
 
 
-def setting(default: Any, *words: Any, **more: Any) -> Any:
-    """A field that is a `Setting`."""
-    return field(default=default, metadata={"setting": Setting(default, *words, **more)})
+def setting(
+    default: Any, said: str, low: float = 0, high: float = 0, help: str = "", label: str = "", **more: Any
+) -> Any:
+    """A field of a dataclass that is a `Field` of the same name; `default` tells its kind."""
+    kind, label = KINDS[type(default)], label or said.capitalize()
+    one = Field("", label, kind, default, low, high, said=said, help=help, **more)
+    return field(default=default, metadata={"field": one})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +265,9 @@ class Settings:
         BadInput: naming the setting, what was given and what is allowed.
     """
 
-    k: int | str = setting(4, "K", 0, MAX_NODES, f"Tokens drafted in a round, 0 to {MAX_K} or {AUTO}.", choices=(AUTO,))
+    k: int | str = setting(
+        4, "K", 0, MAX_NODES, f"Tokens drafted in a round, 0 to {MAX_K} or {AUTO}.", choices={AUTO: ""}
+    )
     temperature: float = setting(0.0, "temperature", 0, 2, "The temperature, 0 (greedy) to 2.")
     top_k: int = setting(0, "top-k", 0, 1_000_000, "Sample from the k likeliest tokens; 0 is off.", "Top-k (0 is off)")
     top_p: float = setting(
@@ -234,7 +294,22 @@ class Settings:
             raise BadInput("A stop string holds half of a character (a lone surrogate), which is not text.")
 
 
-SETTINGS: dict[str, Setting] = {each.name: each.metadata["setting"] for each in fields(Settings)}
+SETTINGS: dict[str, Field] = {each.name: replace(each.metadata["field"], name=each.name) for each in fields(Settings)}
+
+
+def one_of(what: str, value: Any, known: Sequence[str]) -> None:
+    """Check that a value is one of the known ones.
+
+    Raises:
+        BadInput: it is not.
+    """
+    if not isinstance(value, str) or value not in known:
+        raise BadInput(f"There is no {what} called {brief(value)}. Choose one of: {', '.join(known)}.")
+
+
+def whole_if_it_is(value: Any) -> Any:
+    """JSON and sliders write 4 as 4.0 at times. Only a float that is a whole number is taken for one."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def brief(value: object, most: int = 60) -> str:

@@ -35,7 +35,7 @@ from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..racing.provenance import commit
 from ..racing.stats import Stats
 from ..studies.prompts import read_prompts, some
-from ..studies.tables import cell, text_table
+from ..studies.tables import text_table, told
 from ..system.hardware import device_name
 from ..types import AUTO, MATCH, MAX_K, MAX_NODES, Settings
 from .cases import ALONE, ASSISTED, HF, TUNED, Case, cases_of_ours
@@ -231,7 +231,7 @@ SHAPES_OF_ROWS = {
 def line(row: Row) -> str:
     """A row in a line, printed as soon as it is measured, for a run that is cut off."""
     known = {name: shape for name, shape in SHAPES_OF_ROWS.items() if shape and row.get(name) is not None}
-    found = [f"{name} {cell(row[name], shape)}" for name, shape in known.items()]
+    found = [f"{name} {told(row[name], shape, '-')}" for name, shape in known.items()]
     return ", ".join([row["part"], row["what"], *found, *filter(None, [row.get("error")])])
 
 

@@ -61,12 +61,12 @@ def doctor(
     counts, lengths = _counts(at_once, "Requests at once"), _counts(contexts, "Lengths of prompts")
     with _servers(server, baseline) if server else _of_preset(models, drafter, k) as sides:
         from ..studies.diagnosis import Diagnosis
-        from ..studies.doctor import Doctor, Plan, settings_of
+        from ..studies.doctor import Doctor, DoctorPlan, settings_of
         from ..studies.report import SAMPLES, TABLES, facts, html_report
         from ..studies.tables import json_text, write_csv
 
         settings = settings_of(temperature, max_new_tokens, server is not None)
-        study = Doctor(*sides, Plan(prompts, settings, counts, lengths, seconds))
+        study = Doctor(*sides, DoctorPlan(prompts, settings, counts, lengths, seconds))
         for _ in with_progress(study.run(), study.steps):
             pass
     found = Diagnosis.of(study)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -14,9 +15,11 @@ from typer import Option
 
 from ..racing.compare import is_comparable
 from ..racing.provenance import provenance
-from ..racing.trace import SPECULATIVE, read_trace, trace_lines
-from ..studies.prompts import Prompt, read_prompts, readable
-from ..types import MATCH, BadInput, Settings, read_k
+from ..racing.trace import read_trace, trace_lines
+from ..studies.lab import STUDIES
+from ..studies.prompts import read_prompts, readable
+from ..studies.study import Study, settings_in
+from ..types import MATCH, BadInput, Field, Settings, read_k
 from .options import (
     PROMPTS,
     AsJson,
@@ -28,7 +31,6 @@ from .options import (
     Models,
     ModelsOrEager,
     PromptFile,
-    Repeats,
     RuleName,
     Seed,
     Temperatures,
@@ -36,8 +38,9 @@ from .options import (
     TopP,
     Tree,
     numbers,
+    options_of,
     say,
-    show_table,
+    show,
     with_options,
     with_progress,
 )
@@ -47,42 +50,57 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Why it is fast or slow, which K, and whether it is really lossless.", no_args_is_help=True)
 
-K = Annotated[int, Option("-k", help="Tokens drafted in one round.")]
-Temperature = Annotated[float, Option(help="The temperature, 0 (greedy) to 2.")]
+
+def add(study: type[Study]) -> None:
+    """Add the command of a study: it asks for its fields, runs it, and prints and writes what was found."""
+
+    def command(models: Models, asked: Any, files: Files) -> None:
+        given = {field.name: _read(field, getattr(asked, field.name)) for field in study.options()}
+        settings_in(given)  # what is wrong with them is said before a model is loaded
+        facts: dict[str, Any] = {}
+        with models.loaded() if study.needs_models(given) else nullcontext() as loaded:
+            if loaded is not None:
+                given |= _of_preset(loaded, study, given)
+            running = study(loaded, given)  # type: ignore[arg-type]  # if it needs no models
+            if running.left_out:
+                typer.echo(running.left_out, err=True)
+            for _ in with_progress(running.run(), running.steps):
+                pass
+            if loaded is not None:
+                facts = provenance(loaded)
+        for table in running.tables():
+            show(table)
+        say(running.words())
+        files.write({**facts, **running.result()}, running.rows())
+
+    command.__annotations__ = {"models": Models, "asked": options_of(study.options()), "files": Files}
+    app.command(study.name, help=study.summary)(with_options(command))
 
 
-@app.command()
-@with_options
-def profile(
-    models: Models,
-    *,
-    names: Drafters = "",
-    k: K = 4,
-    prompt: Annotated[str, Option(help="What to say to the model.")] = "Tell me about the sea.",
-    max_new_tokens: MaxNewTokens = 32,
-    repeats: Repeats = 3,
-    files: Files,
-) -> None:
-    """Time a token of each model, a pass over 1 to 17 tokens, and what a drafted token costs."""
-    with models.loaded() as loaded:
-        from ..racing.race import drafters_of
-        from ..studies import profile as lab
+def _read(field: Field, typed: Any) -> Any:
+    match field.kind:
+        case "wholes":
+            return numbers(typed, int, field.label)
+        case "numbers":
+            return numbers(typed, float, field.label)
+        case "prompts":
+            return read_prompts(typed)
+    return typed
 
-        drafters = drafters_of(loaded, names)
-        steps = lab.profile(loaded, loaded.encode(prompt), drafters, k, max_new_tokens, repeats)
-        timings = [timing for step in with_progress(steps, lab.steps(loaded, drafters, repeats)) for timing in step]
-        facts = provenance(loaded)
-    summary = lab.summarise(timings)
-    times = {"mean_ms": ".2f", "p50_ms": ".2f", "p90_ms": ".2f"}
-    shapes = {
-        "models": {"model": "", "tokens_per_second": ".1f", **times, "ttft_ms": ".1f"},
-        "passes": {"model": "", "tokens": "d", **times, "cost": ".2f"},
-        "drafters": {"drafter": "", "ms_per_drafted_token": ".3f", "draft_cost": ".1%"},
-    }
-    for part, columns in shapes.items():
-        show_table(summary[part], columns)
-    say(lab.in_words(summary, k))
-    files.write({**facts, **summary}, [{"part": part, **row} for part in shapes for row in summary[part]])
+
+def _of_preset(loaded: Loaded, study: type[Study], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The drafters, which depend on what the preset has."""
+    from ..racing.race import drafters_of
+
+    kinds = {field.name: field.kind for field in study.options()}
+    several = {name: drafters_of(loaded, given[name]) for name, kind in kinds.items() if kind == "drafters"}
+    own = loaded.preset.defaults.drafter
+    return {**several, **{name: given[name] or own for name, kind in kinds.items() if kind == "drafter"}}
+
+
+for declared in STUDIES.values():
+    if declared.summary:
+        add(declared)
 
 
 @app.command()
@@ -115,9 +133,7 @@ def theory(
     if json_:
         typer.echo(json.dumps({**asdict(costs), "alpha": alpha, "rows": rows, "best_k": best}))
     else:
-        shapes = {"k": "d", "ideal_speedup": ".3f", "verify_cost": ".2f", "break_even_alpha": ".3f"}
-        shapes |= {"expected_tokens": ".2f", "speedup": ".3f"} if alpha is not None else {}
-        show_table(rows, shapes)
+        show(lab.for_each_k(costs, alpha))
         say(lab.in_words(costs, alpha))
     files.write(None, rows)
 
@@ -132,80 +148,6 @@ def explain(trace: Annotated[Path, Option(help="A trace, as `record` writes it."
     found = explain_race(entries, str(header.get("drafter")))
     say(found.in_words())
     files.write(asdict(found), [asdict(part) for part in found.parts])
-
-
-@app.command()
-@with_options
-def sweep(
-    models: Models,
-    *,
-    names: Drafters = "",
-    ks: Annotated[str, Option("-k", help="Values of K, separated by commas; 0 is always run.")] = "0,1,2,4,8,16",
-    temperatures: Temperatures = "0",
-    seeds: Annotated[int, Option(min=1, help="Samples per prompt.")] = 1,
-    prompts: PromptFile = PROMPTS / "easy-hard.jsonl",
-    max_new_tokens: MaxNewTokens = 64,
-    rule: RuleName = MATCH,
-    files: Files,
-) -> None:
-    """Run drafters with several K, at several temperatures, on easy and hard prompts, and name the best K."""
-    k_values, t_values = numbers(ks, int, "Values of K"), numbers(temperatures, float, "Temperatures")
-    asked = read_prompts(prompts)
-    with models.loaded() as loaded:
-        from ..racing.race import drafters_of
-        from ..studies import sweep as lab
-
-        plan = lab.Plan(asked, drafters_of(loaded, names), k_values, t_values, range(seeds), max_new_tokens, rule)
-        runs = list(with_progress(lab.sweep(loaded, plan), plan.steps))
-        facts = provenance(loaded)
-    rows = lab.summarise(runs)
-    best = lab.best_k(runs)
-    shapes = {"category": "", "temperature": "g", "drafter": "", "k": "", "tokens_per_second": ".1f"}
-    shapes |= {"speedup": ".2f", "acceptance_rate": ".0%", "draft_efficiency": ".0%"}
-    show_table(rows, shapes)
-    say(row["sentence"] for row in best)
-    files.write({**facts, "runs": runs, "summary": rows, "best": best}, rows)
-
-
-@app.command()
-@with_options
-def domains(
-    models: Models,
-    *,
-    drafter: Drafter = None,
-    k: K = 4,
-    temperature: Temperature = 0.0,
-    seed: Seed = 0,
-    rule: RuleName = MATCH,
-    prompts: PromptFile = PROMPTS / "domains.jsonl",
-    max_new_tokens: MaxNewTokens = 64,
-    traces: Annotated[
-        list[Path] | None, Option("--trace", help="Count in this trace, with no model; may be given several times.")
-    ] = None,
-    files: Files,
-) -> None:
-    """Count which drafted tokens pass: by category of prompt, by kind of token, by position in the draft."""
-    from ..studies import domains as lab
-
-    counts = lab.Counts()
-    for trace in traces or ():
-        drafted = [entry for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
-        counts.add(Path(trace.name.removesuffix(".gz")).stem, drafted)
-    facts: dict[str, Any] = {}
-    if not traces:
-        asked = read_prompts(prompts)
-        settings = Settings(k=k, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed, rule=rule)
-        with models.loaded() as loaded:
-            name, asked = drafter or loaded.preset.defaults.drafter, _readable(loaded, asked)
-            for prompt, entries in with_progress(lab.domains(loaded, name, asked, settings), len(asked)):
-                counts.add(prompt.category, entries)
-            facts = provenance(loaded)
-    rows = counts.rows()
-    shapes = {"by": "", "name": "", "drafted": "d", "tested": "d", "accepted": "d"}
-    shapes |= {"acceptance_rate": ".0%", "low": ".0%", "high": ".0%", "draft_efficiency": ".0%"}
-    show_table(rows, shapes)
-    say(counts.in_words())
-    files.write({**facts, "rows": rows}, rows)
 
 
 @app.command()
@@ -258,7 +200,9 @@ def lossless(
     asked = read_prompts(prompts) if limit else []
     with models.loaded() as loaded:
         if asked:
-            asked = _readable(loaded, asked)
+            asked, left_out = readable(loaded, asked)
+            if left_out:
+                typer.echo(left_out, err=True)
             asked = asked[:: max(1, len(asked) // limit)][:limit]  # from the whole file
         drafting = drafters_of(loaded, names) if names else [drafter or loaded.preset.defaults.drafter]
         checks: list[greedy.GreedyCheck] = []
@@ -291,21 +235,6 @@ def lossless(
     wrong = any(place.error > lab.PRECISION for paper in papers for place in paper.positions)
     if differ or wrong or (sampled and sampled.caught):
         raise typer.Exit(1)
-
-
-def _readable(loaded: Loaded, asked: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts that the model can read; says which are left out.
-
-    Raises:
-        BadInput: it can read none.
-    """
-    can, cannot = readable(loaded, asked)
-    names = ", ".join(prompt.id for prompt in cannot)
-    if not can:
-        raise BadInput(f"This model can read none of the prompts ({names}): they hold characters it does not know.")
-    if cannot:
-        typer.echo(f"Left out, since this model cannot read all their characters: {names}.", err=True)
-    return can
 
 
 def costs_in(profile: Path, drafter: str) -> Any:

@@ -20,11 +20,11 @@ from typer import Argument, Option
 from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of, with_head
 from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes
 from ..system.imports import import_quickly
-from ..types import SETTINGS, BadInput, Settings, read_k
+from ..types import SETTINGS, BadInput, Field, Settings, read_k
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from ..studies.tables import Columns, Rows
+    from ..studies.tables import Columns, Rows, Table
 
 Item = TypeVar("Item")
 PROMPTS = PRESETS / "prompts"
@@ -87,6 +87,21 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     run.__annotations__ = {option.name: option.annotation for option in options}
     run.__signature__ = signature(command).replace(parameters=options)  # type: ignore[attr-defined]
     return run
+
+
+def options_of(asked: Iterable[Field]) -> type:
+    """A dataclass of these fields, for a command `with_options`."""
+    return make_dataclass("Asked", map(_option, asked), frozen=True, kw_only=True)
+
+
+def _option(field: Field) -> tuple[str, Any, Any]:
+    """The name of a field, its type and what it begins with; one that takes several is called by the singular."""
+    types = {"whole": int, "number": float, "drafter": str | None, "prompts": Path, "traces": list[Path] | None}
+    kind, name = types.get(field.kind, str), field.name.replace("_", "-")
+    name = name.removesuffix("s") if field.kind in ("wholes", "numbers", "traces") else name
+    least = int(field.low) if kind is int and field.name not in SETTINGS else None  # the settings have bounds
+    option = Option(f"--{name}" if len(name) > 1 else f"-{name}", help=field.help, min=least)
+    return field.name, Annotated[kind, option], field.value if field.typed is None else field.typed
 
 
 def moved(app: typer.Typer, name: str, sentence: str) -> None:
@@ -280,6 +295,13 @@ def save_json(path: Path | None, found: Any) -> None:
         from ..studies.tables import write_json
 
         write_json(path, found)
+
+
+def show(table: Table) -> None:
+    """Print a table, with the names of its columns that the files have."""
+    from ..studies.tables import aligned
+
+    typer.echo(aligned([table.names, *table.rows]) + "\n")
 
 
 def show_table(rows: Rows, columns: Columns) -> None:

@@ -64,7 +64,7 @@ class Request:
 def parameters() -> dict[str, tuple[Any, Any]]:
     """The types and the defaults of the settings where somebody asks for them; None is as the preset has it."""
     types, usual = {**get_type_hints(Settings), "stop": list[str]}, {"stop", *(each.name for each in fields(Defaults))}
-    defaults = {name: None if name in usual else one.default for name, one in SETTINGS.items()}
+    defaults = {name: None if name in usual else one.value for name, one in SETTINGS.items()}
     return {name: (types[name] if name not in usual else types[name] | None, it) for name, it in defaults.items()}
 
 

@@ -34,7 +34,7 @@ SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DoctorPlan:
     """What is measured: `each` prompts of every kind, requests `at_once`, prompts of about `contexts` tokens.
 
     Raises:
@@ -118,7 +118,7 @@ class Doctor:
         left_out: sentences on what was not measured, and why.
     """
 
-    def __init__(self, with_drafts: Writer, alone: Writer | None, plan: Plan) -> None:
+    def __init__(self, with_drafts: Writer, alone: Writer | None, plan: DoctorPlan) -> None:
         self.with_drafts, self.alone, self.plan = with_drafts, alone, plan
         self.prompts = plan.prompts()
         self.samples: list[Sample] = []

@@ -3,24 +3,88 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..decoding.events import Round, branches
-from ..models.loaded import Loaded
-from ..racing.race import SPECULATIVE, check_drafter, check_fits, start
 from ..racing.text import LaneText
-from ..racing.trace import Entry
-from ..types import BadInput, DraftOutcome, Settings
+from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
+from ..system.imports import Later
+from ..types import COMMAND, BadInput, DraftOutcome, Field, Settings
 from .kinds import Kind, kind_of
 from .prompts import Prompt
 from .statistics import pooled_rate, rates_differ
+from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_fields, settings_in, temperature_field
+from .tables import Table, table
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+    from ..racing import race
+else:
+    race = Later("specdemo.racing.race")
 
 CATEGORY, KIND, POSITION = "category", "kind of token", "position in the draft"
+SEVERAL_TRACES = "Count in this trace, with no model; may be given several times."
 COUNTED = ("drafted", "tested", "accepted")
 ENOUGH = 30  # tested guesses that a group needs before a sentence is made of it
+
+
+class Domains(Study):
+    """A drafter is good at some texts and bad at others. This view writes texts of eight categories and counts which
+    drafted tokens pass: by category, by kind of token, and by position in the draft.
+    """
+
+    name = "domains"
+    title = "Where drafts pass"
+    summary = "Count which drafted tokens pass: by category of prompt, by kind of token, by position in the draft."
+    fields = (
+        DRAFTER,
+        k_field(4),
+        temperature_field(0.0),
+        SEED,
+        RULE,
+        *prompt_fields("domains", 2, 3),
+        NEW_TOKENS,
+        Field("traces", "Traces", "traces", help=SEVERAL_TRACES, only=COMMAND),
+    )
+
+    @classmethod
+    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
+        return not asked.get("traces")
+
+    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
+        super().__init__(loaded, asked)
+        self.counts = Counts()
+        self.texts = self.readable(self.prompts("domains")) if self.needs_models(asked) else []
+        self.steps = len(self.texts)
+
+    def run(self) -> Iterator[str]:
+        for trace in self.asked.get("traces") or ():
+            drafted = [entry for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
+            self.counts.add(Path(trace.name.removesuffix(".gz")).stem, drafted)
+            yield "Reading traces"
+        if self.texts:
+            texts = domains(self.loaded, self.asked["drafter"], self.texts, settings_in(self.asked))
+            for prompt, entries in texts:
+                self.counts.add(prompt.category, entries)
+                self.done += 1
+                yield "Writing texts"
+
+    def words(self) -> list[str]:
+        return self.counts.in_words()
+
+    def tables(self) -> list[Table]:
+        columns = [("by", "by", ""), ("name", "group", "")]
+        columns += [(name, name, ",.0f") for name in ("drafted", "tested", "accepted")]
+        columns += [("acceptance_rate", "acceptance rate", ".0%"), ("low", "from", ".0%"), ("high", "to", ".0%")]
+        columns += [("draft_efficiency", "draft efficiency", ".0%")]
+        return [table("Counts", columns, self.rows())]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return self.counts.rows()
 
 
 @dataclass(slots=True)
@@ -101,11 +165,11 @@ def domains(
     Raises:
         BadInput: the drafter cannot be used here, or a prompt has no room.
     """
-    check_drafter(loaded, drafter)
+    race.check_drafter(loaded, drafter)
     prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in prompts}
     for ids in prompt_ids.values():
-        check_fits(loaded, len(ids), settings, drafter)
+        race.check_fits(loaded, len(ids), settings, drafter)
     for prompt in prompts:
         text = LaneText(loaded.tokenizer, prompt_ids[prompt.id], loaded.eos_ids)
-        with closing(start(loaded, drafter, prompt_ids[prompt.id], settings)) as events:  # type: ignore[type-var]
+        with closing(race.start(loaded, drafter, prompt_ids[prompt.id], settings)) as events:  # type: ignore[type-var]
             yield prompt, [Entry(SPECULATIVE, event, text.read(event)) for event in events]

@@ -1,25 +1,37 @@
-"""A measured race compared with the theory, and the gap between the two by its parts."""
+"""What to expect: a measured race compared with the theory, and the gap between the two by its parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, permutations
 from math import factorial
 from operator import mul
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from ..decoding.events import Event, Round, branches
 from ..drafters.names import DRAFTERS
 from ..racing.stats import Stats, counts_by_place, speed_up
 from ..racing.trace import PLAIN, SPECULATIVE, Entry
-from ..types import BadInput
+from ..system.imports import Later
+from ..types import BadInput, Field, Settings
 from . import theory
+from .profile import TARGET, Timing, profile, steps, summarise, timing
+from .profile import costs as costs_of
+from .study import DRAFTER, PROMPT, Study, k_field
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+    from ..racing import race
+else:
+    race = Later("specdemo.racing.race")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GapPart:
     """One simplification of the theory replaced by what was measured.
 
     `change` is what that does to the speed-up, as the mean over all orders in which the simplifications can be
@@ -51,7 +63,7 @@ class Explained:
     by_position: tuple[float | None, ...]
     predicted: float
     measured: float
-    parts: tuple[Part, ...]
+    parts: tuple[GapPart, ...]
 
     def in_words(self) -> list[str]:
         what = "a draft" if self.parallel else "a drafted token"
@@ -123,7 +135,7 @@ def explain(plain: Sequence[Event], speculative: Sequence[Event], parallel: bool
     parts = []
     for name, change in _shapley(predict, list(words)).items():
         before += change
-        parts.append(Part(name, words[name], before, change))
+        parts.append(GapPart(name, words[name], before, change))
     return Explained(
         one_pass, k, alpha, costs.draft, parallel, verify, tuple(by_position), predicted, measured, tuple(parts)
     )
@@ -144,3 +156,96 @@ def _shapley(value: Callable[[frozenset[str]], float], names: Sequence[str]) -> 
             found[name] += (value(there | {name}) - value(there)) / factorial(len(names))
             there |= {name}
     return found
+
+
+REPEATS = 2  # of the profile that gives the costs
+TRY, MEASURE = "Numbers to try", "Or measure them here"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a measurement or a race adds to the three numbers of the theory: the costs of passes, and the real run.
+
+    The costs of passes hold for the `numbers` they were measured with.
+    """
+
+    numbers: Mapping[str, float]
+    passes: Sequence[float] = ()
+    parallel: bool = False
+    race: Explained | None = None
+
+
+class Theory(Study):
+    """How much faster can it be? Three numbers decide: how long a drafted token takes, how long a pass of the target
+    takes, and how often a drafted token passes (alpha). Change them to see what the theory predicts for each K. Then
+    measure, to see how far a real run is from the prediction, and why.
+    """
+
+    name = "theory"
+    title = "What to expect"
+    fields = (
+        Field("draft_ms", "Time for one drafted token, ms", "number", 1.0, 0, 10_000, group=TRY),
+        Field("target_ms", "Time for one pass of the target, ms", "number", 30.0, 0.001, 10_000, group=TRY),
+        Field("alpha", "Acceptance rate, alpha", "number", 0.6, 0, 1, group=TRY),
+        replace(DRAFTER, group=MEASURE),
+        k_field(4, MEASURE),
+        replace(PROMPT, value="Write a Python function that reverses a string.", group=MEASURE),
+    )
+    button = "Measure"
+
+    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
+        super().__init__(loaded, asked)
+        self.timings: list[Timing] = []
+        self.entries: list[Entry] = []
+        self.costs: theory.Costs | None = None
+        self.explained: Explained | None = None
+        self.nothing = ""  # why there is nothing to show
+        self.steps = steps(loaded, [asked["drafter"]], REPEATS) + 1
+
+    def run(self) -> Iterator[str]:
+        ids, (drafter, k) = self.loaded.encode(self.asked["prompt"]), self.given("drafter k")
+        for timings in profile(self.loaded, ids, [drafter], k, repeats=REPEATS):
+            self.timings += timings
+            self.done += 1
+            yield timing(timings)
+        with closing(race.race(self.loaded, drafter, ids, Settings(k=k, max_new_tokens=96))) as entries:  # type: ignore[type-var]
+            for entry in entries:
+                self.entries.append(entry)
+                yield "Racing"
+        self.done += 1
+        with suppress(BadInput):  # nothing was tested
+            self.explained = explain_race(self.entries, drafter)
+            self.costs = costs_of(summarise(self.timings), drafter)
+        if self.costs is None:
+            self.nothing = (
+                f"The drafter {drafter} drafted too little in this text to time it and to see what passes. Choose "
+                "another prompt, or another drafter."
+            )
+        yield "Comparing"
+
+    def rows(self) -> list[dict[str, Any]]:
+        if self.costs and self.explained:
+            return [dict(row) for row in theory.table(self.costs, self.explained.alpha)]
+        return []
+
+    def result(self) -> dict[str, Any]:
+        found = {"passes": self.costs.passes, "parallel": self.costs.parallel} if self.costs else {}
+        return {**super().result(), **self.values(), **found, "race": self.explained}
+
+    def values(self) -> dict[str, Any]:
+        if not (self.costs and self.explained):
+            return {}
+        passes = summarise(self.timings)["passes"]
+        one = next(row["p50_ms"] for row in passes if (row["model"], row["tokens"]) == (TARGET, 1))
+        return rounded(self.costs.draft, one, self.explained.alpha)
+
+    def measured(self) -> Measured | None:
+        if not self.costs:
+            return None
+        return Measured(self.values(), self.costs.passes, self.costs.parallel, self.explained)
+
+
+def rounded(draft_cost: float, target_ms: float, alpha: float) -> dict[str, float]:
+    """The three numbers of the form, as a person would write them."""
+    numbers = {"draft_ms": draft_cost * target_ms, "target_ms": target_ms, "alpha": alpha}
+    return {name: float(f"{value:.4g}") for name, value in numbers.items()}

@@ -1,29 +1,94 @@
-"""What the models of a preset cost on this machine: a token, a pass over several tokens, a drafted token."""
+"""What things cost on this machine: a token of each model of a preset, a pass over several tokens, a drafted token."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import fmean, median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..decoding.batch import decode
 from ..decoding.events import Prefilled, Round
-from ..decoding.loop import Decoding, rule_for
 from ..drafters.names import drafter_class
-from ..drafters.none import NoDrafter
-from ..engines.runner import Runner
-from ..models.loaded import Loaded
-from ..racing.race import check_drafter, check_fits, start
-from ..types import MAX_K, Settings
+from ..system.imports import Later
+from ..types import COMMAND, MAX_K, Field, Settings
 from . import theory
-from .tables import grouped
+from .study import DRAFTERS, NEW_TOKENS, PROMPT, Study, k_field
+from .tables import Table, grouped, table
+
+if TYPE_CHECKING:
+    from ..decoding import batch, loop
+    from ..engines.runner import Runner
+    from ..models.loaded import Loaded
+    from ..racing import race
+else:
+    batch, loop = Later("specdemo.decoding.batch"), Later("specdemo.decoding.loop")
+    race = Later("specdemo.racing.race")
 
 TARGET, DRAFT_MODEL = "target", "draft model"
+REPEATS_HELP = "How often everything is run."
 SWEEPS = 3  # over the lengths of a pass, in one step
 FREE = 1.25  # a pass over K + 1 tokens that costs no more than this many passes over one is called nearly free
+
+
+class Profile(Study):
+    """Drafting pays off if a drafted token is cheap and if checking many tokens takes hardly longer than writing one.
+    This view measures both on the server: a pass of the target over 1 to 17 tokens, and a draft of each drafter.
+    """
+
+    name = "profile"
+    title = "What things cost"
+    summary = "Time a token of each model, a pass over 1 to 17 tokens, and what a drafted token costs."
+    fields = (
+        replace(DRAFTERS, value="all"),
+        k_field(4),
+        Field("repeats", "Repeats of each measurement", "whole", 2, 1, 20, help=REPEATS_HELP, typed=3),
+        PROMPT,
+        replace(NEW_TOKENS, typed=32, only=COMMAND),
+    )
+
+    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
+        super().__init__(loaded, asked)
+        self.timings: list[Timing] = []
+        self.steps = steps(loaded, asked["drafters"], asked["repeats"])
+
+    def run(self) -> Iterator[str]:
+        ids, (drafters, k, repeats) = self.loaded.encode(self.asked["prompt"]), self.given("drafters k repeats")
+        new_tokens = self.asked.get("max_new_tokens", 32)
+        for timings in profile(self.loaded, ids, drafters, k, new_tokens, repeats):
+            self.timings += timings
+            self.done += 1
+            yield timing(timings)
+
+    def words(self) -> list[str]:
+        return in_words(self.result(), self.asked["k"])
+
+    def tables(self) -> list[Table]:
+        times = [("mean_ms", "mean ms", "ms"), ("p50_ms", "median ms", "ms"), ("p90_ms", "p90 (ms)", "ms")]
+        speed = [("tokens_per_second", "tokens/s", ".1f"), *times, ("ttft_ms", "first token, ms", "ms")]
+        cost = [("ms_per_drafted_token", "ms per drafted token", "ms"), ("parallel", "all at once", "yes")]
+        cost += [("draft_cost", "a drafted token, or all at once, in target passes (c)", ".1%")]
+        found = self.result()
+        return [
+            table("A token", [("model", "model", ""), *speed], found["models"]),
+            table(
+                "A drafted token",
+                [("drafter", "drafter", ""), ("drafts", "drafts timed", ",.0f"), *cost],
+                found["drafters"],
+            ),
+            table(
+                "A pass",
+                [("model", "model", ""), ("tokens", "tokens", ",.0f"), *times, ("cost", "times one", "times")],
+                found["passes"],
+            ),
+        ]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [{"part": part, **row} for part, rows in self.result().items() for row in rows]
+
+    def result(self) -> dict[str, Any]:
+        return summarise(self.timings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +129,8 @@ def profile(
     longest = MAX_K + 1
     settings = Settings(k=k, max_new_tokens=max(new_tokens, longest))
     for name in drafters:
-        check_drafter(loaded, name)
-    check_fits(loaded, len(prompt_ids), settings, *drafters)
+        race.check_drafter(loaded, name)
+    race.check_fits(loaded, len(prompt_ids), settings, *drafters)
     capacity = len(prompt_ids) + settings.max_new_tokens
     for repeat in range(-1, repeats):
         measured = slice(None) if repeat >= 0 else slice(0)
@@ -87,7 +152,8 @@ def _models(loaded: Loaded) -> list[str]:
 def _timed_text(name: str, runner: Runner, prompt_ids: Sequence[int], settings: Settings) -> list[Timing]:
     """Plain decoding, token by token."""
     timings = []
-    for event in decode(Decoding(runner, NoDrafter(), prompt_ids, rule_for(replace(settings, k=0)))):
+    alone = loop.rule_for(replace(settings, k=0))
+    for event in batch.decode(loop.Decoding(runner, drafter_class("none")(), prompt_ids, alone)):
         if isinstance(event, Prefilled):
             timings.append(Timing("first token", name, len(prompt_ids), event.seconds))
         elif isinstance(event, Round):
@@ -112,7 +178,7 @@ def _timed_passes(name: str, runner: Runner, prompt_ids: Sequence[int], longest:
 
 
 def _timed_drafts(loaded: Loaded, name: str, prompt_ids: Sequence[int], settings: Settings) -> list[Timing]:
-    with closing(start(loaded, name, prompt_ids, settings)) as events:  # type: ignore[type-var]
+    with closing(race.start(loaded, name, prompt_ids, settings)) as events:  # type: ignore[type-var]
         rounds = [event for event in events if isinstance(event, Round)]
     return [Timing("draft", name, len(event.drafted), event.draft_seconds) for event in rounds]
 
@@ -190,3 +256,8 @@ def in_words(summary: dict[str, list[dict[str, Any]]], k: int) -> list[str]:
         what = "a draft, however long," if found.parallel else "a drafted token"
         lines.append(f"{row['drafter']}: {what} costs {found.draft:.1%} of a target pass; to pay at K = {k}, {needed}.")
     return lines
+
+
+def timing(timings: Sequence[Timing]) -> str:
+    """What a step of the profile is at: the first ones give nothing."""
+    return "Timing passes and drafts" if timings else "Warming up"

@@ -60,18 +60,25 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
     raise BadInput(f"{path.name}, line {number}: every line must be an object of id, category and prompt, all texts.")
 
 
-def readable(loaded: Loaded, prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-    """Those that the model can read, and those that it cannot: a character model may know no digits."""
+def readable(loaded: Loaded, prompts: Sequence[Prompt]) -> tuple[list[Prompt], str]:
+    """Those that the model can read, and a sentence on the others, if any: a character model may know no digits.
+
+    Raises:
+        BadInput: it can read none.
+    """
     can: list[Prompt] = []
-    cannot: list[Prompt] = []
+    cannot: list[str] = []
     for prompt in prompts:
         try:
             loaded.encode(prompt.prompt)
         except BadInput:
-            cannot.append(prompt)
+            cannot.append(prompt.id)
         else:
             can.append(prompt)
-    return can, cannot
+    names = ", ".join(cannot)
+    if cannot and not can:
+        raise BadInput(f"This model can read none of the prompts ({names}): they hold characters it does not know.")
+    return can, f"Left out, since this model cannot read all their characters: {names}." if cannot else ""
 
 
 def some(prompts: Sequence[Prompt], each: int) -> list[Prompt]:

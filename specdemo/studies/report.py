@@ -8,6 +8,7 @@ from typing import Any
 
 from .diagnosis import Diagnosis
 from .statistics import Spread
+from .tables import told
 
 STYLE = """
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
@@ -74,18 +75,6 @@ TABLES: dict[str, tuple[str, str, Columns]] = {
         ),
     ),
 }
-
-
-def told(value: Any, form: str) -> str:
-    """A figure in words, a `Spread` with its interval; a dash for what is not known."""
-    if value is None:
-        return "–"
-    if isinstance(value, Spread):
-        between = "" if value.low is None else f" ({told(value.low, form)} to {told(value.high, form)})"
-        return told(value.mean, form) + between
-    if form == "yes":
-        return "yes" if value else "no"
-    return f"{value:{form.rstrip('|')}}"
 
 
 def facts(found: Diagnosis) -> list[str]:

@@ -11,19 +11,19 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from statistics import fmean
-from typing import TYPE_CHECKING, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..system.imports import Later
 
 if TYPE_CHECKING:
+    import numpy as np
     from scipy import special
 else:
+    np = Later("numpy")
     special = Later("scipy.special")
 
 Name = TypeVar("Name", bound=Hashable)
-Array = np.ndarray
+Array: TypeAlias = "np.ndarray"
 
 CONFIDENCE = 0.95
 RESAMPLES = 4000

@@ -7,22 +7,104 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..decoding.events import engine_seconds
-from ..models.loaded import Loaded
-from ..racing.lanes import take_turns
-from ..racing.race import PLAIN, SPECULATIVE, check_drafter, check_fits, start
+from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Stats
-from ..types import MATCH, BadInput, Settings
+from ..system.imports import Later
+from ..types import COMMAND, FORM, MATCH, MAX_K, BadInput, Field, Settings
 from .prompts import Prompt
 from .statistics import Spread, best_of, geometric_mean, log_means, pooled_rate
-from .tables import grouped
+from .study import DRAFTERS, NEW_TOKENS, RULE, Study, prompt_fields
+from .tables import Rows, Table, grouped, table
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+    from ..racing import lanes, race
+else:
+    lanes, race = Later("specdemo.racing.lanes"), Later("specdemo.racing.race")
 
 KS = (0, 1, 2, 4, 8, 16)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 WARM_UP = 8  # tokens
 ALONE = "none"  # the target alone, in a summary
+K_SWEEP, TEMPERATURE_SWEEP = "K", "temperature"
+SWEEPS = {K_SWEEP: "K: 0, 1, 2, 4, 8, 16", TEMPERATURE_SWEEP: "Temperature: 0, 0.3, 0.7, 1, 1.5"}
+SEVERAL_KS = "Values of K, separated by commas; 0 is always run."
+ONE_IS_ENOUGH = "One is enough at temperature 0: the text never varies."
+
+
+class Sweep(Study):
+    """A longer draft can gain more, but each of its tokens costs time, and a rejected token discards the rest. Higher
+    temperatures make the target less predictable. This view writes the same texts with each setting, on easy prompts
+    (lists, counting) and hard ones (stories), and shows what was fastest. The answer can be: do not speculate.
+    """
+
+    name = "sweep"
+    title = "Which K, which temperature"
+    summary = "Run drafters with several K, at several temperatures, on easy and hard prompts, and name the best K."
+    fields = (
+        Field("vary", "What to vary", "choice", K_SWEEP, choices=SWEEPS, only=FORM),
+        DRAFTERS,
+        Field("k", "K, if the temperature varies", "whole", 4, 1, MAX_K, only=FORM),
+        Field("temperature", "Temperature, if K varies", "number", 0.0, 0, 2, only=FORM),
+        Field("ks", "Values of K", "wholes", "0,1,2,4,8,16", help=SEVERAL_KS, only=COMMAND),
+        Field("temperatures", "Temperatures", "numbers", "0", help="Temperatures, separated by commas.", only=COMMAND),
+        Field("seeds", "Samples per prompt", "whole", 1, 1, 10, info=ONE_IS_ENOUGH, help="Samples per prompt."),
+        *prompt_fields("easy-hard", 4, 4),
+        NEW_TOKENS,
+        RULE,
+    )
+
+    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
+        super().__init__(loaded, asked)
+        self.runs: list[Run] = []
+        self.over_temperatures = asked.get("vary") == TEMPERATURE_SWEEP
+        if "vary" not in asked:
+            ks, temperatures = self.given("ks temperatures")
+        elif self.over_temperatures:
+            ks, temperatures = (0, asked["k"]), TEMPERATURES
+        else:
+            ks, temperatures = KS, (asked["temperature"],)
+        drafters, seeds, new_tokens = self.given("drafters seeds max_new_tokens")
+        prompts, rule = self.prompts("easy-hard"), asked.get("rule", MATCH)
+        self.plan = SweepPlan(prompts, drafters, ks, temperatures, range(seeds), new_tokens, rule)
+        self.steps = self.plan.steps
+
+    def run(self) -> Iterator[str]:
+        for run in sweep(self.loaded, self.plan):
+            self.runs.append(run)
+            self.done += 1
+            yield "Writing texts"
+
+    def words(self) -> list[str]:
+        if self.over_temperatures:
+            return list(_temperature_words(self.rows()))
+        return [row["sentence"] for row in best_k(self.runs)]
+
+    def tables(self) -> list[Table]:
+        rows = self.rows()
+        several = len(self.plan.prompts) > len({row["category"] for row in rows})  # see `summarise`
+        columns = [
+            ("category", "prompts", ""),
+            ("temperature", "T", ".3g"),
+            ("drafter", "drafter", ""),
+            ("k", "K", ",.0f"),
+            ("runs", "texts", ",.0f"),
+            ("speedup", "speed-up", "times"),
+            ("tokens_per_second", "tokens/s", ".1f"),
+            ("acceptance_rate", "acceptance rate", ".0%"),
+            ("draft_efficiency", "draft efficiency", ".0%"),
+        ]
+        title = f"All figures, and their 95% intervals over {'prompts' if several else 'seeds'}"
+        return [table(title, columns, rows)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        return summarise(self.runs)
+
+    def result(self) -> dict[str, Any]:
+        return {"runs": self.runs, "summary": self.rows(), "best": best_k(self.runs)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +132,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SweepPlan:
     """What to run: every drafter and K, at every temperature, on every prompt, with every seed."""
 
     prompts: Sequence[Prompt]
@@ -79,7 +161,7 @@ class Plan:
         return Settings(k=k, temperature=temperature, max_new_tokens=self.max_new_tokens, seed=seed, rule=self.rule)
 
 
-def sweep(loaded: Loaded, plan: Plan) -> Iterator[Run]:
+def sweep(loaded: Loaded, plan: SweepPlan) -> Iterator[Run]:
     """Run the plan; whatever was yielded by the time it is closed can be summarised.
 
     Each run is a race: the drafter and the target alone take turns, so both run on the machine in the same state. The
@@ -94,9 +176,9 @@ def sweep(loaded: Loaded, plan: Plan) -> Iterator[Run]:
         raise BadInput("Give at least one drafter and one K above 0: the target alone runs with them anyway.")
     prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in plan.prompts}
     for drafter, k in cases:
-        check_drafter(loaded, drafter)
+        race.check_drafter(loaded, drafter)
         for prompt, temperature, seed in texts:
-            check_fits(loaded, len(prompt_ids[prompt.id]), plan.settings(k, temperature, seed), drafter)
+            race.check_fits(loaded, len(prompt_ids[prompt.id]), plan.settings(k, temperature, seed), drafter)
     for drafter, k in cases:
         short = replace(plan.settings(k, texts[0][1], 0), max_new_tokens=min(WARM_UP, plan.max_new_tokens))
         _race(loaded, drafter, prompt_ids[plan.prompts[0].id], short, False)
@@ -119,8 +201,8 @@ def _race(
     names = {PLAIN: ALONE, SPECULATIVE: drafter}
     order = (SPECULATIVE, PLAIN) if drafter_first else (PLAIN, SPECULATIVE)
     stats = {lane: Stats() for lane in order}
-    lanes = {lane: start(loaded, names[lane], prompt_ids, settings) for lane in order}
-    with closing(take_turns(lanes, engine_seconds)) as events:  # type: ignore[type-var]
+    runs = {lane: race.start(loaded, names[lane], prompt_ids, settings) for lane in order}
+    with closing(lanes.take_turns(runs, engine_seconds)) as events:  # type: ignore[type-var]
         for lane, event in events:
             stats[lane].add(event)
     return stats[PLAIN], stats[SPECULATIVE]
@@ -228,3 +310,17 @@ def _best(where: str, by_k: Mapping[int | str, Sequence[Run]]) -> dict[str, Any]
 def _listed(ks: Sequence[int | str]) -> str:
     *most, last = (str(k) for k in ks)
     return f"K = {', '.join(most)} or {last}" if most else f"K = {last}"
+
+
+def _temperature_words(rows: Rows) -> Iterator[str]:
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["k"] and row["speedup"]:
+            found.setdefault((row["drafter"], row["category"]), []).append(row)
+    for (drafter, category), mine in found.items():
+        low, high = (pick(mine, key=lambda row: row["speedup"].mean) for pick in (min, max))
+        told = "; where it is below 1, do not speculate" if low["speedup"].mean < 1 else ""
+        yield (
+            f"{drafter} on {category} prompts: from {high['speedup'].mean:.2f}× at T = {high['temperature']:g} to "
+            f"{low['speedup'].mean:.2f}× at T = {low['temperature']:g}{told}."
+        )

@@ -6,7 +6,7 @@ import csv
 import json
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,44 @@ Key = TypeVar("Key", bound=Hashable)
 Rows = Sequence[Mapping[str, Any]]
 Columns = Mapping[str, str | tuple[str | Callable[[Any], Any], str]]
 """By heading: the format of a figure of that name; or its name, or a function of the row, and its format."""
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {  # besides those of Python
+    "ms": lambda value: f"{value:.{3 if value < 1 else 2 if value < 100 else 0}f}",
+    "times": lambda value: f"{value:.2f}×",
+    "times3": lambda value: f"{value:.3f}×",
+    "p": lambda value: f"{value:.0e}" if 0 < value < 0.001 else f"{value:.2g}",
+    "yes": lambda value: "✓ yes" if value else "✗ no",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows in words. `names` are the columns in JSON and CSV, which the command line shows, `headers` on the page."""
+
+    title: str
+    names: list[str]
+    headers: list[str]
+    rows: list[list[str]]
+
+
+def table(title: str, columns: Sequence[tuple[str, str, str]], rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Columns are (key in a row, heading, format)."""
+    cells = [[told(row.get(key), form) for key, _, form in columns] for row in rows]
+    return Table(title, [key for key, *_ in columns], [heading for _, heading, _ in columns], cells)
+
+
+def told(value: Any, form: str = "", nothing: str = "–") -> str:
+    """A value in words: a `Spread` with its interval, `nothing` for None; text stays as it is.
+
+    The format is one of Python's or of `FORMATS`; those of `report` that end in a bar draw none here.
+    """
+    if value is None or isinstance(value, str):
+        return nothing if value is None else value
+    if isinstance(value, Spread):
+        interval = "" if value.low is None else f" ({told(value.low, form)} to {told(value.high, form)})"
+        return told(value.mean, form) + interval
+    return FORMATS[form](value) if form in FORMATS else f"{value:{form.rstrip('|')}}"
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
@@ -79,9 +117,14 @@ def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
 
 def text_table(rows: Rows, columns: Columns, sparse: bool = False) -> str:
     """The rows for a terminal; `sparse` leaves out the columns in which nothing is known."""
-    table = [column for column in zip(*_lines(rows, columns), strict=True) if not sparse or {*column[1:]} - {"-"}]
-    widths = [max(map(len, column)) for column in table]
-    lines = zip(*table, strict=True)
+    columns_ = zip(*_lines(rows, columns), strict=True)
+    known = [column for column in columns_ if not sparse or {*column[1:]} - {"-"}]
+    return aligned(list(zip(*known, strict=True)))
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells for a terminal."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
@@ -93,13 +136,5 @@ def markdown_table(rows: Rows, columns: Columns) -> list[str]:
 
 def _lines(rows: Rows, columns: Columns) -> list[list[str]]:
     read = [column if isinstance(column, tuple) else (name, column) for name, column in columns.items()]
-    cells = ([cell(of(row) if callable(of) else row.get(of), shape) for of, shape in read] for row in rows)
+    cells = ([told(of(row) if callable(of) else row.get(of), shape, "-") for of, shape in read] for row in rows)
     return [[*columns], *cells]
-
-
-def cell(value: Any, shape: str) -> str:
-    """A figure in its format, a mean with its interval, what is None as a dash; text stays as it is."""
-    if isinstance(value, Spread):
-        interval = "" if value.low is None else f" ({value.low:{shape}} to {value.high:{shape}})"
-        return f"{value.mean:{shape}}{interval}"
-    return "-" if value is None else value if isinstance(value, str) else f"{value:{shape}}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..racing.figures import alpha_for, expected_tokens, speeds_by_k
 from ..types import MAX_K, BadInput
+from . import tables
 
 SHOWN = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # the values of K of a table
 
@@ -86,6 +87,18 @@ def table(costs: Costs, alpha: float | None = None, ks: Sequence[int] = SHOWN) -
             row |= {"expected_tokens": expected_tokens(alpha, k), "speedup": speed_up(alpha, k, costs)}
         rows.append(row)
     return rows
+
+
+def for_each_k(costs: Costs, alpha: float | None = None) -> tables.Table:
+    """The table in words."""
+    columns = [
+        ("k", "K", ",.0f"),
+        ("ideal_speedup", "speed-up if all pass and checking is free", "times3"),
+        ("verify_cost", "a checking pass takes", "times"),
+        ("break_even_alpha", "break-even alpha", ".3f"),
+    ]
+    columns += [("expected_tokens", "tokens per round", ".2f"), ("speedup", "speed-up", "times3")] * (alpha is not None)
+    return tables.table("For each K", columns, table(costs, alpha))
 
 
 def share_in_words(least: float) -> str:

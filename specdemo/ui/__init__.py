@@ -3,7 +3,7 @@
 serve           builds the page and launches it
 page, look      put the tabs together; theme, styles, scripts and what `launch` needs
 race/           the form, a race from the request to its trace, the arena
-lab/            the views of the Lab, their studies and pictures
+lab/            the views of the Lab: forms, runs, and the pictures of the studies
 replay/         recordings, files of visitors, what the script plays
 api             the named endpoints
 engine          the one model of the process, and the thread that runs it

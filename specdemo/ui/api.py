@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from ..racing.asked import parameters
-from ..types import BadInput
+from ..types import BadInput, one_of
 from .budgets import Budgets, starting
 from .engine import Engine
 from .jobs import RACE
@@ -19,7 +19,6 @@ from .race.request import read_request
 from .race.run import Run
 from .runs import Runs
 from .serving.line import MODEL, job
-from .values import one_of
 
 # The order of the arguments, which a call over HTTP does not name; a new setting comes after them.
 PLACES = "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree"

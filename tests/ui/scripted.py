@@ -27,11 +27,12 @@ from specdemo.racing.asked import PLAIN, DraftedLane, lanes_by_name
 from specdemo.racing.race import check_drafter, check_rule
 from specdemo.racing.summary import outcome
 from specdemo.racing.trace import Entry, Spans
+from specdemo.studies.study import Study
 from specdemo.system.progress import tell
 from specdemo.types import AUTO, BadInput, DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 from specdemo.ui.durations import Durations
 from specdemo.ui.engine import NOTHING_LOADED, Backend, Engine, Status
-from specdemo.ui.lab.study import Study
+from specdemo.ui.lab.pictures import BY_WORDS, PICTURES
 
 WRONG = " wrong"
 PIECE = re.compile(r"\s?[^\s]+|\s")
@@ -310,5 +311,6 @@ def spans(tokenizer: Words, event: Event) -> Spans:
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, study: type[Study], other: type[Study]) -> None:
     """Measure and show by `other` in the tab of a study."""
-    for name in ("__init__", "run", "picture", "rows", "result"):
+    for name in ("__init__", "run", "words", "tables", "rows", "result"):
         monkeypatch.setattr(study, name, getattr(other, name))
+    monkeypatch.setitem(PICTURES, study.name, BY_WORDS)

@@ -27,6 +27,8 @@ from specdemo.racing.trace import (
     read_trace,
     write_trace,
 )
+from specdemo.studies.lab import STUDIES
+from specdemo.studies.study import Study
 from specdemo.types import (
     MAX_K,
     MAX_NODES,
@@ -41,10 +43,7 @@ from specdemo.types import (
 from specdemo.ui.budgets import Budgets, starting
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.jobs import Job
-from specdemo.ui.lab.plots import Section
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.lab.studies import STUDIES
-from specdemo.ui.lab.study import Study
 from specdemo.ui.race import run as run_module
 from specdemo.ui.race.request import read_request
 from specdemo.ui.race.run import MOST_BYTES, Run, size_of
@@ -167,8 +166,8 @@ class Endless(Study):
             time.sleep(0.01)
             yield "Counting"
 
-    def picture(self) -> Any:
-        return [Section(f"{self.done} steps")]
+    def words(self) -> list[str]:
+        return [f"{self.done} steps"] * bool(self.done)
 
     def rows(self) -> list[dict[str, Any]]:
         return [{"steps": self.done}]
@@ -183,7 +182,7 @@ def test_a_study_ends_with_what_it_has_when_its_time_is_up() -> None:
     assert words == "Stopped after 0.3 s, the most that a study may take here. This is what there was until then."
     assert share == 1.0
     assert view.picture[0]
-    assert view.picture[0].verdict.endswith(" steps")
+    assert view.picture[0].words[0].endswith(" steps")
     assert json.loads(view.files["json"])["rows"][0]["steps"] > 5
 
 

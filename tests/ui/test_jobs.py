@@ -18,12 +18,12 @@ import torch
 
 from specdemo.racing.race import PLAIN
 from specdemo.racing.trace import Entry
+from specdemo.studies.study import Study
 from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module
 from specdemo.ui.engine import Engine, EngineTrouble, Pauses, Said, facts, pauses
 from specdemo.ui.jobs import Job
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.lab.study import Study
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs, is_local
 from specdemo.ui.serving.stream import _events

@@ -20,13 +20,15 @@ from gradio.utils import get_upload_folder
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from specdemo.studies import lossless, profile
+from specdemo.studies.lab import STUDIES
+from specdemo.studies.tables import Table
 from specdemo.system.progress import check_stopped
 from specdemo.types import BadInput
 from specdemo.ui.engine import Engine, EngineTrouble, Pauses, real_backend
 from specdemo.ui.lab import plots
 from specdemo.ui.lab import run as lab_run
+from specdemo.ui.lab.pictures import PICTURES, Shown
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.lab.studies import STUDIES, domains
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import full_preset
 
@@ -118,15 +120,16 @@ def lab(page_of_all: Page, engine: Engine) -> Open:
 
 
 def fill(page: Page, view: str, values: dict[str, Any]) -> None:
-    fields = {field.name: field for field in STUDIES[view].fields}
+    fields = {field.name: field for field in STUDIES[view].form()}
     for name, value in values.items():
         control = page.locator(f"#lab-{view}-{name}")
         match fields[name].kind:
             case "choice":
-                control.get_by_label((fields[name].choices or {})[value]).check()
-            case "list" | "drafter":
+                control.get_by_label(fields[name].choices[value]).check()
+            case "list" | "drafter" as kind:
                 control.locator("input").click()
-                page.get_by_role("option", name=(fields[name].choices or {}).get(value, value), exact=True).click()
+                shown = value if kind == "drafter" else fields[name].choices[value]
+                page.get_by_role("option", name=shown, exact=True).click()
             case "text":
                 control.locator("textarea").fill(value)
             case _:
@@ -614,9 +617,9 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
         plots.bars(HOSTILE, HOSTILE, {"label": HOSTILE, "format": ".0%", "to": 1}, rows, [(0.2, HOSTILE)], HOSTILE),
         plots.bars("bare", "", {"label": "", "format": ".0%"}, [{"name": "bare", "value": 1}], whisker="a whisker"),
     ]
-    told = plots.Table(HOSTILE, [HOSTILE], [[HOSTILE]])
+    told = Table(HOSTILE, [HOSTILE], [HOSTILE], [[HOSTILE]])
     section = plots.Section(HOSTILE, [HOSTILE], figures, [told], HOSTILE)
-    monkeypatch.setattr(domains, "of_domains", lambda *_: [section])
+    monkeypatch.setitem(PICTURES, "domains", Shown(lambda *_: [section], ((3, 1),)))
     page, shown = lab("domains")
     measure(page, "domains")
     expect(shown.locator(".lab-section li")).to_contain_text(HOSTILE)  # after the picture of an earlier test
@@ -656,7 +659,7 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
 def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_run, "PICTURE_SECONDS", 0.0)
     monkeypatch.setattr(engine, "_pauses", Pauses(local=0.0, remote=0.0))  # nor do steps wait to be told together
-    form = {field.name: field.value for field in STUDIES["lossless"].fields}
+    form = {field.name: field.value for field in STUDIES["lossless"].form()}
     form |= {"drafter": "ngram", "rounds": 400, "prompts": 0}
     job = LabRun("toy", STUDIES["lossless"], STUDIES["lossless"].read(form))
     shares = [share for share, _ in job.play(engine) if share is not None]
@@ -669,7 +672,7 @@ def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, m
 
 
 def test_a_failure_of_a_run_is_told(engine: Engine) -> None:
-    form = {field.name: field.value for field in STUDIES["domains"].fields} | {"drafter": "none"}
+    form = {field.name: field.value for field in STUDIES["domains"].form()} | {"drafter": "none"}
     with pytest.raises(BadInput, match="none"):
         STUDIES["domains"].read(form)
     job = LabRun(

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdemo.studies.broken import DESCRIPTIONS
+from specdemo.studies.lab import STUDIES
 from specdemo.studies.rules import BROKEN
+from specdemo.studies.study import some_of_each
 from specdemo.types import BadInput
+from specdemo.ui.lab.pictures import theory_of
 from specdemo.ui.lab.results import plain
-from specdemo.ui.lab.studies import STUDIES
-from specdemo.ui.lab.studies.theory import theory_of
-from specdemo.ui.lab.study import some_of_each
 
 values = st.one_of(
     st.none(),
@@ -32,7 +32,7 @@ values = st.one_of(
 @pytest.mark.parametrize("view", STUDIES)
 @given(data=st.data())
 def test_any_form_is_read_or_refused_in_words(view: str, data: st.DataObject) -> None:
-    fields = STUDIES[view].fields
+    fields = STUDIES[view].form()
     given = data.draw(st.fixed_dictionaries({field.name: st.one_of(values, st.just(field.value)) for field in fields}))
     try:
         read = STUDIES[view].read(given)

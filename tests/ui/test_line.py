@@ -20,9 +20,9 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import expect
 
+from specdemo.studies.lab import STUDIES
 from specdemo.ui.jobs import RACE
 from specdemo.ui.lab.run import work_of
-from specdemo.ui.lab.studies import STUDIES
 from specdemo.ui.lab.tab import WAITING, said
 from specdemo.ui.page import build_page
 from specdemo.ui.runs import Runs

@@ -16,11 +16,11 @@ from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.trace import read_trace
 from specdemo.servers.address import Address
 from specdemo.servers.race import TURNS
+from specdemo.studies.lab import STUDIES
 from specdemo.types import BadInput, Settings
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.lab.run import LabRun
-from specdemo.ui.lab.studies import STUDIES
 from specdemo.ui.race.form import FIELDS
 from specdemo.ui.race.own_servers import read_servers
 from specdemo.ui.race.server_run import Place, ServerRun
@@ -259,7 +259,7 @@ def test_a_public_page_has_the_fields_only_for_servers_that_its_owner_allows(
 
 
 def test_the_doctor_examines_servers_and_keeps_no_key(drafting: Pair, plain: Pair) -> None:
-    form = {field.name: field.value for field in STUDIES["doctor"].fields}
+    form = {field.name: field.value for field in STUDIES["doctor"].form()}
     form |= {"drafter": "ngram", "max_new_tokens": 40, "at_once": 2, "context": 0}
     form |= {"server": drafting[1], "server_key": KEY, "baseline": plain[1], "baseline_key": OTHER}
     engine = Script().engine()
@@ -286,14 +286,14 @@ def test_where_no_servers_may_be_named_none_is_asked() -> None:
 @pytest.mark.parametrize("given", [None, 3, [KEY], KEY * 20])
 @pytest.mark.parametrize("name", ["server", "server_key", "baseline", "baseline_key"])
 def test_a_field_for_a_key_never_quotes(name: str, given: Any) -> None:
-    field = next(field for field in STUDIES["doctor"].fields if field.name == name)
+    field = next(field for field in STUDIES["doctor"].form() if field.name == name)
     with pytest.raises(BadInput, match="must be a text of at most 300") as refused:
         field.read(given)
     assert KEY not in str(refused.value)
 
 
 def test_a_baseline_needs_a_server(plain: Pair) -> None:
-    form = {field.name: field.value for field in STUDIES["doctor"].fields} | {"drafter": "ngram", "baseline": plain[1]}
+    form = {field.name: field.value for field in STUDIES["doctor"].form()} | {"drafter": "ngram", "baseline": plain[1]}
     run = LabRun("scripted", STUDIES["doctor"], STUDIES["doctor"].read(form))
     with pytest.raises(EngineTrouble, match="Give the address of the server, too"):
         list(run.play(Script().engine()))

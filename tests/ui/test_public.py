@@ -15,10 +15,10 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from specdemo.studies.lab import STUDIES
 from specdemo.types import BadInput
 from specdemo.ui.engine import Beside
-from specdemo.ui.lab.studies import STUDIES
-from specdemo.ui.lab.studies.theory import theory_of
+from specdemo.ui.lab.pictures import theory_of
 from specdemo.ui.race import tab as race_tab
 from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, read_form
 from specdemo.ui.race.run import Run
@@ -76,7 +76,7 @@ def test_a_number_of_the_race_is_taken_as_it_is_or_refused_in_a_sentence(name: s
 @pytest.mark.parametrize("view", STUDIES)
 @pytest.mark.parametrize("value", ODD_NUMBERS, ids=lambda value: f"{type(value).__name__}")
 def test_a_number_of_the_lab_is_taken_as_it_is_or_refused_in_a_sentence(view: str, value: Any) -> None:
-    for field in STUDIES[view].fields:
+    for field in STUDIES[view].form():
         if field.kind in ("whole", "number"):
             kept = taken(partial(field.read, value))
             assert kept is None or (kept == value and field.low <= kept <= field.high)

@@ -18,11 +18,11 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.racing.race import PLAIN
+from specdemo.studies.lab import STUDIES
 from specdemo.ui.engine import Beside, EngineTrouble
 from specdemo.ui.jobs import RACE
 from specdemo.ui.lab import tab
 from specdemo.ui.lab.results import Results
-from specdemo.ui.lab.studies import STUDIES
 from specdemo.ui.page import build_page
 from specdemo.ui.replay.recordings import recordings
 from specdemo.ui.runs import Runs

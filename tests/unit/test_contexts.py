@@ -15,7 +15,7 @@ from specdemo.studies.greedy import greedy
 from specdemo.studies.lossless import sampling
 from specdemo.studies.profile import profile
 from specdemo.studies.prompts import Prompt
-from specdemo.studies.sweep import Plan, sweep
+from specdemo.studies.sweep import SweepPlan, sweep
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
@@ -58,7 +58,7 @@ def test_a_short_draft_model_limits_the_drafter_draft_model_alone(
     target, draft = pairs["llama"]
     loaded = load(preset_of(target, draft), "float32", "cpu")
     ids, prompts = loaded.encode("the cat sat"), [Prompt("one", "test", "the cat sat")]
-    longer, plan = Settings(max_new_tokens=60), Plan(prompts, ["draft-model"], [4], max_new_tokens=60)
+    longer, plan = Settings(max_new_tokens=60), SweepPlan(prompts, ["draft-model"], [4], max_new_tokens=60)
     assert text_of(loaded, "prompt-lookup", max_new_tokens=60) == text_of(loaded, "none", max_new_tokens=60)
     runs = (  # whoever asks for one: the page and its API, the command line, the studies and the benches
         lambda: start(loaded, "draft-model", ids, longer),

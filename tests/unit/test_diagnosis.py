@@ -25,7 +25,7 @@ from specdemo.servers.steps import Told
 from specdemo.studies import doctor as doctors
 from specdemo.studies import theory
 from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
-from specdemo.studies.doctor import CONTEXT_PROMPTS, LEAST_TEXTS, Doctor, Plan, Sample, _lengthened
+from specdemo.studies.doctor import CONTEXT_PROMPTS, LEAST_TEXTS, Doctor, DoctorPlan, Sample, _lengthened
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import json_text
 from specdemo.studies.writers import Written, _of_server
@@ -80,10 +80,10 @@ class Scripted:
 
 DRAFTED: Rounds = [(4, 4), (4, 1), (4, 0), (0, 0), (4, 2)]
 ALONE: Rounds = [(0, 0)] * 12
-SMALL = Plan(1, Settings(max_new_tokens=12), (1, 2), (300,))
+SMALL = DoctorPlan(1, Settings(max_new_tokens=12), (1, 2), (300,))
 
 
-def examined(mine: Scripted, alone: Scripted | None, plan: Plan = SMALL) -> tuple[Doctor, Diagnosis]:
+def examined(mine: Scripted, alone: Scripted | None, plan: DoctorPlan = SMALL) -> tuple[Doctor, Diagnosis]:
     study = Doctor(mine, alone, plan)
     for _ in study.run():
         pass

@@ -22,7 +22,7 @@ from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
 from specdemo.studies import doctor as doctors
 from specdemo.studies.diagnosis import Diagnosis
-from specdemo.studies.doctor import Doctor, Plan
+from specdemo.studies.doctor import Doctor, DoctorPlan
 from specdemo.studies.report import html_report
 from specdemo.studies.tables import csv_text, json_text
 from specdemo.studies.writers import PresetWriter, ServerWriter
@@ -51,7 +51,7 @@ KEY = "sk-very-secret-0123456789"
 )
 def test_a_plan_has_bounds(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        Plan(**wrong)
+        DoctorPlan(**wrong)
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_a_baseline_belongs_to_a_server(command: Command) -> None:
 
 
 def test_a_preset_is_examined_by_itself(loaded: Loaded) -> None:
-    plan = Plan(1, Settings(3, max_new_tokens=8), (1, 2), ())
+    plan = DoctorPlan(1, Settings(3, max_new_tokens=8), (1, 2), ())
     study = Doctor(PresetWriter(loaded, "draft-model", 3), PresetWriter(loaded, "none", 0), plan)
     for _ in study.run():
         pass
@@ -242,7 +242,7 @@ def test_a_preset_is_examined_by_itself(loaded: Loaded) -> None:
 @pytest.mark.slow
 def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     before = real[SPECULATIVE].counters()
-    plan = Plan(1, Settings(0, max_new_tokens=10), (2,), ())
+    plan = DoctorPlan(1, Settings(0, max_new_tokens=10), (2,), ())
     study = Doctor(ServerWriter(real[SPECULATIVE]), ServerWriter(real[PLAIN]), plan)
     study.prompts = study.prompts[:3]
     for _ in study.run():

@@ -32,7 +32,7 @@ WITHOUT_TORCH = {
     "presets": "from specdemo.cli.main import app; app(['presets'], standalone_mode=False)",
     "table of a bench": "import specdemo.bench.results",
     "reading presets": "from specdemo.models.presets import load_presets; assert load_presets()[0]",
-    "drafters and forms": "import specdemo.drafters.names, specdemo.ui.race.request, specdemo.ui.lab.studies",
+    "drafters and forms": "import specdemo.drafters.names, specdemo.ui.race.request, specdemo.ui.lab.pictures",
     "replay": REPLAY,
 }
 

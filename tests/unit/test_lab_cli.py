@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from specdemo.cli import lab
 from specdemo.decoding.events import Event, Prefilled, Round
 from specdemo.models.presets import find_preset
 from specdemo.racing import trace as traces
 from specdemo.racing.trace import Entry, Spans, write_trace
 from specdemo.types import DraftedToken, DraftOutcome, Token, TokenKind
+
+from ..made_up import Counting
 
 pytestmark = pytest.mark.usefixtures("loads_once")
 Run = Callable[..., tuple[int, str, str]]
@@ -140,6 +143,25 @@ def test_sweep_and_domains_of_a_preset(run: Run, tmp_path: Path) -> None:
     status, out, _ = run("domains", *words, "--drafter", "ngram")
     assert status == 0
     assert "position in the draft" in out
+
+
+def test_a_study_is_a_command_by_its_class_alone(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.app, "registered_commands", [*lab.app.registered_commands])
+    lab.add(Counting)
+    assert "Count from one on." in run("--help")[1]
+    status, out, _ = run("counting", "--help")
+    assert status == 0
+    told = " ".join(out.split())
+    assert "--to <int range> The last number. [default: 3; x>=1]" in told
+    assert "--drafter <str>" in told
+    assert run("counting", "--to", "0")[0] == 2
+    found, rows = tmp_path / "found.json", tmp_path / "rows.csv"
+    status, out, _ = run("counting", "--preset", PRESET, "--to", "4", "--json", str(found), "--csv", str(rows))
+    assert (status, out.split()) == (0, ["n", "1.0", "2.0", "3.0", "4.0", "Up", "to", "4."])
+    whole = json.loads(found.read_text())
+    assert whole["rows"] == [{"n": n} for n in (1, 2, 3, 4)]
+    assert whole["environment"]["torch"]
+    assert rows.read_text().split() == ["n", *"1234"]
 
 
 def test_lossless_ends_with_status_1_for_a_broken_rule(run: Run, tmp_path: Path) -> None:

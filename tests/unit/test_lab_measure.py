@@ -17,7 +17,7 @@ from specdemo.studies.domains import CATEGORY, Counts, domains
 from specdemo.studies.profile import Timing, costs, in_words, profile, steps
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
-from specdemo.studies.sweep import Plan, Run, best_k, summarise, sweep
+from specdemo.studies.sweep import Run, SweepPlan, best_k, summarise, sweep
 from specdemo.studies.tables import text_table, write_csv, write_json
 from specdemo.types import BadInput, Settings
 
@@ -111,7 +111,7 @@ def test_a_prompt_without_room_is_refused(loaded: Loaded) -> None:
 
 
 def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
-    plan = Plan(PROMPTS, ["ngram", "layer-skip"], (0, 1, 3), (0.0, 1.0), (0, 1), max_new_tokens=8)
+    plan = SweepPlan(PROMPTS, ["ngram", "layer-skip"], (0, 1, 3), (0.0, 1.0), (0, 1), max_new_tokens=8)
     runs = list(sweep(loaded, plan))
     assert len(runs) == plan.steps == 2 * 2 * 2 * 4
     assert [(run.drafter, run.k) for run in runs[:4]] == plan.cases
@@ -132,13 +132,13 @@ def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
 
 def test_a_sweep_that_cannot_run_is_refused_before_it_starts(loaded: Loaded) -> None:
     with pytest.raises(BadInput, match="temperature"):
-        next(sweep(loaded, Plan(PROMPTS, ["ngram"], temperatures=(0.0, 3.0))))
+        next(sweep(loaded, SweepPlan(PROMPTS, ["ngram"], temperatures=(0.0, 3.0))))
     with pytest.raises(BadInput, match="one K above 0"):
-        next(sweep(loaded, Plan(PROMPTS, ["ngram"], (0,))))
+        next(sweep(loaded, SweepPlan(PROMPTS, ["ngram"], (0,))))
     with pytest.raises(BadInput, match="psychic"):
-        next(sweep(loaded, Plan(PROMPTS, ["psychic"])))
+        next(sweep(loaded, SweepPlan(PROMPTS, ["psychic"])))
     with pytest.raises(BadInput, match="context"):
-        next(sweep(loaded, Plan(PROMPTS, ["ngram"], max_new_tokens=100_000)))
+        next(sweep(loaded, SweepPlan(PROMPTS, ["ngram"], max_new_tokens=100_000)))
 
 
 def run(

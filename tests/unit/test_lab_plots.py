@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from specdemo.studies.domains import CATEGORY, KIND, POSITION
+from specdemo.ui.lab.pictures import figures_of, of_domains
 from specdemo.ui.lab.plots import ALONE, BEYOND, HEIGHT, SHARE, TIMES, Figure, bars, lines
-from specdemo.ui.lab.studies.doctor import of_diagnosis
-from specdemo.ui.lab.studies.domains import of_domains
 
 from .test_diagnosis import ALONE as WITHOUT_DRAFTS
 from .test_diagnosis import DRAFTED, Scripted, examined
@@ -54,8 +53,8 @@ def test_shares_beside_each_other_have_one_scale_and_an_axis() -> None:
     rates = {CATEGORY: ("code", 0.71), KIND: ("number", 0.46), POSITION: ("1", 0.3)}
     row = {"tested": 100, "accepted": 46, "low": 0.2, "high": 0.8}
     rows = [{"by": by, "name": name, "acceptance_rate": rate, **row} for by, (name, rate) in rates.items()]
-    counts: Any = SimpleNamespace(rows=lambda: rows, in_words=lambda: [])
-    (section,) = of_domains(counts)
+    study: Any = SimpleNamespace(rows=lambda: rows, words=list, tables=list, left_out="")
+    (section,) = of_domains(study)
     assert section is not None
     for figure in section.figures:
         shown = axis(figure, "x")
@@ -68,9 +67,7 @@ def test_shares_beside_each_other_have_one_scale_and_an_axis() -> None:
 @pytest.mark.parametrize("baseline", [True, False])
 def test_speed_ups_have_a_line_at_1_and_what_is_slower_is_outlined(baseline: bool) -> None:
     _, found = examined(Scripted(DRAFTED, 0.3), Scripted(WITHOUT_DRAFTS, 0.1) if baseline else None)
-    (section,) = of_diagnosis(found)
-    assert section is not None
-    figure = section.figures[1]
+    figure = figures_of(found)[1]
     values = [row["value"] for row in drawn(figure)]
     assert (max(values) < 1) is baseline  # a round takes three times as long and writes 2.4 tokens
     assert rules(figure) == [1]

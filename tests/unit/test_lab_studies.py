@@ -9,10 +9,11 @@ import pytest
 
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.models.loaded import Loaded
+from specdemo.studies.checks import Lossless
+from specdemo.studies.explain import Theory
 from specdemo.studies.prompts import Prompt, readable
 from specdemo.types import BadInput, Draft
-from specdemo.ui.lab.studies.lossless import Lossless
-from specdemo.ui.lab.studies.theory import Theory
+from specdemo.ui.lab.pictures import shown_by
 
 PROMPT = "the cat sat on the mat"
 
@@ -26,9 +27,9 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_drafter_that_guesses_nothing_leaves_a_sentence_in_place_of_the_theory(loaded: Loaded, silent: str) -> None:
     study = Theory(loaded, {"prompt": PROMPT, "drafter": silent, "k": 4})
-    assert study.picture() == []
+    assert shown_by(type(study)).picture(study) == []
     list(study.run())
-    (section,) = study.picture()
+    (section,) = shown_by(type(study)).picture(study)
     assert section is not None
     assert section.verdict.startswith(f"The drafter {silent} drafted too little in this text")
     assert study.values() == {}
@@ -40,7 +41,7 @@ def test_where_nothing_can_be_sampled_the_greedy_texts_stay(loaded: Loaded, sile
     study = Lossless(loaded, {**asked, "rounds": 10, "rule": "match", "broken": "", "prompts": 1})
     list(study.run())
     assert len(study.checks) > 0
-    *_, last = study.picture()
+    *_, last = shown_by(type(study)).picture(study)
     assert last is not None
     assert last.title == "Nothing was sampled"
     assert "choose another prompt" in last.words[0]
@@ -55,6 +56,9 @@ def test_prompts_that_a_model_cannot_read_are_told_apart() -> None:
 
     prompts = [Prompt("a", "x", "no digits"), Prompt("b", "x", "1 digit"), Prompt("c", "y", "none")]
     loaded: Any = SimpleNamespace(encode=encode)
-    can, cannot = readable(loaded, prompts)
+    can, told = readable(loaded, prompts)
     assert [prompt.id for prompt in can] == ["a", "c"]
-    assert [prompt.id for prompt in cannot] == ["b"]
+    assert told == "Left out, since this model cannot read all their characters: b."
+    assert readable(loaded, can) == (can, "")
+    with pytest.raises(BadInput, match=r"can read none of the prompts \(b\)"):
+        readable(loaded, prompts[1:2])

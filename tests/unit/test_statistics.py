@@ -24,7 +24,7 @@ from specdemo.studies.statistics import (
     pooled_rate,
     rates_differ,
 )
-from specdemo.studies.sweep import Plan, best_k, summarise, sweep
+from specdemo.studies.sweep import SweepPlan, best_k, summarise, sweep
 from specdemo.types import DraftedToken, DraftOutcome, Settings, Token, TokenKind
 
 # By hand ---------------------------------------------------------------------------------------------------
@@ -156,12 +156,12 @@ class Simulation:
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     prompts = [Prompt(str(n), "any", str(n)) for n in range(10)]
-    plan = Plan(prompts, ["ngram"], (0, *SPEED_UPS), max_new_tokens=64)
-    monkeypatch.setattr(sweeping, "check_drafter", lambda loaded, drafter: None)
+    plan = SweepPlan(prompts, ["ngram"], (0, *SPEED_UPS), max_new_tokens=64)
+    monkeypatch.setattr("specdemo.racing.race.check_drafter", lambda loaded, drafter: None)
 
     def swept(seed: int) -> tuple[list[sweeping.Run], Simulation]:
         simulation = Simulation(seed, prompts)
-        monkeypatch.setattr(sweeping, "start", simulation.start)
+        monkeypatch.setattr("specdemo.racing.race.start", simulation.start)
         return list(sweep(simulation.loaded(), plan)), simulation
 
     return swept

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...studies.statistics import Spread
+from ...studies.tables import Table, told
 from ...system.imports import Later
 
 if TYPE_CHECKING:
@@ -33,14 +33,7 @@ NAME_LETTERS = 44  # in a line above a bar
 VALUE_WIDTH = 62  # px for the number beside it
 LINE, BAR, APART, AXIS = 17, 16, 10, 44  # px of a line of a name, of a bar, between two rows, and of the axis
 SIGNED = {True: "var(--sd-s2)", False: "var(--sd-s1)"}
-FORMATS: dict[str, Callable[[Any], str]] = {  # besides those of Python, which mean the same to Vega's axes
-    "ms": lambda value: f"{value:.{3 if value < 1 else 2 if value < 100 else 0}f}",
-    "times": lambda value: f"{value:.2f}×",
-    "times3": lambda value: f"{value:.3f}×",
-    "p": lambda value: f"{value:.0e}" if 0 < value < 0.001 else f"{value:.2g}",
-    "yes": lambda value: "✓ yes" if value else "✗ no",
-}
-AXIS_LABELS = {  # expressions of Vega
+AXIS_LABELS = {  # expressions of Vega, to which Python's formats mean the same as here
     "times": "format(datum.value, '.2~f') + '×'",
     "p": "datum.value < 0.001 ? format(datum.value, '.0e') : datum.value",
 }
@@ -67,13 +60,6 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    title: str
-    headers: list[str]
-    rows: list[list[str]]
-
-
-@dataclass(frozen=True, slots=True)
 class Section:
     """One sentence that concludes, more of them, and what they rest on."""
 
@@ -88,26 +74,8 @@ Picture = Sequence[Section | None]
 """Sections, one below the other; None stands for one that there is not, or not yet."""
 
 
-def told(value: Any, form: str = "") -> str:
-    """A value in words; a `Spread` with its interval, and a dash for what there is not.
-
-    The format is one of Python's or of `FORMATS`; those of `studies.report` that end in a bar draw none here.
-    """
-    if value is None:
-        return "–"
-    if not isinstance(value, Spread):
-        return FORMATS[form](value) if form in FORMATS else f"{value:{form.rstrip('|')}}"
-    return told(value.mean, form) + _between(value.low, value.high, form, " ({} to {})")
-
-
-def _between(low: float | None, high: float | None, form: str, words: str = ", {} to {}") -> str:
-    return "" if low is None or high is None else words.format(told(low, form), told(high, form))
-
-
-def table(title: str, columns: Sequence[tuple[str, str, str]], rows: Iterable[Row]) -> Table:
-    """Columns are (key in a row, heading, format)."""
-    cells = [[told(row.get(key), form) for key, _, form in columns] for row in rows]
-    return Table(title, [heading for _, heading, _ in columns], cells)
+def _between(low: float | None, high: float | None, form: str) -> str:
+    return "" if low is None or high is None else f", {told(low, form)} to {told(high, form)}"
 
 
 def lines(

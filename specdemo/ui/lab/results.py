@@ -10,7 +10,8 @@ from typing import Any
 import gradio as gr
 from gradio.components.plot import PlotData
 
-from .plots import Figure, Picture, Section, Table
+from ...studies.tables import Table
+from .plots import Figure, Picture, Section
 
 Updates = dict[Any, Any]
 
@@ -79,7 +80,7 @@ def _updates(parts: Sequence[Any], shown: Sequence[Any]) -> Updates:
 
 
 class Results:
-    """The parts of one study, added to the page that is being built: `Study.sections` says how many."""
+    """The parts of one study, added to the page that is being built: `pictures.Shown` says how many."""
 
     def __init__(self, sections: Sequence[tuple[int, int]]) -> None:
         self.sections = [_Section(figures, tables) for figures, tables in sections]

@@ -9,10 +9,11 @@ from sys import getsizeof
 from typing import Any
 
 from ...drafters.names import drafter_class
+from ...studies.study import Study
 from ..engine import Engine, EngineTrouble, Said
 from ..jobs import STUDY, Job
+from .pictures import shown_by
 from .plots import Picture
-from .study import Study
 
 Progress = tuple[float | None, str]
 """How far it is, from 0 to 1 if that is known, and a sentence on what it is at."""
@@ -80,7 +81,7 @@ class LabRun(Job):
         several = self.asked.get("drafters", [])  # which of them can be used was not known if another preset was loaded
         if able := [name for name in several if not drafter_class(name).unavailable_reason(loaded.parts)]:
             self.asked["drafters"] = able
-        study = self.study(loaded, self.asked)
+        study, picture = self.study(loaded, self.asked), shown_by(self.study).picture
         self.asked = study.told(self.asked)
         began = pictured = time.monotonic()
         yield 0.0, "Warming up"
@@ -91,7 +92,7 @@ class LabRun(Job):
                 if self.stop.is_set():
                     break
                 if now - pictured >= PICTURE_SECONDS:
-                    self._show(study.picture())
+                    self._show(picture(study))
                     pictured = now
                 if study.done:
                     self._ends = now + (now - began) * (study.steps - study.done) / study.done
@@ -101,7 +102,7 @@ class LabRun(Job):
         if self.stop.is_set() and not study.done:
             raise self._before_it_began()
         self.values, self.measured = study.values(), study.measured()
-        self._show(study.picture())
+        self._show(picture(study))
         stopped = not whole and self.stop.is_set()
         until = "This is what there was until then." if self.picture else "There was nothing to show yet."
         after = f" after {self.limit}" if self.overdue and stopped else ""

@@ -15,20 +15,21 @@ from typing import Any
 
 import gradio as gr
 
+from ...studies.explain import Theory
+from ...studies.lab import STUDIES
+from ...studies.study import ABLE, Study
 from ...system.allowed import allowed
+from ...types import Field, one_of
 from ..budgets import Budgets
 from ..engine import Engine
 from ..part import Part
 from ..race.run import Run
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET, checked, job, refusal
-from ..values import one_of, to_json
-from .form import ABLE, Field
+from ..values import to_json
+from .pictures import race_numbers, shown_by, theory_of
 from .results import Results, Updates
 from .run import LabRun, work_of
-from .studies import STUDIES
-from .studies.theory import Theory, race_numbers, theory_of
-from .study import Study
 
 TICK_SECONDS = 1.5
 WAITING = to_json({"words": "Waiting for the model.", "waits": True})
@@ -82,7 +83,7 @@ class StudyTab:
                             kind: gr.DownloadButton(f"Download {kind.upper()}", size="md", scale=0, min_width=170)
                             for kind in ("json", "csv", *["html"] * study.has_page)
                         }
-                    self.results = Results(study.sections)
+                    self.results = Results(shown_by(study).sections)
         self.tab.select(None, js=REDRAW)
 
     def wire_run(self, preset: gr.Dropdown, all_runs: list[gr.Button], seconds: float) -> None:
@@ -257,11 +258,11 @@ def _controls(study: str, form: Sequence[Field], engine: Engine) -> Iterator[tup
 
 def _control(field: Field, elem_id: str, engine: Engine) -> Any:
     named = {"label": field.label, "elem_id": elem_id}
-    choices = [(words, value) for value, words in (field.choices or {}).items()]
+    choices = [(words, value) for value, words in field.choices.items()]
     match field.kind:
         case "whole" | "number":
             step = 1 if field.kind == "whole" else 0.05
-            return gr.Number(field.value, info=f"{field.bounds}. {field.info}".strip(), step=step, **named)
+            return gr.Number(field.value, info=f"{field.bounds()}. {field.info}".strip(), step=step, **named)
         case "address" | "key":
             hidden = "password" if field.kind == "key" else "text"
             return gr.Textbox(field.value, info=field.info or None, type=hidden, max_lines=1, **named)

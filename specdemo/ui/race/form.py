@@ -14,11 +14,10 @@ from ...models.presets import HARD, Defaults, Preset
 from ...models.results import describe_results
 from ...racing.asked import TREE
 from ...racing.trace import Request
-from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Setting
+from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Field, one_of, whole_if_it_is
 from ..budgets import Budgets, starting
 from ..part import Part
-from ..values import one_of
-from .request import read_request, whole_if_it_is
+from .request import read_request
 
 MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
 # A box stands for K = auto, and another one for the rule.
@@ -134,9 +133,9 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
 def _number(name: str, value: float | None = None, control: Callable[..., Any] = gr.Number, **more: Any) -> Any:
     """The control of a setting that is a number, which begins with its default if no `value` is named."""
     one = SETTINGS[name]
-    label, step = one.label or one.name.capitalize(), 0.05 if isinstance(one.default, float) else 1
+    step = 0.05 if one.kind == "number" else 1
     more = {"min_width": 100, "elem_id": name.replace("_", "-"), **more}
-    return control(value=one.default if value is None else value, label=label, step=step, **more)
+    return control(value=one.value if value is None else value, label=one.label, step=step, **more)
 
 
 def lane_choices() -> list[tuple[str, str]]:
@@ -148,7 +147,7 @@ def starting_values(defaults: Defaults) -> dict[str, Any]:
     """What the fields that begin anew with a preset begin with, by name; the first is the drafter."""
     values, auto = asdict(defaults), defaults.k == AUTO
     mode = RAW if values.pop("raw") else CHAT
-    return {**values, "k": SETTINGS["k"].default if auto else defaults.k, "auto": auto, "mode": mode}
+    return {**values, "k": SETTINGS["k"].value if auto else defaults.k, "auto": auto, "mode": mode}
 
 
 STARTING = tuple(starting_values(Defaults()))
@@ -181,7 +180,7 @@ def read_form(values: Sequence[Any], presets: Mapping[str, Preset], most_new_tok
     one_of("order of lanes", order, (INTERLEAVED, ISOLATED))
     if auto is True:
         named["k"] = AUTO
-    Setting(False, "match").check(match)
+    Field("match", "", "switch", said="match").check(match)
     named |= {"raw": mode == RAW, "isolated": order == ISOLATED, "rule": MATCH if match else REJECTION}
     if more:
         first = f"{TREE if named.pop('tree') is True else ''}{whole_if_it_is(named['k'])}"

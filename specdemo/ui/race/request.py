@@ -8,8 +8,7 @@ from typing import Any
 from ...drafters.names import DRAFTERS
 from ...racing.asked import DraftedLane, Request, read_lanes
 from ...racing.compare import OWN_DRAFTER
-from ...types import SETTINGS, BadInput, Setting, Settings
-from ..values import one_of
+from ...types import SETTINGS, BadInput, Field, Settings, one_of, whole_if_it_is
 
 MAX_PROMPT = 200_000  # characters: more than any context here holds, and cheap to refuse before tokenising
 
@@ -50,11 +49,11 @@ def read_request(
         drafter, settings["k"], settings["tree"], more = first.drafter, first.k, first.tree, tuple(rest)
     one_of("drafter", drafter, list(DRAFTERS))
     for name, value in (("raw", raw), ("isolated", isolated)):
-        Setting(False, name).check(value)
+        Field(name, "", "switch", said=name).check(value)
     numbers = {name: whole_if_it_is(value) for name, value in settings.items()}
     if most_new_tokens is not None:
         tokens = SETTINGS["max_new_tokens"]
-        tokens.check(numbers.get("max_new_tokens", tokens.default), most_new_tokens)
+        tokens.check(numbers.get("max_new_tokens", tokens.value), most_new_tokens)
     read = Settings(**numbers, stop=_stop_strings(stop))
     return Request(prompt, preset, drafter, read, raw, isolated, more)
 
@@ -63,11 +62,6 @@ def shown_request(request: Request) -> dict[str, Any]:
     """What the page shows of a request. Of a server, which drafts as it likes, K is None."""
     asked = request.as_dict()
     return {**asked, "settings": {**asked["settings"], "k": None}} if request.drafter == OWN_DRAFTER else asked
-
-
-def whole_if_it_is(value: Any) -> Any:
-    """JSON and sliders write 4 as 4.0 at times. Only a float that is a whole number is taken for one."""
-    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:

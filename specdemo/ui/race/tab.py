@@ -14,14 +14,14 @@ from typing import Any
 import gradio as gr
 
 from ...drafters.names import DRAFTERS
-from ...types import BadInput
+from ...types import BadInput, one_of
 from ..budgets import Budgets, starting
 from ..engine import Engine, EngineTrouble
 from ..jobs import RACE
 from ..part import Part
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET, checked, job, refusal
-from ..values import one_of, to_json
+from ..values import to_json
 from .form import (
     CHAT,
     FIELDS,

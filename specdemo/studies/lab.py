@@ -1,13 +1,13 @@
-"""The studies of the Lab: each is one file, and its class stands in this list."""
+"""The studies of the Lab, for the page and the command line: each is one file, and its class stands in this list."""
 
 from __future__ import annotations
 
-from ..study import Study
-from .doctor import Doctor
+from .checks import Lossless
 from .domains import Domains
-from .lossless import Lossless
+from .examination import Doctor
+from .explain import Theory
 from .profile import Profile
+from .study import Study
 from .sweep import Sweep
-from .theory import Theory
 
 STUDIES: dict[str, type[Study]] = {study.name: study for study in (Profile, Theory, Sweep, Domains, Lossless, Doctor)}

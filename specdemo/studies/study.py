@@ -1,0 +1,178 @@
+"""What a study of the Lab is: everything that the page and the command line need to ask it, run it and tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..drafters import names
+from ..models.presets import PRESETS
+from ..types import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
+from .prompts import Prompt, read_prompts, readable
+from .tables import Table
+
+if TYPE_CHECKING:
+    from ..models.loaded import Loaded
+
+MAX_LAB_PROMPT = 20_000  # characters; a race takes more
+PROMPT_FILES = PRESETS / "prompts"
+ABLE = {name: drafter.description for name, drafter in names.DRAFTERS.items() if name != "none"}
+
+ONE_DRAFTER = "The drafter; by default the preset's own. `none` is the target alone."
+DRAFTER = Field("drafter", "Drafter", "drafter", choices=ABLE, help=ONE_DRAFTER)
+SEVERAL_DRAFTERS = "Drafters, separated by commas; by default all that can run."
+DRAFTERS = Field("drafters", "Drafters", "drafters", choices=ABLE, said="drafter", help=SEVERAL_DRAFTERS, typed="")
+SEA = "Tell me about the sea."
+PROMPT = Field("prompt", "Prompt", "text", SEA, 1, MAX_LAB_PROMPT, help="What to say to the model.")
+MOST = "The most tokens of each text."
+NEW_TOKENS = Field("max_new_tokens", "Tokens per text", "whole", 48, 8, 512, help=MOST, typed=64)
+SEED, RULE = (replace(SETTINGS[name], only=COMMAND) for name in ("seed", "rule"))
+PROMPT_FILE = Field(
+    "prompts", "Prompts", "prompts", help="A file of prompts: JSON lines of id, category and prompt.", only=COMMAND
+)
+
+
+def k_field(value: int, group: str = "") -> Field:
+    label, words = "Draft length K (drafted tokens per round)", "Tokens drafted in one round."
+    return Field("k", label, "whole", value, 1, MAX_K, group=group, help=words)
+
+
+def temperature_field(value: float, low: float = 0) -> Field:
+    return Field("temperature", "Temperature", "number", value, low, 2, help=SETTINGS["temperature"].help)
+
+
+def prompt_fields(file: str, value: int, high: int) -> tuple[Field, Field]:
+    """The prompts of a study: how many of a file that ships on the form, any file on the command line."""
+    of_form = Field("prompts", "Prompts per category", "whole", value, 1, high, only=FORM)
+    return of_form, replace(PROMPT_FILE, value=PROMPT_FILES / f"{file}.jsonl")
+
+
+class Study:
+    """One question of the Lab: its words and fields, how it is measured, and what is told of it.
+
+    An instance is one measurement, of a loaded preset. `done` of its `steps` steps are over.
+
+    Attributes:
+        name: of its tab, its command, its files and its work in the line.
+        title: the question in a few words. The docstring of the class says more on the page, for someone who has not
+            read a paper.
+        summary: what the command does, in a sentence; without one there is no command.
+        fields: of the form and of the command.
+        button: what the button says.
+        has_page: whether there is a report in HTML.
+        left_out: what is not measured, in a sentence.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str] = ""
+    fields: ClassVar[tuple[Field, ...]] = ()
+    button: ClassVar[str] = "Run"
+    has_page: ClassVar[bool] = False
+
+    @classmethod
+    def form(cls, servers: bool = True) -> list[Field]:
+        """The fields of the form; without `servers` those for a page whose visitors may not name any."""
+        return [field for field in cls.fields if field.only != COMMAND and (servers or field.kind not in OF_SERVERS)]
+
+    @classmethod
+    def options(cls) -> list[Field]:
+        """The fields of the command."""
+        return [field for field in cls.fields if field.only != FORM]
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the form by name. Fields of servers may be missing.
+
+        Raises:
+            BadInput: the first one that is wrong.
+        """
+        asked = (field for field in cls.form() if field.kind not in OF_SERVERS or field.name in values)
+        return {field.name: field.read(values.get(field.name)) for field in asked}
+
+    @classmethod
+    def told(cls, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What may be kept of what was asked: neither addresses nor keys."""
+        secret = {field.name for field in cls.fields if field.kind in OF_SERVERS}
+        return {name: value for name, value in asked.items() if name not in secret}
+
+    @classmethod
+    def needs_models(cls, asked: Mapping[str, Any]) -> bool:
+        return True
+
+    def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
+        self.loaded, self.asked = loaded, asked
+        self.done, self.steps = 0, 1
+        self.left_out = ""
+
+    def run(self) -> Iterator[str]:
+        """Measure; yields what it is at. What there is when it is closed can be shown.
+
+        Raises:
+            BadInput: the preset cannot do it.
+        """
+        raise NotImplementedError
+
+    def words(self) -> list[str]:
+        """What was found, in sentences."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """What a person reads besides."""
+        return []
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The table of the CSV file."""
+        raise NotImplementedError
+
+    def result(self) -> dict[str, Any]:
+        """Everything, for the JSON file."""
+        return {"rows": self.rows()}
+
+    def values(self) -> dict[str, Any]:
+        """What was measured for fields of the form."""
+        return {}
+
+    def measured(self) -> Any:
+        """What was measured beside them, if anything."""
+        return None
+
+    def page(self) -> str:
+        """Everything as a page of HTML; empty where there is none."""
+        return ""
+
+    def given(self, names: str) -> list[Any]:
+        """Some of the values that were asked for."""
+        return [self.asked[name] for name in names.split()]
+
+    def prompts(self, file: str) -> list[Prompt]:
+        """Those of the command line, or as many of a file that ships as the form says, of each category."""
+        prompts = self.asked["prompts"]
+        return some_of_each(file, prompts) if isinstance(prompts, int) else prompts
+
+    def readable(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Those that the model can read; notes which are left out.
+
+        Raises:
+            BadInput: it can read none.
+        """
+        can, self.left_out = readable(self.loaded, prompts)
+        return can
+
+
+def settings_in(asked: Mapping[str, Any]) -> Settings:
+    """The settings among what is asked for.
+
+    Raises:
+        BadInput: one is out of range.
+    """
+    return Settings(**{name: asked[name] for name in SETTINGS if name in asked})
+
+
+def some_of_each(file: str, count: int) -> list[Prompt]:
+    """The first prompts of each category of a prompt file, the categories in turn."""
+    groups: dict[str, list[Prompt]] = {}
+    for prompt in read_prompts(PROMPT_FILES / f"{file}.jsonl"):
+        groups.setdefault(prompt.category, []).append(prompt)
+    return [group[place] for place in range(count) for group in groups.values() if place < len(group)]
