@@ -11,35 +11,17 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any, TypeVar
 
 from ..decoding.events import Event, Finished, Prefilled, Round
 from ..racing.trace import Spans
 from ..types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from .client import Client
+from .values import UNFINISHED, check_limit
 
 COUNTING_SECONDS = 1.0  # how long after its last token a server may take to count an answer
 Prompt = str | list[int]
-Lists = tuple[list[int], list[int]] | None
+Lists = tuple[Sequence[int], Sequence[int]] | None
 """Accepted and drafted tokens of each round that had a draft."""
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def checked(read: F) -> F:
-    """Turn errors in reading an answer into a sentence: other programs may serve the same paths."""
-
-    @wraps(read)
-    def steps(self: Any, *args: Any) -> Iterator[Step]:
-        try:
-            yield from read(self, *args)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            if isinstance(error, BadInput):
-                raise
-            words = f"sends a stream that is not what {self.facts['engine']} sends, or too old a version does"
-            raise BadInput(f"The server at {self.client.address} {words}.") from error
-
-    return steps  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +44,8 @@ class Step:
 class Told:
     """What a server says of one answer besides its tokens. What it does not say is None.
 
-    `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens.
+    `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens. `k` is
+    how many tokens it drafts if it can.
     `counted` says whether its counters agree, which can only be known if nobody else uses it (`alone`). `by_position`
     is then how many tokens they counted as accepted at each position of a draft. `server_seconds` is by the server's
     clock, `seconds` and `first_seconds` (to the first token) by ours. `rest` is text that belongs to no single token.
@@ -78,10 +61,35 @@ class Told:
     rounds: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    lists: Lists = None
+    k: int | None = None
     server_seconds: float | None = None
     first_seconds: float | None = None
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
+
+
+def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, told: Told) -> list[Step]:
+    """The pieces of a stream as steps: when each came, its tokens and their text. Text without a token is the rest.
+
+    Raises:
+        BadInput: there are more than `most` tokens, or the text was not finished.
+    """
+    steps: list[Step] = []
+    tokens, before = 0, 0.0
+    for seconds, ids, text in pieces:
+        if not ids:
+            told.rest += text
+            continue
+        if told.first_seconds is None:
+            told.first_seconds = seconds
+        tokens += len(ids)
+        check_limit(tokens, most)
+        steps.append(Step(tuple(ids), ("",) * (len(ids) - 1) + (text,), seconds - before))
+        before = seconds
+    if told.reason is None:
+        raise BadInput(UNFINISHED)
+    return steps
 
 
 def events_of(steps: Iterable[Step], told: Told) -> Iterator[tuple[Event, Spans]]:
@@ -211,14 +219,15 @@ def split(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]
     return found
 
 
-def with_totals(steps: Sequence[Step], told: Told, k: int | None) -> list[Step]:
+def with_totals(steps: Sequence[Step], told: Told) -> list[Step]:
     """Fill in the drafts of steps of one round each, if the totals of the answer leave one possibility.
 
-    That is so if nothing was drafted at all, or if every round drafted all the `k` tokens that it could. Adds a note if
+    That is so if nothing was drafted at all, or if every round drafted the `k` tokens that it could. Adds a note if
     steps were merged.
     """
     if told.drafted == 0:
         return [replace(step, drafted=0, accepted=0, rounds=len(step.ids)) for step in steps]
+    k = told.k
     if told.rounds is None or told.drafted is None or told.accepted is None or not k:
         return [*steps]
     if told.rounds > len(steps):
@@ -237,13 +246,13 @@ def with_totals(steps: Sequence[Step], told: Told, k: int | None) -> list[Step]:
     return [*steps]
 
 
-def recovered(steps: Sequence[Step], lists: Lists, told: Told, k: int | None) -> list[Step]:
+def recovered(steps: Sequence[Step], told: Told) -> list[Step]:
     """The pieces of a stream with their drafts, as far as lists or totals tell."""
     first, rest = [*steps[:1]], [*steps[1:]]
-    if lists is None:
-        return first + with_totals(rest, told, k)
-    if (found := with_drafts(rest, *lists)) is None:
-        found = split(rest, *lists)
+    if told.lists is None:
+        return first + with_totals(rest, told)
+    if (found := with_drafts(rest, *told.lists)) is None:
+        found = split(rest, *told.lists)
         words = "could not be told apart" if found is None else "share the time of the piece that they came in"
         told.notes.append(f"The server merged rounds in its stream; they {words}.")
     return first + (rest if found is None else found)

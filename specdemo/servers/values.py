@@ -1,36 +1,34 @@
-"""Checks values in a server's answers: anything may answer at an address."""
+"""Values in a server's answers, checked by pydantic: anything may answer at an address.
+
+Each kind of server has dataclasses with the fields of its answers that are read here.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AliasPath, Field, Strict
 
 from ..types import BadInput, FinishReason
 
 LIKELIEST = 10  # how many next tokens a probability is asked for
 UNFINISHED = "The server ended its answer before the text was finished."
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**53)]
+Number = Annotated[float, Strict(), Field(ge=0, lt=1e12)]
+Ids = tuple[Count, ...]
 
 
-def count(value: Any) -> int:
-    """A whole number from 0 on.
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """An answer with token ids."""
 
-    Raises:
-        ValueError: it is something else; so do the functions below.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-        raise ValueError("no count")
-    return value
+    tokens: Ids
 
 
-def number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
-        raise ValueError("no number")
-    return float(value)
-
-
-def text_in(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("no text")
-    return value
+def at(name: str, *path: str | int) -> Any:
+    """The place of a field in an answer."""
+    return Field(validation_alias=AliasPath(name, *path))
 
 
 def reason_in(reason: str, matched: object) -> FinishReason:
