@@ -20,7 +20,7 @@ from tqdm import tqdm
 from transformers.utils.hub import extract_commit_hash
 
 from .errors import wrap_load_errors
-from .gguf_header import Header, read_header
+from .gguf import Header, read_header
 from .source import GGUF, Told
 from .store import LoadError, Progress
 

@@ -1,4 +1,4 @@
-"""The base class of the sources of models. Each kind is a class in its own file; `sources.KINDS` lists them."""
+"""The base class of the sources of models; `sources.KINDS` lists them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .tables import NO_OTHERS, table_as, table_of
 if TYPE_CHECKING:
     import torch
 
-    from .gguf_header import Header
+    from .gguf import Header
 
 GGUF = ".gguf"
 

@@ -25,9 +25,9 @@ from specdemo.engines.eager import EagerRunner
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
 from specdemo.engines.layout import FusedModel
+from specdemo.models import checkpoint as in_memory
 from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
-from specdemo.models import opened as in_memory
 from specdemo.models import placement as room
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.sources import Folder
