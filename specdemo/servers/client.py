@@ -9,11 +9,12 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 import httpcore
 import httpx
-from pydantic import ValidationError
+from pydantic import AliasPath, Field, Strict, ValidationError
 
 from ..models.tables import json_as, table_as
 from ..system.progress import check_stopped
@@ -33,6 +34,22 @@ STATUSES = {
     408: "took too long to read the request",
     429: "has too much to do, or too many requests with this key: try again later",
 }
+# Types of fields. Each kind of server has dataclasses with the fields of its answers that are read here.
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**53)]
+Number = Annotated[float, Strict(), Field(ge=0, lt=1e12)]
+Ids = tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """An answer with token ids."""
+
+    tokens: Ids
+
+
+def at(name: str, *path: str | int) -> Any:
+    """The place of a field in an answer."""
+    return Field(validation_alias=AliasPath(name, *path))
 
 
 class Client:

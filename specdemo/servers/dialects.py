@@ -12,11 +12,10 @@ from pydantic import ValidationError
 from ..models.tables import table_as
 from ..types import BadInput, Settings
 from .address import Address
-from .client import Client
+from .client import Client, at
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
 from .steps import Counters, Prompt, Step, Told
-from .values import at
 from .vllm import VLLM
 
 

@@ -19,9 +19,8 @@ from pydantic import Strict, ValidationError
 
 from ..models.tables import table_as
 from ..types import BadInput, FinishReason, Settings
-from .client import Client
-from .steps import Counters, Prompt, Step, Told, check, read_counters
-from .values import LIKELIEST, UNFINISHED, Count, Ids, Number, Tokens, at, check_limit
+from .client import Client, Count, Ids, Number, Tokens, at
+from .steps import LIKELIEST, UNFINISHED, Counters, Prompt, Step, Told, check, check_limit, read_counters
 
 REASONS = {"eos": FinishReason.EOS, "limit": FinishReason.LENGTH, "word": FinishReason.STOP}
 
@@ -164,9 +163,10 @@ def _together(one: Step, other: Step) -> Step:
 
 def _events(sent: Iterator[tuple[float, Message]], most: int, told: Told) -> Iterator[Message]:
     """The events up to the one that ends the text."""
-    for told.seconds, event in sent:
+    for seconds, event in sent:
+        told.seconds = seconds
         if told.first_seconds is None:
-            told.first_seconds = told.seconds
+            told.first_seconds = seconds
         check_limit(event.predicted_n, most)
         if event.stop:
             told.reason, told.rest = REASONS.get(event.stop_type, FinishReason.LENGTH), event.content

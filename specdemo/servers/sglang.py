@@ -12,9 +12,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, AliasPath, Field
 
 from ..types import BadInput, Settings
-from .client import Client
-from .steps import Counters, Prompt, Step, Told, recovered, steps_of, texts_split
-from .values import Count, Ids, Tokens, at, reason_in
+from .client import Client, Count, Ids, Tokens, at
+from .steps import Counters, Prompt, Step, Told, reason_in, recovered, steps_of, texts_split
 
 
 def _either(*names: str) -> Any:
@@ -84,29 +83,25 @@ class SGLang:
         }
         read = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
         sent = self.client.stream(Message, "/generate", **read, sampling_params=sampling, stream=True)
-        steps = sglang_steps(sent, settings.max_new_tokens, told)
+        steps = steps_of(pieces(sent, told), settings.max_new_tokens, told)
         told.k = told.drafted // told.rounds if told.rounds and told.drafted else None
         yield from texts_split(self.text_of, recovered(steps, told))
 
 
-def sglang_steps(sent: Iterator[tuple[float, Message]], most: int, told: Told) -> list[Step]:
-    """The pieces of a stream of `/generate`."""
-    steps = steps_of(_pieces(sent, told), most, told)
-    if not told.rounds:  # it reports no speculation, or that nothing was drafted
-        told.rounds = told.drafted = told.accepted = 0
-    return steps
-
-
-def _pieces(sent: Iterator[tuple[float, Message]], told: Told) -> Iterator[tuple[float, Ids, str]]:
+def pieces(sent: Iterator[tuple[float, Message]], told: Told) -> Iterator[tuple[float, Ids, str]]:
+    """The pieces of a stream, see `steps_of`."""
     all_ids: Ids = ()
     text = ""
-    for told.seconds, event in sent:
+    for seconds, event in sent:
+        told.seconds = seconds
         ids, new, told.prompt_tokens = event.output_ids, event.text or "", event.prompt_tokens
         if len(ids) == event.completion_tokens and ids[: len(all_ids)] == all_ids:  # all tokens so far
             ids, new = ids[len(all_ids) :], new.removeprefix(text)
         all_ids, text = all_ids + ids, text + new
         if event.rounds is not None:
             told.rounds, told.drafted, told.accepted = event.rounds, event.drafted, event.accepted
-        yield told.seconds, ids, new
+        yield seconds, ids, new
         if event.reason:
             told.reason = reason_in(event.reason, event.matched)
+    if not told.rounds:  # it reports no speculation, or that nothing was drafted
+        told.rounds = told.drafted = told.accepted = 0

@@ -16,8 +16,9 @@ from ..decoding.events import Event, Finished, Prefilled, Round
 from ..racing.trace import Spans
 from ..types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from .client import Client
-from .values import UNFINISHED, check_limit
 
+LIKELIEST = 10  # how many next tokens a probability is asked for
+UNFINISHED = "The server ended its answer before the text was finished."
 COUNTING_SECONDS = 1.0  # how long after its last token a server may take to count an answer
 Prompt = str | list[int]
 Lists = tuple[Sequence[int], Sequence[int]] | None
@@ -90,6 +91,29 @@ def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, told
     if told.reason is None:
         raise BadInput(UNFINISHED)
     return steps
+
+
+def reason_in(reason: str, matched: object) -> FinishReason:
+    """Why a text ended, as vLLM and SGLang tell it: `matched` is the stop string or the id that ended it.
+
+    Raises:
+        BadInput: the server gave up before its end.
+    """
+    if reason == "length":
+        return FinishReason.LENGTH
+    if reason == "stop":
+        return FinishReason.STOP if isinstance(matched, str) else FinishReason.EOS
+    raise BadInput("The server gave up the text before it was finished.")
+
+
+def check_limit(tokens: int, most: int) -> None:
+    """Refuse an endless answer.
+
+    Raises:
+        BadInput: `tokens` is more than `most`.
+    """
+    if tokens > most:
+        raise BadInput(f"The server sends more than the {most} tokens that it was asked for.")
 
 
 def events_of(steps: Iterable[Step], told: Told) -> Iterator[tuple[Event, Spans]]:

@@ -13,9 +13,20 @@ from typing import Annotated, Any
 
 from ..models.tables import table_as
 from ..types import Settings
-from .client import Client
-from .steps import Counters, Prompt, Step, Told, check, read_counters, recovered, steps_of, texts_split
-from .values import LIKELIEST, Count, Ids, Number, Tokens, at, reason_in
+from .client import Client, Count, Ids, Number, Tokens, at
+from .steps import (
+    LIKELIEST,
+    Counters,
+    Prompt,
+    Step,
+    Told,
+    check,
+    read_counters,
+    reason_in,
+    recovered,
+    steps_of,
+    texts_split,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +51,7 @@ class _Speculation:
 class Message:
     """Of a stream of `/v1/completions`."""
 
-    choices: tuple[_Choice, ...] = ()
+    choices: tuple[_Choice, ...]
     prompt_tokens: Annotated[Count | None, at("usage", "prompt_tokens")] = None
     first_ms: Annotated[Number | None, at("metrics", "time_to_first_token_ms")] = None
     rest_ms: Annotated[Number | None, at("metrics", "generation_time_ms")] = None
@@ -96,7 +107,7 @@ class VLLM:
         salt = {"cache_salt": secrets.token_hex(8)}  # so that the prompt is read, as in the other lane
         sent = self.client.stream(Message, "/v1/completions", **asked, **sampling, **wanted, **salt)
         told.prompt_tokens = len(prompt) if isinstance(prompt, list) else None
-        steps = vllm_steps(sent, settings.max_new_tokens, told)
+        steps = steps_of(pieces(sent, told), settings.max_new_tokens, told)
         counted = check(told, before, self.counters, sum(len(step.ids) for step in steps))
         if told.rounds is None and counted is not None:
             told.rounds, told.drafted, told.accepted = counted.rounds, counted.drafted, counted.accepted
@@ -104,13 +115,10 @@ class VLLM:
         yield from texts_split(self.text_of, recovered(steps, told))
 
 
-def vllm_steps(sent: Iterator[tuple[float, Message]], most: int, told: Told) -> list[Step]:
-    """The pieces of a stream of `/v1/completions`."""
-    return steps_of(_pieces(sent, told), most, told)
-
-
-def _pieces(sent: Iterator[tuple[float, Message]], told: Told) -> Iterator[tuple[float, Ids, str]]:
-    for told.seconds, event in sent:
+def pieces(sent: Iterator[tuple[float, Message]], told: Told) -> Iterator[tuple[float, Ids, str]]:
+    """The pieces of a stream, see `steps_of`."""
+    for seconds, event in sent:
+        told.seconds = seconds
         if event.prompt_tokens is not None:
             told.prompt_tokens = event.prompt_tokens
         if event.first_ms is not None and event.rest_ms is not None:
@@ -121,6 +129,6 @@ def _pieces(sent: Iterator[tuple[float, Message]], told: Told) -> Iterator[tuple
             if spec.per_step_accepted is not None and spec.per_step_drafted is not None:
                 told.lists = spec.per_step_accepted, spec.per_step_drafted
         for choice in event.choices:
-            yield told.seconds, choice.token_ids or (), choice.text or ""
+            yield seconds, choice.token_ids or (), choice.text or ""
             if choice.finish_reason is not None:
                 told.reason = reason_in(choice.finish_reason, choice.stop_reason)

@@ -15,6 +15,7 @@ import pytest
 from specdemo.racing.lanes import Lane
 from specdemo.servers import address as addresses
 from specdemo.servers import client as clients
+from specdemo.servers import llamacpp, sglang, vllm
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import find_dialect
@@ -141,6 +142,16 @@ def test_a_fault_is_one_sentence(fault: str, monkeypatch: pytest.MonkeyPatch, ca
     assert "\n" not in sentence
     assert "\x1b" not in sentence
     assert KEY not in sentence + caplog.text + "".join(map(str, lane_state(lane)))
+
+
+@pytest.mark.parametrize("kind", [llamacpp.Message, vllm.Message, sglang.Message])
+def test_an_error_in_the_stream_of_any_server_is_told(kind: type) -> None:
+    with (
+        serving({"/there": stream_answer({"error": {"message": "lost it"}})}) as (_, where),
+        Client(Address.read(where)) as client,
+        pytest.raises(BadInput, match=r"has failed: lost it\.$"),
+    ):
+        list(client.stream(kind, "/there"))
 
 
 @contextmanager

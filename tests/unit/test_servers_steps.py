@@ -12,13 +12,9 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_
 from specdemo.racing.compare import first_difference, tokens_of
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import Entry, read_trace, write_trace
-from specdemo.servers.llamacpp import Message as LlamaCppMessage
-from specdemo.servers.llamacpp import llamacpp_steps
-from specdemo.servers.sglang import Message as SGLangMessage
-from specdemo.servers.sglang import sglang_steps
-from specdemo.servers.steps import Step, Told, events_of, recovered, with_drafts, with_totals
-from specdemo.servers.vllm import Message as VLLMMessage
-from specdemo.servers.vllm import vllm_steps
+from specdemo.servers import sglang, vllm
+from specdemo.servers.llamacpp import Message, llamacpp_steps
+from specdemo.servers.steps import Step, Told, events_of, recovered, steps_of, with_drafts, with_totals
 from specdemo.types import BadInput, DraftOutcome, FinishReason, TokenKind
 
 from .fake_server import Chunk, recorded, sent
@@ -40,7 +36,7 @@ def of_llamacpp(name: str) -> tuple[dict[str, Any], Told, list[Entry]]:
 
 def of_chunks(chunks: list[Chunk], most: int) -> tuple[Told, list[Entry]]:
     told = Told()
-    return told, entries_of([*llamacpp_steps(sent(LlamaCppMessage, chunks), most, told)], told)
+    return told, entries_of([*llamacpp_steps(sent(Message, chunks), most, told)], told)
 
 
 def kinds(entries: list[Entry]) -> list[TokenKind]:
@@ -105,7 +101,7 @@ def test_rounds_that_end_inside_a_character_are_counted_and_not_guessed() -> Non
 def test_what_vllm_tells_in_detail() -> None:
     head, chunks = recorded("vllm-detailed")
     told = Told()
-    steps = vllm_steps(sent(VLLMMessage, chunks), head["max_new_tokens"], told)
+    steps = steps_of(vllm.pieces(sent(vllm.Message, chunks), told), head["max_new_tokens"], told)
     entries = entries_of(recovered(steps, told), told)
     assert kinds(entries) == [*[TARGET] * 3, *[ACCEPTED] * 4, BONUS, RESAMPLED, ACCEPTED]  # the end was drafted
     stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
@@ -121,7 +117,7 @@ def test_what_vllm_tells_in_detail() -> None:
 def test_what_sglang_tells() -> None:
     head, chunks = recorded("sglang-chain")
     told = Told(k=3)
-    steps = sglang_steps(sent(SGLangMessage, chunks), 12, told)
+    steps = steps_of(sglang.pieces(sent(sglang.Message, chunks), told), 12, told)
     entries = entries_of(recovered(steps, told), told)
     all_pass = [*[ACCEPTED] * 3, BONUS]
     assert kinds(entries) == [TARGET, *all_pass, ACCEPTED, RESAMPLED, RESAMPLED, *all_pass]
@@ -134,8 +130,9 @@ def test_what_sglang_tells() -> None:
         Chunk(chunk.seconds, {**chunk.data, "output_ids": [*step.ids], "text": "".join(step.texts)})
         for chunk, step in zip(chunks, steps, strict=True)
     ]
-    newest = sent(SGLangMessage, delta)  # of a server that sends the newest part only
-    assert sglang_steps(newest, 12, Told()) == steps
+    newest = sent(sglang.Message, delta)  # of a server that sends the newest part only
+    told = Told()
+    assert steps_of(sglang.pieces(newest, told), 12, told) == steps
 
 
 Truth = list[tuple[int, int]]  # drafted and accepted tokens of each round
