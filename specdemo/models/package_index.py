@@ -21,8 +21,7 @@ from pydantic import Field
 
 from ..system.folders import cache_folder
 from .converted import COPIES, Converted
-from .pretrained import Hub
-from .source import GGUF, Source
+from .source import GGUF, Hub, Source
 from .store import LoadError, Progress, check_sum, has_sum, kept, size_of
 from .tables import NO_OTHERS, Sha256, Text, Whole, table_as, table_of
 

@@ -15,8 +15,7 @@ from ..types import BadInput, is_text
 from .converted import Converted
 from .gguf import Header, read_header
 from .package_index import Parts, Wheel
-from .pretrained import HUB_ID, Folder, Hub
-from .source import GGUF, Source, Told, path_of
+from .source import GGUF, HUB_ID, Folder, Hub, Source, Told, path_of, told_of
 from .store import LoadError, Progress, sha256_of
 from .tables import Text, folder_of, problem, table_as, table_of
 
@@ -67,7 +66,7 @@ class Gguf(Converted):
         return Gguf(download(self, self.repo, self.revision, self.file, progress))
 
     def header(self) -> tuple[Header, Told]:
-        from .on_hub import header_of, told_of
+        from .on_hub import header_of
 
         if self.repo is None:
             with Path(self.file).open("rb") as file:

@@ -1,4 +1,4 @@
-"""TOML files checked by pydantic against dataclasses, with complaints that name the file and the field."""
+"""TOML files and JSON checked by pydantic against dataclasses. Complaints about a file name it and the field."""
 
 from __future__ import annotations
 
