@@ -104,8 +104,8 @@ class Client:
         """
         try:
             return table_as(kind, answer)
-        except ValidationError as error:
-            raise self.wrong(otherwise) from error
+        except ValidationError:
+            raise self.wrong(otherwise) from None
 
     def text(self, path: str) -> str:
         """A page of plain text, such as the counters.
@@ -123,14 +123,14 @@ class Client:
             The seconds from the request to the event, and the event.
         Raises:
             BadInput: the answer is cut off, stalls, is endless, or is not such a stream: one sentence.
-            ValidationError: an event is not of this kind.
+            ValueError: an event is not of this kind.
         """
         began = time.perf_counter()
         with self._answer("POST", path, body) as response:
             if not _type(response).startswith("text/event-stream"):
                 raise self.wrong(f"answers {_brief(_type(response) or 'without a content type')} instead of a stream")
             for line in self._lines(response, began):
-                at = time.perf_counter() - began
+                seconds = time.perf_counter() - began
                 if not line.startswith(b"data:"):
                     continue  # comments, and the names and ids of events
                 data = line[5:].strip()
@@ -138,10 +138,10 @@ class Client:
                     return
                 try:
                     event = json_as(kind, data)
-                except ValidationError:
+                except ValidationError:  # it quotes the data, which may hold the key
                     self._parsed(data)  # says what else it is, such as an error
-                    raise
-                yield at, event
+                    raise ValueError("an event of another kind") from None
+                yield seconds, event
 
     def _object(self, how: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         with self._answer(how, path, body) as response:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Annotated, Any
 
 from pydantic import Strict, ValidationError
@@ -132,7 +132,7 @@ def llamacpp_steps(sent: Iterator[tuple[float, Message]], most: int, told: Told)
     steps that they belong to. Rounds that cannot be told apart become one step.
     """
     steps = _steps(_events(sent, most, told), told)
-    yield from (step for step in (next(steps, None),) if step is not None)  # the first token has no draft
+    yield from islice(steps, 1)  # the first token has no draft
     waiting: Step | None = None  # whose last tokens have not come yet
     for seen in steps:
         step = seen

@@ -46,11 +46,10 @@ class Told:
     """What a server says of one answer besides its tokens. What it does not say is None.
 
     `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens. `k` is
-    how many tokens it drafts if it can.
-    `counted` says whether its counters agree, which can only be known if nobody else uses it (`alone`). `by_position`
-    is then how many tokens they counted as accepted at each position of a draft. `server_seconds` is by the server's
-    clock, `seconds` and `first_seconds` (to the first token) by ours. `rest` is text that belongs to no single token.
-    `notes` are sentences on what could not be recovered.
+    how many tokens it drafts where it can. `counted` says whether its counters agree, which can only be known if nobody
+    else uses it (`alone`). `by_position` is then how many tokens they counted as accepted at each position of a draft.
+    `server_seconds` is by the server's clock, `seconds` and `first_seconds` (to the first token) by ours. `rest` is
+    text that belongs to no single token. `notes` are sentences on what could not be recovered.
     """
 
     alone: bool = True
