@@ -180,7 +180,7 @@ def server_lane(
                     yield event
         except BadInput:
             raise
-        except ValueError as error:  # other programs may serve the same paths
+        except (ValueError, LookupError, OverflowError) as error:  # other programs may serve the same paths
             engine = dialect.facts["engine"]
             raise dialect.client.wrong(
                 f"sends a stream that is not what {engine} sends, or too old a version does"

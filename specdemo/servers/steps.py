@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from ..decoding.events import Event, Finished, Prefilled, Round
 from ..racing.trace import Spans
@@ -223,23 +225,18 @@ def split(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]
     Returns:
         None if the counts do not add up to the text.
     """
-    ids = [id for step in steps for id in step.ids]
-    texts = [text for step in steps for text in step.texts]
+    ids = tuple(id for step in steps for id in step.ids)
+    texts = tuple(text for step in steps for text in step.texts)
     owner = [number for number, step in enumerate(steps) for _ in step.ids]
-    ends, at = [], 0
-    for count in accepted:
-        at += count + 1
-        ends.append(min(at, len(ids)))
-    if not accepted or not at - (accepted[-1] + 1) < len(ids) <= at:
+    ends = [*accumulate(count + 1 for count in accepted)]
+    if not ends or not ends[-1] - (accepted[-1] + 1) < len(ids) <= ends[-1]:
         return None
+    ends[-1] = len(ids)  # the text may have ended inside the last round
     owners = [owner[end - 1] for end in ends]
-    found, begin = [], 0
-    for place, end in enumerate(ends):
-        seconds = steps[owners[place]].seconds / owners.count(owners[place])
-        part = Step(tuple(ids[begin:end]), tuple(texts[begin:end]), seconds, drafted[place], accepted[place])
-        found.append(part)
-        begin = end
-    return found
+    seconds = [steps[own].seconds / owners.count(own) for own in owners]
+    parts = map(slice, [0, *ends], ends)
+    rounds = zip(parts, seconds, drafted, accepted, strict=True)
+    return [Step(ids[part], texts[part], spent, made, passed) for part, spent, made, passed in rounds]
 
 
 def with_totals(steps: Sequence[Step], told: Told) -> list[Step]:
@@ -322,21 +319,19 @@ def read_counters(client: Client, prefix: str, tokens: str) -> Counters | None:
         page = client.text("/metrics")
     except BadInput:  # the server may not show them
         return None
-    sums: dict[str, float] = {}
-    positions: dict[int, float] = {}
+    sums, positions = defaultdict[str, float](float), defaultdict[int, float](float)
     for name, labels, value in re.findall(rf"^{prefix}:(\w+)(\{{[^}}]*\}})? ([0-9.e+]+)$", page, re.MULTILINE):
-        sums[name] = sums.get(name, 0.0) + float(value)
+        sums[name] += float(value)
         if name == "spec_decode_num_accepted_tokens_per_pos_total" and (
             found := re.search(r'position="(\d+)"', labels)
         ):
-            positions[int(found[1])] = positions.get(int(found[1]), 0.0) + float(value)
+            positions[int(found[1])] += float(value)
     if tokens not in sums:
         return None
-    counts = (
-        int(sums.get(f"spec_decode_num_{name}_total", 0)) for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    rounds, drafted, accepted = (int(sums[f"spec_decode_num_{name}_total"]) for name in names)
     by_position = tuple(int(positions[place]) for place in sorted(positions))
-    return Counters(int(sums[tokens]), next(counts), next(counts), next(counts), by_position)
+    return Counters(int(sums[tokens]), rounds, drafted, accepted, by_position)
 
 
 def check(told: Told, before: Counters | None, read: Callable[[], Counters | None], tokens: int) -> Counters | None:

@@ -154,6 +154,34 @@ def test_an_error_in_the_stream_of_any_server_is_told(kind: type) -> None:
         list(client.stream(kind, "/there"))
 
 
+COUNTED = {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": 5, "num_spec_tokens": 4}
+LISTS = {"per_step_accepted": [1, 4], "per_step_drafted": [4, 4]}
+LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "a round without a draft": ({"speculative_decoding": {**COUNTED, **LISTS, "per_step_drafted": []}}, ""),
+    "no counts": ({"speculative_decoding": LISTS}, ""),
+    "a time below 0": ({"time_to_first_token_ms": -1}, ""),
+    "counters without end": ({}, "vllm:generation_tokens_total 1e999\n"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_vllm_cannot_have_sent_is_one_sentence(lie: str) -> None:
+    metrics, counters = LIES[lie]
+    choices = [{"token_ids": ids, "text": "a", "finish_reason": None} for ids in ([1], [2, 3], [4])]
+    events = [{"choices": [choice]} for choice in [*choices, {"token_ids": [], "finish_reason": "length"}]]
+    answers = {
+        "/v1/models": json_answer({"data": [{"id": "toy", "owned_by": "vllm"}]}),
+        "/version": json_answer({"version": "0.32"}),
+        "/tokenize": json_answer({"tokens": [1, 2]}),
+        "/metrics": head("text/plain") + counters.encode(),
+        "/v1/completions": stream_answer(*events, {"choices": [], "metrics": metrics}),
+    }
+    with serving(answers) as (_, where), Client(Address.read(where)) as client:
+        lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings(max_new_tokens=20))
+        with pytest.raises(BadInput, match=r"sends a stream that is not what vLLM sends, or too old a version does\.$"):
+            list(lane.events)
+
+
 @contextmanager
 def asked(answer: bytes | Answer, key: str | None = None, silent: float = 30.0) -> Iterator[tuple[FakeServer, Lane]]:
     """A server with this answer, and a lane that is about to ask it."""
