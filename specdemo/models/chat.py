@@ -176,22 +176,19 @@ def _in_template(tokenizer: PreTrainedTokenizerBase, prompt: str, template_kwarg
 
     # Cut the text at the template's special tokens next to the prompt, and encode what is between them as plain text.
     # The cuts change nothing else, since no token spans a special one.
-    before, words, after = _parted(text, around, prompt)
-    names = [tokenizer.convert_ids_to_tokens(i) for i in specials]
-    start = max((before.rfind(name) + len(name) for name in names if name in before), default=0)
-    end = min((after.find(name) for name in names if name in after), default=len(after))
-    middle = _plain(_splitting(tokenizer, markers), before[start:] + words + after[:end])
-    return [*plain(before[:start]), *middle, *plain(after[end:])]
-
-
-def _parted(text: str, around: str, prompt: str) -> tuple[str, str, str]:
-    """The parts of a rendered text: before the prompt, the prompt as the template has it, and after it."""
-    if mark := MARKED.search(around):
-        before, after = around[: mark.start()], around[mark.end() :]
-        if text.startswith(before) and text.endswith(after):
-            return before, text[len(before) : len(text) - len(after)], after
-        return before, prompt, after  # the template reads the prompt and writes something else around it
-    return text.partition(prompt.strip())
+    names = sorted((str(tokenizer.convert_ids_to_tokens(index)) for index in specials), key=len, reverse=True)
+    special = re.compile("|".join(map(re.escape, names)))
+    marks = list(MARKED.finditer(around))  # none if the template reads the prompt, and writes it only then
+    if marks:
+        before, after = around[: marks[0].start()], around[marks[-1].end() :]
+    else:
+        before, _, after = text.partition(prompt.strip())
+    found = list(special.finditer(text))
+    first = len(special.findall(before))
+    last = max(len(found) - len(special.findall(after)), first)
+    start = found[first - 1].end() if first else 0
+    end = found[last].start() if last < len(found) else len(text)
+    return [*plain(text[:start]), *_plain(_splitting(tokenizer, markers), text[start:end]), *plain(text[end:])]
 
 
 def _markers(

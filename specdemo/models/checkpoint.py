@@ -1,4 +1,4 @@
-"""From a source of weights to a checkpoint: its configuration, its tokenizer and the files with its weights.
+"""From a source of weights to a checkpoint (its configuration, its tokenizer, its files), and to a model in memory.
 
 Importing transformers' models takes longer than the rest of a start, and such a model would keep a second copy of the
 weights in memory. So `read_weights` reads the files of the families that the fused runners know. `open_model` opens
@@ -8,7 +8,9 @@ other families by transformers, and any model that is needed in transformers' ow
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -20,13 +22,13 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from ..engines.layout import is_hybrid, knows, stored_as
+from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
+from ..engines.layout import embeddings, final_norm, is_hybrid, knows, stored_as
 from ..system.hardware import compute_dtype
 from .errors import wrap_load_errors
 from .on_hub import download_bar, file_of
-from .pretrained import open_whole
 from .source import Source
-from .store import LoadError, Progress
+from .store import LoadError, Progress, ignore
 from .weights import StoredWeights, readable, weights_files
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 ROLLS_BACK = {"full_attention", "sliding_attention", "chunked_attention"}
 NOT_IN_PARTS = {"cpmant", "prophetnet"}  # with a cache they read one token in a pass, or the whole text again
+NAMED = 3  # weights that a sentence names, at most
+REPORTS = logging.getLogger("transformers.modeling_utils")  # of what is missing; a sentence replaces them
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,6 +164,44 @@ def open_model(
         return model.eval()
 
 
+def open_whole(name: str, place: str, **options: Any) -> PreTrainedModel:
+    """`AutoModelForCausalLM.from_pretrained(place, **options)`, if the files hold every weight of the model.
+
+    What transformers ties or computes need not be there, and what it does not use may be.
+
+    Args:
+        name: of the model, for the message.
+    Raises:
+        LoadError: naming the weights that are missing or have another shape.
+    """
+    from transformers import AutoModelForCausalLM
+
+    REPORTS.addFilter(_is_no_report)
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            place, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    finally:
+        REPORTS.removeFilter(_is_no_report)
+    if missing := sorted(found["missing_keys"]):
+        raise LoadError(f"{name} lacks weights that its configuration asks for: {_named(missing)}.")
+    if unlike := sorted(found["mismatched_keys"]):
+        described = (f"{weight} is {list(there)}, not {list(wanted)}" for weight, there, wanted in unlike)
+        raise LoadError(f"{name} has weights of another shape than its configuration says: {_named(described)}.")
+    opened: PreTrainedModel = model
+    return opened
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
+
+
+def _named(weights: Iterable[str]) -> str:
+    names = list(weights)
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
 def device_map(device: torch.device, max_memory: Mapping[int | str, int] | None) -> dict[str, Any]:
     """Options of `from_pretrained`: all weights on one device, or on several, each filled before the next."""
     if max_memory is not None:
@@ -237,3 +279,85 @@ def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
 
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
+
+
+# In memory ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)  # a repr would print every weight
+class OpenedModel:
+    """Makes the runners of one model, and holds what of it is in memory; see `Loaded`."""
+
+    engine: str
+    make_runner: MakeRunner
+    open_model: Callable[[], PreTrainedModel]
+    embeddings: tuple[Tensor, Tensor] | None
+    placement: dict[str, int]
+    device: torch.device
+    final_norm: tuple[Tensor, float] | None = None
+
+
+def open_checkpoint(
+    checkpoint: Checkpoint,
+    files: list[Path],
+    device: torch.device,
+    slots: int,
+    with_embeddings: bool = False,
+    *,
+    dtype: torch.dtype,
+    progress: Progress,
+    eager: bool,
+    max_memory: Mapping[int | str, int] | None = None,
+) -> OpenedModel:
+    """Bring a model into memory, ready to make its runners.
+
+    Args:
+        files: its weights, see `fetch_weights`.
+        slots: how many runs go on at the same time.
+        with_embeddings: whether heads will draft for it.
+        max_memory: see `open_model`.
+    Raises:
+        LoadError: it failed. The message says why and what to do.
+    """
+    progress(None, f"loading {checkpoint.source}")
+    again = _as_long_as_held(partial(open_model, checkpoint, dtype, device, ignore, max_memory))
+    laying_out = "capturing the passes" if device.type == "cuda" else "laying out the weights"
+    with wrap_load_errors(checkpoint.source):
+        weights = None if eager or max_memory else read_weights(checkpoint, files, dtype, device)
+        if weights is not None and (device.type != "cpu" or has_room_for(weights.nbytes)):
+            progress(None, laying_out)
+            engine, make_runner = runner_of_weights(checkpoint.config, weights, device, slots)
+            both = embeddings(weights) if with_embeddings else None
+            norm = final_norm(checkpoint.config, weights)
+            return OpenedModel(engine, make_runner, again, both, weights.placement, device, norm)
+        model = open_model(checkpoint, dtype, device, progress, max_memory)
+        progress(None, laying_out)
+        engine, make_runner = runner_maker(model, slots, eager, dtype)
+        both = embeddings_of(model) if with_embeddings else None
+        if both is not None and device.type == "mps":  # heads draft on the device of the states, see `EagerRunner`
+            both = _as_type(both, "cpu", torch.float32)
+        if engine == "eager":
+            again = lambda: model  # noqa: E731
+        elif both is not None:
+            both = _as_type(both, dtype)
+        norm = final_norm(checkpoint.config, dict(model.named_parameters()))
+        return OpenedModel(engine, make_runner, again, both, placement(model), model.device, norm)
+
+
+def _as_type(both: tuple[Tensor, Tensor], *to: Any) -> tuple[Tensor, Tensor]:
+    """Two embeddings on another device or of another type. If they are one tensor, they stay one."""
+    first, last = (part.to(*to) for part in both)
+    return first, first if both[1] is both[0] else last
+
+
+def _as_long_as_held(opened: Callable[[], PreTrainedModel]) -> Callable[[], PreTrainedModel]:
+    """`opened`, but the same model as long as anybody holds it."""
+    held: Callable[[], PreTrainedModel | None] = lambda: None  # noqa: E731
+
+    def model() -> PreTrainedModel:
+        nonlocal held
+        found = held() or opened()
+        held = weakref.ref(found)
+        return found
+
+    return model

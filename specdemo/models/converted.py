@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..system.folders import cache_folder
-from .gguf_config import check_header, completed
-from .gguf_header import read_header
-from .pretrained import open_whole
+from .gguf import check_header, completed, read_header
 from .source import GGUF, Place, Source
 from .store import Progress, check_room, crc32_of, disk_errors_in_words, has_sum, kept, size_of
 
@@ -151,6 +149,8 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES) -> None:
     """
     import torch
     from transformers import AutoConfig, AutoTokenizer, GgufConfig
+
+    from .checkpoint import open_whole
 
     place, name = str(gguf.parent), gguf.name
     with gguf.open("rb") as file:

@@ -27,9 +27,8 @@ from ..engines.runner import Runner
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, cpu_model, cpu_name, device_name
 from ..types import BadInput
 from . import chat
-from .checkpoint import Checkpoint, fetch_weights, find_checkpoint
+from .checkpoint import Checkpoint, fetch_weights, find_checkpoint, open_checkpoint
 from .errors import causes
-from .opened import open_checkpoint
 from .placement import ModelPart, plan
 from .presets import Preset
 from .published_heads import fetch_heads, formats_of

@@ -20,8 +20,7 @@ from tqdm import tqdm
 from transformers.utils.hub import extract_commit_hash
 
 from .errors import wrap_load_errors
-from .gguf_header import Header, read_header
-from .source import GGUF, Told
+from .gguf import Header, read_header
 from .store import LoadError, Progress
 
 HUB_SECONDS = 10  # the time limit of the one question whether a model exists
@@ -109,25 +108,6 @@ def info_of(repo: str, revision: str | None) -> Any:
 def sizes_in(info: Any) -> dict[str, int | None]:
     """The bytes of the files of a repository, by their names."""
     return {one.rfilename: one.size for one in info.siblings or ()}
-
-
-def told_of(repo: str, revision: str | None, file: str | None = None) -> Told:
-    """What the hub tells of a repository with a model, or of one of its files.
-
-    Raises:
-        LoadError: there is no such repository or file, or it has no weights that can be read here.
-    """
-    info = info_of(repo, revision)
-    files = sizes_in(info)
-    if file is not None and file not in files:
-        there = ", ".join(name for name in files if name.endswith(GGUF)) or "none"
-        raise LoadError(f"There is no file {file} in {repo} on the hub. Its GGUF files: {there}.")
-    wanted = [file] if file else [name for name in files if name.endswith(".safetensors")]
-    sizes = [files[name] for name in wanted]
-    if not wanted:
-        raise LoadError(f"{repo} has no weights in safetensors, the one form that is read here.")
-    card = info.card_data.to_dict() if info.card_data else {}
-    return Told(sum(size or 0 for size in sizes) or None, card.get("license"), bool(info.gated))
 
 
 def header_of(repo: str, revision: str | None, file: str) -> Header:

@@ -16,7 +16,7 @@ from ..system.hardware import free_memory
 from ..types import BadInput
 from .checkpoint import empty_model
 from .store import LoadError
-from .weights import count, readable, shapes
+from .weights import readable, shapes
 
 # An estimate of the GPU memory besides the weights: for each model the keys and values of TOKENS tokens (of both lanes
 # and of slots that are captured again), and once WORK_SPACE bytes for libraries and captured passes.
@@ -39,7 +39,7 @@ class ModelPart:
 
     @property
     def numbers(self) -> int:
-        return count(self.config) if readable(self.config) else sum(numbers for _, numbers in _sizes(self.config))
+        return sum(numbers for _, numbers in _sizes(self.config))
 
     @property
     def share_read(self) -> float:

@@ -21,8 +21,7 @@ from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_m
 from ..types import BadInput
 from .checkpoint import find_checkpoint
 from .errors import wrap_load_errors
-from .gguf_config import check_header
-from .gguf_header import Header
+from .gguf import Header, check_header
 from .loaded import LANES, check_prompts, context_of, embedding_rows
 from .placement import ModelPart, bits, plan
 from .presets import PRESETS, Preset

@@ -1,23 +1,29 @@
-"""The base class of the sources of models. Each kind is a class in its own file; `sources.KINDS` lists them."""
+"""Where models come from: the base class of all sources, folders, and the Hugging Face hub. All: `sources.KINDS`."""
 
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from pydantic import Field
+
+from ..types import BadInput
 from .store import LoadError, Progress
-from .tables import NO_OTHERS, table_as, table_of
+from .tables import NO_OTHERS, Beside, Text, table_as, table_of
 
 if TYPE_CHECKING:
     import torch
 
-    from .gguf_header import Header
+    from .gguf import Header
 
 GGUF = ".gguf"
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,117 @@ class Source(ABC):
     def head_sizes(self) -> dict[str, int]:
         """The bytes of the files of a head, by their names."""
         return {file.name: file.stat().st_size for file in self.head_folder().iterdir() if file.is_file()}
+
+
+@dataclass(frozen=True, slots=True)
+class Folder(Source):
+    """A folder written by `save_pretrained`; a relative path is looked up beside the preset file."""
+
+    keys = ("path",)
+    holds_heads = True
+    path: Beside
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def of_table(cls, table: Mapping[str, Any], folder: Path) -> Folder | None:
+        found = table_as(cls, table, folder) if "path" in table else None
+        return None if found and found.path.suffix == GGUF and not found.path.is_dir() else found
+
+    @classmethod
+    def named(cls, text: str) -> Folder | None:
+        return cls(path_of(text)) if path_of(text).is_dir() else None
+
+    def place(self, dtype: torch.dtype, progress: Progress) -> Place:
+        if not (self.path / "config.json").is_file():
+            raise LoadError(f"There is no model in the folder {self.path}: it has no config.json.")
+        return Place(str(self.path), {"source": "folder", "name": self.path.name})
+
+    def head_folder(self) -> Path:
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Hub(Source):
+    """A repository of the model hub, at a revision (a branch, tag or commit; None is its main branch)."""
+
+    keys = ("hub",)
+    holds_heads = on_hub = True
+    repo: Annotated[Text, Field(alias="hub")]
+    revision: Text | None = None
+
+    def __str__(self) -> str:
+        return self.repo
+
+    @classmethod
+    def named(cls, text: str) -> Hub:
+        """A hub id, or `id@revision`. This is the last kind that is tried: other text is refused."""
+        path = path_of(text)
+        if path.suffix in PICKLES:
+            raise BadInput(
+                f"{text} is a pickle, which can run code when it is read: only safetensors and GGUF are loaded."
+            )
+        if path.is_file():
+            raise BadInput(f"{text} is no model: name the folder of a model, or a .gguf file.")
+        if path.suffix == GGUF or text.startswith((".", "~", os.sep)):
+            raise BadInput(f"There is no file or folder {text}.")
+        if not HUB_ID.fullmatch(text):
+            raise BadInput(f"{text!r} is neither a hub id (owner/name) nor a folder nor a .gguf file.")
+        name, _, revision = text.partition("@")
+        return cls(name, revision or None)
+
+    def place(self, dtype: torch.dtype, progress: Progress) -> Place:
+        progress(None, f"looking for {self} on the hub")
+        commit, unreached = self.commit()  # so that every file is of this commit
+        revision = commit or self.revision
+        identity = {"source": "hub", "repo": self.repo, "revision": revision}
+        return Place(self.repo, identity, revision or "main", unreached=unreached)
+
+    def commit(self) -> tuple[str | None, bool]:
+        """See `on_hub.commit_of`."""
+        from .on_hub import commit_of
+
+        return commit_of(self.repo, self.revision)
+
+    def told(self, revision: str | None = None) -> Told:
+        return told_of(self.repo, revision or self.revision)
+
+    def head_folder(self) -> Path:
+        from .on_hub import config_of
+
+        return config_of(self.repo, self.revision).parent
+
+    def head_file(self, folder: Path, name: str, progress: Progress) -> Path | None:
+        from .on_hub import download_bar, file_of
+
+        return file_of(self.repo, folder.name, name, tqdm_class=download_bar(self, progress))
+
+    def head_sizes(self) -> dict[str, int]:
+        from .on_hub import info_of, sizes_in
+
+        return {name: size or 0 for name, size in sizes_in(info_of(self.repo, self.revision)).items()}
+
+
+def told_of(repo: str, revision: str | None, file: str | None = None) -> Told:
+    """What the hub tells of a repository with a model, or of one of its files.
+
+    Raises:
+        LoadError: there is no such repository or file, or it has no weights that can be read here.
+    """
+    from .on_hub import info_of, sizes_in
+
+    info = info_of(repo, revision)
+    files = sizes_in(info)
+    if file is not None and file not in files:
+        there = ", ".join(name for name in files if name.endswith(GGUF)) or "none"
+        raise LoadError(f"There is no file {file} in {repo} on the hub. Its GGUF files: {there}.")
+    wanted = [file] if file else [name for name in files if name.endswith(".safetensors")]
+    sizes = [files[name] for name in wanted]
+    if not wanted:
+        raise LoadError(f"{repo} has no weights in safetensors, the one form that is read here.")
+    card = info.card_data.to_dict() if info.card_data else {}
+    return Told(sum(size or 0 for size in sizes) or None, card.get("license"), bool(info.gated))
 
 
 def path_of(text: str) -> Path:

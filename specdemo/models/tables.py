@@ -1,4 +1,4 @@
-"""TOML files checked by pydantic against dataclasses, with complaints that name the file and the field."""
+"""TOML files and JSON checked by pydantic against dataclasses. Complaints about a file name it and the field."""
 
 from __future__ import annotations
 
@@ -123,13 +123,21 @@ def folder_of(info: ValidationInfo) -> Path:
     return info.context
 
 
-def table_as(kind: type[T], fields: Any, folder: Path) -> T:
-    """A table as an instance of a dataclass.
+def table_as(kind: type[T], fields: Any, folder: Path | None = None) -> T:
+    """A table, or an object of JSON, as an instance of a dataclass.
 
+    Args:
+        folder: that of the file, if a field of the dataclass is a path.
     Raises:
         ValidationError: it is not one. A validator of the outer table may let this pass.
     """
     made: T = _adapter(kind).validate_python(fields, context=folder)  # type: ignore[arg-type]  # classes are hashable
+    return made
+
+
+def json_as(kind: type[T], text: bytes) -> T:
+    """As `table_as`, for an object in JSON."""
+    made: T = _adapter(kind).validate_json(text)  # type: ignore[arg-type]
     return made
 
 

@@ -30,10 +30,14 @@ def readable(config: PreTrainedConfig) -> bool:
 
 def shapes(config: PreTrainedConfig) -> Shapes:
     """The shapes of the weights of a `readable` model, by transformers' names. A tied head is left out."""
-    return _gpt2_shapes(config) if config.model_type == "gpt2" else _llama_shapes(config)
+    layers, layer, others = _gpt2(config) if config.model_type == "gpt2" else _llama(config)
+    head = {} if config.tie_word_embeddings else {HEAD: (config.vocab_size, config.hidden_size)}
+    every = range(config.num_hidden_layers)
+    return {**others, **{f"{layers}.{i}.{name}": layer[name] for i in every for name in layer}, **head}
 
 
-def _llama_shapes(config: PreTrainedConfig) -> Shapes:
+def _llama(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
+    """The name of the layers, and the weights of a layer and those outside of the layers."""
     hidden, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
     queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
     products: Shapes = {
@@ -55,20 +59,14 @@ def _llama_shapes(config: PreTrainedConfig) -> Shapes:
     layer |= {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
     if config.model_type == "qwen3":
         layer |= {f"self_attn.{name}.weight": (width,) for name in ("q_norm", "k_norm")}
-    table = (config.vocab_size, hidden)
-    head = {} if config.tie_word_embeddings else {HEAD: table}
-    layers = {
-        f"model.layers.{index}.{name}": shape
-        for index in range(config.num_hidden_layers)
-        for name, shape in layer.items()
-    }
-    return {"model.embed_tokens.weight": table, **layers, "model.norm.weight": (hidden,), **head}
+    others: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
+    return "model.layers", layer, others
 
 
-def _gpt2_shapes(config: PreTrainedConfig) -> Shapes:
-    hidden = config.n_embd
-    inner = config.n_inner or 4 * hidden
-    products: Shapes = {  # GPT-2 keeps its weights as [in, out]
+def _gpt2(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
+    """As `_llama`. GPT-2 keeps its weights as [in, out]."""
+    hidden, inner = config.n_embd, config.n_inner or 4 * config.n_embd
+    products: Shapes = {
         "attn.c_attn": (hidden, 3 * hidden),
         "attn.c_proj": (hidden, hidden),
         "mlp.c_fc": (hidden, inner),
@@ -77,23 +75,10 @@ def _gpt2_shapes(config: PreTrainedConfig) -> Shapes:
     layer: Shapes = {f"{name}.weight": shape for name, shape in products.items()}
     layer |= {f"{name}.bias": shape[1:] for name, shape in products.items()}
     layer |= {f"{name}.{part}": (hidden,) for name in ("ln_1", "ln_2") for part in ("weight", "bias")}
-    table = (config.vocab_size, hidden)
-    head = {} if config.tie_word_embeddings else {HEAD: table}
-    layers = {
-        f"transformer.h.{index}.{name}": shape for index in range(config.n_layer) for name, shape in layer.items()
-    }
-    return {
-        "transformer.wte.weight": table,
-        "transformer.wpe.weight": (config.n_positions, hidden),
-        **layers,
-        **{f"transformer.ln_f.{part}": (hidden,) for part in ("weight", "bias")},
-        **head,
-    }
-
-
-def count(config: PreTrainedConfig) -> int:
-    """The number of weights of a `readable` model."""
-    return sum(map(prod, shapes(config).values()))
+    others: Shapes = {f"transformer.ln_f.{part}": (hidden,) for part in ("weight", "bias")}
+    others |= {"transformer.wte.weight": (config.vocab_size, hidden)}
+    others |= {"transformer.wpe.weight": (config.n_positions, hidden)}
+    return "transformer.h", layer, others
 
 
 def weights_files(file: Callable[[str], Path | None], variant: str | None = None) -> list[Path]:

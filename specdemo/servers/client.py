@@ -10,15 +10,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import httpcore
 import httpx
+from pydantic import AliasPath, Field, Strict, ValidationError
 
+from ..models.tables import json_as, table_as
 from ..system.progress import check_stopped
 from ..types import BadInput
 from .address import Address
 
+T = TypeVar("T")
 CONNECT_SECONDS, SILENT_SECONDS = 5.0, 30.0  # to connect, and between two pieces of an answer
 ANSWER_SECONDS = 600.0  # for a whole answer
 MAX_LINE, MAX_ANSWER = 1_000_000, 64_000_000  # bytes
@@ -31,14 +34,22 @@ STATUSES = {
     408: "took too long to read the request",
     429: "has too much to do, or too many requests with this key: try again later",
 }
+# Types of fields. Each kind of server has dataclasses with the fields of its answers that are read here.
+Count = Annotated[int, Strict(), Field(ge=0, lt=2**53)]
+Number = Annotated[float, Strict(), Field(ge=0, lt=1e12)]
+Ids = tuple[Count, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """One event of a stream, which arrived `seconds` after the request was sent."""
+class Tokens:
+    """An answer with token ids."""
 
-    seconds: float
-    data: dict[str, Any]
+    tokens: Ids
+
+
+def at(name: str, *path: str | int) -> Any:
+    """The place of a field in an answer."""
+    return Field(validation_alias=AliasPath(name, *path))
 
 
 class Client:
@@ -85,6 +96,17 @@ class Client:
         """As `get`."""
         return self._object("POST", path, body)
 
+    def read(self, kind: type[T], answer: dict[str, Any], otherwise: str) -> T:
+        """An answer as an instance of a dataclass.
+
+        Raises:
+            BadInput: it is not one. `otherwise` says what the server does instead.
+        """
+        try:
+            return table_as(kind, answer)
+        except ValidationError:
+            raise self.wrong(otherwise) from None
+
     def text(self, path: str) -> str:
         """A page of plain text, such as the counters.
 
@@ -94,29 +116,37 @@ class Client:
         with self._answer("GET", path, None) as response:
             return self._read(response).decode(errors="replace")
 
-    def stream(self, path: str, **body: Any) -> Iterator[Chunk]:
-        """The server-sent events of an answer, up to its end or `[DONE]`.
+    def stream(self, kind: type[T], path: str, **body: Any) -> Iterator[tuple[float, T]]:
+        """The server-sent events of an answer, up to its end or `[DONE]`, as instances of a dataclass.
 
+        Yields:
+            The seconds from the request to the event, and the event.
         Raises:
-            BadInput: it is cut off, stalls, is endless, or is not such a stream: one sentence.
+            BadInput: the answer is cut off, stalls, is endless, or is not such a stream: one sentence.
+            ValueError: an event is not of this kind.
         """
         began = time.perf_counter()
         with self._answer("POST", path, body) as response:
             if not _type(response).startswith("text/event-stream"):
-                raise self._wrong(f"answers {_brief(_type(response) or 'without a content type')} instead of a stream")
+                raise self.wrong(f"answers {_brief(_type(response) or 'without a content type')} instead of a stream")
             for line in self._lines(response, began):
-                at = time.perf_counter() - began
+                seconds = time.perf_counter() - began
                 if not line.startswith(b"data:"):
                     continue  # comments, and the names and ids of events
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                yield Chunk(at, self._parsed(data))
+                try:
+                    event = json_as(kind, data)
+                except ValidationError:  # it quotes the data, which may hold the key
+                    self._parsed(data)  # says what else it is, such as an error
+                    raise ValueError("an event of another kind") from None
+                yield seconds, event
 
     def _object(self, how: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         with self._answer(how, path, body) as response:
             if "json" not in _type(response):
-                raise self._wrong(f"answers {_brief(_type(response) or 'without a content type')} where JSON belongs")
+                raise self.wrong(f"answers {_brief(_type(response) or 'without a content type')} where JSON belongs")
             return self._parsed(self._read(response))
 
     @contextmanager
@@ -129,23 +159,23 @@ class Client:
             response = self._http.send(request, stream=True, follow_redirects=False)
             try:
                 if not response.is_success:
-                    raise self._wrong(self._status(response, path))
+                    raise self.wrong(self._status(response, path))
                 if response.headers.get("content-encoding", "identity") != "identity":
-                    raise self._wrong("packs its answer, although it was asked not to")
+                    raise self.wrong("packs its answer, although it was asked not to")
                 yield response
             finally:
                 response.close()
         except httpx.ConnectTimeout:
-            raise self._wrong(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
+            raise self.wrong(f"does not answer within {CONNECT_SECONDS:g} seconds") from None
         except httpx.TimeoutException:
             seconds = self._http.timeout.read
-            raise self._wrong(f"has said nothing for {seconds:g} seconds, so the request was given up") from None
+            raise self.wrong(f"has said nothing for {seconds:g} seconds, so the request was given up") from None
         except httpx.ConnectError as error:
-            raise self._wrong(f"cannot be reached: {self._brief(error)}") from None
+            raise self.wrong(f"cannot be reached: {self._brief(error)}") from None
         except httpx.RemoteProtocolError:
-            raise self._wrong("closed the connection in the middle of its answer") from None
+            raise self.wrong("closed the connection in the middle of its answer") from None
         except httpx.HTTPError as error:
-            raise self._wrong(f"cannot be asked: {self._brief(error)}") from None
+            raise self.wrong(f"cannot be asked: {self._brief(error)}") from None
 
     def _status(self, response: httpx.Response, path: str) -> str:
         """A sentence on the status of a failure, with the server's own words if they cannot hold the key."""
@@ -170,12 +200,12 @@ class Client:
             check_stopped()
             size += len(piece)
             if size > MAX_ANSWER:
-                raise self._wrong(f"does not end its answer: more than {MAX_ANSWER // 1_000_000} MB came")
+                raise self.wrong(f"does not end its answer: more than {MAX_ANSWER // 1_000_000} MB came")
             if time.perf_counter() - began > ANSWER_SECONDS:
-                raise self._wrong(f"does not end its answer within {ANSWER_SECONDS:g} seconds")
+                raise self.wrong(f"does not end its answer within {ANSWER_SECONDS:g} seconds")
             *lines, rest = (rest + piece).split(b"\n")
             if max(map(len, (*lines, rest))) > MAX_LINE:
-                raise self._wrong(f"sends a line of more than {MAX_LINE // 1_000_000} MB")
+                raise self.wrong(f"sends a line of more than {MAX_LINE // 1_000_000} MB")
             yield from lines
         if rest:
             yield rest
@@ -186,7 +216,7 @@ class Client:
         for piece in response.iter_raw():
             size += len(piece)
             if size > MAX_LINE or time.perf_counter() - began > ANSWER_SECONDS:
-                raise self._wrong("answers with more than was asked for")
+                raise self.wrong("answers with more than was asked for")
             parts.append(piece)
         return b"".join(parts)
 
@@ -194,17 +224,18 @@ class Client:
         try:
             value = json.loads(data.decode("utf-8"))
         except UnicodeDecodeError:
-            raise self._wrong("sends half a character") from None
+            raise self.wrong("sends half a character") from None
         except (ValueError, RecursionError):
-            raise self._wrong("sends something that is no JSON") from None
+            raise self.wrong("sends something that is no JSON") from None
         if not isinstance(value, dict):
-            raise self._wrong("sends something else than a JSON object")
+            raise self.wrong("sends something else than a JSON object")
         if value.get("error"):  # an error in the middle of a stream comes after the status
             error = value["error"]
-            raise self._wrong(f"has failed: {self._brief(error.get('message') if isinstance(error, dict) else error)}")
+            raise self.wrong(f"has failed: {self._brief(error.get('message') if isinstance(error, dict) else error)}")
         return value
 
-    def _wrong(self, words: str) -> BadInput:
+    def wrong(self, words: str) -> BadInput:
+        """An error that says what the server does."""
         return BadInput(f"The server at {self.address} {words}.")
 
     def _brief(self, said: object) -> str:

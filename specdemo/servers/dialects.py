@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Annotated, Protocol
 
+from pydantic import ValidationError
+
+from ..models.tables import table_as
 from ..types import BadInput, Settings
 from .address import Address
-from .client import Client
+from .client import Client, at
 from .llamacpp import LlamaCpp
 from .sglang import SGLang
 from .steps import Counters, Prompt, Step, Told
@@ -46,6 +50,14 @@ class Dialect(Protocol):
         """The server's counters; None if it does not show them."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """The first in a list of models."""
+
+    id: Annotated[str, at("data", 0, "id")]
+    owner: Annotated[str, at("data", 0, "owned_by")]
+
+
 @contextmanager
 def connected(address: Address, key: str | None = None) -> Iterator[Dialect]:
     """The server at an address. An empty `key` counts as none.
@@ -63,13 +75,11 @@ def find_dialect(client: Client) -> Dialect:
     Raises:
         BadInput: it cannot be asked, or is of no known kind.
     """
-    try:
-        model = client.get("/v1/models")["data"][0]
-        name, owner = str(model["id"]), str(model["owned_by"])
-    except (KeyError, IndexError, TypeError):
-        owner = ""
-    if owner == "llamacpp":
-        return LlamaCpp(client)
-    if owner in ("vllm", "sglang"):
-        return (VLLM if owner == "vllm" else SGLang)(client, name)
+    answer = client.get("/v1/models")
+    with suppress(ValidationError):
+        model = table_as(_Model, answer)
+        if model.owner == "llamacpp":
+            return LlamaCpp(client)
+        if model.owner in ("vllm", "sglang"):
+            return (VLLM if model.owner == "vllm" else SGLang)(client, model.id)
     raise BadInput(f"What answers at {client.address} is neither llama.cpp's server nor vLLM nor SGLang.")

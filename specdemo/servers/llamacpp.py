@@ -11,15 +11,45 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from typing import Annotated, Any
 
+from pydantic import Strict, ValidationError
+
+from ..models.tables import table_as
 from ..types import BadInput, FinishReason, Settings
-from .client import Chunk, Client
-from .steps import Counters, Prompt, Step, Told, check, checked, read_counters
-from .values import LIKELIEST, UNFINISHED, check_limit, count, number, text_in
+from .client import Client, Count, Ids, Number, Tokens, at
+from .steps import LIKELIEST, UNFINISHED, Counters, Prompt, Step, Told, check, check_limit, read_counters
 
 REASONS = {"eos": FinishReason.EOS, "limit": FinishReason.LENGTH, "word": FinishReason.STOP}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Of a stream of `/completion`."""
+
+    content: str
+    tokens: Ids
+    tokens_evaluated: Count
+    stop: Annotated[bool, Strict()]
+    prompt_ms: Annotated[Number, at("timings", "prompt_ms")]
+    predicted_ms: Annotated[Number, at("timings", "predicted_ms")]
+    predicted_n: Annotated[Count, at("timings", "predicted_n")]
+    draft_n: Annotated[Count, at("timings", "draft_n")] = 0
+    draft_n_accepted: Annotated[Count, at("timings", "draft_n_accepted")] = 0
+    stop_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Likely:
+    id: Count
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Likeliest:
+    tokens: Annotated[tuple[_Likely, ...], at("completion_probabilities", 0, "top_logprobs")]
 
 
 class LlamaCpp:
@@ -43,11 +73,10 @@ class LlamaCpp:
     def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
         asked = asked_of(prompt, Settings(max_new_tokens=1)) | {"n_probs": LIKELIEST}
         asked["prompt"] = [prompt, *ids] if isinstance(prompt, str) else [*prompt, *ids]
-        answer = self.client.post("/completion", **asked)
         try:
-            rows = answer["completion_probabilities"][0]["top_logprobs"]
-            return {count(row["id"]): float(row["logprob"]) for row in rows}
-        except (KeyError, IndexError, TypeError, ValueError):
+            found = table_as(_Likeliest, self.client.post("/completion", **asked))
+            return {token.id: token.logprob for token in found.tokens}
+        except ValidationError:
             return {}  # another version has other names for them
 
     def written(self, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -58,21 +87,17 @@ class LlamaCpp:
         """
         asked = asked_of(prompt, Settings(0, max_new_tokens=max_new_tokens))
         answer = self.client.post("/completion", **asked, return_tokens=True)
-        try:
-            return [count(id) for id in answer["tokens"]]
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"The server at {self.client.address} does not tell the ids of its tokens.") from error
+        return [*self.client.read(Tokens, answer, "does not tell the ids of its tokens").tokens]
 
     def counters(self) -> Counters | None:
         return read_counters(self.client, "llamacpp", "tokens_predicted_total")
 
-    @checked
     def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
         before = self.counters() if told.alone else None
         wanted = {"stream": True, "return_tokens": True, "timings_per_token": True}
-        chunks = self.client.stream("/completion", **asked_of(prompt, settings), **wanted)
+        sent = self.client.stream(Message, "/completion", **asked_of(prompt, settings), **wanted)
         tokens, rounds, merged = 0, 0, False
-        for step in llamacpp_steps(chunks, settings.max_new_tokens, told):
+        for step in llamacpp_steps(sent, settings.max_new_tokens, told):
             tokens, rounds = tokens + len(step.ids), rounds + bool(step.drafted)
             merged |= step.rounds > 1 and bool(step.drafted)
             yield step
@@ -100,14 +125,14 @@ def asked_of(prompt: Prompt | Sequence[int], settings: Settings) -> dict[str, An
     }
 
 
-def llamacpp_steps(chunks: Iterator[Chunk], most: int, told: Told) -> Iterator[Step]:
+def llamacpp_steps(sent: Iterator[tuple[float, Message]], most: int, told: Told) -> Iterator[Step]:
     """The steps of a stream of `/completion` with at most `most` tokens.
 
     Tokens that were held back come with the next event. A round emits one token more than it accepted, which tells the
     steps that they belong to. Rounds that cannot be told apart become one step.
     """
-    steps = _steps(_groups(chunks, most, told), told)
-    yield from (step for step in (next(steps, None),) if step is not None)  # the first token has no draft
+    steps = _steps(_events(sent, most, told), told)
+    yield from islice(steps, 1)  # the first token has no draft
     waiting: Step | None = None  # whose last tokens have not come yet
     for seen in steps:
         step = seen
@@ -136,55 +161,45 @@ def _together(one: Step, other: Step) -> Step:
     return Step(one.ids + other.ids, one.texts + other.texts, one.seconds + other.seconds, *counts)
 
 
-def _groups(chunks: Iterator[Chunk], most: int, told: Told) -> Iterator[list[dict[str, Any]]]:
-    """The events by their time; the last group has the event that ends the text."""
-    group: list[dict[str, Any]] = []
-    for chunk in chunks:
-        event, told.seconds = chunk.data, chunk.seconds
+def _events(sent: Iterator[tuple[float, Message]], most: int, told: Told) -> Iterator[Message]:
+    """The events up to the one that ends the text."""
+    for seconds, event in sent:
+        told.seconds = seconds
         if told.first_seconds is None:
-            told.first_seconds = chunk.seconds
-        times, ended = event["timings"], event["stop"] is True
-        check_limit(count(times["predicted_n"]), most)
-        if ended:
-            told.reason = REASONS.get(event.get("stop_type", ""), FinishReason.LENGTH)
-            told.rest = text_in(event["content"])
-            told.drafted, told.accepted = (count(times.get(name, 0)) for name in ("draft_n", "draft_n_accepted"))
-            told.server_seconds = (number(times["prompt_ms"]) + number(times["predicted_ms"])) / 1000
-            event = {**event, "content": "", "tokens": []}
-        if group and times["predicted_ms"] != group[-1]["timings"]["predicted_ms"]:
-            yield group
-            group = []
-        group.append(event)
-        if ended:
-            yield group
+            told.first_seconds = seconds
+        check_limit(event.predicted_n, most)
+        if event.stop:
+            told.reason, told.rest = REASONS.get(event.stop_type, FinishReason.LENGTH), event.content
+            told.drafted, told.accepted = event.draft_n, event.draft_n_accepted
+            told.server_seconds = (event.prompt_ms + event.predicted_ms) / 1000
+            yield replace(event, content="", tokens=())
             return
+        yield event
     raise BadInput(UNFINISHED)
 
 
-def _steps(groups: Iterator[list[dict[str, Any]]], told: Told) -> Iterator[Step]:
-    """A step for each group with tokens. Those that were held back have no id and no text of their own."""
+def _steps(events: Iterator[Message], told: Told) -> Iterator[Step]:
+    """A step for the events of a round, if they have tokens. Those that were held back have no id and no text of their
+    own."""
     tokens = drafted = accepted = 0
     spent = 0.0
-    for group in groups:
+    for _, group in groupby(events, key=lambda event: event.predicted_ms):
         ids: list[int | None] = []
         texts: list[str] = []
         for event in group:
-            own = [count(id) for id in event["tokens"]]
-            missing = max(count(event["timings"]["predicted_n"]) - tokens - len(ids) - len(own), 0)
+            own = event.tokens
+            missing = max(event.predicted_n - tokens - len(ids) - len(own), 0)
             ids += [*[None] * missing, *own]
-            texts += ([""] * (missing + len(own) - 1) + [text_in(event["content"])])[: missing + len(own)]
-        times = group[-1]["timings"]
-        seconds = number(times["predicted_ms"]) / 1000
-        counts = [count(times.get(name, 0)) for name in ("draft_n", "draft_n_accepted")]
-        new_drafted, new_accepted = counts[0] - drafted, counts[1] - accepted
+            texts += ([""] * (missing + len(own) - 1) + [event.content])[: missing + len(own)]
+        seconds = event.predicted_ms / 1000
+        new_drafted, new_accepted = event.draft_n - drafted, event.draft_n_accepted - accepted
         if not 0 <= new_accepted <= new_drafted or seconds < spent:
             raise ValueError("counts and times only grow")
         step = Step(tuple(ids), tuple(texts), seconds - spent, new_drafted, new_accepted)
         if not tokens and ids:
-            told.prompt_tokens = count(group[0]["tokens_evaluated"])
-            prompt = number(times["prompt_ms"]) / 1000
-            yield Step(step.ids[:1], step.texts[:1], prompt)
+            told.prompt_tokens = event.tokens_evaluated
+            yield Step(step.ids[:1], step.texts[:1], event.prompt_ms / 1000)
             step = replace(step, ids=step.ids[1:], texts=step.texts[1:])
-        tokens, drafted, accepted, spent = tokens + len(ids), *counts, seconds
+        tokens, drafted, accepted, spent = tokens + len(ids), event.draft_n, event.draft_n_accepted, seconds
         if step.ids:
             yield step

@@ -172,11 +172,19 @@ def server_lane(
     text, told = ServerText(), Told(alone)
 
     def events() -> Iterator[Event]:
-        steps = dialect.steps(dialect.prompt_of(prompt, raw), settings, told)
-        with closing(steps):  # type: ignore[type-var]
-            for event, spans in events_of(steps, told):
-                text.coming.append(spans)
-                yield event
+        try:
+            steps = dialect.steps(dialect.prompt_of(prompt, raw), settings, told)
+            with closing(steps):  # type: ignore[type-var]
+                for event, spans in events_of(steps, told):
+                    text.coming.append(spans)
+                    yield event
+        except BadInput:
+            raise
+        except (ValueError, LookupError, OverflowError) as error:  # other programs may serve the same paths
+            engine = dialect.facts["engine"]
+            raise dialect.client.wrong(
+                f"sends a stream that is not what {engine} sends, or too old a version does"
+            ) from error
 
     return Lane(name, events(), text), told
 

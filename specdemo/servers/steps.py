@@ -9,37 +9,22 @@ from __future__ import annotations
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any, TypeVar
+from itertools import accumulate
 
 from ..decoding.events import Event, Finished, Prefilled, Round
 from ..racing.trace import Spans
 from ..types import BadInput, DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 from .client import Client
 
+LIKELIEST = 10  # how many next tokens a probability is asked for
+UNFINISHED = "The server ended its answer before the text was finished."
 COUNTING_SECONDS = 1.0  # how long after its last token a server may take to count an answer
 Prompt = str | list[int]
-Lists = tuple[list[int], list[int]] | None
+Lists = tuple[Sequence[int], Sequence[int]] | None
 """Accepted and drafted tokens of each round that had a draft."""
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def checked(read: F) -> F:
-    """Turn errors in reading an answer into a sentence: other programs may serve the same paths."""
-
-    @wraps(read)
-    def steps(self: Any, *args: Any) -> Iterator[Step]:
-        try:
-            yield from read(self, *args)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            if isinstance(error, BadInput):
-                raise
-            words = f"sends a stream that is not what {self.facts['engine']} sends, or too old a version does"
-            raise BadInput(f"The server at {self.client.address} {words}.") from error
-
-    return steps  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +47,11 @@ class Step:
 class Told:
     """What a server says of one answer besides its tokens. What it does not say is None.
 
-    `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens.
-    `counted` says whether its counters agree, which can only be known if nobody else uses it (`alone`). `by_position`
-    is then how many tokens they counted as accepted at each position of a draft. `server_seconds` is by the server's
-    clock, `seconds` and `first_seconds` (to the first token) by ours. `rest` is text that belongs to no single token.
-    `notes` are sentences on what could not be recovered.
+    `rounds`, `drafted` and `accepted` are its own totals: rounds with a draft, drafted tokens, accepted tokens. `k` is
+    how many tokens it drafts where it can. `counted` says whether its counters agree, which can only be known if nobody
+    else uses it (`alone`). `by_position` is then how many tokens they counted as accepted at each position of a draft.
+    `server_seconds` is by the server's clock, `seconds` and `first_seconds` (to the first token) by ours. `rest` is
+    text that belongs to no single token. `notes` are sentences on what could not be recovered.
     """
 
     alone: bool = True
@@ -78,10 +63,58 @@ class Told:
     rounds: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    lists: Lists = None
+    k: int | None = None
     server_seconds: float | None = None
     first_seconds: float | None = None
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
+
+
+def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, told: Told) -> list[Step]:
+    """The pieces of a stream as steps: when each came, its tokens and their text. Text without a token is the rest.
+
+    Raises:
+        BadInput: there are more than `most` tokens, or the text was not finished.
+    """
+    steps: list[Step] = []
+    tokens, before = 0, 0.0
+    for seconds, ids, text in pieces:
+        if not ids:
+            told.rest += text
+            continue
+        if told.first_seconds is None:
+            told.first_seconds = seconds
+        tokens += len(ids)
+        check_limit(tokens, most)
+        steps.append(Step(tuple(ids), ("",) * (len(ids) - 1) + (text,), seconds - before))
+        before = seconds
+    if told.reason is None:
+        raise BadInput(UNFINISHED)
+    return steps
+
+
+def reason_in(reason: str, matched: object) -> FinishReason:
+    """Why a text ended, as vLLM and SGLang tell it: `matched` is the stop string or the id that ended it.
+
+    Raises:
+        BadInput: the server gave up before its end.
+    """
+    if reason == "length":
+        return FinishReason.LENGTH
+    if reason == "stop":
+        return FinishReason.STOP if isinstance(matched, str) else FinishReason.EOS
+    raise BadInput("The server gave up the text before it was finished.")
+
+
+def check_limit(tokens: int, most: int) -> None:
+    """Refuse an endless answer.
+
+    Raises:
+        BadInput: `tokens` is more than `most`.
+    """
+    if tokens > most:
+        raise BadInput(f"The server sends more than the {most} tokens that it was asked for.")
 
 
 def events_of(steps: Iterable[Step], told: Told) -> Iterator[tuple[Event, Spans]]:
@@ -192,33 +225,29 @@ def split(steps: Sequence[Step], accepted: Sequence[int], drafted: Sequence[int]
     Returns:
         None if the counts do not add up to the text.
     """
-    ids = [id for step in steps for id in step.ids]
-    texts = [text for step in steps for text in step.texts]
+    ids = tuple(id for step in steps for id in step.ids)
+    texts = tuple(text for step in steps for text in step.texts)
     owner = [number for number, step in enumerate(steps) for _ in step.ids]
-    ends, at = [], 0
-    for count in accepted:
-        at += count + 1
-        ends.append(min(at, len(ids)))
-    if not accepted or not at - (accepted[-1] + 1) < len(ids) <= at:
+    ends = [*accumulate(count + 1 for count in accepted)]
+    if not ends or not ends[-1] - (accepted[-1] + 1) < len(ids) <= ends[-1]:
         return None
+    ends[-1] = len(ids)  # the text may have ended inside the last round
     owners = [owner[end - 1] for end in ends]
-    found, begin = [], 0
-    for place, end in enumerate(ends):
-        seconds = steps[owners[place]].seconds / owners.count(owners[place])
-        part = Step(tuple(ids[begin:end]), tuple(texts[begin:end]), seconds, drafted[place], accepted[place])
-        found.append(part)
-        begin = end
-    return found
+    seconds = [steps[own].seconds / owners.count(own) for own in owners]
+    parts = map(slice, [0, *ends], ends)
+    rounds = zip(parts, seconds, drafted, accepted, strict=True)
+    return [Step(ids[part], texts[part], spent, made, passed) for part, spent, made, passed in rounds]
 
 
-def with_totals(steps: Sequence[Step], told: Told, k: int | None) -> list[Step]:
+def with_totals(steps: Sequence[Step], told: Told) -> list[Step]:
     """Fill in the drafts of steps of one round each, if the totals of the answer leave one possibility.
 
-    That is so if nothing was drafted at all, or if every round drafted all the `k` tokens that it could. Adds a note if
+    That is so if nothing was drafted at all, or if every round drafted the `k` tokens that it could. Adds a note if
     steps were merged.
     """
     if told.drafted == 0:
         return [replace(step, drafted=0, accepted=0, rounds=len(step.ids)) for step in steps]
+    k = told.k
     if told.rounds is None or told.drafted is None or told.accepted is None or not k:
         return [*steps]
     if told.rounds > len(steps):
@@ -237,13 +266,13 @@ def with_totals(steps: Sequence[Step], told: Told, k: int | None) -> list[Step]:
     return [*steps]
 
 
-def recovered(steps: Sequence[Step], lists: Lists, told: Told, k: int | None) -> list[Step]:
+def recovered(steps: Sequence[Step], told: Told) -> list[Step]:
     """The pieces of a stream with their drafts, as far as lists or totals tell."""
     first, rest = [*steps[:1]], [*steps[1:]]
-    if lists is None:
-        return first + with_totals(rest, told, k)
-    if (found := with_drafts(rest, *lists)) is None:
-        found = split(rest, *lists)
+    if told.lists is None:
+        return first + with_totals(rest, told)
+    if (found := with_drafts(rest, *told.lists)) is None:
+        found = split(rest, *told.lists)
         words = "could not be told apart" if found is None else "share the time of the piece that they came in"
         told.notes.append(f"The server merged rounds in its stream; they {words}.")
     return first + (rest if found is None else found)
@@ -290,21 +319,19 @@ def read_counters(client: Client, prefix: str, tokens: str) -> Counters | None:
         page = client.text("/metrics")
     except BadInput:  # the server may not show them
         return None
-    sums: dict[str, float] = {}
-    positions: dict[int, float] = {}
+    sums, positions = defaultdict[str, float](float), defaultdict[int, float](float)
     for name, labels, value in re.findall(rf"^{prefix}:(\w+)(\{{[^}}]*\}})? ([0-9.e+]+)$", page, re.MULTILINE):
-        sums[name] = sums.get(name, 0.0) + float(value)
+        sums[name] += float(value)
         if name == "spec_decode_num_accepted_tokens_per_pos_total" and (
             found := re.search(r'position="(\d+)"', labels)
         ):
-            positions[int(found[1])] = positions.get(int(found[1]), 0.0) + float(value)
+            positions[int(found[1])] += float(value)
     if tokens not in sums:
         return None
-    counts = (
-        int(sums.get(f"spec_decode_num_{name}_total", 0)) for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    rounds, drafted, accepted = (int(sums[f"spec_decode_num_{name}_total"]) for name in names)
     by_position = tuple(int(positions[place]) for place in sorted(positions))
-    return Counters(int(sums[tokens]), next(counts), next(counts), next(counts), by_position)
+    return Counters(int(sums[tokens]), rounds, drafted, accepted, by_position)
 
 
 def check(told: Told, before: Counters | None, read: Callable[[], Counters | None], tokens: int) -> Counters | None:

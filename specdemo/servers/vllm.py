@@ -8,11 +8,59 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from ..types import BadInput, Settings
-from .client import Chunk, Client
-from .steps import Counters, Lists, Prompt, Step, Told, check, checked, read_counters, recovered, texts_split
-from .values import LIKELIEST, UNFINISHED, check_limit, count, number, reason_in, text_in
+from ..models.tables import table_as
+from ..types import Settings
+from .client import Client, Count, Ids, Number, Tokens, at
+from .steps import (
+    LIKELIEST,
+    Counters,
+    Prompt,
+    Step,
+    Told,
+    check,
+    read_counters,
+    reason_in,
+    recovered,
+    steps_of,
+    texts_split,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    token_ids: Ids | None
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Speculation:
+    num_spec_steps: Count
+    num_draft_tokens: Count
+    num_accepted_draft_tokens: Count
+    num_spec_tokens: Count
+    per_step_accepted: Ids | None = None
+    per_step_drafted: Ids | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Of a stream of `/v1/completions`."""
+
+    choices: tuple[_Choice, ...]
+    prompt_tokens: Annotated[Count | None, at("usage", "prompt_tokens")] = None
+    first_ms: Annotated[Number | None, at("metrics", "time_to_first_token_ms")] = None
+    rest_ms: Annotated[Number | None, at("metrics", "generation_time_ms")] = None
+    speculation: Annotated[_Speculation | None, at("metrics", "speculative_decoding")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Likeliest:
+    logprobs: Annotated[dict[str, float], at("choices", 0, "logprobs", "top_logprobs", 0)]
 
 
 class VLLM:
@@ -25,29 +73,25 @@ class VLLM:
 
     def prompt_of(self, text: str, raw: bool) -> Prompt:
         asked = {"prompt": text} if raw else {"messages": [{"role": "user", "content": text}]}
-        tokens = self.client.post("/tokenize", model=self.model, **asked).get("tokens")
-        if not isinstance(tokens, list):
-            raise BadInput(f"The server at {self.client.address} does not say how it reads a prompt.")
-        return [count(token) for token in tokens]
+        answer = self.client.post("/tokenize", model=self.model, **asked)
+        return [*self.client.read(Tokens, answer, "does not say how it reads a prompt").tokens]
 
     def text_of(self, ids: Sequence[int]) -> str:
-        return text_in(self.client.post("/detokenize", model=self.model, tokens=[*ids]).get("prompt", ""))
+        return str(self.client.post("/detokenize", model=self.model, tokens=[*ids]).get("prompt", ""))
 
     def logprobs(self, prompt: Prompt, ids: Sequence[int]) -> dict[int, float]:
         asked = {"model": self.model, "prompt": [*prompt, *ids], "max_tokens": 1, "temperature": 0.0}
         wanted = {"logprobs": LIKELIEST, "return_tokens_as_token_ids": True}
+        answer = self.client.post("/v1/completions", **asked, **wanted)
         try:
-            found = self.client.post("/v1/completions", **asked, **wanted)["choices"][0]["logprobs"]["top_logprobs"][0]
-            return {int(name.removeprefix("token_id:")): float(value) for name, value in found.items()}
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, BadInput):
-                raise
+            found = table_as(_Likeliest, answer).logprobs
+            return {int(name.removeprefix("token_id:")): logprob for name, logprob in found.items()}
+        except ValueError:
             return {}
 
     def counters(self) -> Counters | None:
         return read_counters(self.client, "vllm", "generation_tokens_total")
 
-    @checked
     def steps(self, prompt: Prompt, settings: Settings, told: Told) -> Iterator[Step]:
         before = self.counters() if told.alone else None
         sampling = {
@@ -61,50 +105,30 @@ class VLLM:
         asked = {"model": self.model, "prompt": prompt, "max_tokens": settings.max_new_tokens, "stop": [*settings.stop]}
         wanted = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
         salt = {"cache_salt": secrets.token_hex(8)}  # so that the prompt is read, as in the other lane
-        chunks = self.client.stream("/v1/completions", **asked, **sampling, **wanted, **salt)
+        sent = self.client.stream(Message, "/v1/completions", **asked, **sampling, **wanted, **salt)
         told.prompt_tokens = len(prompt) if isinstance(prompt, list) else None
-        steps, lists, k = vllm_steps(chunks, settings.max_new_tokens, told)
+        steps = steps_of(pieces(sent, told), settings.max_new_tokens, told)
         counted = check(told, before, self.counters, sum(len(step.ids) for step in steps))
         if told.rounds is None and counted is not None:
             told.rounds, told.drafted, told.accepted = counted.rounds, counted.drafted, counted.accepted
-            k = len(counted.by_position) or None
-        yield from texts_split(self.text_of, recovered(steps, lists, told, k))
+            told.k = len(counted.by_position) or None
+        yield from texts_split(self.text_of, recovered(steps, told))
 
 
-def vllm_steps(chunks: Iterator[Chunk], most: int, told: Told) -> tuple[list[Step], Lists, int | None]:
-    """The pieces of a stream of `/v1/completions`, the lists of accepted and drafted tokens, and the server's K."""
-    steps: list[Step] = []
-    lists: Lists = None
-    k, before, finished = None, 0.0, False
-    for chunk in chunks:
-        told.seconds = chunk.seconds
-        usage, metrics = chunk.data.get("usage"), chunk.data.get("metrics") or {}
-        if usage:
-            told.prompt_tokens = count(usage["prompt_tokens"])
-        if metrics.get("time_to_first_token_ms") is not None and metrics.get("generation_time_ms") is not None:
-            parts = (number(metrics[name]) for name in ("time_to_first_token_ms", "generation_time_ms"))
-            told.server_seconds = sum(parts) / 1000
-        if spec := metrics.get("speculative_decoding"):
-            names = ("num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens")
-            told.rounds, told.drafted, told.accepted = (count(spec[name]) for name in names)
-            k = count(spec["num_spec_tokens"])
-            if spec.get("per_step_accepted") is not None and spec.get("per_step_drafted") is not None:
-                per_step = ([count(n) for n in spec[f"per_step_{name}"]] for name in ("accepted", "drafted"))
-                lists = next(per_step), next(per_step)
-        for choice in chunk.data.get("choices", ()):
-            ids = tuple(count(id) for id in choice["token_ids"] or ())
-            text = text_in(choice.get("text") or "")
-            if ids:
-                if told.first_seconds is None:
-                    told.first_seconds = chunk.seconds
-                steps.append(Step(ids, ("",) * (len(ids) - 1) + (text,), chunk.seconds - before))
-                before = chunk.seconds
-                check_limit(sum(len(step.ids) for step in steps), most)
-            else:
-                told.rest += text
-            if choice.get("finish_reason") is not None:
-                finished = True
-                told.reason = reason_in(choice["finish_reason"], choice.get("stop_reason"))
-    if not finished:
-        raise BadInput(UNFINISHED)
-    return steps, lists, k
+def pieces(sent: Iterator[tuple[float, Message]], told: Told) -> Iterator[tuple[float, Ids, str]]:
+    """The pieces of a stream, see `steps_of`."""
+    for seconds, event in sent:
+        told.seconds = seconds
+        if event.prompt_tokens is not None:
+            told.prompt_tokens = event.prompt_tokens
+        if event.first_ms is not None and event.rest_ms is not None:
+            told.server_seconds = (event.first_ms + event.rest_ms) / 1000
+        if spec := event.speculation:
+            told.rounds, told.drafted, told.k = spec.num_spec_steps, spec.num_draft_tokens, spec.num_spec_tokens
+            told.accepted = spec.num_accepted_draft_tokens
+            if spec.per_step_accepted is not None and spec.per_step_drafted is not None:
+                told.lists = spec.per_step_accepted, spec.per_step_drafted
+        for choice in event.choices:
+            yield seconds, choice.token_ids or (), choice.text or ""
+            if choice.finish_reason is not None:
+                told.reason = reason_in(choice.finish_reason, choice.stop_reason)

@@ -5,15 +5,30 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from specdemo.servers.client import Chunk
+from specdemo.models.tables import table_as
 
 STREAMS = Path(__file__).parent / "streams"
+T = TypeVar("T")
 Answer = Callable[[socket.socket], None]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """An event of a stream, which arrived `seconds` after the request was sent."""
+
+    seconds: float
+    data: dict[str, Any]
+
+
+def sent(kind: type[T], chunks: Iterable[Chunk]) -> Iterator[tuple[float, T]]:
+    """The events as the client reads them."""
+    return ((chunk.seconds, table_as(kind, chunk.data)) for chunk in chunks)
 
 
 class FakeServer:

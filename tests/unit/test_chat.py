@@ -224,6 +224,8 @@ def test_a_template_may_change_a_prompt() -> None:
     assert chat.encode(switch, "the cat /no_think") == chat.encode(BYTES, "the cat ")
     with pytest.raises(BadInput, match="leaves the prompt out"):
         chat.encode(switch, "/no_think")
+    twice = make_tokenizer(template=CHATML.replace("['content']", "['content'] + ' or ' + message['content']"))
+    assert chat.encode(twice, "the cat <|im_end|>") == chat.encode(BYTES, "the cat <|im_end|> or the cat <|im_end|>")
     cats = chat.encode(DEPENDING, "the cat <|im_end|> sat")
     assert read(DEPENDING, cats) == rendered(BYTES, "the cat <|im_end|> sat")
     assert special_of(DEPENDING, cats) == special_of(BYTES, plain_ids(BYTES, "hello"))

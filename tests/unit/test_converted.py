@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from specdemo.engines import choose
 from specdemo.models import checkpoint as opening
 from specdemo.models import converted as converting
-from specdemo.models import opened, package_index
+from specdemo.models import package_index
 from specdemo.models.converted import converted
 from specdemo.models.loaded import load
 from specdemo.models.package_index import Sdist, from_sdist
@@ -239,15 +239,18 @@ def test_a_second_start_collects_no_garbage_and_leaves_transformers_models_out(
     ("change", "engine"),
     [
         (lambda patch: patch.setattr(opening, "readable", lambda config: False), cpu_engine(torch.float32)),
-        (lambda patch: patch.setattr(opened, "read_weights", lambda *asked: None), cpu_engine(torch.float32)),
-        (lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (opened, choose)], "eager"),
+        (lambda patch: patch.setattr(opening, "read_weights", lambda *asked: None), cpu_engine(torch.float32)),
+        (
+            lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (opening, choose)],
+            "eager",
+        ),
     ],
 )
 def test_what_cannot_be_run_as_it_is_stored_is_opened_by_transformers(
     index: SimpleNamespace, filled: Path, monkeypatch: pytest.MonkeyPatch, change: Any, engine: str
 ) -> None:
-    by_transformers = Mock(wraps=opened.open_model)
-    monkeypatch.setattr(opened, "open_model", by_transformers)
+    by_transformers = Mock(wraps=opening.open_model)
+    monkeypatch.setattr(opening, "open_model", by_transformers)
     change(monkeypatch)
     loaded = load(preset_of(index.wheel), "float32", "cpu")
     assert loaded.engine == engine

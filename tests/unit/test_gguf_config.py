@@ -13,8 +13,7 @@ from torch import Tensor
 
 from specdemo.bench.llamacpp import started
 from specdemo.engines.layout import knows
-from specdemo.models.gguf_config import check_header, completed
-from specdemo.models.gguf_header import Header
+from specdemo.models.gguf import Header, check_header, completed
 from specdemo.models.loaded import load
 from specdemo.models.report import report_on
 from specdemo.models.sources import Gguf

@@ -11,6 +11,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,14 +26,14 @@ from specdemo.engines.eager import EagerRunner
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
 from specdemo.engines.layout import FusedModel
+from specdemo.models import checkpoint as in_memory
 from specdemo.models import checkpoint as opening
 from specdemo.models import loaded as models
-from specdemo.models import opened as in_memory
 from specdemo.models import placement as room
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.sources import Folder
 from specdemo.models.store import LoadError, ignore
-from specdemo.models.weights import StoredWeights, count, readable, shapes
+from specdemo.models.weights import StoredWeights, readable, shapes
 from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
 from specdemo.types import Settings
@@ -73,7 +74,7 @@ def test_a_pair_from_folders_is_in_memory_once(pair: tuple[Path, Path], dtype: s
     loaded = load(preset_of(*pair, heads={"eagle": Path("none.safetensors")}), dtype, "cpu")  # which reads the table
     after = sum(size for place, size in floats().items() if place not in before)
     config = opening.find_checkpoint(Folder(pair[0]), torch.float32, ignore).config
-    numbers, table = count(config), config.vocab_size * config.hidden_size
+    numbers, table = sum(map(prod, shapes(config).values())), config.vocab_size * config.hidden_size
     once = 2 * (numbers + table) * loaded.weights_dtype.itemsize  # the table is read by rows, and laid out as the head
     assert once <= after < once + table * loaded.weights_dtype.itemsize  # with room for other little things
     maps = Path("/proc/self/maps")

@@ -15,7 +15,7 @@ from specdemo.bench.cases import has_gguf
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.models.converted import converted
 from specdemo.models.loaded import load
-from specdemo.models.parts import PartWheel
+from specdemo.models.package_index import PartWheel
 from specdemo.models.presets import find_preset
 from specdemo.models.sources import Hub, Parts
 from specdemo.models.store import LoadError, ignore

@@ -14,7 +14,6 @@ from specdemo.models import placement as room
 from specdemo.models.checkpoint import device_map
 from specdemo.models.placement import TOKENS, WORK_SPACE, ModelPart, plan
 from specdemo.models.store import LoadError
-from specdemo.models.weights import count
 
 GB = 10**9
 CUDA = torch.device("cuda")
@@ -25,12 +24,13 @@ def sized(gigabytes: float) -> ModelPart:
     wide = LlamaConfig(
         hidden_size=4096, intermediate_size=8192, num_attention_heads=32, num_key_value_heads=2, vocab_size=1000
     )
+    part = ModelPart(f"a model of {gigabytes} GB", wide, torch.bfloat16)
     wide.num_hidden_layers = 1
-    one = count(wide)
+    one = part.numbers
     wide.num_hidden_layers = 2
-    layer = count(wide) - one
+    layer = part.numbers - one
     wide.num_hidden_layers = max(round((gigabytes * GB / 2 - one + layer) / layer), 1)
-    return ModelPart(f"a model of {gigabytes} GB", wide, torch.bfloat16)
+    return part
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, *free: float, reserved: float = 0, main: float = 64) -> None:
@@ -118,7 +118,8 @@ def test_main_memory_is_reckoned_with_what_is_loaded(monkeypatch: pytest.MonkeyP
 def test_memory_is_reckoned_without_transformers_models_where_the_shape_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "_sizes", lambda config: [("all", 77)])
+    model = SimpleNamespace(named_parameters=lambda: [("all", torch.empty(77))])
+    monkeypatch.setattr(room, "empty_model", lambda config: model)
     known, unknown = LlamaConfig(), LlamaConfig(hidden_act="gelu")
     assert ModelPart("known", known, torch.float32).weights > 77 * 4
     assert ModelPart("unknown", unknown, torch.float32).weights == 77 * 4

@@ -15,6 +15,7 @@ import pytest
 from specdemo.racing.lanes import Lane
 from specdemo.servers import address as addresses
 from specdemo.servers import client as clients
+from specdemo.servers import llamacpp, sglang, vllm
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import find_dialect
@@ -141,6 +142,44 @@ def test_a_fault_is_one_sentence(fault: str, monkeypatch: pytest.MonkeyPatch, ca
     assert "\n" not in sentence
     assert "\x1b" not in sentence
     assert KEY not in sentence + caplog.text + "".join(map(str, lane_state(lane)))
+
+
+@pytest.mark.parametrize("kind", [llamacpp.Message, vllm.Message, sglang.Message])
+def test_an_error_in_the_stream_of_any_server_is_told(kind: type) -> None:
+    with (
+        serving({"/there": stream_answer({"error": {"message": "lost it"}})}) as (_, where),
+        Client(Address.read(where)) as client,
+        pytest.raises(BadInput, match=r"has failed: lost it\.$"),
+    ):
+        list(client.stream(kind, "/there"))
+
+
+COUNTED = {"num_spec_steps": 2, "num_draft_tokens": 8, "num_accepted_draft_tokens": 5, "num_spec_tokens": 4}
+LISTS = {"per_step_accepted": [1, 4], "per_step_drafted": [4, 4]}
+LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "a round without a draft": ({"speculative_decoding": {**COUNTED, **LISTS, "per_step_drafted": []}}, ""),
+    "no counts": ({"speculative_decoding": LISTS}, ""),
+    "a time below 0": ({"time_to_first_token_ms": -1}, ""),
+    "counters without end": ({}, "vllm:generation_tokens_total 1e999\n"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_vllm_cannot_have_sent_is_one_sentence(lie: str) -> None:
+    metrics, counters = LIES[lie]
+    choices = [{"token_ids": ids, "text": "a", "finish_reason": None} for ids in ([1], [2, 3], [4])]
+    events = [{"choices": [choice]} for choice in [*choices, {"token_ids": [], "finish_reason": "length"}]]
+    answers = {
+        "/v1/models": json_answer({"data": [{"id": "toy", "owned_by": "vllm"}]}),
+        "/version": json_answer({"version": "0.32"}),
+        "/tokenize": json_answer({"tokens": [1, 2]}),
+        "/metrics": head("text/plain") + counters.encode(),
+        "/v1/completions": stream_answer(*events, {"choices": [], "metrics": metrics}),
+    }
+    with serving(answers) as (_, where), Client(Address.read(where)) as client:
+        lane, _ = server_lane("server", find_dialect(client), "Hi", False, Settings(max_new_tokens=20))
+        with pytest.raises(BadInput, match=r"sends a stream that is not what vLLM sends, or too old a version does\.$"):
+            list(lane.events)
 
 
 @contextmanager

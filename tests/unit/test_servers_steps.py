@@ -12,14 +12,12 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_
 from specdemo.racing.compare import first_difference, tokens_of
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import Entry, read_trace, write_trace
-from specdemo.servers.client import Chunk
-from specdemo.servers.llamacpp import llamacpp_steps
-from specdemo.servers.sglang import sglang_steps
-from specdemo.servers.steps import Step, Told, events_of, recovered, with_drafts, with_totals
-from specdemo.servers.vllm import vllm_steps
+from specdemo.servers import sglang, vllm
+from specdemo.servers.llamacpp import Message, llamacpp_steps
+from specdemo.servers.steps import Step, Told, events_of, recovered, steps_of, with_drafts, with_totals
 from specdemo.types import BadInput, DraftOutcome, FinishReason, TokenKind
 
-from .fake_server import recorded
+from .fake_server import Chunk, recorded, sent
 
 ACCEPTED, RESAMPLED, BONUS = TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.BONUS
 TARGET, UNKNOWN = TokenKind.TARGET, TokenKind.UNKNOWN
@@ -38,7 +36,7 @@ def of_llamacpp(name: str) -> tuple[dict[str, Any], Told, list[Entry]]:
 
 def of_chunks(chunks: list[Chunk], most: int) -> tuple[Told, list[Entry]]:
     told = Told()
-    return told, entries_of([*llamacpp_steps(iter(chunks), most, told)], told)
+    return told, entries_of([*llamacpp_steps(sent(Message, chunks), most, told)], told)
 
 
 def kinds(entries: list[Entry]) -> list[TokenKind]:
@@ -103,8 +101,8 @@ def test_rounds_that_end_inside_a_character_are_counted_and_not_guessed() -> Non
 def test_what_vllm_tells_in_detail() -> None:
     head, chunks = recorded("vllm-detailed")
     told = Told()
-    steps, lists, k = vllm_steps(iter(chunks), head["max_new_tokens"], told)
-    entries = entries_of(recovered(steps, lists, told, k), told)
+    steps = steps_of(vllm.pieces(sent(vllm.Message, chunks), told), head["max_new_tokens"], told)
+    entries = entries_of(recovered(steps, told), told)
     assert kinds(entries) == [*[TARGET] * 3, *[ACCEPTED] * 4, BONUS, RESAMPLED, ACCEPTED]  # the end was drafted
     stats, counted = Stats.of(entry.event for entry in entries), head["counters"]
     assert (stats.tokens, stats.drafts, stats.drafted) == tuple(
@@ -118,9 +116,9 @@ def test_what_vllm_tells_in_detail() -> None:
 
 def test_what_sglang_tells() -> None:
     head, chunks = recorded("sglang-chain")
-    told = Told()
-    steps = sglang_steps(iter(chunks), 12, told)
-    entries = entries_of(recovered(steps, None, told, 3), told)
+    told = Told(k=3)
+    steps = steps_of(sglang.pieces(sent(sglang.Message, chunks), told), 12, told)
+    entries = entries_of(recovered(steps, told), told)
     all_pass = [*[ACCEPTED] * 3, BONUS]
     assert kinds(entries) == [TARGET, *all_pass, ACCEPTED, RESAMPLED, RESAMPLED, *all_pass]
     stats = Stats.of(entry.event for entry in entries)
@@ -132,7 +130,9 @@ def test_what_sglang_tells() -> None:
         Chunk(chunk.seconds, {**chunk.data, "output_ids": [*step.ids], "text": "".join(step.texts)})
         for chunk, step in zip(chunks, steps, strict=True)
     ]
-    assert sglang_steps(iter(delta), 12, Told()) == steps  # a server that sends the newest part only
+    newest = sent(sglang.Message, delta)  # of a server that sends the newest part only
+    told = Told()
+    assert steps_of(sglang.pieces(newest, told), 12, told) == steps
 
 
 Truth = list[tuple[int, int]]  # drafted and accepted tokens of each round
@@ -225,8 +225,8 @@ def test_vllm_kinds_are_true_or_unknown(truth: Truth, data: st.DataObject) -> No
         at += size
     spec = [(drafted, accepted) for drafted, accepted in truth if drafted]
     lists = [accepted for _, accepted in spec], [drafted for drafted, _ in spec]
-    told = Told(rounds=len(spec), drafted=sum(lists[1]), accepted=sum(lists[0]))
-    entries = entries_of(recovered(steps, lists, told, 5), told)
+    told = Told(rounds=len(spec), drafted=sum(lists[1]), accepted=sum(lists[0]), lists=lists, k=5)
+    entries = entries_of(recovered(steps, told), told)
     if not any(bounds):
         assert not told.notes
         pairs = zip(kinds(entries), true_kinds(truth), strict=True)
@@ -243,14 +243,14 @@ def test_lists_that_do_not_fit_are_refused() -> None:
 
 def test_totals_without_lists() -> None:
     pieces = [Step((1, 2, 3), ("",) * 3, 0.1), Step((4,), ("",), 0.1)]
-    every = with_totals(pieces, Told(rounds=2, drafted=4, accepted=2), 2)
+    every = with_totals(pieces, Told(rounds=2, drafted=4, accepted=2, k=2))
     assert [(step.drafted, step.accepted) for step in every] == [(2, 2), (2, 0)]
-    some = with_totals(pieces, Told(rounds=1, drafted=2, accepted=2), 2)
+    some = with_totals(pieces, Told(rounds=1, drafted=2, accepted=2, k=2))
     assert [step.drafted for step in some] == [None, None]
-    none = with_totals(pieces, Told(rounds=0, drafted=0, accepted=0), None)
+    none = with_totals(pieces, Told(rounds=0, drafted=0, accepted=0))
     assert [step.rounds for step in none] == [3, 1]
-    merged = Told(rounds=3, drafted=6, accepted=2)
-    with_totals(pieces, merged, 2)
+    merged = Told(rounds=3, drafted=6, accepted=2, k=2)
+    with_totals(pieces, merged)
     assert merged.notes == [
         "The server counted 3 rounds with a draft, but its stream held only 2 pieces: some are several rounds."
     ]

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdemo.models import sources
 from specdemo.models.loaded import load
-from specdemo.models.parts import PartWheel
+from specdemo.models.package_index import PartWheel
 from specdemo.models.presets import find_preset, load_presets, preset_of, with_head
 from specdemo.models.report import report_on, save_preset
 from specdemo.models.source import Place, Source, path_of

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from specdemo.models import converted as converting
 from specdemo.models.converted import converted
-from specdemo.models.gguf_config import check_header
-from specdemo.models.gguf_header import Header
+from specdemo.models.gguf import Header, check_header
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore

@@ -1,21 +1,26 @@
-"""Puts what the header of a GGUF file says of attention into the configuration, or refuses it.
+"""Reads the header of a GGUF file, and puts what it says of attention into the configuration, or refuses it.
 
-transformers 5.23 reads little more of it than the base of the rotary embedding, and silently drops the rest. llama.cpp
-reads all of it: its `load_hparams`, `llama_context` and `ggml_rope_ext` have the formulas.
+The rest of the file need not be there. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+transformers 5.23 reads little more of the header than the base of the rotary embedding, and silently drops the rest.
+llama.cpp reads all of it: its `load_hparams`, `llama_context` and `ggml_rope_ext` have the formulas.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
-from math import log
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from math import log, prod
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .gguf_header import Header
 from .store import LoadError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+STRING, ARRAY = 8, 9
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 # Tensors that divide the frequencies: those of every text, or of texts longer and not longer than the original context.
 ALWAYS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 PATTERN = "attention.sliding_window_pattern"
@@ -30,6 +35,80 @@ PARTLY = {"phi3", "stablelm", "nemotron", "minimax-m2"}  # may rotate only the f
 TWO_ROPES = {"gemma3", "gemma4"}  # layers with a sliding window have a rotation of their own, which is not rescaled
 SLIDING = {"gemma2", "gpt-oss", *TWO_ROPES}  # have such layers
 LARGE = {"gemma2": 46, "gemma3": 62}  # the number of layers of the models that divide products by another width
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The metadata of a GGUF file by its keys, and the shapes of its tensors by their names."""
+
+    fields: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def numbers(self) -> int:
+        """The number of weights."""
+        return sum(map(prod, self.shapes.values()))
+
+    @property
+    def architecture(self) -> str:
+        """llama.cpp's name for the kind of model."""
+        return str(self.fields["general.architecture"])
+
+    def of_model(self, key: str, default: Any = None) -> Any:
+        """A field that begins with the architecture's name."""
+        return self.fields.get(f"{self.architecture}.{key}", default)
+
+
+def read_header(file: BinaryIO) -> Header:
+    """The header of a GGUF file.
+
+    Raises:
+        ValueError: it is not a GGUF file, or its header is incomplete.
+    """
+    try:
+        return _read(file)
+    except (struct.error, KeyError, UnicodeDecodeError) as error:
+        raise ValueError("The header of the GGUF file is not whole.") from error
+
+
+def _read(file: BinaryIO) -> Header:
+    def take(form: str) -> Any:
+        size = struct.calcsize("<" + form)
+        return struct.unpack("<" + form, file.read(size))[0]
+
+    def text() -> str:
+        size = take("Q")
+        content = file.read(size)
+        if len(content) < size:
+            raise struct.error
+        return content.decode("utf-8")
+
+    def value(kind: int) -> Any:
+        if kind == STRING:
+            return text()
+        if kind != ARRAY:
+            return take(SCALARS[kind])
+        inner, count = take("I"), take("Q")
+        return [value(inner) for _ in range(count)]
+
+    if file.read(4) != b"GGUF":
+        raise ValueError("It is not a GGUF file: it does not begin as one does.")
+    if take("I") < 2:
+        raise ValueError("It is a GGUF file of version 1, which is not read any more.")
+    tensors, count = take("Q"), take("Q")
+    fields = {}
+    for _ in range(count):
+        key = text()
+        fields[key] = value(take("I"))
+    shapes = {}
+    for _ in range(tensors):
+        name = text()
+        shapes[name] = tuple(take("Q") for _ in range(take("I")))
+        take("I"), take("Q")  # the type and the place of its numbers
+    return Header(fields, shapes)
+
+
+# Its configuration ----------------------------------------------------------------------------------------
 
 
 def check_header(name: str, header: Header) -> None:
