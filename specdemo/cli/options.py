@@ -95,13 +95,14 @@ def options_of(asked: Iterable[Field]) -> type:
 
 
 def _option(field: Field) -> tuple[str, Any, Any]:
-    """The name of a field, its type and what it begins with; one that takes several is called by the singular."""
+    """The name of a field, its type and what it begins with."""
     types = {"whole": int, "number": float, "drafter": str | None, "prompts": Path, "traces": list[Path] | None}
     kind, name = types.get(field.kind, str), field.name.replace("_", "-")
-    name = name.removesuffix("s") if field.kind in ("wholes", "numbers", "traces") else name
+    name = {"ks": "k", "temperatures": "temperature", "traces": "trace"}.get(name, name)
     least = int(field.low) if kind is int and field.name not in SETTINGS else None  # the settings have bounds
     option = Option(f"--{name}" if len(name) > 1 else f"-{name}", help=field.help, min=least)
-    return field.name, Annotated[kind, option], field.value if field.typed is None else field.typed
+    typed: Any = AnyK if kind is int and field.choices else Annotated[kind, option]
+    return field.name, typed, field.value if field.typed is None else field.typed
 
 
 def moved(app: typer.Typer, name: str, sentence: str) -> None:

@@ -7,7 +7,9 @@ from .domains import Domains
 from .examination import Doctor
 from .explain import Theory
 from .profile import Profile
+from .readers import Readers
 from .study import Study
 from .sweep import Sweep
 
-STUDIES: dict[str, type[Study]] = {study.name: study for study in (Profile, Theory, Sweep, Domains, Lossless, Doctor)}
+ALL = Profile, Theory, Sweep, Domains, Readers, Lossless, Doctor
+STUDIES: dict[str, type[Study]] = {study.name: study for study in ALL}

@@ -16,6 +16,8 @@ from ...studies.domains import CATEGORY, KIND, POSITION, Domains
 from ...studies.examination import Doctor
 from ...studies.explain import Explained, Measured, Theory, explain_race, rounded
 from ...studies.profile import Profile
+from ...studies.readers import ALONE as ALONE_IN_ROWS
+from ...studies.readers import Readers
 from ...studies.statistics import CONFIDENCE, special
 from ...studies.study import Study
 from ...studies.sweep import Sweep
@@ -232,6 +234,38 @@ def of_domains(study: Domains) -> Picture:
         plots.append(bars(title, words, tested, counted, whisker="95% confidence interval over texts"))
     told = study.words() or ["There are too few drafted tokens so far."]
     return [Section("", [*told, *[study.left_out] * bool(study.left_out)], plots, study.tables())]
+
+
+def of_readers(study: Readers) -> Picture:
+    if not study.groups:
+        return []
+    rows = study.rows()
+    names = {ALONE_IN_ROWS: "target alone", study.asked["drafter"]: f"with {study.asked['drafter']}"}
+
+    def plot(title: str, words: str, figure: str, y: dict[str, Any], rules: Any = ()) -> Figure:
+        series = [
+            (
+                name,
+                [
+                    [row["batch"], row[figure].mean, row[figure].low, row[figure].high]
+                    for row in rows
+                    if row["drafter"] == drafter and row[figure] is not None
+                ],
+            )
+            for drafter, name in names.items()
+        ]
+        x = {"label": "readers at once", "format": ",.0f"}
+        return lines(title, words, x, {"format": ".0f", "from": 0, **y}, series, rules)
+
+    per_second = {"label": "tokens/s"}
+    interval = "Above the line drafting pays. Whiskers: 95% confidence interval over groups of prompts."
+    plots = [
+        plot("All readers together", "What the machine writes.", "tokens_per_second", per_second),
+        plot("Each reader", "What one of them sees.", "tokens_per_second_per_reader", per_second),
+        plot("With the drafter", interval, "speedup", TIMES, ALONE),
+    ]
+    verdict, *words = study.words() or [""]
+    return [Section(verdict, words, plots, study.tables())]
 
 
 def of_lossless(study: Lossless) -> Picture:
@@ -457,6 +491,7 @@ PICTURES: dict[str, Shown] = {
     "theory": Shown(of_measured, ((2, 1), (2, 0))),
     "sweep": Shown(of_sweep, ((4, 1),)),
     "domains": Shown(of_domains, ((3, 1),)),
+    "batch": Shown(of_readers, ((3, 1),)),
     "lossless": Shown(of_lossless, ((1, 1), (1, 2), (3, 1))),
     "doctor": Shown(of_doctor, ((4, 5),)),
 }
