@@ -59,6 +59,7 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
         while True:
             going = {index: one for index, one in going.items() if one.wanted}
             for index, decoding in islice(coming, at_once - len(going)):
+                decoding.readers = at_once
                 going[index] = _Going(index, decoding)
                 yield from going[index].go_on()
             if not going:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engines.runner import Pass, Runner
+from ..engines.runner import Pass, Runner, together_of
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
     REJECTION,
@@ -38,6 +38,8 @@ from .match import Match
 from .rejection import Rejection
 from .rule import Rule
 from .walk import row_parents
+
+PIECE = 32  # tokens of a prompt
 
 Stop = Callable[[Sequence[int]], bool]
 """Whether a stop string is complete, given all token ids emitted so far."""
@@ -71,7 +73,7 @@ class Decoding:
         rule: of this run, see `rule_for`; `drafter` draws with the same object.
         costs: learn from every round; K = auto needs them.
         ks: the K of each round and whether its draft is a tree, as recorded in a trace, instead of the K of `settings`.
-        readers: how many prompts are decoded at once, see `batch.decode_batch`.
+        readers: how many prompts are decoded at once, or may be; see `batch.decode_batch`.
         waited: seconds of its time in which others went on.
     """
 
@@ -103,7 +105,7 @@ class Decoding:
             control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree)
 
             began = self._clock()
-            logits = yield Pass(runner, prompt_ids, prompt=True)  # [1, V]
+            logits = yield from self._read_prompt()  # [1, V]
             drafter.reset(prompt_ids)
             verdict = rule.verify(logits, Draft(), len(prompt_ids))
             emitted, reason = _emit(verdict, [], settings, self.eos_ids, self.stop)
@@ -144,6 +146,19 @@ class Decoding:
         finally:
             drafter.release()
             runner.release()
+
+    def _read_prompt(self) -> Generator[Pass, Tensor, Tensor]:
+        """Read the prompt; where others read too, in pieces beside their rounds, so that they need not wait for all."""
+        runner = self.runner
+        size = PIECE if self.readers > 1 and together_of(runner) else len(self.prompt_ids)
+        states: list[Tensor] = []
+        for begin in range(0, len(self.prompt_ids), size):
+            logits = yield Pass(runner, self.prompt_ids[begin : begin + size], prompt=not begin)
+            if runner.hidden_states is not None:
+                states.append(runner.hidden_states)
+        if len(states) > 1:
+            runner.hidden_states = torch.cat(states)
+        return logits[-1:]
 
     def _clock(self) -> float:
         return time.perf_counter() - self.waited

@@ -104,7 +104,7 @@ class Pass(NamedTuple):
     @property
     def together(self) -> Together | None:
         """What can read this pass together with others; None if nothing can."""
-        return None if self.prompt else getattr(self.runner, "together", None)
+        return None if self.prompt else together_of(self.runner)
 
 
 class Together(Protocol):
@@ -116,6 +116,12 @@ class Together(Protocol):
         Raises:
             ValueError: as `Runner.forward` does.
         """
+
+
+def together_of(runner: Runner) -> Together | None:
+    """What reads the passes of this runner and of others in one; None where a runner's cache is all that it knows."""
+    together: Together | None = getattr(runner, "together", None)
+    return together
 
 
 def read_together(passes: Sequence[Pass]) -> list[Tensor]:

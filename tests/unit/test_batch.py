@@ -16,7 +16,7 @@ from torch import Tensor
 from specdemo.decoding import batch, loop
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event, Finished, Round
-from specdemo.decoding.loop import Decoding, rule_for
+from specdemo.decoding.loop import PIECE, Decoding, rule_for
 from specdemo.engines.native import NativeModel, NativeRunner
 from specdemo.engines.runner import Pass
 from specdemo.system import hardware
@@ -118,6 +118,17 @@ def test_each_text_is_the_one_that_its_prompt_gets_alone(
     assert texts_of(decode_batch(decodings(toy, name, settings, texts), count)) == alone
 
 
+@pytest.mark.parametrize("name", ["draft-model", "lookup-eagle", "block"])
+def test_what_is_drafted_and_accepted_does_not_depend_on_what_is_beside(toy: NativeToy, name: str) -> None:
+    settings = [Settings(k=3, temperature=0.8, max_new_tokens=24, seed=seed) for seed in range(5)]
+    told: dict[int, dict[int, list[Any]]] = {1: defaultdict(list), 5: defaultdict(list)}
+    for at_once, by_index in told.items():
+        for index, event in decode_batch(decodings(toy, name, settings, prompts(5)), at_once):
+            if isinstance(event, Round):
+                by_index[index].append((event.k, event.drafted, event.emitted))
+    assert told[1] == told[5]
+
+
 def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
     toy: NativeToy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +147,28 @@ def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
     assert [3, 3, 3] in sizes, "three prompts with two drafted tokens each"
     assert max(map(len, sizes)) == 3
     assert all(not runner.length for runner in toy.runners), "their caches are free again"
+
+
+@pytest.mark.parametrize("name", ["eagle", "block", "layer-skip", "none"])
+def test_a_long_prompt_is_read_beside_the_rounds_of_others(
+    toy: NativeToy, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Piece by piece; the text and the states that a head reads are those of a prompt read at once."""
+    read, sizes = NativeModel.read, list[list[int]]()
+
+    def watched(self: NativeModel, passes: Sequence[Pass]) -> list[Tensor]:
+        sizes.append([len(each.ids) for each in passes])
+        return read(self, passes)
+
+    monkeypatch.setattr(NativeModel, "read", watched)
+    texts = [text * length for text, length in zip(prompts(3), (1, 14, 40), strict=True)]
+    settings = [Settings(k=2, temperature=0.8, max_new_tokens=30, seed=seed) for seed in range(3)]
+    told = [
+        [(index, event.drafted, event.emitted) for index, event in decoded if isinstance(event, Round)]
+        for decoded in (decode_batch(decodings(toy, name, settings, texts), at_once) for at_once in (1, 3))
+    ]
+    assert sorted(told[0], key=lambda each: each[0]) == sorted(told[1], key=lambda each: each[0])
+    assert any(PIECE in each and len(each) > 1 for each in sizes)
 
 
 def test_a_draft_model_reads_for_all_of_them_at_once(toy: NativeToy, monkeypatch: pytest.MonkeyPatch) -> None:
