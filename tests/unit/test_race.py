@@ -239,7 +239,7 @@ def test_an_error_in_one_lane_closes_the_other(toy: Any, monkeypatch: pytest.Mon
     for _ in range(6):
         next(stream)
 
-    def fail(ids: Any) -> Any:
+    def fail(*ids: Any) -> Any:
         raise MemoryError
 
     monkeypatch.setattr(toy.draft_runners[0], "forward", fail)

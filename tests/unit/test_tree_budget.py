@@ -256,7 +256,7 @@ def test_a_race_with_auto_trees_is_tried_out_and_run_again(
     settings = Settings(k=AUTO, temperature=0.8, max_new_tokens=40, tree=True)
     choices = random.Random(5)
 
-    def choose(self: Any, costs: CostModel, most: int) -> int:
+    def choose(self: Any, costs: CostModel, most: int, readers: int) -> int:
         self.branches = choices.random() < 0.5
         return min(choices.randrange(6), most)
 
