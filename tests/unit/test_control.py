@@ -23,6 +23,7 @@ from specdemo.decoding.events import Event, Round
 from specdemo.drafters.none import NoDrafter
 from specdemo.system import hardware
 from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
+from tests.sample import daily
 from tests.unit.toys import DRAFTER_NAMES, PROMPT, TableToy, certain_toy, decode, ids_of, texts_read
 
 FLAT = {1: 1.0, MAX_K + 1: 1.0}
@@ -92,7 +93,7 @@ def cost_of(stats: DraftStats, steps: int) -> float:
     return constant + each * steps
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", daily([0.9, 0.0]))
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
 def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(
     toy: TableToy, name: str, temperature: float

@@ -16,6 +16,7 @@ from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.tree import WIDTH, Named
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import MAX_NODES, REJECTION, Draft, NotFinite, Settings
+from tests.sample import daily
 from tests.unit.toys import MODEL_VOCAB, ModelToy, recorded, tiny_model
 
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -80,7 +81,7 @@ def paths_of(draft: Draft) -> list[tuple[int, ...]]:
     Settings(tree=True), Settings(temperature=0.7, seed=3, tree=True), Settings(temperature=1, top_p=0.9, tree=True),
     Settings(temperature=1, rule=REJECTION, tree=True),
 ], ids=lambda settings: f"T{settings.temperature:g} {settings.rule}")  # fmt: skip
-@pytest.mark.parametrize("nodes", [1, 6, 20])
+@pytest.mark.parametrize("nodes", daily([20, 6, 1]))
 def test_a_tree_holds_the_tokens_of_the_largest_values(toy: ModelToy, settings: Settings, nodes: int) -> None:
     draft = eagle_behind(toy, settings).propose_tree(TEXT, nodes, 4)
     paths = paths_of(draft)

@@ -34,6 +34,7 @@ from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Runner
 from specdemo.system.progress import attended
 from specdemo.types import MAX_NODES, Settings
+from tests.sample import daily
 
 from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, decode, ids_of, recorded, tiny_model
 
@@ -127,11 +128,15 @@ class CountedWaits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+SEVERAL = ["prompt-lookup", "draft-model", "layer-skip", "eagle", "block", "medusa"]  # others hand over to these
+OTHERS = [name for name in DRAFTERS if "ngram" not in name and name not in SEVERAL]
+
+
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if "ngram" not in name and name != "lookahead"])
 @pytest.mark.parametrize(
     "settings",
-    [Settings(k=3, max_new_tokens=24), Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24)],
-    ids=["greedy", "sampled"],
+    daily([Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24), Settings(k=3, max_new_tokens=24)]),
+    ids=["sampled", "greedy"],
 )
 def test_a_round_reads_numbers_off_the_device_once(
     name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -185,7 +190,7 @@ def run(toy: ModelToy, name: str, settings: Settings) -> Iterator[Event]:
     return decode(runner, toy.drafter(name, runner, settings), PROMPT, settings)
 
 
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if "ngram" not in name])
+@pytest.mark.parametrize("name", [*SEVERAL, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_every_drafter_writes_what_it_does_on_the_eager_runner(name: str) -> None:
     toy = graph_toy()
     for settings in (Settings(k=4, max_new_tokens=50), Settings(k=4, temperature=1.0, max_new_tokens=50, seed=3)):
@@ -195,11 +200,19 @@ def test_every_drafter_writes_what_it_does_on_the_eager_runner(name: str) -> Non
 
 HEADS: list[type[HeadDrafter]] = [Eagle, Block, Medusa]
 SAMPLED = Settings(k=4, temperature=1.0, max_new_tokens=90, seed=3)
+BEYOND = list(range(60))
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize("settings", [SAMPLED, replace(SAMPLED, k=12, tree=True)], ids=["chain", "tree"])
-@pytest.mark.parametrize("prompt", [PROMPT, list(range(60))], ids=["short", "beyond what is captured"])
+@pytest.mark.parametrize(
+    ("settings", "prompt"),
+    [
+        pytest.param(SAMPLED, BEYOND, id="chain beyond what is captured"),
+        pytest.param(replace(SAMPLED, k=12, tree=True), PROMPT, id="tree"),
+        pytest.param(SAMPLED, PROMPT, id="chain", marks=pytest.mark.slow),
+        pytest.param(replace(SAMPLED, k=12, tree=True), BEYOND, id="tree beyond", marks=pytest.mark.slow),
+    ],
+)
 def test_captured_heads_draft_what_they_draft_uncaptured(
     kind: type[HeadDrafter], settings: Settings, prompt: list[int]
 ) -> None:

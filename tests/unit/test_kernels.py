@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.sample import daily
+
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton for this machine")
 
 TRITON = version("triton") if find_spec("triton") else ""
@@ -97,10 +99,10 @@ check(lambda: GraphRunner(graphs, 96), TEXT, [-1, 0, 0, 2, 2], torch.equal)
 
 
 SLOW = pytest.mark.slow
-SCRIPTS = [DRAWN + FEW_TREES, *(pytest.param(script, marks=SLOW) for script in (PASSED, ALL_TREES, PASSED_TREES))]
+SCRIPTS = [DRAWN, *(pytest.param(script, marks=SLOW) for script in (FEW_TREES, PASSED, ALL_TREES, PASSED_TREES))]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=["draw and few trees", "pass", "all trees", "pass over a tree"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=["draw", "few trees", "pass", "all trees", "pass over a tree"])
 def test_the_kernels_compute_what_torch_does_and_trees_to_the_last_bit_as_chains(script: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
@@ -113,8 +115,8 @@ WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}
 CHAIN, TREE = {"BRANCHING": False, "paths": None, "depths": None}, {"BRANCHING": True}
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("capability", daily([90, 80]))
+@pytest.mark.parametrize("number", daily(NUMBERS, len(NUMBERS)))
 @pytest.mark.parametrize(
     ("name", "floats", "integers", "constants"),
     [
@@ -163,8 +165,8 @@ def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> N
     assert 3 * (compiled.metadata.shared + RESERVED) <= PROCESSOR
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("capability", daily([90, 80]))
+@pytest.mark.parametrize("number", daily(NUMBERS, len(NUMBERS)))
 def test_the_attention_of_a_tree_adds_up_by_the_same_instructions_as_that_of_a_chain(
     number: str, capability: int
 ) -> None:

@@ -40,6 +40,7 @@ from specdemo.studies.remember import Remembering, from_one_context
 from specdemo.studies.rules import BROKEN, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
 from specdemo.types import REJECTION, RULES, BadInput, Draft, Settings, Token
+from tests.sample import daily
 
 from .toys import ids_of
 
@@ -104,7 +105,7 @@ def test_the_harm_of_the_broken_rules_by_hand() -> None:
     assert harm(torch.tensor([0.9, 0.1]), torch.tensor([0.9, 0.1])) == pytest.approx(0, abs=1e-7)
 
 
-@pytest.mark.parametrize("drafter", DRAFTING)
+@pytest.mark.parametrize("drafter", daily(DRAFTING))
 @pytest.mark.parametrize("rule", RULES)
 def test_the_emitted_distribution_is_exact_at_every_position_of_real_drafts(
     loaded: Loaded, drafter: str, rule: str

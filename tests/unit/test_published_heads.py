@@ -34,6 +34,7 @@ from specdemo.drafters.heads.published import load_published
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import Settings, TokenKind, Verdict
+from tests.sample import daily
 from tests.unit import published
 from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, ids_of, tiny_model
@@ -245,7 +246,7 @@ def plain(folder: Path) -> Path:
 # The text --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("temperature", "tree"), [(0.0, False), (0.7, True)])
+@pytest.mark.parametrize(("temperature", "tree"), daily([(0.7, True), (0.0, False)]))
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_text_is_the_one_that_the_target_writes_alone(
     name: str, temperature: float, tree: bool, tmp_path: Path

@@ -47,6 +47,7 @@ from specdemo.types import (
     TokenKind,
     Verdict,
 )
+from tests.sample import daily
 from tests.unit.enumerate_decode import Walk, border_draws, distance
 from tests.unit.toys import (
     MODEL_VOCAB,
@@ -515,7 +516,7 @@ def events_of(toy: Any, name: str, settings: Settings) -> list[Event]:
     return list(decode_loaded(toy, name, PROMPT, rule_for(settings), None))
 
 
-@pytest.mark.parametrize(("nodes", "temperature"), [(1, 0.7), (8, 0.0), (8, 1.0), (MAX_NODES, 0.7)])
+@pytest.mark.parametrize(("nodes", "temperature"), daily([(8, 1.0), (1, 0.7), (63, 0.0), (8, 0.0), (63, 0.7)]))
 def test_whoever_branches_writes_the_targets_text(nodes: int, temperature: float, tmp_path: Path) -> None:
     toy = TableToy(ngram_table=ngram_file(tmp_path, VOCAB), tokenizer=letters_tokenizer())
     kinds = {name: drafter_class(name) for name in DRAFTERS}

@@ -18,6 +18,7 @@ from specdemo.models.gguf import Header, check_header
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
+from tests.sample import daily
 
 from ..conftest import Command
 from .checkpoints import ENGINES, load_by, preset_of, rounded, save, tiny, write_gguf
@@ -188,7 +189,7 @@ TIED: dict[str, tuple[Callable[[Weights], Any], bool]] = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", daily(["llama", "gpt2"]))
 @pytest.mark.parametrize(("head", "one"), TIED.values(), ids=TIED.keys())
 def test_a_head_is_tied_where_transformers_ties_it(
     tokenizer: PreTrainedTokenizerFast,
