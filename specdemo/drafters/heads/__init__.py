@@ -19,8 +19,8 @@ networks  the trained parts: `EagleHead`, `BlockHead`, `MedusaHead`, and rotary 
 files     reads and writes the weights of those trained here
 formats, published_shape, published
           read published heads: EAGLE-3, DFlash, DSpark, and those of the library speculators
-cache     keys and values for torch's operations
-backends  `HeadBackend`: the layers over one text, by torch's operations or by the C library for CPUs
-ready     `ReadyHead`: a head tied to its target; `HeadPasses`: what a drafter asks a backend for, captured on a GPU
+backends  `HeadBackend`: the layers and the cache of one text, by torch's operations, which may be captured on a GPU, or
+          by the C library for CPUs
+ready     `ReadyHead`: a head tied to its target; `HeadPasses`: what a drafter asks a backend for
 drafter   `HeadDrafter`: follows the target's hidden states; `eagle`, `block` and `medusa` are its kinds
 """

@@ -38,7 +38,7 @@ class HeadDrafter(Drafter):
 
     branches = True
     network: ClassVar[type[Head]]
-    passes: ClassVar[type[HeadPasses[Any]]]
+    passes: ClassVar[type[HeadPasses]]
 
     def __init__(self, ready: ReadyHead[Any], runner: Runner, rule: Rule) -> None:
         self.ready, self.runner, self.rule = ready, runner, rule
@@ -46,7 +46,7 @@ class HeadDrafter(Drafter):
         self.context = runner.context + drafted  # entries of its cache, with those of a draft
         self._unread: list[Tensor] = []  # [T, layers * hidden] each
         self._live = 0  # entries made of the target's states
-        self._passes: HeadPasses[Any] | None = None
+        self._passes: Any = None  # of the run, an instance of `passes`
         if ready.slots:
             ready.slots.reserve(self, self.context)
         runner.capture_hidden_states(ready.head.shape.state_layers)
@@ -130,7 +130,7 @@ class HeadDrafter(Drafter):
         known = self.ready.token_ids
         return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), known, self.stop_below)
 
-    def _unread_with(self, context: Sequence[int]) -> tuple[HeadPasses[Any], Tensor, Tensor]:
+    def _unread_with(self, context: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
         """The passes, the unread states, and the token after each of them."""
         assert self._passes is not None, "reset comes first"
         states, self._unread = torch.cat(self._unread), []

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...engines.gpu.graph import Capture, CapturedFunction
 from ..chain import NextLogits
 from .drafter import HeadDrafter
 from .networks import MedusaHead
-from .ready import HeadPasses, ReadyHead
+from .ready import HeadPasses
 
 
-class MedusaPasses(HeadPasses[MedusaHead]):
+class MedusaPasses(HeadPasses):
     """A few products over the target's last state. Nothing is kept of the text."""
-
-    def __init__(self, ready: ReadyHead[MedusaHead], capacity: int, captured: bool = False) -> None:
-        super().__init__(ready, capacity)
-        self.guess: Callable[[Tensor, Tensor, int], Tensor] = self._guess
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
         return self.with_bigrams(self.guess(states[-1:], tokens[-1:], k), tokens[-1:])
 
-    @torch.inference_mode()
-    def capture(self, capture: Capture) -> None:
+    def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         one, longest = self.states_and_tokens()[-1], self.ready.head.shape.places
-        self.guess = CapturedFunction(self._guess, capture, [(*one, k) for k in range(longest, 0, -1)])
+        return {"guess": [(*one, k) for k in range(longest, 0, -1)]}
 
-    def _guess(self, state: Tensor, pending: Tensor, k: int) -> Tensor:
+    def guess(self, state: Tensor, pending: Tensor, k: int) -> Tensor:
         """The logits of k places, from a state [1, hidden] and the pending token [1]: [k, V']."""
         ready = self.ready
         guesses = ready.head.guesses(ready.embed(pending), ready.head.fused(state))  # [places, 1, hidden]

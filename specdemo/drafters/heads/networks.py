@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -56,20 +56,6 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
     return ops.rotate(x, cos, sin)
 
 
-class LayerWeights(NamedTuple):
-    """The norms of a decoder layer, those of queries and keys too, and the weights of its linear layers, [out, in]."""
-
-    attention_norm: nn.RMSNorm
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    head_norms: tuple[nn.RMSNorm, nn.RMSNorm] | None
-    out: Tensor
-    out_bias: Tensor | None
-    mlp_norm: nn.RMSNorm
-    gate_up: Tensor
-    down: Tensor
-
-
 class HeadLayer(nn.Module):
     """A decoder layer of a head without its attention, which needs the cache of a backend."""
 
@@ -99,14 +85,9 @@ class HeadLayer(nn.Module):
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
-    def weights(self) -> LayerWeights:
+    def joint(self) -> tuple[nn.RMSNorm, Tensor, Tensor | None]:
+        """The norm before the attention, and the weight [out, in] and bias of queries, keys and values together."""
         raise NotImplementedError
-
-    def weights_with(self, attention_norm: nn.RMSNorm, qkv: Tensor, qkv_bias: Tensor | None) -> LayerWeights:
-        """`weights`, given those that the kinds of layers do not share."""
-        head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
-        rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
-        return LayerWeights(attention_norm, qkv, qkv_bias, head_norms, *rest)
 
 
 class Head(nn.Module):
@@ -224,8 +205,8 @@ class EagleHead(LayeredHead, HeadLayer):
     def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self.hidden_norm(x.to(dtype)) if self.shape.normed_residual else x
 
-    def weights(self) -> LayerWeights:
-        return self.weights_with(self.hidden_norm, self.qkv.weight, self.qkv.bias)
+    def joint(self) -> tuple[nn.RMSNorm, Tensor, Tensor | None]:
+        return self.hidden_norm, self.qkv.weight, self.qkv.bias
 
     def attention_inputs(
         self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
@@ -255,10 +236,9 @@ class BlockLayer(HeadLayer):
         self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=shape.qkv_bias)
         self.add_rest(shape)
 
-    def weights(self) -> LayerWeights:
-        qkv = torch.cat([self.q.weight, self.kv.weight])
+    def joint(self) -> tuple[nn.RMSNorm, Tensor, Tensor | None]:
         bias = torch.cat([self.q.bias, self.kv.bias]) if self.shape.qkv_bias else None
-        return self.weights_with(self.attention_norm, qkv, bias)
+        return self.attention_norm, torch.cat([self.q.weight, self.kv.weight]), bias
 
     def query(self, x: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
