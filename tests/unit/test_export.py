@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdemo.drafters.heads.export import export_head
-from specdemo.drafters.heads.files import load_head, save_head
+from specdemo.drafters.heads.files import load_head, load_published, save_head
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
-from specdemo.drafters.heads.published import load_published
 from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.types import BadInput
 from tests.conftest import Command

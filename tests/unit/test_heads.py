@@ -24,7 +24,8 @@ from specdemo.drafters.heads.backends import NativeBackend
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.files import load_head, save_head
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, LayeredHead, MedusaHead
+from specdemo.drafters.heads.medusa import MedusaHead
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, LayeredHead
 from specdemo.drafters.heads.ready import LayeredPasses, Packed, ReadyHead
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.linear import Linear

@@ -27,10 +27,10 @@ from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.heads.files import load_published
 from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.networks import EagleHead
-from specdemo.drafters.heads.published import load_published
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import Settings, TokenKind, Verdict

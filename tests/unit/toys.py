@@ -37,9 +37,10 @@ from specdemo.decoding.drafter import Drafter, DrafterParts
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.rule import Rule
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, MedusaHead
+from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
 from specdemo.drafters.heads.ready import ReadyHead
-from specdemo.drafters.heads.shapes import HeadShape, MedusaShape
+from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner

@@ -26,9 +26,10 @@ from typer import Option
 
 from specdemo.cli.options import numbers
 from specdemo.drafters.heads.files import kind_of, load_head_for, save_head
-from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead, MedusaHead
-from specdemo.drafters.heads.published import KINDS
-from specdemo.drafters.heads.shapes import RANK, HeadShape, MedusaShape, Sizes
+from specdemo.drafters.heads.kinds import KINDS
+from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
+from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead
+from specdemo.drafters.heads.shapes import RANK, HeadShape
 from specdemo.types import BadInput
 
 from .data import ASSISTANT, Seed, provenance_of, shard_paths
@@ -110,7 +111,7 @@ def train_head(
     shape = head.shape
     sizes = {"draft_vocab": shape.draft_vocab, "mlp": shape.mlp, "depth": getattr(shape, "depth", 0)}
     sizes["steps"] = min(plan.steps, shape.most_drafted)
-    plan = replace(plan, state_layers=shape.state_layers, **sizes)  # type: ignore[arg-type]
+    plan = replace(plan, state_layers=shape.state_layers, **sizes)
     shards = [Shard(model, shape.state_layers, path, states_folder) for path in train]
     validation = Shard(model, shape.state_layers, held_out, states_folder)
     optimizers = _optimizers(head, plan.rate)
@@ -203,7 +204,7 @@ def new_head(model: PreTrainedModel, plan: TrainingPlan, train: list[Path]) -> H
     sizes = {"vocab_size": config.vocab_size, "hidden": config.hidden_size, "mlp": plan.mlp, "eps": config.rms_norm_eps}
     sizes["draft_vocab"] = min(plan.draft_vocab, config.vocab_size)
     if plan.kind == "medusa":
-        shape: Sizes = MedusaShape(**sizes, state_layers=(layers - 1,), places=plan.steps, rank=RANK)
+        shape: HeadShape | MedusaShape = MedusaShape(**sizes, state_layers=(layers - 1,), places=plan.steps, rank=RANK)
     else:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         attention = {"heads": heads, "kv_heads": kv_heads, "width": config.hidden_size // heads}

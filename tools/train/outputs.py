@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, MedusaHead, rotation
+from specdemo.drafters.heads.medusa import MedusaHead
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, rotation
 
 from .states import Text, same_conversation
 

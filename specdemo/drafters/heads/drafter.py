@@ -19,9 +19,8 @@ from ...system.progress import tell
 from ...types import MAX_K, Draft, Verdict
 from ..chain import draw_chain
 from ..tree import grow_by_logits
-from .files import load_head_for
+from .files import load_head_for, load_published
 from .networks import Head
-from .published import load_published
 from .published_shape import TargetSizes
 from .ready import HeadPasses, ReadyHead
 

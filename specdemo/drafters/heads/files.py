@@ -1,4 +1,8 @@
-"""The files of trained heads: weights in bfloat16, with the head's sizes and a card that says how it was made."""
+"""Reads and writes heads.
+
+The file of a head that is trained here has its weights in bfloat16, its sizes, and a card that says how it was made. A
+published head is a folder, see `published`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from torch import Tensor
 
 from ...types import BadInput, reason
 from .networks import Head
+from .published import PublishedHead
+from .published_shape import TargetSizes
 
 H = TypeVar("H", bound=Head)
 
@@ -79,4 +85,24 @@ def load_head_for(output: Tensor, kind: type[H], path: Path) -> H:
             f"The head {path.name} was trained for a target of {ours[0]} tokens and hidden size {ours[1]}, "
             f"but this one has {theirs[0]} and {theirs[1]}."
         )
+    return head
+
+
+def check_published(folder: Path, kind: type[Head], target: TargetSizes) -> None:
+    """Refuse what `load_published` would refuse. Of the tensors only names, shapes and the table of tokens are read."""
+    published = PublishedHead(folder, kind.kind, target).open(weights=False)
+    kind.of_published(published)
+    published.check_empty()
+
+
+def load_published(folder: Path, kind: type[H], target: TargetSizes) -> H:
+    """Read the head in a folder, for a target. Its weights keep their number types.
+
+    Raises:
+        BadInput: it cannot be read, is damaged or unusual, or was made for a target of other sizes. The message is one
+            sentence, with both shapes if a shape is wrong.
+    """
+    published = PublishedHead(folder, kind.kind, target).open()
+    head: H = kind.of_published(published)
+    published.check_empty()
     return head
