@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..drafters.heads.files import check_published
+from ..drafters.heads.files import load_published
 from ..drafters.heads.formats import Format, format_of, read_config
 from ..drafters.heads.kinds import KINDS
 from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE, PublishedHead
@@ -98,7 +98,7 @@ def _checked(source: Source, kind: str, target: Checkpoint, progress: Progress) 
     sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers, norm)
     PublishedHead(source.head_folder(), kind, sizes)  # checks the configuration
     folder = _fetched(source, progress)
-    check_published(folder, KINDS[kind], sizes)
+    load_published(folder, KINDS[kind], sizes, weights=False)  # checks the tensors
     return folder
 
 

@@ -35,7 +35,7 @@ def toy(request: pytest.FixtureRequest) -> ModelToy:
         if "published" in request.param:
             patch.setattr("tests.unit.toys.HeadShape", OTHERS)
         if "library" not in request.param:
-            patch.setattr("specdemo.drafters.heads.ready.native_parts", lambda *_: None)
+            patch.setattr("specdemo.drafters.heads.ready.native_backend", lambda *_: None)
         toy = ModelToy(model=tiny_model("llama"), window=16)  # shorter than the text
     if "captured" in request.param:
         Eagle.capture(toy.heads["eagle"], recorded)

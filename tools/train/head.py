@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 from typer import Option
 
 from specdemo.cli.options import numbers
-from specdemo.drafters.heads.files import kind_of, load_head_for, save_head
+from specdemo.drafters.heads.files import load_head_for, save_head
 from specdemo.drafters.heads.kinds import KINDS
 from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead
 from specdemo.drafters.heads.shapes import RANK, HeadShape
-from specdemo.types import BadInput
+from specdemo.types import BadInput, reason
 
 from .data import ASSISTANT, Seed, provenance_of, shard_paths
 from .outputs import OUTPUTS
@@ -100,7 +100,7 @@ def train_head(
     model.requires_grad_(False)
     history = None
     if begin_with:
-        bigrams_only = plan.kind == "medusa" and kind_of(begin_with) == "block"
+        bigrams_only = plan.kind == "medusa" and _kind_of(begin_with) == "block"
         kind = BlockHead if bigrams_only else KINDS[plan.kind]
         head = load_head_for(model.get_output_embeddings().weight, kind, begin_with).to(model.device)
         if bigrams_only:
@@ -179,6 +179,19 @@ def _shards(text: Path) -> tuple[list[Path], Path]:
     if not train or not held_out:
         raise BadInput(f"{text} must hold training text and held-out text; run `python -m tools.train data` first.")
     return train, held_out[0]
+
+
+def _kind_of(path: Path) -> str | None:
+    """The kind of the head in a file; None if the file does not say.
+
+    Raises:
+        BadInput: the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("kind")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"The head {path.name} cannot be read: {reason(error)}.") from error
 
 
 def _history(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -144,23 +145,23 @@ class TorchBackend:
         return attended.reshape(q.shape)  # on a GPU the heads may come out as the inner dimension: no view
 
 
-class NativeParts(NamedTuple):
-    """A head for the C library. `context` are the layers for tokens without an output."""
-
-    layers: NativeLayers
-    context: NativeLayers
-    logits: NativeHead
-
-
 class NativeBackend:
     """The C library for CPUs. What lies between the layers is float32."""
 
     dtype = torch.float32
 
-    def __init__(self, head: LayeredHead, parts: NativeParts, capacity: int, dtype: torch.dtype) -> None:
-        """`dtype` is that of the cache."""
-        self.head, (self.layers, self.context, self.logits), self._computed = head, parts, dtype
-        self.cache = NativeCache(self.layers, capacity, dtype, head.rope)
+    def __init__(
+        self,
+        head: LayeredHead,
+        layers: NativeLayers,
+        context: NativeLayers,
+        logits: NativeHead,
+        capacity: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """`context` are the layers for tokens without an output; `dtype` is that of the cache."""
+        self.head, self.layers, self.context, self.logits, self._computed = head, layers, context, logits, dtype
+        self.cache = NativeCache(layers, capacity, dtype, head.rope)
         self.capacity = self.cache.capacity
 
     def seek(self, live: int) -> None:
@@ -188,8 +189,11 @@ class NativeBackend:
         return x[at:]
 
 
-def native_parts(head: LayeredHead, output: Linear, dtype: torch.dtype) -> NativeParts | None:
-    """The layers and the output of a head for the library, with weights of type `dtype`; None if it cannot run them."""
+def native_backend(
+    head: LayeredHead, output: Linear, dtype: torch.dtype
+) -> Callable[[int, torch.dtype], NativeBackend] | None:
+    """What makes a `NativeBackend` of a head with weights of type `dtype` and this output, of a capacity and the type
+    of a cache; None if the library cannot run the head."""
     if not isinstance(output.multiply, PackedLinear):  # then the library multiplies by no weight at all
         return None
     shape = head.shape
@@ -223,4 +227,4 @@ def native_parts(head: LayeredHead, output: Linear, dtype: torch.dtype) -> Nativ
     more = norm(second) if second else None, shape.windows[: len(layers)], head.bidirectional
     native = NativeLayers(layers, *sizes, *more, normed=shape.normed_residual)
     context = native if shape.normed_context else NativeLayers(layers, *sizes, *more, normed=True)
-    return NativeParts(native, context, NativeHead(native, norm(head.norm), output))
+    return partial(NativeBackend, head, native, context, NativeHead(native, norm(head.norm), output))

@@ -37,19 +37,6 @@ def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:
     path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
 
 
-def kind_of(path: Path) -> str | None:
-    """The kind of the head in a file; None if the file does not say.
-
-    Raises:
-        BadInput: the file is missing or damaged.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get("kind")
-    except (OSError, SafetensorError) as error:
-        raise BadInput(f"The head {path.name} cannot be read: {reason(error)}.") from error
-
-
 def load_head(kind: type[H], path: Path) -> H:
     """Read a head that `save_head` wrote, in float32.
 
@@ -88,21 +75,16 @@ def load_head_for(output: Tensor, kind: type[H], path: Path) -> H:
     return head
 
 
-def check_published(folder: Path, kind: type[Head], target: TargetSizes) -> None:
-    """Refuse what `load_published` would refuse. Of the tensors only names, shapes and the table of tokens are read."""
-    published = PublishedHead(folder, kind.kind, target).open(weights=False)
-    kind.of_published(published)
-    published.check_empty()
-
-
-def load_published(folder: Path, kind: type[H], target: TargetSizes) -> H:
+def load_published(folder: Path, kind: type[H], target: TargetSizes, weights: bool = True) -> H:
     """Read the head in a folder, for a target. Its weights keep their number types.
+
+    Without `weights` only the names and shapes of its tensors are read, and the table of tokens, to check them.
 
     Raises:
         BadInput: it cannot be read, is damaged or unusual, or was made for a target of other sizes. The message is one
             sentence, with both shapes if a shape is wrong.
     """
-    published = PublishedHead(folder, kind.kind, target).open()
+    published = PublishedHead(folder, kind.kind, target).open(weights)
     head: H = kind.of_published(published)
     published.check_empty()
     return head

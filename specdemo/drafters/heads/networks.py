@@ -14,15 +14,9 @@ from ...engines import ops
 from ...engines.layout import Rope
 from ...types import BadInput
 from .published import EMBEDDING, OFFSETS, OUTPUT, PublishedHead, tensors_of
-from .shapes import ALL, EACH, NONE, HeadShape, frequencies, rope_of
+from .shapes import ALL, EACH, NONE, HeadShape, rope_of
 
 Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] each
-
-
-def rotation(positions: Tensor, width: int) -> Rotation:
-    """The rotation of positions [..., T] in heads that are trained here."""
-    angles = positions[..., None].float() * frequencies(width, positions.device)
-    return doubled(angles.cos(), angles.sin())
 
 
 def doubled(cos: Tensor, sin: Tensor) -> Rotation:

@@ -12,7 +12,7 @@ from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, CapturedFunction, Sl
 from ...engines.layout import Linear, Norm, Step
 from ...system.hardware import compute_dtype, to_device
 from ..chain import NextLogits
-from .backends import HeadBackend, NativeBackend, TorchBackend, native_parts
+from .backends import HeadBackend, TorchBackend, native_backend
 from .networks import Head, LayeredHead
 
 H = TypeVar("H", bound=Head)
@@ -65,7 +65,7 @@ class ReadyHead(Generic[H]):
         self._outputs = [Linear.of(one.to(embedding), None) for one in head.place_outputs or [rows]]
         self._native = None
         if isinstance(head, LayeredHead):
-            self._native = native_parts(head, self._outputs[0], embedding.dtype)
+            self._native = native_backend(head, self._outputs[0], embedding.dtype)
         pack(self.head, embedding.dtype)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
@@ -92,9 +92,9 @@ class ReadyHead(Generic[H]):
 
     def backend(self, capacity: int, captured: bool = False) -> HeadBackend:
         """The fastest backend here, for one text of at most `capacity` tokens; `captured` if its calls are captured."""
-        head: Any = self.head
         if self._native and not captured:
-            return NativeBackend(head, self._native, capacity, self.dtype)
+            return self._native(capacity, self.dtype)
+        head: Any = self.head
         return TorchBackend(head, self.logits, capacity, self.zeros(0), captured)
 
     def capture(self, passes: type[HeadPasses], capture: Capture) -> None:
