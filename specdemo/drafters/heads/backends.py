@@ -204,12 +204,13 @@ def native_backend(
     def norm(norm: torch.nn.RMSNorm) -> Norm:
         return Norm.of(norm.weight.detach(), None, shape.eps)
 
-    layers = []
+    layers, second_norm = [], None
     for layer in head.decoder_layers():
-        attention_norm, qkv, bias = layer.joint()
+        (first, *second), qkv, bias = layer.joint()
+        second_norm = norm(second[0]) if second else None
         layers.append(
             Layer(
-                attention_norm=norm(attention_norm),
+                attention_norm=norm(first),
                 qkv=linear(qkv, bias, len(qkv) // shape.width),
                 head_norms=(norm(layer.q_norm), norm(layer.k_norm)) if layer.q_norm and layer.k_norm else None,
                 rotated=True,
@@ -222,9 +223,7 @@ def native_backend(
         )
     if not can_run(layers, output, shape.width):
         return None
-    second = head.second_input_norm()
-    sizes = shape.heads, shape.kv_heads, shape.width
-    more = norm(second) if second else None, shape.windows[: len(layers)], head.bidirectional
-    native = NativeLayers(layers, *sizes, *more, normed=shape.normed_residual)
-    context = native if shape.normed_context else NativeLayers(layers, *sizes, *more, normed=True)
+    sizes = shape.heads, shape.kv_heads, shape.width, second_norm, shape.windows[: len(layers)], head.bidirectional
+    native = NativeLayers(layers, *sizes, normed=shape.normed_residual)
+    context = native if shape.normed_context else NativeLayers(layers, *sizes, normed=True)
     return partial(NativeBackend, head, native, context, NativeHead(native, norm(head.norm), output))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -83,8 +83,7 @@ class HeadDrafter(Drafter):
             if parts.captured:
                 tell(f"capturing the passes of the {kind} head")
                 cls.capture(ready, CudaCapture(embedding.device))
-        ready_head: ReadyHead[Any] = parts.ready_heads[kind]
-        return ready_head
+        return cast(ReadyHead[Any], parts.ready_heads[kind])
 
     @classmethod
     def capture(cls, ready: ReadyHead[Any], capture: Capture) -> None:
@@ -100,17 +99,12 @@ class HeadDrafter(Drafter):
         states = self.runner.hidden_states
         assert states is not None, "the prompt has been read"
         skipped, self._live = max(0, len(states) - self.ready.head.shape.window), 0
+        self.release()
         self._unread = [states[skipped:].clone() if skipped else states]  # a view would keep those of the whole prompt
-        self._release_slot()
         if self.ready.slots:
             self._passes = self.ready.slots.acquire(self, self.context)
         else:
             self._passes = self.passes(self.ready, self.context - skipped)
-
-    def _release_slot(self) -> None:
-        if self._passes and self.ready.slots:
-            self.ready.slots.release(self._passes)
-        self._passes = None
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], k: int) -> Draft:
@@ -144,5 +138,6 @@ class HeadDrafter(Drafter):
         self._unread.append(states[: verdict.accepted + 1])
 
     def release(self) -> None:
-        self._unread = []
-        self._release_slot()
+        if self._passes and self.ready.slots:
+            self.ready.slots.release(self._passes)
+        self._passes, self._unread = None, []

@@ -17,6 +17,7 @@ from .published import EMBEDDING, OFFSETS, OUTPUT, PublishedHead, tensors_of
 from .shapes import ALL, EACH, NONE, HeadShape, rope_of
 
 Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] each
+QueriesKeysValues = tuple[Tensor, Tensor, Tensor]
 
 
 def doubled(cos: Tensor, sin: Tensor) -> Rotation:
@@ -36,11 +37,9 @@ class HeadLayer(nn.Module):
     q_norm: nn.RMSNorm | None
     k_norm: nn.RMSNorm | None
 
-    def attention_inputs(
-        self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """The queries of the last `outputs` of T tokens, [..., heads, outputs, width], and the keys and values of
-        all, [..., kv_heads, T, width] each. `x` and `second_input` are [..., T, hidden]."""
+        all, [..., kv_heads, T, width] each. `x` and the second input are [..., T, hidden]."""
         raise NotImplementedError
 
     def add_rest(self, shape: HeadShape) -> None:
@@ -59,8 +58,8 @@ class HeadLayer(nn.Module):
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
-    def joint(self) -> tuple[nn.RMSNorm, Tensor, Tensor | None]:
-        """The norm before the attention, and the weight [out, in] and bias of queries, keys and values together."""
+    def joint(self) -> tuple[list[nn.RMSNorm], Tensor, Tensor | None]:
+        """The norms of x and of a second input, and the weight [out, in] and bias of queries, keys and values."""
         raise NotImplementedError
 
 
@@ -187,10 +186,6 @@ class LayeredHead(Head):
     def decoder_layers(self) -> Sequence[HeadLayer]:
         raise NotImplementedError
 
-    def second_input_norm(self) -> nn.RMSNorm | None:
-        """The norm of the layers' second input, if they read one."""
-        return None
-
 
 class EagleHead(LayeredHead, HeadLayer):
     """EAGLE: one decoder layer that continues the target's hidden states (Li et al., arXiv 2503.01840).
@@ -213,23 +208,18 @@ class EagleHead(LayeredHead, HeadLayer):
     def decoder_layers(self) -> Sequence[EagleHead]:
         return [self]
 
-    def second_input_norm(self) -> nn.RMSNorm:
-        return self.token_norm
-
     def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self.hidden_norm(x.to(dtype)) if self.shape.normed_residual else x
 
-    def joint(self) -> tuple[nn.RMSNorm, Tensor, Tensor | None]:
-        return self.hidden_norm, self.qkv.weight, self.qkv.bias
+    def joint(self) -> tuple[list[nn.RMSNorm], Tensor, Tensor | None]:
+        return [self.hidden_norm, self.token_norm], self.qkv.weight, self.qkv.bias
 
-    def attention_inputs(
-        self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `HeadLayer`; `x` are hidden states, `second_input` the embeddings of the tokens that follow."""
-        assert second_input is not None
+    def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
+        """See `HeadLayer`; `x` are hidden states, `second` the embeddings of the tokens that follow."""
+        assert second is not None
         shape = self.shape
         x = x if shape.normed_residual else self.hidden_norm(x)
-        both = torch.cat([self.token_norm(second_input), x], -1)
+        both = torch.cat([self.token_norm(second), x], -1)
         by_head = self.qkv(both).unflatten(-1, (-1, shape.width)).transpose(-2, -3)
         qk, v = by_head.split([shape.heads + shape.kv_heads, shape.kv_heads], -3)
         if self.q_norm and self.k_norm:
@@ -250,9 +240,9 @@ class BlockLayer(HeadLayer):
         self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=shape.qkv_bias)
         self.add_rest(shape)
 
-    def joint(self) -> tuple[nn.RMSNorm, Tensor, Tensor | None]:
+    def joint(self) -> tuple[list[nn.RMSNorm], Tensor, Tensor | None]:
         bias = torch.cat([self.q.bias, self.kv.bias]) if self.shape.qkv_bias else None
-        return self.attention_norm, torch.cat([self.q.weight, self.kv.weight]), bias
+        return [self.attention_norm], torch.cat([self.q.weight, self.kv.weight]), bias
 
     def query(self, x: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
@@ -265,9 +255,7 @@ class BlockLayer(HeadLayer):
         k, v = self.kv(x).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3).chunk(2, -3)
         return rotate(self.k_norm(k) if self.k_norm else k, by), v
 
-    def attention_inputs(
-        self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """See `HeadLayer`. There is no second input. All tokens have an output (a block) or none (the context)."""
         return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by, context=not outputs)
 
