@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...engines.cpu.library import PackedLinear
-from ...engines.layout import Layer, Linear, Norm, Rope, swiglu
+from ...engines.layout import Layer, Linear, Rope, swiglu
 from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, can_run
 from ...engines.rows import ancestors_of, branches_of
 from ...system.hardware import to_device
@@ -189,41 +189,28 @@ class NativeBackend:
         return x[at:]
 
 
-def native_backend(
-    head: LayeredHead, output: Linear, dtype: torch.dtype
-) -> Callable[[int, torch.dtype], NativeBackend] | None:
-    """What makes a `NativeBackend` of a head with weights of type `dtype` and this output, of a capacity and the type
-    of a cache; None if the library cannot run the head."""
-    if not isinstance(output.multiply, PackedLinear):  # then the library multiplies by no weight at all
-        return None
-    shape = head.shape
-
-    def linear(weight: Tensor, bias: Tensor | None = None, parts: int = 1) -> Linear:
-        return Linear.of(weight.detach().to(dtype), None if bias is None else bias.detach(), parts)
-
-    def norm(norm: torch.nn.RMSNorm) -> Norm:
-        return Norm.of(norm.weight.detach(), None, shape.eps)
-
-    layers, second_norm = [], None
-    for layer in head.decoder_layers():
-        (first, *second), qkv, bias = layer.joint()
-        second_norm = norm(second[0]) if second else None
-        layers.append(
-            Layer(
-                attention_norm=norm(first),
-                qkv=linear(qkv, bias, len(qkv) // shape.width),
-                head_norms=(norm(layer.q_norm), norm(layer.k_norm)) if layer.q_norm and layer.k_norm else None,
-                rotated=True,
-                out=linear(layer.out.weight, layer.out.bias),
-                mlp_norm=norm(layer.mlp_norm),
-                up=linear(layer.gate_up.weight, parts=2),
-                activate=swiglu,
-                down=linear(layer.down.weight),
-            )
+def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dtype], NativeBackend] | None:
+    """What makes a `NativeBackend` of a head that was packed (`ready`) and its output, of a capacity and the type of a
+    cache; None if the library cannot run the head."""
+    shape, step = head.shape, attrgetter("step")
+    layers = [
+        Layer(
+            attention_norm=step(layer.input_norms()[0]),
+            qkv=step(layer.qkv),
+            head_norms=(step(layer.q_norm), step(layer.k_norm)) if layer.q_norm and layer.k_norm else None,
+            rotated=True,
+            out=step(layer.out),
+            mlp_norm=step(layer.mlp_norm),
+            up=step(layer.gate_up),
+            activate=swiglu,
+            down=step(layer.down),
         )
+        for layer in head.decoder_layers()
+    ]
     if not can_run(layers, output, shape.width):
         return None
+    second_norm = next(map(step, head.decoder_layers()[0].input_norms()[1:]), None)
     sizes = shape.heads, shape.kv_heads, shape.width, second_norm, shape.windows[: len(layers)], head.bidirectional
     native = NativeLayers(layers, *sizes, normed=shape.normed_residual)
     context = native if shape.normed_context else NativeLayers(layers, *sizes, normed=True)
-    return partial(NativeBackend, head, native, context, NativeHead(native, norm(head.norm), output))
+    return partial(NativeBackend, head, native, context, NativeHead(native, step(head.norm), output))

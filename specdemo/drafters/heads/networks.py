@@ -34,6 +34,8 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
 class HeadLayer(nn.Module):
     """A decoder layer of a head without its attention, which needs the cache of a backend."""
 
+    parts: dict[str, int]  # of linear layers by name, see `Linear.of`
+    qkv: nn.Linear
     q_norm: nn.RMSNorm | None
     k_norm: nn.RMSNorm | None
 
@@ -46,6 +48,7 @@ class HeadLayer(nn.Module):
         """Make the norms of queries and keys, if there are any, and what follows the attention."""
         norms = [nn.RMSNorm(shape.width, shape.eps) if shape.head_norms else None for _ in "qk"]
         self.q_norm, self.k_norm = norms
+        self.parts = {"qkv": shape.heads + 2 * shape.kv_heads, "gate_up": 2}
         self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=shape.out_bias)
         self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
@@ -58,9 +61,12 @@ class HeadLayer(nn.Module):
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
-    def joint(self) -> tuple[list[nn.RMSNorm], Tensor, Tensor | None]:
-        """The norms of x and of a second input, and the weight [out, in] and bias of queries, keys and values."""
+    def input_norms(self) -> list[nn.RMSNorm]:
+        """The norms before the attention: of x, and of the second input if there is one."""
         raise NotImplementedError
+
+    def join(self) -> None:
+        """Make `qkv` of the layers of queries, keys and values where they are apart. The C library needs it."""
 
 
 class Head(nn.Module):
@@ -102,6 +108,9 @@ class Head(nn.Module):
             BadInput: a tensor is missing or unusual, or was made for a target of other sizes.
         """
         raise NotImplementedError
+
+    def decoder_layers(self) -> Sequence[HeadLayer]:
+        return ()
 
     def fused(self, states: Tensor) -> Tensor:
         """One vector from the target's hidden states of a token, [..., states] -> [..., hidden]."""
@@ -183,9 +192,6 @@ class LayeredHead(Head):
         """The input of the first layer, from x [..., T, hidden]; `dtype` is the type that the head computes in."""
         return x
 
-    def decoder_layers(self) -> Sequence[HeadLayer]:
-        raise NotImplementedError
-
 
 class EagleHead(LayeredHead, HeadLayer):
     """EAGLE: one decoder layer that continues the target's hidden states (Li et al., arXiv 2503.01840).
@@ -211,8 +217,8 @@ class EagleHead(LayeredHead, HeadLayer):
     def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self.hidden_norm(x.to(dtype)) if self.shape.normed_residual else x
 
-    def joint(self) -> tuple[list[nn.RMSNorm], Tensor, Tensor | None]:
-        return [self.hidden_norm, self.token_norm], self.qkv.weight, self.qkv.bias
+    def input_norms(self) -> list[nn.RMSNorm]:
+        return [self.hidden_norm, self.token_norm]
 
     def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """See `HeadLayer`; `x` are hidden states, `second` the embeddings of the tokens that follow."""
@@ -240,9 +246,14 @@ class BlockLayer(HeadLayer):
         self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=shape.qkv_bias)
         self.add_rest(shape)
 
-    def joint(self) -> tuple[list[nn.RMSNorm], Tensor, Tensor | None]:
-        bias = torch.cat([self.q.bias, self.kv.bias]) if self.shape.qkv_bias else None
-        return [self.attention_norm], torch.cat([self.q.weight, self.kv.weight]), bias
+    def input_norms(self) -> list[nn.RMSNorm]:
+        return [self.attention_norm]
+
+    def join(self) -> None:
+        with torch.device("meta"):
+            self.qkv = nn.Linear(self.q.in_features, self.q.out_features + self.kv.out_features, self.shape.qkv_bias)
+        both, other = self.q.state_dict(), self.kv.state_dict()
+        self.qkv.load_state_dict({name: torch.cat([both[name], other[name]]) for name in both}, assign=True)
 
     def query(self, x: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""

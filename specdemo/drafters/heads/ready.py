@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from ...engines.cpu.library import PackedLinear
 from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, CapturedFunction, Slot, SlotPool, Work
 from ...engines.layout import Linear, Norm, Step
 from ...system.hardware import compute_dtype, to_device
@@ -36,8 +37,8 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
     """
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
-            bias = None if child.bias is None else child.bias.detach()
-            module._modules[name] = Packed(Linear.of(child.weight.detach().to(dtype), bias))
+            bias, parts = None if child.bias is None else child.bias.detach(), getattr(module, "parts", {})
+            module._modules[name] = Packed(Linear.of(child.weight.detach().to(dtype), bias, parts.get(name, 1)))
         elif isinstance(child, nn.RMSNorm):
             assert child.eps is not None
             module._modules[name] = Packed(Norm.of(child.weight.detach(), None, child.eps))
@@ -63,10 +64,11 @@ class ReadyHead(Generic[H]):
         everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
         rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
         self._outputs = [Linear.of(one.to(embedding), None) for one in head.place_outputs or [rows]]
-        self._native = None
-        if isinstance(head, LayeredHead):
-            self._native = native_backend(head, self._outputs[0], embedding.dtype)
+        layers = head.decoder_layers() if isinstance(self._outputs[0].multiply, PackedLinear) else ()
+        for layer in layers:
+            layer.join()
         pack(self.head, embedding.dtype)
+        self._native = native_backend(cast(LayeredHead, head), self._outputs[0]) if layers else None
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The embeddings of T tokens, [T, hidden]."""
