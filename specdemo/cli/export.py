@@ -54,7 +54,7 @@ def kind_of(name: str) -> Any:
     Raises:
         BadInput: there is none.
     """
-    from ..drafters.heads.published import KINDS
+    from ..drafters.heads.kinds import KINDS
 
     if name not in KINDS:
         raise BadInput(f"There is no head of the kind {name!r}. Choose one of: {', '.join(KINDS)}.")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
+from ..drafters.heads.files import load_published
 from ..drafters.heads.formats import Format, format_of, read_config
-from ..drafters.heads.published import INDEX, KINDS, PICKLES, WEIGHTS, WHOLE, check_config, check_published
+from ..drafters.heads.kinds import KINDS
+from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE, PublishedHead
 from ..drafters.heads.published_shape import TargetSizes
 from ..engines.layout import final_norm_eps
 from ..types import BadInput
@@ -94,9 +96,9 @@ def _checked(source: Source, kind: str, target: Checkpoint, progress: Progress) 
     text, eps = target.config.get_text_config(), final_norm_eps(target.config)
     norm = None if eps is None else (torch.ones(text.hidden_size), eps)  # its weights are not here yet
     sizes = TargetSizes(text.vocab_size, text.hidden_size, text.num_hidden_layers, norm)
-    check_config(source.head_folder(), KINDS[kind], sizes)
+    PublishedHead(source.head_folder(), kind, sizes)  # checks the configuration
     folder = _fetched(source, progress)
-    check_published(folder, KINDS[kind], sizes)
+    load_published(folder, KINDS[kind], sizes, weights=False)  # checks the tensors
     return folder
 
 

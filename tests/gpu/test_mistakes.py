@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from specdemo.bench import models
+from specdemo.drafters.heads.backends import TorchBackend
 from specdemo.drafters.heads.block import Block
-from specdemo.drafters.heads.cache import DeviceCache
 from specdemo.engines import ops
 
 from . import helpers, test_kernels, test_passes, test_texts, test_waits
@@ -102,8 +102,8 @@ def test_wrong_functions_that_were_asked_for() -> None:
 
 
 def test_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = DeviceCache.put
-    monkeypatch.setattr(DeviceCache, "put", lambda cache, layer, keys, values: right(cache, layer, values, keys))
+    right = TorchBackend.write
+    monkeypatch.setattr(TorchBackend, "write", lambda own, layer, k, v, placed: right(own, layer, v, k, placed))
     with pytest.raises(AssertionError, match="relative errors of 5 drafts"):
         test_passes.test_captured_heads_draft_the_same(CPU, "eagle")
 

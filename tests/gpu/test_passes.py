@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -95,7 +94,7 @@ def test_captured_heads_draft_the_same(device: torch.device, name: str) -> None:
     assert max(errors) < EXACT, f"relative errors of {len(errors)} drafts: {errors}"
 
 
-def drafted(head: HeadPasses[Any], states: Tensor, tokens: Tensor, drawn: Tensor) -> Tensor:
+def drafted(head: HeadPasses, states: Tensor, tokens: Tensor, drawn: Tensor) -> Tensor:
     """The logits of a draft of the tokens `drawn`, and of trees of them where a head reads those, [T, V']."""
     next_logits = head.begin(states, tokens, len(drawn))
     ids = drawn.split(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,13 +12,13 @@ import torch
 
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
-from specdemo.drafters.heads.eagle import Eagle, EaglePasses
+from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.tree import WIDTH, Named
 from specdemo.engines.cpu.library import library_for
-from specdemo.types import MAX_NODES, REJECTION, Draft, NotFinite, Settings
+from specdemo.types import MAX_NODES, REJECTION, NotFinite, Settings
 from tests.sample import daily
-from tests.unit.toys import MODEL_VOCAB, ModelToy, recorded, tiny_model
+from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, paths_of, recorded, tiny_model
 
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -36,7 +37,7 @@ def toy(request: pytest.FixtureRequest) -> ModelToy:
         if "published" in request.param:
             patch.setattr("tests.unit.toys.HeadShape", OTHERS)
         if "library" not in request.param:
-            patch.setattr("specdemo.drafters.heads.ready.native_parts", lambda *_: None)
+            patch.setattr("specdemo.drafters.heads.ready.native_backend", lambda *_: None)
         toy = ModelToy(model=tiny_model("llama"), window=16)  # shorter than the text
     if "captured" in request.param:
         Eagle.capture(toy.heads["eagle"], recorded)
@@ -44,20 +45,10 @@ def toy(request: pytest.FixtureRequest) -> ModelToy:
     return toy
 
 
-def eagle_behind(toy: ModelToy, settings: Settings) -> Eagle:
-    """A head that has read the text but for its last token."""
-    runner = toy.target_runner(128)
-    drafter = toy.drafter("eagle", runner, settings)
-    assert isinstance(drafter, Eagle)
-    runner.prefill(TEXT[:-1])
-    drafter.reset(TEXT[:-1])
-    return drafter
-
-
 @torch.inference_mode()
 def shares_along(toy: ModelToy, settings: Settings, path: Sequence[int]) -> dict[int, float]:
     """What the head's chain, having drafted a path, takes for the likeliest next tokens."""
-    drafter = eagle_behind(toy, settings)
+    drafter = head_after(toy, "eagle", TEXT, settings)
     passes, states, tokens = drafter._unread_with(TEXT)
     next_logits = passes.begin(states, tokens, len(path) + 1)
     drawn: list[torch.Tensor] = []
@@ -70,20 +61,13 @@ def shares_along(toy: ModelToy, settings: Settings, path: Sequence[int]) -> dict
     return dict(zip(known[columns[0]].tolist(), shares[0].tolist(), strict=True))
 
 
-def paths_of(draft: Draft) -> list[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.token_ids, draft.parents or (), strict=True):
-        paths.append((*(() if parent < 0 else paths[parent]), int(token)))
-    return paths
-
-
 @pytest.mark.parametrize("settings", [
     Settings(tree=True), Settings(temperature=0.7, seed=3, tree=True), Settings(temperature=1, top_p=0.9, tree=True),
     Settings(temperature=1, rule=REJECTION, tree=True),
 ], ids=lambda settings: f"T{settings.temperature:g} {settings.rule}")  # fmt: skip
 @pytest.mark.parametrize("nodes", daily([20, 6, 1]))
 def test_a_tree_holds_the_tokens_of_the_largest_values(toy: ModelToy, settings: Settings, nodes: int) -> None:
-    draft = eagle_behind(toy, settings).propose_tree(TEXT, nodes, 4)
+    draft = head_after(toy, "eagle", TEXT, settings).propose_tree(TEXT, nodes, 4)
     paths = paths_of(draft)
     assert len(paths) == len(set(paths)) == nodes
     assert max(map(len, paths)) <= 4
@@ -102,21 +86,19 @@ def test_a_tree_holds_the_tokens_of_the_largest_values(toy: ModelToy, settings: 
 
 
 def test_the_backends_are_those_meant(toy: ModelToy, request: pytest.FixtureRequest) -> None:
-    backend = eagle_behind(toy, Settings(tree=True))._passes
-    assert isinstance(backend, EaglePasses)
-    library = "library" in request.node.name
-    assert isinstance(backend.backend, NativeBackend if library else TorchBackend)
+    backend = head_after(toy, "eagle", TEXT, Settings(tree=True))._passes.backend
+    assert isinstance(backend, NativeBackend if "library" in request.node.name else TorchBackend)
 
 
 @pytest.mark.parametrize(("nodes", "depth", "found"), [(MAX_NODES, 9, MAX_NODES), (9, 1, 8), (1, 9, 1), (8, 3, 8)])
 def test_a_tree_is_no_larger_and_no_deeper_than_asked(toy: ModelToy, nodes: int, depth: int, found: int) -> None:
-    draft = eagle_behind(toy, Settings(k=4, tree=True)).propose_tree(TEXT, nodes, depth)
+    draft = head_after(toy, "eagle", TEXT, Settings(k=4, tree=True)).propose_tree(TEXT, nodes, depth)
     assert len(draft.token_ids) == found
     assert max(map(len, paths_of(draft))) <= depth
 
 
 def test_logits_that_are_no_numbers_are_refused(toy: ModelToy) -> None:
-    drafter = eagle_behind(toy, Settings(temperature=1, tree=True))
+    drafter = head_after(toy, "eagle", TEXT, Settings(temperature=1, tree=True))
     drafter._unread = [torch.full_like(drafter._unread[0], math.nan)]
     with pytest.raises(NotFinite, match="The drafter gave logits"):
         drafter.propose_tree(TEXT, 4, 4)
@@ -134,11 +116,8 @@ def test_estimates_too_small_for_a_number_are_left_out() -> None:
 
 def test_the_noise_of_a_position_ranks_the_children(toy: ModelToy) -> None:
     """Under the match rule the first child is the token that a chain would draw there."""
-    firsts = 0
     for seed in range(12):
         settings = Settings(k=1, temperature=1, seed=seed)
-        (drawn,) = eagle_behind(toy, settings).propose(TEXT, 1).token_ids
-        draft = eagle_behind(toy, Settings(k=1, temperature=1, seed=seed, tree=True)).propose_tree(TEXT, 1, 1)
+        (drawn,) = head_after(toy, "eagle", TEXT, settings).propose(TEXT, 1).token_ids
+        draft = head_after(toy, "eagle", TEXT, replace(settings, tree=True)).propose_tree(TEXT, 1, 1)
         assert [*draft.token_ids] == [int(drawn)]
-        firsts += 1
-    assert firsts == 12

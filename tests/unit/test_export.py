@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specdemo.drafters.heads.export import export_head
-from specdemo.drafters.heads.files import load_head, save_head
+from specdemo.drafters.heads.files import load_head, load_published, save_head
 from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
-from specdemo.drafters.heads.published import load_published
 from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.types import BadInput
 from tests.conftest import Command
@@ -72,7 +71,7 @@ def test_a_head_trained_here_drafts_the_same_in_the_librarys_format(tmp_path: Pa
     logits = []
     for one in (head, read):
         ready = ReadyHead(one, *embeddings())
-        x = ready.torch_backend(32).run(ready.head.fused(states), ready.embed([1, 2, 3, 4, 5]), outputs=1)
+        x = ready.backend(32).run(ready.head.fused(states), ready.embed([1, 2, 3, 4, 5]), outputs=1)
         logits.append(ready.logits(x))
     torch.testing.assert_close(*logits)
 
@@ -142,7 +141,7 @@ def test_the_library_reads_what_is_written_and_drafts_the_same(name: str, tmp_pa
     assert set(missing) <= {"verifier_norm.weight", "verifier_lm_head.weight"}
     if drafted is not None:
         ready, found = ReadyHead(read, *embeddings()), list[int]()
-        backend, fused, embedded = ready.torch_backend(32), ready.head.fused(states), ready.embed(tokens)
+        backend, fused, embedded = ready.backend(32), ready.head.fused(states), ready.embed(tokens)
         for row in range(len(tokens)):
             x = backend.run(fused[row : row + 1], embedded[row : row + 1], outputs=1)
             backend.advance(1)

@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specdemo.decoding.events import Event, Round
 from specdemo.drafters.heads.backends import TorchBackend
 from specdemo.drafters.heads.block import Block
-from specdemo.drafters.heads.cache import DeviceCache
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle, EaglePasses
 from specdemo.drafters.heads.medusa import Medusa
@@ -239,18 +238,17 @@ def test_a_heads_slot_goes_from_run_to_run_and_nothing_of_a_run_stays(kind: type
     (slot,) = slots._free
     assert isinstance(slot, LayeredPasses)
     assert isinstance(slot.backend, TorchBackend)
-    cache = slot.backend.cache
-    assert isinstance(cache, DeviceCache)
+    entries = slot.backend.entries
     texts = []
     for _ in range(2):
         events = run(toy, kind.name, SAMPLED)
         texts.append([next(events) for _ in range(6)])
         assert slots._free == []
-        assert cache.entries.abs().max() > 0
-        cache.entries[:, :, :, 100:] = torch.nan
+        assert entries.abs().max() > 0
+        entries[:, :, :, 100:] = torch.nan
         events.close()  # type: ignore[attr-defined]
         assert slots._free == [slot]
-        assert cache.entries.abs().max() == 0
+        assert entries.abs().max() == 0
     assert ids_of(texts[0]) == ids_of(texts[1])
 
 
@@ -273,7 +271,7 @@ def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_e
                 passes.branch(passes.output.expand(2, -1), tokens[:2], rows)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
-    kept = [cast(TorchBackend, passes.backend).cache.entries] if isinstance(passes, LayeredPasses) else []
+    kept = [cast(TorchBackend, passes.backend).entries] if isinstance(passes, LayeredPasses) else []
     assert {_memory(tensor) for tensor in (states, tokens, *kept)} <= watched[0][1]
 
 

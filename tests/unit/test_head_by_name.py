@@ -47,6 +47,13 @@ def heads(target: Path, tmp_path: Path) -> dict[str, Path]:
     return {"eagle": eagle, **{kind: write(tmp_path / kind, *make(vocab)) for kind, make in others.items()}}
 
 
+def preset_in(folder: Path, target: Path, *lines: str) -> Preset:
+    """A preset whose file, in that folder, has these lines besides what every preset needs."""
+    stated = 'title = "T"', 'description = "D"', f'target.path = "{target}"'
+    (folder / "mine.toml").write_text("\n".join((*stated, *lines)))
+    return find_preset("mine", folder)
+
+
 def tokens_of(loaded: Loaded, drafter: str, temperature: float) -> list[Any]:
     ids = loaded.encode("the cat sat on the mat", raw=True)
     run = start(loaded, drafter, ids, Settings(k=3, max_new_tokens=24, temperature=temperature))
@@ -57,16 +64,8 @@ def tokens_of(loaded: Loaded, drafter: str, temperature: float) -> list[Any]:
 def test_a_preset_loads_heads_of_others_and_drafts_with_them(
     target: Path, heads: dict[str, Path], tmp_path: Path, dtype: str
 ) -> None:
-    text = f"""
-        title = "T"
-        description = "D"
-        target.path = "{target}"
-        heads.eagle.path = "eagle"
-        heads.block.path = "{heads["block"]}"
-        heads.medusa.path = "medusa"
-    """
-    (tmp_path / "mine.toml").write_text(text)
-    loaded = load(find_preset("mine", tmp_path), dtype, "cpu")
+    paths = 'heads.eagle.path = "eagle"', f'heads.block.path = "{heads["block"]}"', 'heads.medusa.path = "medusa"'
+    loaded = load(preset_in(tmp_path, target, *paths), dtype, "cpu")
     assert (loaded.parts.head_files, loaded.parts.missing_heads) == (heads, {})
     for temperature in (0.0, 0.7):
         alone = [token.id for token in tokens_of(loaded, "none", temperature)]
@@ -145,17 +144,8 @@ def test_a_preset_does_without_a_head_that_is_missing_and_says_why(
 ) -> None:
     config, tensors = published.eagle3(len(make_tokenizer()))
     damaged = write(tmp_path / "damaged", config, {name: tensors[name] for name in tensors if name != "norm.weight"})
-    text = f"""
-        title = "T"
-        description = "D"
-        target.path = "{target}"
-        heads.eagle.path = "damaged"
-        heads.block.path = "block"
-        heads.medusa.path = "nowhere"
-        defaults.drafter = "block"
-    """
-    (tmp_path / "mine.toml").write_text(text)
-    preset = find_preset("mine", tmp_path)
+    paths = 'heads.eagle.path = "damaged"', 'heads.block.path = "block"', 'heads.medusa.path = "nowhere"'
+    preset = preset_in(tmp_path, target, *paths, 'defaults.drafter = "block"')
     loaded = load(preset, "float32", "cpu")
     lacking = f"its eagle head {damaged} is missing: the head damaged lacks the tensor norm.weight of shape [32]"
     nothing = tmp_path / "nowhere"
@@ -181,17 +171,8 @@ def test_a_preset_does_without_a_head_that_is_missing_and_says_why(
 def test_trees_of_a_preset_are_a_default_and_no_condition(
     command: Command, target: Path, heads: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = f"""
-        title = "T"
-        description = "D"
-        target.path = "{target}"
-        heads.eagle.path = "eagle"
-        defaults.drafter = "eagle"
-        defaults.k = 6
-        defaults.tree = true
-    """
-    (tmp_path / "mine.toml").write_text(text)
-    preset = find_preset("mine", tmp_path)
+    defaults = 'defaults.drafter = "eagle"', "defaults.k = 6", "defaults.tree = true"
+    preset = preset_in(tmp_path, target, 'heads.eagle.path = "eagle"', *defaults)
     monkeypatch.setattr("specdemo.cli.options.find_preset", lambda name: preset)
     out = tmp_path / "race.jsonl"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import accumulate
@@ -24,14 +24,15 @@ from specdemo.drafters.heads.backends import NativeBackend
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
 from specdemo.drafters.heads.files import load_head, save_head
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, LayeredHead, MedusaHead
+from specdemo.drafters.heads.medusa import MedusaHead
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, LayeredHead
 from specdemo.drafters.heads.ready import LayeredPasses, Packed, ReadyHead
 from specdemo.engines.cpu.library import PackedLinear, library_for
 from specdemo.engines.linear import Linear
 from specdemo.engines.runner import Pass
 from specdemo.models.presets import find_preset
 from specdemo.types import MAX_K, BadInput, Draft, Settings, TokenKind, Verdict
-from tests.unit.toys import MODEL_VOCAB, ModelToy, tiny_model
+from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, tiny_model
 from tools.train.data import ASSISTANT
 from tools.train.head import TrainingPlan, judge, train_head
 from tools.train.outputs import OUTPUTS
@@ -70,6 +71,17 @@ def logits_of(drafter: HeadDrafter, context: Sequence[int], forced: Sequence[int
     return seen
 
 
+def rounds_of(drafter: HeadDrafter, ids: Sequence[int], length: int, accepted: Sequence[int]) -> Iterator[list[Tensor]]:
+    """The logits of a draft in rounds that draft the next four of `ids`, of which so many are accepted."""
+    for count in accepted:
+        forced = ids[length + 1 : length + 5]
+        yield logits_of(drafter, ids[: length + 1], forced)
+        drafter.runner.forward([ids[length], *forced])
+        length += count + 1
+        drafter.runner.rollback(length)
+        drafter.observe(Verdict(range(count), 0, TokenKind.RESAMPLED, 1.0))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafting_gives_what_training_compared_with_the_target(kind: type[Head]) -> None:
     model = tiny_model("llama")
@@ -86,23 +98,14 @@ def test_drafting_gives_what_training_compared_with_the_target(kind: type[Head])
             trained.update({(int(at), place): row for at, row in zip(column, logits, strict=True)})
 
     # The same text as a run would see it: a prompt, then rounds in which 2, 0, 4 and 1 tokens were accepted.
-    length = 9
-    drafter = toy.drafter(kind.kind, toy.target_runner(128), SETTINGS)
-    assert isinstance(drafter, HeadDrafter)
-    runner = toy.runners[-1]
-    runner.prefill(ids[:length])
-    drafter.reset(ids[:length])
-    compared = 0
-    for accepted in (2, 0, 4, 1):
-        forced = ids[length + 1 : length + 1 + k]
-        for place, logits in enumerate(logits_of(drafter, ids[: length + 1], forced)):
+    length, compared = 9, 0
+    drafter = head_after(toy, kind.kind, ids[: length + 1], SETTINGS)
+    for drafted in rounds_of(drafter, ids, length, (2, 0, 4, 1)):
+        length = drafter.runner.length
+        for place, logits in enumerate(drafted):
             if (length + place, place) in trained:  # blocks are put at random places
                 torch.testing.assert_close(logits, trained[length + place, place], rtol=1e-4, atol=1e-4)
                 compared += 1
-        runner.forward([ids[length], *forced])
-        length += accepted + 1
-        runner.rollback(length)
-        drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
     assert compared >= 12
 
 
@@ -150,7 +153,6 @@ def test_of_a_long_prompts_states_only_those_in_the_window_stay_in_memory(
 
 def by_library_alone(drafter: HeadDrafter) -> bool:
     """Whether the C library runs a head's layers, or all products of one that has no layers."""
-    assert drafter._passes is not None
     head, output = drafter.ready.head, drafter.ready._outputs[0]
     if isinstance(drafter._passes, LayeredPasses):
         return isinstance(drafter._passes.backend, NativeBackend)
@@ -168,21 +170,9 @@ def test_the_library_drafts_what_torchs_operations_do(kind: type[Head], monkeypa
         if not by_library:
             monkeypatch.setattr("specdemo.engines.linear.library_for", lambda dtype: None)
         toy = ModelToy(model=tiny_model("llama"), window=24)
-        drafter, length = toy.drafter(kind.kind, toy.target_runner(256), SETTINGS), 20
-        assert isinstance(drafter, HeadDrafter)
-        runner = toy.runners[-1]
-        runner.prefill(ids[:length])
-        drafter.reset(ids[:length])
-        assert drafter._passes is not None
+        drafter = head_after(toy, kind.kind, ids[:21], SETTINGS)
         assert by_library_alone(drafter) == by_library
-        seen.append([])
-        for accepted in (2, 0, 4, 1) * 8:
-            forced = ids[length + 1 : length + 5]
-            seen[-1] += logits_of(drafter, ids[: length + 1], forced)
-            runner.forward([ids[length], *forced])
-            length += accepted + 1
-            runner.rollback(length)
-            drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
+        seen.append([logits for drafted in rounds_of(drafter, ids, 20, (2, 0, 4, 1) * 8) for logits in drafted])
     torch.testing.assert_close(torch.stack(seen[0]), torch.stack(seen[1]), rtol=1e-3, atol=1e-3)
 
 

@@ -15,7 +15,7 @@ from specdemo.types import MAX_NODES, Draft, Settings
 from tests.unit import published
 from tests.unit.published import LAYERS, write
 from tests.unit.test_published_heads import target, toy_with
-from tests.unit.toys import MODEL_VOCAB, ModelToy, recorded
+from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, paths_of, recorded
 
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
 PLACES = 3  # of the published head
@@ -38,10 +38,7 @@ def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def tree_of(toy: ModelToy, settings: Settings, nodes: int, depth: int) -> Draft:
-    runner = toy.target_runner(128)
-    drafter = Medusa.build(toy.parts, runner, rule_for(settings))
-    runner.prefill(TEXT[:-1])
-    drafter.reset(TEXT[:-1])
+    drafter = head_after(toy, "medusa", TEXT, settings)
     try:
         return drafter.propose_tree(TEXT, nodes, depth)
     finally:
@@ -71,9 +68,7 @@ def test_a_tree_holds_the_paths_of_the_largest_products(
 ) -> None:
     settings = Settings(k=4, temperature=temperature, seed=3, tree=True)
     draft = tree_of(toy, settings, nodes, depth)
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.token_ids, draft.parents or (), strict=True):
-        paths.append((*(() if parent < 0 else paths[parent]), int(token)))
+    paths = paths_of(draft)
     assert len(paths) == nodes
     assert set(paths) == set(paths_by_hand(settings, depth)[:nodes])
 

@@ -20,24 +20,23 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdemo.decoding.drafter import DrafterParts
-from specdemo.decoding.loop import rule_for
 from specdemo.drafters.chain import draw_chain
 from specdemo.drafters.heads import drafter as head_drafter
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.heads.files import load_published
 from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.networks import EagleHead
-from specdemo.drafters.heads.published import load_published
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import Settings, TokenKind, Verdict
 from tests.sample import daily
 from tests.unit import published
 from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
-from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, ids_of, tiny_model
+from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, head_after, ids_of, tiny_model
 
 Drafts = Callable[..., tuple[list[int], Tensor]]
 TARGET = TargetSizes(MODEL_VOCAB, HIDDEN, LAYERS)
@@ -110,20 +109,15 @@ def drafts_of(
 
     monkeypatch.setattr(head_drafter, "draw_chain", watched)
     text = torch.randint(0, MODEL_VOCAB, (11,), generator=torch.Generator().manual_seed(3)).tolist()
-    runner = toy.target_runner(128)
-    drafter = kind.build(toy.parts, runner, rule_for(Settings(temperature=0)))
-    assert isinstance(drafter, HeadDrafter)
-    runner.prefill(text[:-1])
-    drafter.reset(text[:-1])
-    rounds = []
+    drafter, rounds = head_after(toy, kind.name, text, Settings(temperature=0)), []
     for accepted in (2, 0, k, 1):
         seen.clear()
         drafted = torch.as_tensor(drafter.propose(text, k).token_ids).tolist()
         wanted, logits = expected(text, k)
         rounds.append((drafted, wanted, torch.stack(seen), logits))
-        runner.forward([text[-1], *drafted])
+        drafter.runner.forward([text[-1], *drafted])
         text += [*drafted[:accepted], (drafted[0] + 5) % MODEL_VOCAB]
-        runner.rollback(len(text) - 1)
+        drafter.runner.rollback(len(text) - 1)
         drafter.observe(Verdict(range(accepted), 0, TokenKind.RESAMPLED, 1.0))
     drafter.release()
     return rounds

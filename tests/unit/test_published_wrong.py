@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from specdemo.drafters.heads.files import load_published
 from specdemo.drafters.heads.formats import format_of
 from specdemo.drafters.heads.networks import EagleHead
-from specdemo.drafters.heads.published import load_published
 from specdemo.models.presets import Preset
 from specdemo.models.published_heads import fetch_heads
 from specdemo.models.sources import Folder

@@ -37,9 +37,11 @@ from specdemo.decoding.drafter import Drafter, DrafterParts
 from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.rule import Rule
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head, MedusaHead
+from specdemo.drafters.heads.drafter import HeadDrafter
+from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
 from specdemo.drafters.heads.ready import ReadyHead
-from specdemo.drafters.heads.shapes import HeadShape, MedusaShape
+from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner
@@ -398,6 +400,24 @@ class ModelToy(Toy):
         assert self.draft_model is not None
         self.draft_runners.append(EagerRunner(self.draft_model, capacity))
         return self.draft_runners[-1]
+
+
+def head_after(toy: Any, name: str, text: Sequence[int], settings: Settings) -> HeadDrafter:
+    """A drafter with a head that has read a text, whose last token is pending."""
+    runner = toy.target_runner(256)
+    drafter = toy.drafter(name, runner, settings)
+    assert isinstance(drafter, HeadDrafter)
+    runner.prefill(text[:-1])
+    drafter.reset(text[:-1])
+    return drafter
+
+
+def paths_of(draft: Draft) -> list[tuple[int, ...]]:
+    """The tokens on the path to each node of a tree."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(draft.token_ids, draft.parents or (), strict=True):
+        paths.append((*(() if parent < 0 else paths[parent]), int(token)))
+    return paths
 
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2")

@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 from typer import Option
 
 from specdemo.cli.options import numbers
-from specdemo.drafters.heads.files import kind_of, load_head_for, save_head
-from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead, MedusaHead
-from specdemo.drafters.heads.published import KINDS
-from specdemo.drafters.heads.shapes import RANK, HeadShape, MedusaShape, Sizes
-from specdemo.types import BadInput
+from specdemo.drafters.heads.files import load_head_for, save_head
+from specdemo.drafters.heads.kinds import KINDS
+from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
+from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead
+from specdemo.drafters.heads.shapes import RANK, HeadShape
+from specdemo.types import BadInput, reason
 
 from .data import ASSISTANT, Seed, provenance_of, shard_paths
 from .outputs import OUTPUTS
@@ -99,7 +100,7 @@ def train_head(
     model.requires_grad_(False)
     history = None
     if begin_with:
-        bigrams_only = plan.kind == "medusa" and kind_of(begin_with) == "block"
+        bigrams_only = plan.kind == "medusa" and _kind_of(begin_with) == "block"
         kind = BlockHead if bigrams_only else KINDS[plan.kind]
         head = load_head_for(model.get_output_embeddings().weight, kind, begin_with).to(model.device)
         if bigrams_only:
@@ -110,7 +111,7 @@ def train_head(
     shape = head.shape
     sizes = {"draft_vocab": shape.draft_vocab, "mlp": shape.mlp, "depth": getattr(shape, "depth", 0)}
     sizes["steps"] = min(plan.steps, shape.most_drafted)
-    plan = replace(plan, state_layers=shape.state_layers, **sizes)  # type: ignore[arg-type]
+    plan = replace(plan, state_layers=shape.state_layers, **sizes)
     shards = [Shard(model, shape.state_layers, path, states_folder) for path in train]
     validation = Shard(model, shape.state_layers, held_out, states_folder)
     optimizers = _optimizers(head, plan.rate)
@@ -180,6 +181,19 @@ def _shards(text: Path) -> tuple[list[Path], Path]:
     return train, held_out[0]
 
 
+def _kind_of(path: Path) -> str | None:
+    """The kind of the head in a file; None if the file does not say.
+
+    Raises:
+        BadInput: the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("kind")
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"The head {path.name} cannot be read: {reason(error)}.") from error
+
+
 def _history(path: Path) -> dict[str, Any]:
     """How a head was trained so far: its card without the machine."""
     with safe_open(path, framework="pt") as file:
@@ -203,7 +217,7 @@ def new_head(model: PreTrainedModel, plan: TrainingPlan, train: list[Path]) -> H
     sizes = {"vocab_size": config.vocab_size, "hidden": config.hidden_size, "mlp": plan.mlp, "eps": config.rms_norm_eps}
     sizes["draft_vocab"] = min(plan.draft_vocab, config.vocab_size)
     if plan.kind == "medusa":
-        shape: Sizes = MedusaShape(**sizes, state_layers=(layers - 1,), places=plan.steps, rank=RANK)
+        shape: HeadShape | MedusaShape = MedusaShape(**sizes, state_layers=(layers - 1,), places=plan.steps, rank=RANK)
     else:
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         attention = {"heads": heads, "kv_heads": kv_heads, "width": config.hidden_size // heads}

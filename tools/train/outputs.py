@@ -12,12 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdemo.drafters.heads.networks import BlockHead, EagleHead, MedusaHead, rotation
+from specdemo.drafters.heads.medusa import MedusaHead
+from specdemo.drafters.heads.networks import BlockHead, EagleHead, Rotation, doubled
+from specdemo.drafters.heads.shapes import frequencies
 
 from .states import Text, same_conversation
 
 Outputs = Iterator[tuple[Tensor, Tensor, Tensor]]
 ANCHORS = 96  # blocks in a row of text
+
+
+def rotation(positions: Tensor, width: int) -> Rotation:
+    """The rotation of positions [..., T], as `HeadShape` has it by default."""
+    angles = positions[..., None].float() * frequencies(width, positions.device)
+    return doubled(angles.cos(), angles.sin())
 
 
 def eagle_outputs(head: EagleHead, text: Text, steps: int) -> Outputs:

@@ -14,13 +14,14 @@ Eagle drafts token by token and reads its own output where the target's next hid
 one entry for each token that the target has read, and then fills the next K positions in one pass. Medusa has no
 decoder layer and no cache: it guesses each place of a draft from the target's last hidden state.
 
-shapes    the sizes of heads: `HeadShape` of those with decoder layers, `MedusaShape`
-networks  the trained parts: `EagleHead`, `BlockHead`, `MedusaHead`, and rotary positions
-files     reads and writes the weights of those trained here
+shapes    `HeadShape`: the sizes of heads with decoder layers
+networks  their trained parts: `EagleHead`, `BlockHead`, and rotary positions
+medusa    all of Medusa
 formats, published_shape, published
-          read published heads: EAGLE-3, DFlash, DSpark, and those of the library speculators
-cache     keys and values for torch's operations
-backends  `HeadBackend`: the layers over one text, by torch's operations or by the C library for CPUs
-ready     `ReadyHead`: a head tied to its target; `HeadPasses`: what a drafter asks a backend for, captured on a GPU
-drafter   `HeadDrafter`: follows the target's hidden states; `eagle`, `block` and `medusa` are its kinds
+          what published heads are made of: EAGLE-3, DFlash, DSpark, Medusa, and those of the library speculators
+files     reads published heads and those trained here, and writes the latter
+backends  `HeadBackend`: the layers and the cache of one text, by torch's operations, which may be captured on a GPU, or
+          by the C library for CPUs
+ready     `ReadyHead`: a head tied to its target; `HeadPasses`: what a drafter asks a backend for
+drafter   `HeadDrafter`: follows the target's hidden states; `eagle`, `block` and `medusa` are its kinds (`kinds`)
 """

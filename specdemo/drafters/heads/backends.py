@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ...engines.cpu.library import PackedLinear
-from ...engines.layout import Layer, Linear, Norm, swiglu
+from ...engines.layout import Layer, Linear, Rope, swiglu
 from ...engines.native import Branches, NativeCache, NativeHead, NativeLayers, Rows, can_run
 from ...engines.rows import ancestors_of, branches_of
 from ...system.hardware import to_device
-from .cache import HeadCache
-from .networks import LayeredHead
+from .networks import LayeredHead, doubled
 
 
 class HeadBackend(Protocol):
@@ -29,68 +30,119 @@ class HeadBackend(Protocol):
     def advance(self, count: int) -> None:
         """Make the next `count` entries live too; a `run` has written them."""
 
-    def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int) -> Tensor:
+    def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int, rows: Any = None) -> Tensor:
         """Read T tokens [T, hidden] after the live entries. Returns the outputs of the last of them, [outputs, hidden].
 
-        Entries of all T tokens are written. Those of a token without an output are made of `x` in every layer, so in a
-        head of several layers all tokens have outputs or none. `second_input` is [T, hidden] if the layers read one.
+        Entries of all T tokens are written; none becomes live. Those of a token without an output are made of `x` in
+        every layer, so in a head of several layers all tokens have outputs or none.
+
+        Args:
+            second_input: [T, hidden] if the layers read one.
+            rows: how the tokens follow each other in a tree (see `rows`); None if they are a chain. All tokens of a
+                tree have outputs.
         """
 
     def rows(self, parents: Sequence[int], count: int) -> Any:
-        """The `rows` of `branch` for the last `count` tokens of a tree with these `parents` (`engines.rows`)."""
-
-    def branch(self, x: Tensor, second_input: Tensor, rows: Any) -> Tensor:
-        """Read T more tokens of a tree after the live entries, as `rows` says. Returns their outputs, [T, hidden].
-
-        Entries of all its tokens are written; none becomes live.
-        """
+        """The `rows` of `run` for the last `count` tokens of a tree with these `parents` (`engines.rows`)."""
 
     def logits(self, x: Tensor, /) -> Tensor:
         """Logits of the draft vocabulary, [T, hidden] -> [T, V']."""
 
-    def clear(self) -> None: ...
+    def clear(self) -> None:
+        """Forget the text."""
+
+
+class Placed(NamedTuple):
+    """Where the T tokens of a pass stand: the entries that they write, and the positions by which they are rotated.
+
+    Both are slices, or tensors [T] in captured passes and in trees. `paths` [T, MOST_ROWS] are the entries that the
+    tokens of a tree see after the live ones; None in a chain.
+    """
+
+    entries: Any
+    positions: Any
+    paths: Tensor | None = None
 
 
 class TorchBackend:
-    """Torch's operations. With a `DeviceCache` its calls can be captured."""
+    """Torch's operations, with keys and values in `entries` [depth, 2, kv_heads, capacity, width].
 
-    def __init__(self, head: LayeredHead, logits: Callable[[Tensor], Tensor], cache: HeadCache) -> None:
-        self.head, self.logits, self.cache = head, logits, cache
-        self.capacity, self.dtype = cache.capacity, cache.entries.dtype
-        self.seek, self.advance, self.clear = cache.seek, cache.advance, cache.clear
+    If passes are captured, the number of live entries is on the device. The shapes of all operations are then the same
+    at every length of the text, and attention reads the whole cache through a mask.
+    """
 
-    def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int) -> Tensor:
-        head, cache, count = self.head, self.cache, len(x)
-        by, x = cache.rotation(count), head.entering(x, self.dtype)
-        for index, layer in enumerate(head.decoder_layers()):
-            q, k, v = layer.attention_inputs(x, second_input, by, outputs)
-            cache.put(index, k, v)
-            if outputs:
-                # If the tokens of a pass see each other, the window ends before the pass, else with it.
-                before = head.shape.windows[index] - (0 if head.bidirectional else count)
-                x = layer.finish(x[-outputs:], cache.attend(index, q, before, count))
-        return x[len(x) - outputs :]
+    def __init__(
+        self, head: LayeredHead, logits: Callable[[Tensor], Tensor], capacity: int, like: Tensor, captured: bool
+    ) -> None:
+        """The cache has the type and is on the device of `like`."""
+        shape, rope = head.shape, Rope(head.rope.frequencies.to(like.device), head.rope.scale)
+        self.head, self.logits = head, logits
+        self.capacity, self.dtype, self.captured = capacity, like.dtype, captured
+        self.entries = like.new_zeros(shape.depth, 2, shape.kv_heads, capacity, shape.width)
+        cos, sin = doubled(*rope.rotation(capacity))
+        self._rotations = cos.to(like), sin.to(like)
+        self._all = torch.arange(capacity, device=like.device)
+        self._live: Any = self._all.new_zeros(1) if captured else 0
+
+    def seek(self, live: int) -> None:
+        if self.captured:
+            self._live.fill_(live)
+        else:
+            self._live = live
+
+    def advance(self, count: int) -> None:
+        self._live += count
+
+    @torch.inference_mode()
+    def clear(self) -> None:
+        """Set all to zeros. Masked entries are read too, and a weight of zero does not undo a stray infinity."""
+        self.entries.zero_()
 
     def rows(self, parents: Sequence[int], count: int) -> Tensor:
-        return to_device(branches_of(parents)[len(parents) - count : len(parents)], self.cache.entries.device)
+        return to_device(branches_of(parents)[len(parents) - count : len(parents)], self.entries.device)
 
-    def branch(self, x: Tensor, second_input: Tensor, rows: Tensor) -> Tensor:
-        head = self.head
+    def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int, rows: Tensor | None = None) -> Tensor:
+        head, placed = self.head, self._place(len(x), rows)
+        by = self._rotations[0][placed.positions], self._rotations[1][placed.positions]
         x = head.entering(x, self.dtype)
         for index, layer in enumerate(head.decoder_layers()):
-            by, seen = self.cache.branching(rows, head.shape.windows[index])
-            q, k, v = layer.attention_inputs(x, second_input, by, len(x))
-            self.cache.put_branching(index, k, v, rows)
-            x = layer.finish(x, self.cache.attend_branching(index, q, seen))
-        return x
+            q, k, v = layer.attention_inputs(x, second_input, by, outputs)
+            self.write(index, k, v, placed)
+            if outputs:
+                x = layer.finish(x[len(x) - outputs :], self._attend(index, q, placed, len(x)))
+        return x[len(x) - outputs :]
 
+    def _place(self, count: int, rows: Tensor | None) -> Placed:
+        """Place the next `count` tokens after the live entries; `rows` uint8 [T, MOST_ROWS] are their paths."""
+        live = self._live
+        if rows is not None:
+            paths = rows.long() + live
+            return Placed(paths[:, -1], live + (rows != rows[:, -1:]).sum(1), paths)
+        entries = live + self._all[:count] if self.captured else slice(live, live + count)
+        return Placed(entries, entries)
 
-class NativeParts(NamedTuple):
-    """A head for the C library. `context` are the layers for tokens without an output."""
+    def write(self, layer: int, keys: Tensor, values: Tensor, placed: Placed) -> None:
+        """Write the entries of tokens, [kv_heads, T, width] each."""
+        self.entries[layer, 0][:, placed.entries] = keys
+        self.entries[layer, 1][:, placed.entries] = values
 
-    layers: NativeLayers
-    context: NativeLayers
-    logits: NativeHead
+    def _attend(self, layer: int, q: Tensor, placed: Placed, count: int) -> Tensor:
+        """Attention of queries [heads, outputs, width] of the last of `count` tokens to what they see in a layer."""
+        (keys, values), live, window = self.entries[layer], self._live, self.head.shape.windows[layer]
+        # If the tokens of a pass see each other, the window ends before the pass, else with it.
+        before = window if self.head.bidirectional else window - count
+        seen: Tensor | None = None
+        if placed.paths is not None:
+            seen = (self._all < live) & (self._all > placed.positions[:, None] - window)
+            seen = seen.scatter_(1, placed.paths, True).repeat(len(q) // len(keys), 1)
+        elif self.captured:
+            seen = ((self._all >= live - before) & (self._all < live + count))[None]
+        else:
+            keys, values = (part[:, max(0, live - before) : live + count] for part in (keys, values))
+        # The query heads that share a key head become queries of that head, so no key or value is copied.
+        grouped = q.reshape(1, len(keys), -1, q.shape[-1])
+        attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], attn_mask=seen)
+        return attended.reshape(q.shape)  # on a GPU the heads may come out as the inner dimension: no view
 
 
 class NativeBackend:
@@ -98,10 +150,18 @@ class NativeBackend:
 
     dtype = torch.float32
 
-    def __init__(self, head: LayeredHead, parts: NativeParts, capacity: int, dtype: torch.dtype) -> None:
-        """`dtype` is that of the cache."""
-        self.head, (self.layers, self.context, self.logits), self._computed = head, parts, dtype
-        self.cache = NativeCache(self.layers, capacity, dtype, head.rope)
+    def __init__(
+        self,
+        head: LayeredHead,
+        layers: NativeLayers,
+        context: NativeLayers,
+        logits: NativeHead,
+        capacity: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """`context` are the layers for tokens without an output; `dtype` is that of the cache."""
+        self.head, self.layers, self.context, self.logits, self._computed = head, layers, context, logits, dtype
+        self.cache = NativeCache(layers, capacity, dtype, head.rope)
         self.capacity = self.cache.capacity
 
     def seek(self, live: int) -> None:
@@ -113,59 +173,45 @@ class NativeBackend:
     def clear(self) -> None:
         self.seek(0)  # the library reads live entries only
 
-    def run(self, x: Tensor, second_input: Tensor | None = None, *, outputs: int) -> Tensor:
-        x = self.head.entering(x, self._computed).to(torch.float32, copy=True)  # which the library changes in place
-        second = None if second_input is None else second_input.float()
-        kv_only, start = len(x) - outputs, self.cache.length
-        if kv_only:
-            part = None if second is None else second[:kv_only]
-            self.context.run(x[:kv_only], [Rows(self.cache, start, kv_only)], second_input=part, kv_only=True)
-        if outputs:
-            part = None if second is None else second[kv_only:]
-            self.layers.run(x[kv_only:], [Rows(self.cache, start + kv_only, len(x) - kv_only)], second_input=part)
-        return x[kv_only:]
-
     def rows(self, parents: Sequence[int], count: int) -> Branches:
         return Branches(self.cache.length, ancestors_of(parents))
 
-    def branch(self, x: Tensor, second_input: Tensor, rows: Branches) -> Tensor:
-        x = self.head.entering(x, self._computed).to(torch.float32, copy=True)
-        start = rows.base + len(rows.ancestors) - len(x)
-        self.layers.run(x, [Rows(self.cache, start, len(x), rows)], second_input=second_input.float())
-        return x
+    def run(
+        self, x: Tensor, second_input: Tensor | None = None, *, outputs: int, rows: Branches | None = None
+    ) -> Tensor:
+        x = self.head.entering(x, self._computed).to(torch.float32, copy=True)  # which the library changes in place
+        start = self.cache.length if rows is None else rows.base + len(rows.ancestors) - len(x)
+        at = len(x) - outputs
+        for layers, part, kv_only in ((self.context, slice(at), True), (self.layers, slice(at, None), False)):
+            if len(x[part]):
+                second = None if second_input is None else second_input[part].float()
+                placed = Rows(self.cache, start + (part.start or 0), len(x[part]), rows)
+                layers.run(x[part], [placed], second_input=second, kv_only=kv_only)
+        return x[at:]
 
 
-def native_parts(head: LayeredHead, output: Linear, dtype: torch.dtype) -> NativeParts | None:
-    """The layers and the output of a head for the library, with weights of type `dtype`; None if it cannot run them."""
-    if not isinstance(output.multiply, PackedLinear):  # then the library multiplies by no weight at all
-        return None
-    shape = head.shape
-
-    def linear(weight: Tensor, parts: int = 1, bias: Tensor | None = None) -> Linear:
-        return Linear.of(weight.detach().to(dtype), None if bias is None else bias.detach(), parts)
-
-    def norm(norm: torch.nn.RMSNorm) -> Norm:
-        return Norm.of(norm.weight.detach(), None, shape.eps)
-
+def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dtype], NativeBackend] | None:
+    """What makes a `NativeBackend` of a head that was packed (`ready`) and its output, of a capacity and the type of a
+    cache; None if the library cannot run the head."""
+    shape, step = head.shape, attrgetter("step")
     layers = [
         Layer(
-            attention_norm=norm(weights.attention_norm),
-            qkv=linear(weights.qkv, len(weights.qkv) // shape.width, weights.qkv_bias),
-            head_norms=(norm(weights.head_norms[0]), norm(weights.head_norms[1])) if weights.head_norms else None,
+            attention_norm=step(layer.input_norms()[0]),
+            qkv=step(layer.qkv),
+            head_norms=(step(layer.q_norm), step(layer.k_norm)) if layer.q_norm and layer.k_norm else None,
             rotated=True,
-            out=linear(weights.out, bias=weights.out_bias),
-            mlp_norm=norm(weights.mlp_norm),
-            up=linear(weights.gate_up, 2),
+            out=step(layer.out),
+            mlp_norm=step(layer.mlp_norm),
+            up=step(layer.gate_up),
             activate=swiglu,
-            down=linear(weights.down),
+            down=step(layer.down),
         )
-        for weights in (layer.weights() for layer in head.decoder_layers())
+        for layer in head.decoder_layers()
     ]
     if not can_run(layers, output, shape.width):
         return None
-    second = head.second_input_norm()
-    sizes = shape.heads, shape.kv_heads, shape.width
-    more = norm(second) if second else None, shape.windows[: len(layers)], head.bidirectional
-    native = NativeLayers(layers, *sizes, *more, normed=shape.normed_residual)
-    context = native if shape.normed_context else NativeLayers(layers, *sizes, *more, normed=True)
-    return NativeParts(native, context, NativeHead(native, norm(head.norm), output))
+    second_norm = next(map(step, head.decoder_layers()[0].input_norms()[1:]), None)
+    sizes = shape.heads, shape.kv_heads, shape.width, second_norm, shape.windows[: len(layers)], head.bidirectional
+    native = NativeLayers(layers, *sizes, normed=shape.normed_residual)
+    context = native if shape.normed_context else NativeLayers(layers, *sizes, normed=True)
+    return partial(NativeBackend, head, native, context, NativeHead(native, step(head.norm), output))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...engines.gpu.graph import Capture, CapturedFunction
 from ..chain import NextLogits
 from .drafter import HeadDrafter
 from .networks import BlockHead
 from .ready import LayeredPasses, ReadyHead
 
 
-class BlockPasses(LayeredPasses[BlockHead]):
+class BlockPasses(LayeredPasses):
     """One pass over what the target has read since the last draft, and one over the block after it."""
 
     def __init__(self, ready: ReadyHead[BlockHead], capacity: int, captured: bool = False) -> None:
@@ -22,29 +22,26 @@ class BlockPasses(LayeredPasses[BlockHead]):
         shape = ready.head.shape
         self.last = ready.zeros(shape.hidden)  # the fused state of the last token read
         self.masks = ready.zeros(max(shape.block_size - 1, 0), dtype=torch.long) + (shape.mask_token or 0)
-        self.read: Callable[[Tensor], None] = self._read
-        self.block: Callable[[Tensor, int], Tensor] = self._block
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
         self.read(states)
         return self.with_bigrams(self.block(tokens[-1:], k), tokens[-1:])
 
-    @torch.inference_mode()
-    def capture(self, capture: Capture) -> None:
-        both = self.states_and_tokens()
-        token = both[-1][1]
-        self.read = CapturedFunction(self._read, capture, [(states,) for states, _ in both])
-        longest = self.ready.head.shape.most_drafted
-        self.block = CapturedFunction(self._block, capture, [(token, k) for k in range(longest, 0, -1)])
+    def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
+        both, longest = self.states_and_tokens(), self.ready.head.shape.most_drafted
+        return {
+            "read": [(states,) for states, _ in both],
+            "block": [(both[-1][1], k) for k in range(longest, 0, -1)],
+        }
 
-    def _read(self, states: Tensor) -> None:
+    def read(self, states: Tensor) -> None:
         """Write the entries of T states of the target, [T, layers * hidden], in each layer, and make them live."""
         fused = self.ready.head.fused(states)
         self.backend.run(fused, outputs=0)
         self.backend.advance(len(states))
         self.last.copy_(fused[-1])
 
-    def _block(self, pending: Tensor, k: int) -> Tensor:
+    def block(self, pending: Tensor, k: int) -> Tensor:
         """The logits of k positions after the pending token [1]: [k, V'].
 
         A block of masks always has its full size, as in training: all of its tokens see each other.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -19,9 +19,8 @@ from ...system.progress import tell
 from ...types import MAX_K, Draft, Verdict
 from ..chain import draw_chain
 from ..tree import grow_by_logits
-from .files import load_head_for
+from .files import load_head_for, load_published
 from .networks import Head
-from .published import load_published
 from .published_shape import TargetSizes
 from .ready import HeadPasses, ReadyHead
 
@@ -38,7 +37,7 @@ class HeadDrafter(Drafter):
 
     branches = True
     network: ClassVar[type[Head]]
-    passes: ClassVar[type[HeadPasses[Any]]]
+    passes: ClassVar[type[HeadPasses]]
 
     def __init__(self, ready: ReadyHead[Any], runner: Runner, rule: Rule) -> None:
         self.ready, self.runner, self.rule = ready, runner, rule
@@ -46,7 +45,7 @@ class HeadDrafter(Drafter):
         self.context = runner.context + drafted  # entries of its cache, with those of a draft
         self._unread: list[Tensor] = []  # [T, layers * hidden] each
         self._live = 0  # entries made of the target's states
-        self._passes: HeadPasses[Any] | None = None
+        self._passes: Any = None  # of the run, an instance of `passes`
         if ready.slots:
             ready.slots.reserve(self, self.context)
         runner.capture_hidden_states(ready.head.shape.state_layers)
@@ -84,8 +83,7 @@ class HeadDrafter(Drafter):
             if parts.captured:
                 tell(f"capturing the passes of the {kind} head")
                 cls.capture(ready, CudaCapture(embedding.device))
-        ready_head: ReadyHead[Any] = parts.ready_heads[kind]
-        return ready_head
+        return cast(ReadyHead[Any], parts.ready_heads[kind])
 
     @classmethod
     def capture(cls, ready: ReadyHead[Any], capture: Capture) -> None:
@@ -101,17 +99,12 @@ class HeadDrafter(Drafter):
         states = self.runner.hidden_states
         assert states is not None, "the prompt has been read"
         skipped, self._live = max(0, len(states) - self.ready.head.shape.window), 0
+        self.release()
         self._unread = [states[skipped:].clone() if skipped else states]  # a view would keep those of the whole prompt
-        self._release_slot()
         if self.ready.slots:
             self._passes = self.ready.slots.acquire(self, self.context)
         else:
             self._passes = self.passes(self.ready, self.context - skipped)
-
-    def _release_slot(self) -> None:
-        if self._passes and self.ready.slots:
-            self.ready.slots.release(self._passes)
-        self._passes = None
 
     @torch.inference_mode()
     def propose(self, context: Sequence[int], k: int) -> Draft:
@@ -130,7 +123,7 @@ class HeadDrafter(Drafter):
         known = self.ready.token_ids
         return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), known, self.stop_below)
 
-    def _unread_with(self, context: Sequence[int]) -> tuple[HeadPasses[Any], Tensor, Tensor]:
+    def _unread_with(self, context: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
         """The passes, the unread states, and the token after each of them."""
         assert self._passes is not None, "reset comes first"
         states, self._unread = torch.cat(self._unread), []
@@ -145,5 +138,6 @@ class HeadDrafter(Drafter):
         self._unread.append(states[: verdict.accepted + 1])
 
     def release(self) -> None:
-        self._unread = []
-        self._release_slot()
+        if self._passes and self.ready.slots:
+            self.ready.slots.release(self._passes)
+        self._passes, self._unread = None, []

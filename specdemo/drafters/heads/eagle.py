@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...decoding.drafter import alone
-from ...engines.gpu.graph import Capture, CapturedFunction
 from ...system.hardware import to_device
 from ...types import Draft
 from ..chain import NextLogits
@@ -19,15 +18,12 @@ from .networks import EagleHead
 from .ready import LayeredPasses, ReadyHead
 
 
-class EaglePasses(LayeredPasses[EagleHead]):
+class EaglePasses(LayeredPasses):
     """The first pass of a draft reads the target's new states, the others the head's own last output."""
 
     def __init__(self, ready: ReadyHead[EagleHead], capacity: int, captured: bool = False) -> None:
         super().__init__(ready, capacity, captured)
         self.output = ready.zeros(1, ready.head.shape.hidden, dtype=self.backend.dtype)
-        self.first: Callable[[Tensor, Tensor], Tensor] = self._first
-        self.next: Callable[[Tensor], Tensor] = self._next
-        self.branch: Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]] = self._branch
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
@@ -35,22 +31,18 @@ class EaglePasses(LayeredPasses[EagleHead]):
 
         return next_logits
 
-    @torch.inference_mode()
-    def capture(self, capture: Capture) -> None:
-        both = self.states_and_tokens()
-        self.first = CapturedFunction(self._first, capture, both)
-        self.next = CapturedFunction(self._next, capture, [both[-1][1:]])
-        hidden, backend = self.ready.head.shape.hidden, self.backend
-        x, tokens = self.ready.zeros(WIDTH, hidden, dtype=backend.dtype), self.ready.zeros(WIDTH, dtype=torch.long)
-        rows = backend.rows([-1] * WIDTH, WIDTH)
-        widths = [(x[:count], tokens[:count], rows[:count]) for count in range(WIDTH, 0, -1)]
-        self.branch = CapturedFunction(self._branch, capture, widths)
+    def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
+        both, hidden = self.states_and_tokens(), self.ready.head.shape.hidden
+        x = self.ready.zeros(WIDTH, hidden, dtype=self.backend.dtype)
+        tokens, rows = self.ready.zeros(WIDTH, dtype=torch.long), self.backend.rows([-1] * WIDTH, WIDTH)
+        trees = [(x[:count], tokens[:count], rows[:count]) for count in range(WIDTH, 0, -1)]
+        return {"first": both, "next": [both[-1][1:]], "branch": trees}
 
-    def _first(self, states: Tensor, tokens: Tensor) -> Tensor:
+    def first(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Read T states of the target [T, layers * hidden] with the tokens that follow them [T]."""
         return self._read(self.ready.head.fused(states), tokens)
 
-    def _next(self, token: Tensor) -> Tensor:
+    def next(self, token: Tensor) -> Tensor:
         """Read the output of the last pass with the token that was drawn from its logits, [1]."""
         return self._read(self.output, token)
 
@@ -61,9 +53,9 @@ class EaglePasses(LayeredPasses[EagleHead]):
         self.backend.advance(len(tokens))
         return self.backend.logits(output)
 
-    def _branch(self, x: Tensor, tokens: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
+    def branch(self, x: Tensor, tokens: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
         """Read T tokens of a tree with the outputs of their parents. Returns outputs [T, hidden] and logits [T, V']."""
-        output = self.backend.branch(x, self.ready.embed(tokens), rows)
+        output = self.backend.run(x, self.ready.embed(tokens), outputs=len(x), rows=rows)
         return self.feedback(output), self.backend.logits(output)
 
     def feedback(self, output: Tensor) -> Tensor:
@@ -87,7 +79,6 @@ class Eagle(HeadDrafter):
     def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
         """One pass for each depth: a token reads the output of its parent, and sees the entries of its ancestors."""
         passes, states, tokens = self._unread_with(context)
-        assert isinstance(passes, EaglePasses)
         logits = passes.begin(states, tokens, 1)(())
         outputs = {-1: passes.output}  # of the last depth; a captured pass overwrites them in the next
         rows: dict[int, int] = {}  # of the tokens that were read

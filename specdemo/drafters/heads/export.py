@@ -51,7 +51,7 @@ def export_head(
         )
     weights = head.state_dict()
     tensors: dict[str, Tensor] = {}
-    for ours, parts in tensors_of(type(head), shape).items():
+    for ours, parts in tensors_of(head.kind, shape).items():
         rows = weights[ours].flatten() if ours == "state_norm" else weights[ours]
         tensors |= zip(parts, rows.split([sizes[0] for sizes in parts.values()]), strict=True)
     for index in range(1 if head.kind == "eagle" else shape.depth):

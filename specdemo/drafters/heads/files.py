@@ -1,4 +1,8 @@
-"""The files of trained heads: weights in bfloat16, with the head's sizes and a card that says how it was made."""
+"""Reads and writes heads.
+
+The file of a head that is trained here has its weights in bfloat16, its sizes, and a card that says how it was made. A
+published head is a folder, see `published`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from torch import Tensor
 
 from ...types import BadInput, reason
 from .networks import Head
+from .published import PublishedHead
+from .published_shape import TargetSizes
 
 H = TypeVar("H", bound=Head)
 
@@ -29,19 +35,6 @@ def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, metadata=facts)
     partial.replace(path)
     path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
-
-
-def kind_of(path: Path) -> str | None:
-    """The kind of the head in a file; None if the file does not say.
-
-    Raises:
-        BadInput: the file is missing or damaged.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get("kind")
-    except (OSError, SafetensorError) as error:
-        raise BadInput(f"The head {path.name} cannot be read: {reason(error)}.") from error
 
 
 def load_head(kind: type[H], path: Path) -> H:
@@ -79,4 +72,19 @@ def load_head_for(output: Tensor, kind: type[H], path: Path) -> H:
             f"The head {path.name} was trained for a target of {ours[0]} tokens and hidden size {ours[1]}, "
             f"but this one has {theirs[0]} and {theirs[1]}."
         )
+    return head
+
+
+def load_published(folder: Path, kind: type[H], target: TargetSizes, weights: bool = True) -> H:
+    """Read the head in a folder, for a target. Its weights keep their number types.
+
+    Without `weights` only the names and shapes of its tensors are read, and the table of tokens, to check them.
+
+    Raises:
+        BadInput: it cannot be read, is damaged or unusual, or was made for a target of other sizes. The message is one
+            sentence, with both shapes if a shape is wrong.
+    """
+    published = PublishedHead(folder, kind.kind, target).open(weights)
+    head: H = kind.of_published(published)
+    published.check_empty()
     return head

@@ -1,45 +1,49 @@
-"""Recognises the format of a published head by its configuration. This imports no torch.
-
-========================================  ======  ===========================================================
-format                                    kind    recognised by
-========================================  ======  ===========================================================
-EAGLE-3 (SafeAILab, SpecForge, AngelSlim)  eagle   `draft_vocab_size`, or an architecture that names Eagle3
-speculators eagle3                        eagle   `speculators_model_type`
-z-lab DFlash                              block   `dflash_config`
-DSpark                                    block   `projector_type` in it, or `markov_rank` beside it
-speculators dflash, dspark                block   `speculators_model_type`
-Medusa                                    medusa  `medusa_num_heads`, or a model type or architecture of that name
-========================================  ======  ===========================================================
-"""
+"""Recognises the format of a published head by its configuration. This imports no torch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...types import BadInput
 
 CONFIG = "config.json"
 Config = Mapping[str, Any]
-SPECULATORS = {"eagle3": "eagle", "dflash": "block", "dspark": "block"}  # the types of heads that can be read
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A format of published heads: its name, the `kind` of head that reads it, and the target that the head names.
+class Format(NamedTuple):
+    """A format of published heads.
 
-    `method` is eagle3, dflash, dspark or medusa. `nested` is true for the formats of the library speculators, which
-    name layers by transformers' index of hidden states and keep the sizes of the layers in a table of their own.
+    Attributes:
+        kind: the kind of head that reads it.
+        method: eagle3, dflash, dspark or medusa.
+        layers: the setting that names the target's layers that the head reads.
+        ahead: how much larger its numbers are than those of the layers. A place in transformers' `hidden_states` is 1
+            ahead, since the embeddings come first.
+        library: whether it is of the library speculators, which keeps the sizes of the decoder layers in a table.
+        target: the target that the head names.
     """
 
     name: str
     kind: str
     method: str
-    nested: bool
-    target: str | None
+    layers: str = ""
+    ahead: int = 0
+    library: bool = False
+    target: str | None = None
+
+
+FORMATS = (
+    Format("speculators eagle3", "eagle", "eagle3", "eagle_aux_hidden_state_layer_ids", 1, library=True),
+    Format("speculators dflash", "block", "dflash", "aux_hidden_state_layer_ids", 1, library=True),
+    Format("speculators dspark", "block", "dspark", "aux_hidden_state_layer_ids", 1, library=True),
+    Format("DFlash", "block", "dflash", "target_layer_ids"),  # of z-lab
+    Format("DSpark", "block", "dspark", "target_layer_ids"),
+    Format("EAGLE-3", "eagle", "eagle3", "eagle_aux_hidden_state_layer_ids", 1),  # of SafeAILab, SpecForge, AngelSlim
+    Format("Medusa", "medusa", "medusa"),
+)
 
 
 def head_name(folder: Path) -> str:
@@ -73,30 +77,30 @@ def format_of(config: Config, name: str) -> Format:
     Raises:
         BadInput: it is not a format that can be read.
     """
-    library = config.get("speculators_model_type")
-    if library is not None:
-        if library not in SPECULATORS:
-            known = ", ".join(SPECULATORS)
-            raise BadInput(f"{name} is of the speculators kind {library!r}, which is not read here: {known} are.")
+    by_name = {found.name: found for found in FORMATS}
+    if (method := config.get("speculators_model_type")) is not None:
+        if f"speculators {method}" not in by_name:
+            known = ", ".join(found.method for found in FORMATS if found.library)
+            raise BadInput(f"{name} is of the speculators kind {method!r}, which is not read here: {known} are.")
         verifier = (config.get("speculators_config") or {}).get("verifier") or {}
-        target = verifier.get("name_or_path")
-        return Format(f"speculators {library}", SPECULATORS[library], library, True, target)
+        return by_name[f"speculators {method}"]._replace(target=verifier.get("name_or_path"))
     architectures = " ".join(map(str, config.get("architectures") or ()))
-    block = config.get("dflash_config")
-    target = config.get("target_model_name_or_path") or config.get("base_model_name_or_path")
+    block, found = config.get("dflash_config"), None
     if block is not None or "DFlash" in architectures or "DSpark" in architectures:
         projector = (block or {}).get("projector_type") or "dflash"
         if "DFlash2" in architectures or "conv_kernel_size" in (block or {}) or projector not in ("dflash", "dspark"):
             kind = "dflash2" if projector == "dflash" else projector
             raise BadInput(f"{name} is of the kind {kind!r}, which is not read here: DFlash and DSpark are.")
         spark = projector == "dspark" or "DSpark" in architectures or "markov_rank" in config
-        return Format("DSpark" if spark else "DFlash", "block", "dspark" if spark else "dflash", False, target)
-    if "draft_vocab_size" in config or "eagle3" in architectures.lower():
-        return Format("EAGLE-3", "eagle", "eagle3", False, target)
-    if "medusa_num_heads" in config or "medusa" in f"{architectures} {config.get('model_type')}".lower():
-        return Format("Medusa", "medusa", "medusa", False, target)
-    said = architectures or config.get("model_type") or "nothing"
-    raise BadInput(
-        f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, DFlash, DSpark, Medusa or the "
-        f"library speculators; it names {said}."
-    )
+        found = by_name["DSpark" if spark else "DFlash"]
+    elif "draft_vocab_size" in config or "eagle3" in architectures.lower():
+        found = by_name["EAGLE-3"]
+    elif "medusa_num_heads" in config or "medusa" in f"{architectures} {config.get('model_type')}".lower():
+        found = by_name["Medusa"]
+    if found is None:
+        said = architectures or config.get("model_type") or "nothing"
+        raise BadInput(
+            f"{name} is no head that can be read here: its {CONFIG} is not one of EAGLE-3, DFlash, DSpark, Medusa or "
+            f"the library speculators; it names {said}."
+        )
+    return found._replace(target=config.get("target_model_name_or_path") or config.get("base_model_name_or_path"))

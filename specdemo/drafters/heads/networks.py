@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,36 +12,12 @@ from torch.nn import functional as F
 
 from ...engines import ops
 from ...engines.layout import Rope
-from .shapes import ALL, EACH, NONE, ROPE_THETA, HeadShape, MedusaShape, Sizes
+from ...types import BadInput
+from .published import EMBEDDING, OFFSETS, OUTPUT, PublishedHead, tensors_of
+from .shapes import ALL, EACH, NONE, HeadShape, rope_of
 
 Rotation = tuple[Tensor, Tensor]  # cosines and signed sines, [..., T, width] each
-
-
-def frequencies(width: int, device: torch.device | None = None, theta: float = ROPE_THETA) -> Tensor:
-    """The frequencies of the rotary embedding (Su et al., arXiv 2104.09864), in radians per position, [width / 2]."""
-    return theta ** -(torch.arange(width // 2, device=device) / (width // 2))
-
-
-def rope_of(shape: HeadShape) -> Rope:
-    if shape.rope.get("rope_type", "default") == "default":
-        return Rope(frequencies(shape.width, theta=shape.rope["rope_theta"]))
-    from transformers import PreTrainedConfig  # late, since few heads rescale their frequencies
-
-    longest = shape.rope.get("original_max_position_embeddings")
-    config = PreTrainedConfig(
-        rope_parameters=dict(shape.rope),
-        head_dim=shape.width,
-        hidden_size=shape.heads * shape.width,
-        num_attention_heads=shape.heads,
-        max_position_embeddings=longest,
-    )
-    return Rope.of(config, torch.device("cpu"))
-
-
-def rotation(positions: Tensor, width: int) -> Rotation:
-    """The rotation of positions [..., T] in heads that are trained here."""
-    angles = positions[..., None].float() * frequencies(width, positions.device)
-    return doubled(angles.cos(), angles.sin())
+QueriesKeysValues = tuple[Tensor, Tensor, Tensor]
 
 
 def doubled(cos: Tensor, sin: Tensor) -> Rotation:
@@ -56,37 +31,24 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
     return ops.rotate(x, cos, sin)
 
 
-class LayerWeights(NamedTuple):
-    """The norms of a decoder layer, those of queries and keys too, and the weights of its linear layers, [out, in]."""
-
-    attention_norm: nn.RMSNorm
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    head_norms: tuple[nn.RMSNorm, nn.RMSNorm] | None
-    out: Tensor
-    out_bias: Tensor | None
-    mlp_norm: nn.RMSNorm
-    gate_up: Tensor
-    down: Tensor
-
-
 class HeadLayer(nn.Module):
     """A decoder layer of a head without its attention, which needs the cache of a backend."""
 
+    parts: dict[str, int]  # of linear layers by name, see `Linear.of`
+    qkv: nn.Linear
     q_norm: nn.RMSNorm | None
     k_norm: nn.RMSNorm | None
 
-    def attention_inputs(
-        self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """The queries of the last `outputs` of T tokens, [..., heads, outputs, width], and the keys and values of
-        all, [..., kv_heads, T, width] each. `x` and `second_input` are [..., T, hidden]."""
+        all, [..., kv_heads, T, width] each. `x` and the second input are [..., T, hidden]."""
         raise NotImplementedError
 
     def add_rest(self, shape: HeadShape) -> None:
         """Make the norms of queries and keys, if there are any, and what follows the attention."""
         norms = [nn.RMSNorm(shape.width, shape.eps) if shape.head_norms else None for _ in "qk"]
         self.q_norm, self.k_norm = norms
+        self.parts = {"qkv": shape.heads + 2 * shape.kv_heads, "gate_up": 2}
         self.out = nn.Linear(shape.heads * shape.width, shape.hidden, bias=shape.out_bias)
         self.mlp_norm = nn.RMSNorm(shape.hidden, shape.eps)
         self.gate_up = nn.Linear(shape.hidden, 2 * shape.mlp, bias=False)
@@ -99,14 +61,12 @@ class HeadLayer(nn.Module):
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
-    def weights(self) -> LayerWeights:
+    def input_norms(self) -> list[nn.RMSNorm]:
+        """The norms before the attention: of x, and of the second input if there is one."""
         raise NotImplementedError
 
-    def weights_with(self, attention_norm: nn.RMSNorm, qkv: Tensor, qkv_bias: Tensor | None) -> LayerWeights:
-        """`weights`, given those that the kinds of layers do not share."""
-        head_norms = (self.q_norm, self.k_norm) if self.q_norm and self.k_norm else None
-        rest = self.out.weight, self.out.bias, self.mlp_norm, self.gate_up.weight, self.down.weight
-        return LayerWeights(attention_norm, qkv, qkv_bias, head_norms, *rest)
+    def join(self) -> None:
+        """Make `qkv` of the layers of queries, keys and values where they are apart. The C library needs it."""
 
 
 class Head(nn.Module):
@@ -118,7 +78,7 @@ class Head(nn.Module):
     """
 
     kind: ClassVar[str]
-    shape: Sizes
+    shape: Any  # `HeadShape` or `MedusaShape`
     token_ids: Tensor
     state_norm: nn.Parameter | None
     norm: nn.RMSNorm
@@ -126,7 +86,7 @@ class Head(nn.Module):
     own_output: Tensor | None = None
     place_outputs: Sequence[Tensor] = ()  # [V', hidden] of each place of a draft, where they differ
 
-    def __init__(self, shape: Sizes, state_norms: int = 1) -> None:
+    def __init__(self, shape: Any, state_norms: int = 1) -> None:
         super().__init__()
         self.shape = shape
         self.register_buffer("token_ids", torch.arange(shape.draft_vocab))
@@ -136,9 +96,21 @@ class Head(nn.Module):
         self.after: nn.Module | None = None
 
     @classmethod
-    def shape_from(cls, fields: dict[str, Any]) -> Sizes:
+    def shape_from(cls, fields: dict[str, Any]) -> Any:
         fields.pop("blocks", None)  # older files have it, when a medusa head had such sizes too
         return HeadShape(**fields)
+
+    @classmethod
+    def of_published(cls, published: PublishedHead) -> Any:
+        """A head of the tensors of a published one, which keep their number types.
+
+        Raises:
+            BadInput: a tensor is missing or unusual, or was made for a target of other sizes.
+        """
+        raise NotImplementedError
+
+    def decoder_layers(self) -> Sequence[HeadLayer]:
+        return ()
 
     def fused(self, states: Tensor) -> Tensor:
         """One vector from the target's hidden states of a token, [..., states] -> [..., hidden]."""
@@ -148,7 +120,7 @@ class Head(nn.Module):
         normed: Tensor = F.rms_norm(states, self.state_norm.shape[1:], None, self.shape.eps) * self.state_norm
         return normed.flatten(-2)
 
-    def add_bigrams(self, shape: Sizes) -> None:
+    def add_bigrams(self, shape: Any) -> None:
         """Make the layers of the bigram term, if there is one."""
         if shape.rank:
             if shape.bigram_table:
@@ -177,6 +149,37 @@ class LayeredHead(Head):
         self.fused_norm = nn.RMSNorm(shape.hidden, shape.eps) if shape.fused_norm else None
         self.norm = nn.RMSNorm(shape.hidden, shape.eps)
 
+    @classmethod
+    def of_published(cls, published: PublishedHead) -> Any:
+        shape, take = published.shape(), published.take
+        with torch.device("meta"):
+            head = cls(shape)
+        weights = {"token_ids": torch.arange(shape.draft_vocab)}
+        sizes = {name: weight.shape for name, weight in head.state_dict().items()}
+        for name, parts in tensors_of(cls.kind, shape).items():
+            taken = [take(key, *wanted) for key, wanted in parts.items()]
+            weights[name] = (torch.cat(taken) if len(taken) > 1 else taken[0]).view(sizes[name])
+        other_width, fewer = shape.target_hidden != shape.hidden, shape.draft_vocab != shape.vocab_size
+        if other_width or EMBEDDING in published.left:
+            head.own_embedding = take(EMBEDDING, shape.vocab_size, shape.hidden)
+        if other_width or fewer or OUTPUT in published.left:
+            head.own_output = take(OUTPUT, shape.draft_vocab, shape.hidden)
+        if fewer or OFFSETS in published.left:
+            ids = weights["token_ids"] + take(OFFSETS, shape.draft_vocab).long()
+            order = ids.argsort()
+            weights["token_ids"] = ids = ids[order]
+            if int(ids[0]) < 0 or int(ids[-1]) >= shape.vocab_size or not (ids.diff() > 0).all():
+                raise BadInput(
+                    f"{published.name} has a table {OFFSETS} that names {len(ids.unique())} different tokens from "
+                    f"{int(ids[0])} to {int(ids[-1])}, but it should name {shape.draft_vocab} of {shape.vocab_size}."
+                )
+            if head.own_output is not None and not (order.diff() > 0).all():
+                head.own_output = head.own_output[order]
+                if "after.weight" in weights:
+                    weights["after.weight"] = weights["after.weight"][order]
+        head.load_state_dict(weights, assign=True)
+        return head.requires_grad_(False)
+
     @cached_property
     def rope(self) -> Rope:
         return rope_of(self.shape)
@@ -188,13 +191,6 @@ class LayeredHead(Head):
     def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """The input of the first layer, from x [..., T, hidden]; `dtype` is the type that the head computes in."""
         return x
-
-    def decoder_layers(self) -> Sequence[HeadLayer]:
-        raise NotImplementedError
-
-    def second_input_norm(self) -> nn.RMSNorm | None:
-        """The norm of the layers' second input, if they read one."""
-        return None
 
 
 class EagleHead(LayeredHead, HeadLayer):
@@ -218,23 +214,18 @@ class EagleHead(LayeredHead, HeadLayer):
     def decoder_layers(self) -> Sequence[EagleHead]:
         return [self]
 
-    def second_input_norm(self) -> nn.RMSNorm:
-        return self.token_norm
-
     def entering(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return self.hidden_norm(x.to(dtype)) if self.shape.normed_residual else x
 
-    def weights(self) -> LayerWeights:
-        return self.weights_with(self.hidden_norm, self.qkv.weight, self.qkv.bias)
+    def input_norms(self) -> list[nn.RMSNorm]:
+        return [self.hidden_norm, self.token_norm]
 
-    def attention_inputs(
-        self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `HeadLayer`; `x` are hidden states, `second_input` the embeddings of the tokens that follow."""
-        assert second_input is not None
+    def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
+        """See `HeadLayer`; `x` are hidden states, `second` the embeddings of the tokens that follow."""
+        assert second is not None
         shape = self.shape
         x = x if shape.normed_residual else self.hidden_norm(x)
-        both = torch.cat([self.token_norm(second_input), x], -1)
+        both = torch.cat([self.token_norm(second), x], -1)
         by_head = self.qkv(both).unflatten(-1, (-1, shape.width)).transpose(-2, -3)
         qk, v = by_head.split([shape.heads + shape.kv_heads, shape.kv_heads], -3)
         if self.q_norm and self.k_norm:
@@ -255,10 +246,14 @@ class BlockLayer(HeadLayer):
         self.kv = nn.Linear(shape.hidden, 2 * shape.kv_heads * shape.width, bias=shape.qkv_bias)
         self.add_rest(shape)
 
-    def weights(self) -> LayerWeights:
-        qkv = torch.cat([self.q.weight, self.kv.weight])
-        bias = torch.cat([self.q.bias, self.kv.bias]) if self.shape.qkv_bias else None
-        return self.weights_with(self.attention_norm, qkv, bias)
+    def input_norms(self) -> list[nn.RMSNorm]:
+        return [self.attention_norm]
+
+    def join(self) -> None:
+        with torch.device("meta"):
+            self.qkv = nn.Linear(self.q.in_features, self.q.out_features + self.kv.out_features, self.shape.qkv_bias)
+        both, other = self.q.state_dict(), self.kv.state_dict()
+        self.qkv.load_state_dict({name: torch.cat([both[name], other[name]]) for name in both}, assign=True)
 
     def query(self, x: Tensor, by: Rotation) -> Tensor:
         """[..., T, hidden] -> [..., heads, T, width]"""
@@ -271,9 +266,7 @@ class BlockLayer(HeadLayer):
         k, v = self.kv(x).unflatten(-1, (-1, self.shape.width)).transpose(-2, -3).chunk(2, -3)
         return rotate(self.k_norm(k) if self.k_norm else k, by), v
 
-    def attention_inputs(
-        self, x: Tensor, second_input: Tensor | None, by: Rotation, outputs: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def attention_inputs(self, x: Tensor, second: Tensor | None, by: Rotation, outputs: int) -> QueriesKeysValues:
         """See `HeadLayer`. There is no second input. All tokens have an output (a block) or none (the context)."""
         return (self.query(x, by) if outputs else x[..., :0, :]), *self.keys_values(x, by, context=not outputs)
 
@@ -310,55 +303,3 @@ class BlockHead(LayeredHead):
         assert self.blank is not None
         blanks = (last + self.blank)[..., None, :].expand(*last.shape[:-1], k, last.shape[-1])
         return torch.cat([pending[..., None, :].to(blanks.dtype), blanks], -2)
-
-
-class MedusaHead(Head):
-    """Medusa (Cai et al., arXiv 2401.10774): a guess for each place of a draft, from the target's last hidden state.
-
-    It reads nothing else of the text and keeps nothing: it has no decoder layer. Each place has residual blocks
-    x + silu(W x + b), after the target's final norm, and an output of its own.
-
-    A head trained here is smaller and knows more (in the manner of Hydra, arXiv 2402.05109). It also reads the pending
-    token, and the bigram term of a block head tells a place what was drawn for the previous one. The places share the
-    target's output rows, and the first half of a gated layer of `shape.mlp` features before the final norm.
-    """
-
-    kind = "medusa"
-    shape: MedusaShape
-
-    def __init__(self, shape: MedusaShape) -> None:
-        super().__init__(shape)
-        self.add_bigrams(shape)
-        if shape.blocks:
-            self.norm = nn.Identity()  # type: ignore[assignment]
-            self.places = nn.ModuleList(
-                nn.ModuleList(nn.Linear(shape.hidden, shape.hidden) for _ in range(shape.blocks))
-                for _ in range(shape.places)
-            )
-        else:
-            self.norm = nn.RMSNorm(shape.hidden, shape.eps)
-            self.token_norm = nn.RMSNorm(shape.hidden, shape.eps)
-            self.gate_up = nn.Linear(2 * shape.hidden, 2 * shape.mlp, bias=False)
-            self.down = nn.Linear(shape.mlp, shape.places * shape.hidden, bias=False)
-
-    @classmethod
-    def shape_from(cls, fields: dict[str, Any]) -> MedusaShape:
-        if "places" in fields:
-            return MedusaShape(**fields)
-        # Older files have the sizes of a block head without layers.
-        known = {field.name: fields[field.name] for field in dataclass_fields(MedusaShape) if field.name in fields}
-        return MedusaShape(places=fields["block_size"] - 1, **known)
-
-    def guesses(self, pending: Tensor, last: Tensor) -> Tensor:
-        """The output of each place for the embedded pending token and the target's state, both [..., hidden]:
-        [places, ..., hidden]."""
-        if not self.shape.blocks:
-            gate, up = self.gate_up(torch.cat([self.token_norm(pending.to(last.dtype)), last], -1)).chunk(2, -1)
-            return last + torch.stack(self.down(F.silu(gate) * up).chunk(self.shape.places, -1))
-        places = []
-        for blocks in self.places:
-            x = last
-            for block in cast(nn.ModuleList, blocks):
-                x = x + F.silu(block(x))
-            places.append(x)
-        return torch.stack(places)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, Slot, SlotPool, Work
+from ...engines.cpu.library import PackedLinear
+from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, CapturedFunction, Slot, SlotPool, Work
 from ...engines.layout import Linear, Norm, Step
 from ...system.hardware import compute_dtype, to_device
 from ..chain import NextLogits
-from .backends import HeadBackend, NativeBackend, TorchBackend, native_parts
-from .cache import DeviceCache, HeadCache
+from .backends import HeadBackend, TorchBackend, native_backend
 from .networks import Head, LayeredHead
 
 H = TypeVar("H", bound=Head)
-L = TypeVar("L", bound=LayeredHead)
 
 
 class Packed(nn.Module):
@@ -38,8 +37,8 @@ def pack(module: nn.Module, dtype: torch.dtype) -> None:
     """
     for name, child in module.named_children():
         if isinstance(child, nn.Linear):
-            bias = None if child.bias is None else child.bias.detach()
-            module._modules[name] = Packed(Linear.of(child.weight.detach().to(dtype), bias))
+            bias, parts = None if child.bias is None else child.bias.detach(), getattr(module, "parts", {})
+            module._modules[name] = Packed(Linear.of(child.weight.detach().to(dtype), bias, parts.get(name, 1)))
         elif isinstance(child, nn.RMSNorm):
             assert child.eps is not None
             module._modules[name] = Packed(Norm.of(child.weight.detach(), None, child.eps))
@@ -54,7 +53,7 @@ class ReadyHead(Generic[H]):
     have its own instead. If passes are captured, `slots` holds those of the head.
     """
 
-    slots: SlotPool[HeadPasses[Any]] | None = None
+    slots: SlotPool[HeadPasses] | None = None
 
     def __init__(self, head: H, embedding: Tensor, output: Tensor) -> None:
         own = None if head.own_embedding is None else head.own_embedding.to(embedding)
@@ -65,10 +64,11 @@ class ReadyHead(Generic[H]):
         everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
         rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
         self._outputs = [Linear.of(one.to(embedding), None) for one in head.place_outputs or [rows]]
-        self._native = None
-        if isinstance(head, LayeredHead):
-            self._native = native_parts(head, self._outputs[0], embedding.dtype)
+        layers = head.decoder_layers() if isinstance(self._outputs[0].multiply, PackedLinear) else ()
+        for layer in layers:
+            layer.join()
         pack(self.head, embedding.dtype)
+        self._native = native_backend(cast(LayeredHead, head), self._outputs[0]) if layers else None
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The embeddings of T tokens, [T, hidden]."""
@@ -92,20 +92,17 @@ class ReadyHead(Generic[H]):
         """A buffer of zeros on the head's device, by default in its type."""
         return torch.zeros(*sizes, dtype=dtype or self.dtype, device=self.embedding.device)
 
-    def backend(self, capacity: int) -> HeadBackend:
-        """The fastest backend here, for one text of at most `capacity` tokens."""
-        if self._native and isinstance(self.head, LayeredHead):
-            return NativeBackend(self.head, self._native, capacity, self.dtype)
-        return self.torch_backend(capacity)
+    def backend(self, capacity: int, captured: bool = False) -> HeadBackend:
+        """The fastest backend here, for one text of at most `capacity` tokens; `captured` if its calls are captured."""
+        if self._native and not captured:
+            return self._native(capacity, self.dtype)
+        head: Any = self.head
+        return TorchBackend(head, self.logits, capacity, self.zeros(0), captured)
 
-    def torch_backend(self, capacity: int, cache: type[HeadCache] = HeadCache) -> TorchBackend:
-        assert isinstance(self.head, LayeredHead)
-        return TorchBackend(self.head, self.logits, cache(self.head, capacity, self.zeros(0)))
-
-    def capture(self, passes: type[HeadPasses[H]], capture: Capture) -> None:
+    def capture(self, passes: type[HeadPasses], capture: Capture) -> None:
         """Capture the passes of one run now, and of further ones when they begin."""
 
-        def new_slot(capacity: int) -> HeadPasses[H]:
+        def new_slot(capacity: int) -> HeadPasses:
             slot = passes(self, capacity, captured=True)
 
             def from_the_start(work: Work) -> Work:  # each call of captured passes takes up entries of the cache
@@ -118,15 +115,18 @@ class ReadyHead(Generic[H]):
         self.slots = SlotPool(1, new_slot)
 
 
-class HeadPasses(Slot, Generic[H]):
+class HeadPasses(Slot):
     """What a kind of head computes in a run. A slot of captured passes serves run after run."""
 
-    def __init__(self, ready: ReadyHead[H], capacity: int, captured: bool = False) -> None:
+    def __init__(self, ready: ReadyHead[Any], capacity: int, captured: bool = False) -> None:
         """Passes for a text of at most `capacity` tokens; `captured` says that `capture` will follow."""
         self.ready, self.capacity = ready, capacity
 
     def seek(self, live: int) -> None:
         """Forget all entries but the first `live`."""
+
+    def clear(self) -> None:
+        """Forget the run."""
 
     def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
         """Read T hidden states of the target [T, layers * hidden], each with the token that follows it [T].
@@ -135,9 +135,15 @@ class HeadPasses(Slot, Generic[H]):
         """
         raise NotImplementedError
 
+    def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
+        """The names of the methods that drafts call, with the arguments of each call to capture."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
         """Capture what a draft needs."""
-        raise NotImplementedError
+        for name, arguments in self.calls().items():
+            setattr(self, name, CapturedFunction(getattr(self, name), capture, arguments))
 
     def states_and_tokens(self) -> list[tuple[Tensor, Tensor]]:
         """Buffers for states and next tokens, one pair for each number of tokens that a round can leave unread."""
@@ -154,15 +160,12 @@ class HeadPasses(Slot, Generic[H]):
 
         return next_logits
 
-    def clear(self) -> None:
-        """Forget the run."""
 
-
-class LayeredPasses(HeadPasses[L]):
+class LayeredPasses(HeadPasses):
     """The passes of a head with decoder layers, run by a backend."""
 
-    def __init__(self, ready: ReadyHead[L], capacity: int, captured: bool = False) -> None:
-        self.backend = ready.torch_backend(capacity, DeviceCache) if captured else ready.backend(capacity)
+    def __init__(self, ready: ReadyHead[Any], capacity: int, captured: bool = False) -> None:
+        self.backend = ready.backend(capacity, captured)
         super().__init__(ready, self.backend.capacity)
 
     def seek(self, live: int) -> None:

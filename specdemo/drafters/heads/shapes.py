@@ -1,11 +1,15 @@
-"""The sizes of the trained heads."""
+"""The sizes of heads with decoder layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from ...engines.layout import Rope
 from ...types import MAX_K
 
 ROPE_THETA = 10_000.0
@@ -65,30 +69,22 @@ class HeadShape:
         return len(self.state_layers) * (self.target_hidden or self.hidden)
 
 
-@dataclass(frozen=True, slots=True)
-class MedusaShape:
-    """The sizes of a Medusa head, which has no decoder layers; see `HeadShape` for those of the same name."""
-
-    vocab_size: int
-    hidden: int
-    state_layers: tuple[int, ...]  # the last one
-    draft_vocab: int
-    eps: float
-    places: int  # of a draft
-    blocks: int = 0  # residual blocks of each place; 0 where these share a gated layer
-    mlp: int = 0  # features of that layer
-    rank: int = 0  # of the bigram term; 0 where there is none
-
-    window: ClassVar[int] = 1  # it reads no token but the last
-    bigram_table: ClassVar[bool] = False
-
-    @property
-    def most_drafted(self) -> int:
-        return self.places
-
-    @property
-    def states(self) -> int:
-        return self.hidden
+def frequencies(width: int, device: torch.device | None = None, theta: float = ROPE_THETA) -> Tensor:
+    """The frequencies of the rotary embedding (Su et al., arXiv 2104.09864), in radians per position, [width / 2]."""
+    return theta ** -(torch.arange(width // 2, device=device) / (width // 2))
 
 
-Sizes: TypeAlias = HeadShape | MedusaShape
+def rope_of(shape: HeadShape) -> Rope:
+    if shape.rope.get("rope_type", "default") == "default":
+        return Rope(frequencies(shape.width, theta=shape.rope["rope_theta"]))
+    from transformers import PreTrainedConfig  # late, since few heads rescale their frequencies
+
+    longest = shape.rope.get("original_max_position_embeddings")
+    config = PreTrainedConfig(
+        rope_parameters=dict(shape.rope),
+        head_dim=shape.width,
+        hidden_size=shape.heads * shape.width,
+        num_attention_heads=shape.heads,
+        max_position_embeddings=longest,
+    )
+    return Rope.of(config, torch.device("cpu"))
