@@ -232,16 +232,12 @@ class Field:
             good = isinstance(value, str) and self.low <= len(value.strip()) and len(value) <= self.high
             allowed, instead = f"a text of {f'{self.low} to' if self.low else 'at most'} {self.high:,} characters", ""
         if not good:
-            raise BadInput(f"{self.called} must be {allowed}{instead}.{also}")
+            name = self.said or f'"{self.label}"'
+            raise BadInput(f"{name} must be {allowed}{instead}.{also}")
 
     def bounds(self, high: float | None = None) -> str:
         """Of a number, in words."""
         return f"{self.low:,} to {self.high if high is None else high:,}"
-
-    @property
-    def called(self) -> str:
-        """Its name in sentences."""
-        return self.said or f'"{self.label}"'
 
 
 def setting(

@@ -92,10 +92,12 @@ def _of_preset(loaded: Loaded, study: type[Study], given: Mapping[str, Any]) -> 
     """The drafters, which depend on what the preset has."""
     from ..racing.race import drafters_of
 
-    kinds = {field.name: field.kind for field in study.options()}
-    several = {name: drafters_of(loaded, given[name]) for name, kind in kinds.items() if kind == "drafters"}
     own = loaded.preset.defaults.drafter
-    return {**several, **{name: given[name] or own for name, kind in kinds.items() if kind == "drafter"}}
+    drafters = {field.name: field.kind for field in study.options() if field.kind in ("drafter", "drafters")}
+    return {
+        name: given[name] or own if kind == "drafter" else drafters_of(loaded, given[name])
+        for name, kind in drafters.items()
+    }
 
 
 for declared in STUDIES.values():
