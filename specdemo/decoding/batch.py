@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from ..engines.runner import Pass, read_together
+from ..engines.runner import Pass, Wanted, read_together
 from ..types import BadInput, NotFinite
 from .events import Event, Round
 from .loop import Decoding
@@ -74,18 +74,23 @@ def decode_batch(decodings: Iterable[Decoding], at_once: int = 1) -> Generator[t
 class _Going:
     """A decoding that has begun. It waits for the logits of `wanted`, unless it has ended."""
 
-    wanted: Pass | None = None
+    wanted: Wanted | None = None
 
     def __init__(self, index: int, decoding: Decoding) -> None:
         self.index, self.decoding, self.steps = index, decoding, decoding.steps()
         self.waits_since = time.perf_counter()
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it waits for a pass of its drafter."""
+        return not (isinstance(self.wanted, Pass) and self.wanted.runner is self.decoding.runner)
 
     def go_on(self, logits: Any = None) -> Iterator[tuple[int, Event | Failed]]:
         """Go on with the logits of the last pass, to the next pass or to the end."""
         self.wanted = None
         try:
             step = self.steps.send(logits)
-            while not isinstance(step, Pass):
+            while not isinstance(step, Wanted):
                 yield self.index, step
                 step = next(self.steps)
             self.wanted = step
@@ -99,9 +104,8 @@ class _Going:
 def _groups(going: Iterable[_Going]) -> Iterator[list[_Going]]:
     """Those whose passes are next, in groups that read together. Drafts are finished before the target reads them."""
     waiting = [one for one in going if one.wanted]
-    drafting = [one for one in waiting if one.wanted and one.wanted.runner is not one.decoding.runner]
     groups = defaultdict[int, list[_Going]](list)
-    for one in drafting or waiting:
+    for one in [one for one in waiting if one.drafts] or waiting:
         assert one.wanted
         groups[id(one.wanted.together or one)].append(one)
     yield from groups.values()
@@ -111,16 +115,16 @@ def _read(group: Sequence[_Going], readers: int) -> Iterator[tuple[int, Event | 
     """One pass of a group, and what follows until each needs another."""
     wanted = [one.wanted for one in group if one.wanted]
     began = time.perf_counter()
-    logits = [wanted[0].read()] if len(wanted) == 1 else read_together(wanted)
-    per_row = (time.perf_counter() - began) / sum(len(each.ids) for each in wanted)
+    logits = read_together(wanted)
+    per_row = (time.perf_counter() - began) / sum(each.rows for each in wanted)
     rows, seconds = 0, 0.0  # of rounds
     for one, each, its_logits in zip(group, wanted, logits, strict=True):
         one.decoding.readers = readers
         if readers > 1:
-            one.decoding.waited += time.perf_counter() - one.waits_since - per_row * len(each.ids)
+            one.decoding.waited += time.perf_counter() - one.waits_since - per_row * each.rows
         for index, event in one.go_on(its_logits):
             if isinstance(event, Round):
-                rows, seconds = rows + len(each.ids), seconds + event.seconds - event.draft_seconds
+                rows, seconds = rows + each.rows, seconds + event.seconds - event.draft_seconds
             yield index, event
     if rows and (costs := group[0].decoding.costs):
         costs.learn_pass(rows, seconds)

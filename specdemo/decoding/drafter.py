@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..engines.runner import Pass, Runner
+from ..engines.runner import Runner, Wanted, read_together
 from ..types import Draft, Verdict
 from .rule import Rule
 
@@ -51,15 +51,21 @@ class DrafterParts:
 T = TypeVar("T")
 
 
-def alone(steps: Generator[Pass, Tensor, T]) -> T:
+def alone(steps: Generator[Wanted, Tensor, T]) -> T:
     """The result of what yields passes, each of which is read by itself."""
     try:
         wanted = next(steps)
         while True:
-            wanted = steps.send(wanted.read())
+            (logits,) = read_together([wanted])
+            wanted = steps.send(logits)
     except StopIteration as ended:
         result: T = ended.value
         return result
+
+
+def answered(logits: Tensor | Wanted) -> Generator[Wanted, Tensor, Tensor]:
+    """The logits, or those of the pass that gives them."""
+    return (yield logits) if isinstance(logits, Wanted) else logits
 
 
 class Drafter:
@@ -112,7 +118,7 @@ class Drafter:
         """
         raise NotImplementedError
 
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Pass, Tensor, Draft]:
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
         """Draft a chain as `propose` does, or with a `depth` a tree as `propose_tree` does.
 
         Yields the passes that it needs, so that those of several prompts can be one, and is sent their logits.
@@ -141,7 +147,7 @@ class Drafter:
 class ModelDrafter(Drafter):
     """A drafter that a model computes: it has `drafting`, and drafts alone by it."""
 
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Pass, Tensor, Draft]:
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
         raise NotImplementedError
 
     def propose(self, context: Sequence[int], k: int) -> Draft:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..engines.runner import Pass, Runner, together_of
+from ..engines.runner import Pass, Runner, Wanted, together_of
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
     REJECTION,
@@ -89,7 +89,7 @@ class Decoding:
     waited: float = 0.0
 
     @torch.inference_mode()
-    def steps(self) -> Generator[Event | Pass, Tensor, None]:
+    def steps(self) -> Generator[Event | Wanted, Tensor, None]:
         """The loop. It yields what happens as it happens, and the passes that it needs, whose logits are sent to it.
 
         Invariant: at the start of a round the newest token is pending: it is in `ids` but no cache has
@@ -147,7 +147,7 @@ class Decoding:
             drafter.release()
             runner.release()
 
-    def _read_prompt(self) -> Generator[Pass, Tensor, Tensor]:
+    def _read_prompt(self) -> Generator[Wanted, Tensor, Tensor]:
         """Read the prompt; where others read too, in pieces beside their rounds, so that they need not wait for all."""
         runner = self.runner
         size = PIECE if self.readers > 1 and together_of(runner) else len(self.prompt_ids)

@@ -8,26 +8,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..decoding.drafter import answered
 from ..decoding.rule import Rule
-from ..engines.runner import Pass
+from ..engines.runner import Wanted
 from ..types import Draft
 
 NextLogits = Callable[[Sequence[Tensor]], Tensor]
 """Gets the tokens drawn so far, [1] int64 each, and returns the logits of the next one, [1, V]."""
+NextPass = Callable[[Sequence[Tensor]], Tensor | Wanted]
+"""The same, or returns a pass whose last row gives them."""
 
 
 def draw_chain(
-    next_logits: Callable[[Sequence[Tensor]], Tensor | Pass],
+    next_logits: NextPass,
     k: int,
     rule: Rule,
     position: int,
     token_ids: Tensor | None = None,
     vocab_size: int = 0,
     stop_below: float = 0.0,
-) -> Generator[Pass, Tensor, Draft]:
+) -> Generator[Wanted, Tensor, Draft]:
     """Draw at most k tokens one after another, the first for `position`. See `Drafter.drafting`.
-
-    `next_logits` is a `NextLogits`, or returns a pass whose last row gives the logits.
 
     The tokens stay on the device, which can work ahead as long as the drafter does not look at them. If logits are not
     finite, `Rule.verify` refuses the draft.
@@ -42,9 +43,9 @@ def draw_chain(
     drawn = []
     all_pass = 1.0
     for i in range(k):
-        logits = next_logits(tokens)
-        if isinstance(logits, Pass):
-            logits = fitted((yield logits)[-1:], vocab_size)
+        logits = (yield from answered(next_logits(tokens)))[-1:]
+        if token_ids is None and vocab_size:
+            logits = fitted(logits, vocab_size)
         drawn.append(rule.draw_draft(logits, position + i, token_ids))
         column = drawn[-1].column
         tokens.append(column if token_ids is None else token_ids[column])

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
 from ..decoding.rule import Rule
 from ..engines.rows import MOST_ROWS
-from ..engines.runner import Pass, Runner
+from ..engines.runner import Pass, Runner, Wanted
 from ..types import BadInput, Draft, Verdict
 from .chain import draw_chain, fitted
 from .text_draft_model import LONGER, TextDraftModel
@@ -68,7 +68,7 @@ class DraftModel(ModelDrafter):
     def drafts_on(self) -> torch.device:
         return self.runner.device
 
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Pass, Tensor, Draft]:
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
         """A tree takes one pass for each depth, over all tokens up to that depth. None of them stays in the cache."""
         runner, size, stop = self.runner, self.vocab_size, self.stop_below
         self._context_length = len(context)

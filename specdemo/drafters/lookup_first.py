@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
 from ..decoding.rule import Rule
-from ..engines.runner import Pass, Runner
+from ..engines.runner import Runner, Wanted
 from ..types import Draft, Verdict
 from .heads.block import Block
 from .heads.eagle import Eagle
@@ -44,7 +44,7 @@ class LookupFirst(ModelDrafter):
         self.lookup.reset(prompt_ids)
         self.other.reset(prompt_ids)
 
-    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Pass, Tensor, Draft]:
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
         """Up to half of a tree holds copies. They may be wrong, so the other drafter fills the rest."""
         if depth is None:
             copied = self.lookup.propose(context, k)

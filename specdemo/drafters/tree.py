@@ -16,9 +16,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ..decoding.drafter import answered
 from ..decoding.rule import DRAFTER_OVERFLOWED, Rule
 from ..engines.rows import MOST_ROWS
-from ..engines.runner import Pass
+from ..engines.runner import Wanted
 from ..types import Draft, NotFinite
 from .chain import NextLogits, fitted
 
@@ -166,14 +167,14 @@ class Named:
 
 def grow_by_depth(
     logits: Tensor,
-    read: Callable[[Named, list[int]], Tensor | Pass],
+    read: Callable[[Named, list[int]], Tensor | Wanted],
     nodes: int,
     depth: int,
     rule: Rule,
     position: int,
     token_ids: Tensor | None = None,
     stop_below: float = 0.0,
-) -> Generator[Pass, Tensor, Draft]:
+) -> Generator[Wanted, Tensor, Draft]:
     """A tree of at most `nodes` tokens, `depth` of them on a path, grown depth by depth: for models, which read tokens.
 
     A token that is not among the `nodes` best up to its depth has no descendant among them, so it is not read.
@@ -198,8 +199,8 @@ def grow_by_depth(
         if not following or behind + 1 == depth:
             break
         known += len(following)
-        answer = read(named, following)
-        logits = fitted((yield answer)[-len(following) :], logits.shape[-1]) if isinstance(answer, Pass) else answer
+        answer = yield from answered(read(named, following))
+        logits = fitted(answer[-len(following) :], logits.shape[-1])
     return named.draft()
 
 

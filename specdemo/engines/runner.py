@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -90,7 +91,25 @@ class Runner(Protocol):
         """Free the cache and the hidden states. May be called twice."""
 
 
-class Pass(NamedTuple):
+class Wanted:
+    """A pass that is waited for. Passes of the same `together` can be one pass."""
+
+    @property
+    def rows(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def together(self) -> Together | None:
+        """What can do this pass together with others; None if nothing can."""
+        return None
+
+    def read(self) -> Tensor:
+        """Do it. Returns the logits."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Wanted):
     """What a runner is to read: a prompt, or more tokens, see `Runner.prefill` and `Runner.forward`."""
 
     runner: Runner
@@ -98,20 +117,23 @@ class Pass(NamedTuple):
     parents: Sequence[int] | None = None
     prompt: bool = False
 
-    def read(self) -> Tensor:
-        return self.runner.prefill(list(self.ids)) if self.prompt else self.runner.forward(self.ids, self.parents)
+    @property
+    def rows(self) -> int:
+        return len(self.ids)
 
     @property
     def together(self) -> Together | None:
-        """What can read this pass together with others; None if nothing can."""
         return None if self.prompt else together_of(self.runner)
+
+    def read(self) -> Tensor:
+        return self.runner.prefill(list(self.ids)) if self.prompt else self.runner.forward(self.ids, self.parents)
 
 
 class Together(Protocol):
-    """A model that reads the rows of several sequences in one pass. It is the same object for all its runners."""
+    """A model that reads the rows of several sequences in one pass. It is the same object for all of them."""
 
-    def read(self, passes: Sequence[Pass]) -> list[Tensor]:
-        """Do the passes, each of another runner, in one. Returns the logits of each, [T, V].
+    def read(self, passes: Sequence[Any]) -> list[Tensor]:
+        """Do passes of this model, each of another sequence, in one. Returns the logits of each.
 
         Raises:
             ValueError: as `Runner.forward` does.
@@ -124,11 +146,11 @@ def together_of(runner: Runner) -> Together | None:
     return together
 
 
-def read_together(passes: Sequence[Pass]) -> list[Tensor]:
-    """The logits of passes that have the same `together`, [T, V] each."""
+@torch.inference_mode()
+def read_together(passes: Sequence[Wanted]) -> list[Tensor]:
+    """The logits of one pass, or of several that have the same `together`."""
     together = passes[0].together
-    assert together is not None
-    return together.read(passes)
+    return [each.read() for each in passes] if together is None or len(passes) == 1 else together.read(passes)
 
 
 class CannotBranch(BadInput):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdemo.bench.models import WITH_HEADS, capture_for, captured, random_head
+from specdemo.decoding.drafter import alone, answered
 from specdemo.drafters.heads.eagle import EaglePasses
 from specdemo.drafters.heads.ready import HeadPasses
 from specdemo.engines import ops
@@ -98,7 +99,7 @@ def drafted(head: HeadPasses, states: Tensor, tokens: Tensor, drawn: Tensor) -> 
     """The logits of a draft of the tokens `drawn`, and of trees of them where a head reads those, [T, V']."""
     next_logits = head.begin(states, tokens, len(drawn))
     ids = drawn.split(1)
-    found = [next_logits(ids[:position]).clone() for position in range(len(ids))]
+    found = [alone(answered(next_logits(ids[:position]))).clone() for position in range(len(ids))]
     if isinstance(head, EaglePasses):
         head.seek(HEAD_CONTEXT - 200)
         x = head.output.expand(2, -1)

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+from specdemo.decoding.drafter import alone, answered
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.eagle import Eagle
@@ -52,10 +53,10 @@ def shares_along(toy: ModelToy, settings: Settings, path: Sequence[int]) -> dict
     passes, states, tokens = drafter._unread_with(TEXT)
     next_logits = passes.begin(states, tokens, len(path) + 1)
     drawn: list[torch.Tensor] = []
-    logits = next_logits(drawn)
+    logits = alone(answered(next_logits(drawn)))
     for token in path:
         drawn.append(torch.tensor([token]))
-        logits = next_logits(drawn)
+        logits = alone(answered(next_logits(drawn)))
     known = drafter.ready.token_ids
     columns, shares = rule_for(settings).likeliest(logits, len(TEXT) + len(path), WIDTH, known)
     return dict(zip(known[columns[0]].tolist(), shares[0].tolist(), strict=True))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specdemo.decoding.drafter import alone, answered
 from specdemo.decoding.events import Event, Round
 from specdemo.drafters.heads.backends import TorchBackend
 from specdemo.drafters.heads.block import Block
@@ -265,8 +266,8 @@ def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_e
         rows.copy_(branches_of([-1, 0, length % 2])[1:3])
         with torch.inference_mode(), OperationRecorder() as watch:
             next_logits = passes.begin(states, tokens, 4)
-            next_logits([])
-            next_logits([tokens[:1]])
+            alone(answered(next_logits([])))
+            alone(answered(next_logits([tokens[:1]])))
             if isinstance(passes, EaglePasses):
                 passes.branch(passes.output.expand(2, -1), tokens[:2], rows)
         watched.append((watch.seen, watch.outside))

@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdemo.decoding.drafter import DrafterParts
+from specdemo.decoding.drafter import DrafterParts, alone, answered
+from specdemo.drafters.chain import NextPass
 from specdemo.drafters.heads import drafter as head_drafter
 from specdemo.drafters.heads.backends import NativeBackend
 from specdemo.drafters.heads.drafter import HeadDrafter
@@ -57,11 +58,9 @@ def logits_of(drafter: HeadDrafter, context: Sequence[int], forced: Sequence[int
     """What a drafter has for each place of a draft, if `forced` is what it draws."""
     seen: list[Tensor] = []
 
-    def take(
-        next_logits: Callable[[Sequence[Tensor]], Tensor], k: int, *rest: object
-    ) -> Generator[Pass, Tensor, Draft]:
+    def take(next_logits: NextPass, k: int, *rest: object) -> Generator[Pass, Tensor, Draft]:
         drawn = torch.tensor(forced).split(1)
-        seen.extend(next_logits(drawn[:place])[0] for place in range(k))
+        seen.extend(alone(answered(next_logits(drawn[:place])))[0] for place in range(k))
         yield from ()
         return Draft(list(forced))
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from specdemo.decoding.drafter import DrafterParts
+from specdemo.decoding.drafter import DrafterParts, alone, answered
 from specdemo.drafters.chain import draw_chain
 from specdemo.drafters.heads import drafter as head_drafter
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
@@ -102,7 +102,7 @@ def drafts_of(
 
     def watched(next_logits: Any, *rest: Any) -> Any:
         def watching(drawn: Sequence[Tensor]) -> Tensor:
-            seen.append(next_logits(drawn)[0].float())
+            seen.append(alone(answered(next_logits(drawn)))[0].float())
             return seen[-1][None]
 
         return draw_chain(watching, *rest)

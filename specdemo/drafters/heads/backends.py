@@ -189,6 +189,25 @@ class NativeBackend:
                 layers.run(x[part], [placed], second_input=second, kv_only=kv_only)
         return x[at:]
 
+    @staticmethod
+    def run_all(backends: Sequence[Any], inputs: Sequence[Tensor], second_inputs: Sequence[Tensor]) -> Tensor:
+        """`run` with one output for each of several texts, [len(backends), hidden]."""
+        first = backends[0]
+        x = [first.head.entering(part, first._computed).to(torch.float32, copy=True) for part in inputs]
+        starts = [backend.cache.length for backend in backends]
+        read = [place for place, part in enumerate(x) if len(part) > 1]
+        if read:
+            rows = [Rows(backends[place].cache, starts[place], len(x[place]) - 1) for place in read]
+            second = torch.cat([second_inputs[place][:-1] for place in read]).float()
+            first.context.run(torch.cat([x[place][:-1] for place in read]), rows, second_input=second, kv_only=True)
+        last = torch.cat([part[-1:] for part in x])
+        rows = [
+            Rows(backend.cache, start + len(part) - 1, 1)
+            for backend, start, part in zip(backends, starts, x, strict=True)
+        ]
+        first.layers.run(last, rows, second_input=torch.cat([part[-1:] for part in second_inputs]).float())
+        return last
+
 
 def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dtype], NativeBackend] | None:
     """What makes a `NativeBackend` of a head that was packed (`ready`) and its output, of a capacity and the type of a

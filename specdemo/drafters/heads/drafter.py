@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from ...decoding.drafter import Drafter, DrafterParts, alone
+from ...decoding.drafter import DrafterParts, ModelDrafter
 from ...decoding.rule import Rule
 from ...engines.gpu.graph import Capture, CudaCapture
 from ...engines.rows import MOST_ROWS
-from ...engines.runner import Runner
+from ...engines.runner import Runner, Wanted
 from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K, Draft, Verdict
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 DEEPEST = 8  # the most tokens on a path of a tree, where all places are filled at once
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(ModelDrafter):
     """Reads the target's hidden states of the text, and drafts what follows.
 
     It reads each state together with the token that follows it. A state that has no entry in the head's cache yet is
@@ -107,21 +107,14 @@ class HeadDrafter(Drafter):
             self._passes = self.passes(self.ready, self.context - skipped)
 
     @torch.inference_mode()
-    def propose(self, context: Sequence[int], k: int) -> Draft:
-        k = min(k, self.ready.head.shape.most_drafted)
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
+        """A tree takes one pass, as a chain does; only the bigram term tells the branches apart."""
         passes, states, tokens = self._unread_with(context)
-        next_logits = passes.begin(states, tokens, k)
-        known, vocab_size = self.ready.token_ids, self.runner.vocab_size
-        return alone(draw_chain(next_logits, k, self.rule, len(context), known, vocab_size, self.stop_below))
-
-    @torch.inference_mode()
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """One pass as for a chain; only the bigram term tells the branches apart."""
-        passes, states, tokens = self._unread_with(context)
-        deepest = min(depth, nodes, DEEPEST, self.ready.head.shape.most_drafted)
-        next_logits = passes.begin(states, tokens, deepest)
-        known = self.ready.token_ids
-        return grow_by_logits(next_logits, nodes, deepest, self.rule, len(context), known, self.stop_below)
+        deepest = min(k, self.ready.head.shape.most_drafted, *([] if depth is None else [depth, DEEPEST]))
+        next_logits, known, size = passes.begin(states, tokens, deepest), self.ready.token_ids, self.runner.vocab_size
+        if depth is None:
+            return (yield from draw_chain(next_logits, deepest, self.rule, len(context), known, size, self.stop_below))
+        return grow_by_logits(next_logits, k, deepest, self.rule, len(context), known, self.stop_below)
 
     def _unread_with(self, context: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
         """The passes, the unread states, and the token after each of them."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...decoding.drafter import alone
+from ...decoding.drafter import answered
+from ...engines.runner import Wanted
 from ...system.hardware import to_device
 from ...types import Draft
-from ..chain import NextLogits
+from ..chain import NextPass
 from ..tree import WIDTH, Named, grow_by_depth
+from .backends import NativeBackend
 from .drafter import HeadDrafter
 from .networks import EagleHead
 from .ready import LayeredPasses, ReadyHead
@@ -25,11 +28,11 @@ class EaglePasses(LayeredPasses):
         super().__init__(ready, capacity, captured)
         self.output = ready.zeros(1, ready.head.shape.hidden, dtype=self.backend.dtype)
 
-    def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
-        def next_logits(drawn: Sequence[Tensor]) -> Tensor:
-            return self.next(drawn[-1]) if drawn else self.first(states, tokens)
+    def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextPass:
+        def next_pass(drawn: Sequence[Tensor]) -> EaglePass:
+            return EaglePass(self, drawn[-1]) if drawn else EaglePass(self, tokens, states)
 
-        return next_logits
+        return next_pass
 
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         both, hidden = self.states_and_tokens(), self.ready.head.shape.hidden
@@ -53,6 +56,18 @@ class EaglePasses(LayeredPasses):
         self.backend.advance(len(tokens))
         return self.backend.logits(output)
 
+    @staticmethod
+    def read_all(wanted: Sequence[EaglePass]) -> list[Tensor]:
+        """`first` and `next` of several texts in one pass of the C library."""
+        all_passes, ready = [each.passes for each in wanted], wanted[0].passes.ready
+        x = [each.passes.output if each.states is None else ready.head.fused(each.states) for each in wanted]
+        second = [ready.embed(each.tokens) for each in wanted]
+        outputs = NativeBackend.run_all([passes.backend for passes in all_passes], x, second)
+        for passes, each, fed_back in zip(all_passes, wanted, wanted[0].passes.feedback(outputs).split(1), strict=True):
+            passes.output.copy_(fed_back)
+            passes.backend.advance(each.rows)
+        return list(wanted[0].passes.backend.logits(outputs).split(1))
+
     def branch(self, x: Tensor, tokens: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
         """Read T tokens of a tree with the outputs of their parents. Returns outputs [T, hidden] and logits [T, V']."""
         output = self.backend.run(x, self.ready.embed(tokens), outputs=len(x), rows=rows)
@@ -62,6 +77,27 @@ class EaglePasses(LayeredPasses):
         """What the next pass reads of the outputs of this one, [T, hidden]."""
         head = self.ready.head
         return head.norm(output.to(self.ready.dtype)) if head.shape.normed_feedback else output
+
+
+@dataclass(frozen=True, slots=True)
+class EaglePass(Wanted):
+    """What a draft asks for: `EaglePasses.first` where there are states of the target, else `EaglePasses.next`."""
+
+    passes: EaglePasses
+    tokens: Tensor
+    states: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def together(self) -> ReadyHead[EagleHead] | None:
+        return self.passes.ready if self.passes.ready.reads_together else None
+
+    def read(self) -> Tensor:
+        passes = self.passes
+        return passes.next(self.tokens) if self.states is None else passes.first(self.states, self.tokens)
 
 
 class Eagle(HeadDrafter):
@@ -76,10 +112,13 @@ class Eagle(HeadDrafter):
     passes = EaglePasses
 
     @torch.inference_mode()
-    def propose_tree(self, context: Sequence[int], nodes: int, depth: int) -> Draft:
-        """One pass for each depth: a token reads the output of its parent, and sees the entries of its ancestors."""
+    def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
+        """A tree takes one pass for each depth: a token reads the output of its parent, and sees the entries of its
+        ancestors."""
+        if depth is None:
+            return (yield from super().drafting(context, k))
         passes, states, tokens = self._unread_with(context)
-        logits = passes.begin(states, tokens, 1)(())
+        logits = yield from answered(passes.begin(states, tokens, 1)(()))
         outputs = {-1: passes.output}  # of the last depth; a captured pass overwrites them in the next
         rows: dict[int, int] = {}  # of the tokens that were read
         parents: list[int] = []
@@ -94,5 +133,5 @@ class Eagle(HeadDrafter):
             outputs.update(zip(following, output.split(1), strict=True))
             return logits
 
-        known = self.ready.token_ids
-        return alone(grow_by_depth(logits, read, nodes, depth, self.rule, len(context), known, self.stop_below))
+        known, stop = self.ready.token_ids, self.stop_below
+        return (yield from grow_by_depth(logits, read, k, depth, self.rule, len(context), known, stop))

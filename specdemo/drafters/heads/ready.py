@@ -12,7 +12,7 @@ from ...engines.cpu.library import PackedLinear
 from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, CapturedFunction, Slot, SlotPool, Work
 from ...engines.layout import Linear, Norm, Step
 from ...system.hardware import compute_dtype, to_device
-from ..chain import NextLogits
+from ..chain import NextLogits, NextPass
 from .backends import HeadBackend, TorchBackend, native_backend
 from .networks import Head, LayeredHead
 
@@ -99,6 +99,16 @@ class ReadyHead(Generic[H]):
         head: Any = self.head
         return TorchBackend(head, self.logits, capacity, self.zeros(0), captured)
 
+    @property
+    def reads_together(self) -> bool:
+        """Whether the C library runs it, which reads several texts in one pass."""
+        return self._native is not None and self.slots is None
+
+    def read(self, passes: Sequence[Any]) -> list[Tensor]:
+        """See `engines.runner.Together`."""
+        logits: list[Tensor] = passes[0].passes.read_all(passes)
+        return logits
+
     def capture(self, passes: type[HeadPasses], capture: Capture) -> None:
         """Capture the passes of one run now, and of further ones when they begin."""
 
@@ -128,7 +138,7 @@ class HeadPasses(Slot):
     def clear(self) -> None:
         """Forget the run."""
 
-    def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
+    def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextPass:
         """Read T hidden states of the target [T, layers * hidden], each with the token that follows it [T].
 
         Their entries become live. Returns a function that gives the logits of the next k tokens, one by one.
