@@ -81,16 +81,11 @@ class DraftModel(Drafter):
         unread = self._unread(context)
         if not unread:
             return Draft()
-        rows: dict[int, int] = {}  # of the tokens that were read
         token_ids: list[int] = []
-        parents: list[int] = []
 
         def read(named: Named, following: list[int]) -> Tensor:
-            for node in following:
-                rows[node] = len(token_ids)
-                token_ids.append(named.token_ids[node])
-                parents.append(rows.get(named.parents[node], -1))
-            logits = self.runner.forward(token_ids, parents)[-len(following) :]
+            token_ids.extend(named.token_ids[node] for node in following)
+            logits = self.runner.forward(token_ids, named.row_parents)[-len(following) :]
             self.runner.keep([])
             return self._cut(logits)
 
