@@ -33,7 +33,7 @@ def export(
         import torch
 
         from ..drafters.heads.export import export_head
-        from ..drafters.heads.files import load_head_for
+        from ..drafters.heads.files import load_head
 
         path = head or loaded.parts.head_files.get(kind)
         if path is None or not path.is_file():
@@ -42,7 +42,7 @@ def export(
             )
         embeddings = loaded.parts.embeddings
         assert embeddings is not None, "a model on the CPU is not offloaded"
-        trained = load_head_for(embeddings[1], kind_of_head, path)
+        trained = load_head(kind_of_head, path, embeddings[1])
         target = target_name or str(chosen.target), type(loaded.model).__name__
         export_head(trained, embeddings, target, out, torch.bfloat16)
     typer.echo(f"{out}: {sum(file.stat().st_size for file in out.iterdir()) / 1e6:.1f} MB.")

@@ -83,22 +83,17 @@ class DraftModel(ModelDrafter):
 
             return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, stop))
 
-        rows: dict[int, int] = {}  # of the tokens that were read
         token_ids: list[int] = []
-        parents: list[int] = []
 
         def read(named: Named, following: list[int]) -> Pass:
-            if rows:
+            if token_ids:
                 runner.keep([])
-            for node in following:
-                rows[node] = len(token_ids)
-                token_ids.append(named.token_ids[node])
-                parents.append(rows.get(named.parents[node], -1))
-            return Pass(runner, token_ids, parents)
+            token_ids.extend(named.token_ids[node] for node in following)
+            return Pass(runner, token_ids, named.row_parents)
 
         logits = fitted((yield first)[-1:], size)
         draft = yield from grow_by_depth(logits, read, k, depth, self.rule, len(context), stop_below=stop)
-        if rows:
+        if token_ids:
             runner.keep([])
         return draft
 

@@ -141,6 +141,14 @@ class Named:
         self.parents: list[int] = []
         self.shares: list[float] = []
         self.values: list[float] = []
+        self.row_parents: list[int] = []  # of the candidates that were read, see `engines.rows`
+        self._rows = {-1: -1}  # of the same, by candidate
+
+    def give_rows(self, nodes: Sequence[int]) -> None:
+        """Count candidates as read, in this order. Their parents were read before."""
+        for node in nodes:
+            self._rows[node] = len(self.row_parents)
+            self.row_parents.append(self._rows[self.parents[node]])
 
     def add(self, parent: int, token_ids: Sequence[int], shares: Sequence[float]) -> None:
         """Add candidates that follow a token, or the text (-1)."""
@@ -182,7 +190,7 @@ def grow_by_depth(
     Args:
         logits: after the text, [1, V'].
         read: gets tokens of one depth, at most `WIDTH` and never more than `MOST_ROWS` in all, and returns the logits
-            after them, [T, V'], or a pass whose last rows these are.
+            after them, [T, V'], or a pass whose last rows these are. They are the last of `Named.row_parents`.
         position: of the first drafted token.
         token_ids: the target's tokens that the columns stand for; None if they are all.
     """
@@ -199,6 +207,7 @@ def grow_by_depth(
         if not following or behind + 1 == depth:
             break
         known += len(following)
+        named.give_rows(following)
         answer = yield from answered(read(named, following))
         logits = fitted(answer[-len(following) :], logits.shape[-1])
     return named.draft()

@@ -175,6 +175,19 @@ def test_the_library_drafts_what_torchs_operations_do(kind: type[Head], monkeypa
     torch.testing.assert_close(torch.stack(seen[0]), torch.stack(seen[1]), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU that the library is not for")
+@pytest.mark.parametrize("kind", ["eagle", "block"])
+def test_the_weights_of_a_decoder_layer_are_packed_once(kind: str) -> None:
+    """The library reads those that torch's operations read."""
+    ready = ModelToy(model=tiny_model("llama")).heads[kind]
+    backend = ready.backend(8)
+    assert isinstance(backend, NativeBackend)
+    held = {id(weight) for weight in backend.layers._held}
+    for layer in ready.head.decoder_layers():
+        for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
+            assert id(product.step.multiply) in held
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_beside_a_target_in_float16_a_head_rounds_its_weights_and_computes_in_float32(kind: type[Head]) -> None:
     torch.manual_seed(0)

@@ -112,6 +112,15 @@ WRONG = {
     "no sizes": Wrong(
         f"{NAME} has no whole number intermediate_size in its configuration: 0.", {"intermediate_size": 0}
     ),
+    "a size that is not stated": Wrong(
+        f"{NAME} has no whole number intermediate_size in its configuration: 0.", {"intermediate_size": None}
+    ),
+    "a fraction of heads": Wrong(
+        f"{NAME} has no whole number num_attention_heads in its configuration: 4.5.", {"num_attention_heads": 4.5}
+    ),
+    "a norm that is a word": Wrong(
+        f"{NAME} has a rms_norm_eps that is not read here: 'small'.", {"rms_norm_eps": "small"}
+    ),
     "one of another kind": Wrong(f"{NAME} is EAGLE-3, which drafts as eagle and not as block.", kind="block"),
     "heads that do not divide": Wrong(
         f"{NAME} has 4 heads for queries, 3 for keys and a head_dim of 8: the second must divide the first, and the "

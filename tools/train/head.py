@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from typer import Option
 
 from specdemo.cli.options import numbers
-from specdemo.drafters.heads.files import load_head_for, save_head
+from specdemo.drafters.heads.files import load_head, save_head
 from specdemo.drafters.heads.kinds import KINDS
 from specdemo.drafters.heads.medusa import MedusaHead, MedusaShape
 from specdemo.drafters.heads.networks import BlockHead, Head, LayeredHead
@@ -102,7 +102,7 @@ def train_head(
     if begin_with:
         bigrams_only = plan.kind == "medusa" and _kind_of(begin_with) == "block"
         kind = BlockHead if bigrams_only else KINDS[plan.kind]
-        head = load_head_for(model.get_output_embeddings().weight, kind, begin_with).to(model.device)
+        head = load_head(kind, begin_with, model.get_output_embeddings().weight).to(model.device)
         if bigrams_only:
             head = with_bigrams(new_head(model, plan, train), head)
         history = _history(begin_with)
@@ -279,7 +279,7 @@ def judge(
         BadInput: there is no such text or head, or the weights of this kind of head depend on its vocabulary.
     """
     train, held_out = _shards(text)
-    head = load_head_for(model.get_output_embeddings().weight, kind, path).to(model.device)
+    head = load_head(kind, path, model.get_output_embeddings().weight).to(model.device)
     if draft_vocab:
         if issubclass(kind, BlockHead | MedusaHead):
             raise BadInput(

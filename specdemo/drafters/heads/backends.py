@@ -145,23 +145,19 @@ class TorchBackend:
         return attended.reshape(q.shape)  # on a GPU the heads may come out as the inner dimension: no view
 
 
+NativeParts = tuple[NativeLayers, NativeLayers, NativeHead]
+"""The decoder layers, the same for tokens without an output, and the output layer."""
+
+
 class NativeBackend:
     """The C library for CPUs. What lies between the layers is float32."""
 
     dtype = torch.float32
 
-    def __init__(
-        self,
-        head: LayeredHead,
-        layers: NativeLayers,
-        context: NativeLayers,
-        logits: NativeHead,
-        capacity: int,
-        dtype: torch.dtype,
-    ) -> None:
-        """`context` are the layers for tokens without an output; `dtype` is that of the cache."""
-        self.head, self.layers, self.context, self.logits, self._computed = head, layers, context, logits, dtype
-        self.cache = NativeCache(layers, capacity, dtype, head.rope)
+    def __init__(self, head: LayeredHead, parts: NativeParts, capacity: int, dtype: torch.dtype) -> None:
+        """`dtype` is that of the cache."""
+        self.head, (self.layers, self.context, self.logits), self._computed = head, parts, dtype
+        self.cache = NativeCache(self.layers, capacity, dtype, head.rope)
         self.capacity = self.cache.capacity
 
     def seek(self, live: int) -> None:
@@ -233,4 +229,4 @@ def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dt
     sizes = shape.heads, shape.kv_heads, shape.width, second_norm, shape.windows[: len(layers)], head.bidirectional
     native = NativeLayers(layers, *sizes, normed=shape.normed_residual)
     context = native if shape.normed_context else NativeLayers(layers, *sizes, normed=True)
-    return partial(NativeBackend, head, native, context, NativeHead(native, step(head.norm), output))
+    return partial(NativeBackend, head, (native, context, NativeHead(native, step(head.norm), output)))

@@ -19,7 +19,7 @@ from ...system.progress import tell
 from ...types import MAX_K, Draft, Verdict
 from ..chain import draw_chain
 from ..tree import grow_by_logits
-from .files import load_head_for, load_published
+from .files import load_head, load_published
 from .networks import Head
 from .published_shape import TargetSizes
 from .ready import HeadPasses, ReadyHead
@@ -77,7 +77,7 @@ class HeadDrafter(ModelDrafter):
             path = parts.head_files[kind]
             sizes = TargetSizes(len(output), output.shape[1], parts.layers, parts.final_norm)
             published = path.is_dir()
-            head = load_published(path, cls.network, sizes) if published else load_head_for(output, cls.network, path)
+            head = load_published(path, cls.network, sizes) if published else load_head(cls.network, path, output)
             ready = ReadyHead(head, embedding, output)
             parts.ready_heads[kind] = ready
             if parts.captured:

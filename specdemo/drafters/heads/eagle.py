@@ -120,16 +120,11 @@ class Eagle(HeadDrafter):
         passes, states, tokens = self._unread_with(context)
         logits = yield from answered(passes.begin(states, tokens, 1)(()))
         outputs = {-1: passes.output}  # of the last depth; a captured pass overwrites them in the next
-        rows: dict[int, int] = {}  # of the tokens that were read
-        parents: list[int] = []
 
         def read(named: Named, following: list[int]) -> Tensor:
             x = torch.cat([outputs[named.parents[node]] for node in following])
-            for node in following:
-                rows[node] = len(parents)
-                parents.append(rows.get(named.parents[node], -1))
             tokens = to_device([named.token_ids[node] for node in following], x.device)
-            output, logits = passes.branch(x, tokens, passes.backend.rows(parents, len(following)))
+            output, logits = passes.branch(x, tokens, passes.backend.rows(named.row_parents, len(following)))
             outputs.update(zip(following, output.split(1), strict=True))
             return logits
 

@@ -37,11 +37,11 @@ def save_head(head: Head, path: Path, card: dict[str, Any]) -> None:
     path.with_suffix(".json").write_text(json.dumps(card, indent=2) + "\n")
 
 
-def load_head(kind: type[H], path: Path) -> H:
-    """Read a head that `save_head` wrote, in float32.
+def load_head(kind: type[H], path: Path, output: Tensor | None = None) -> H:
+    """Read a head that `save_head` wrote, in float32, for the target with this output layer [V, hidden], if given.
 
     Raises:
-        BadInput: the file is missing, damaged, or not a head of that kind.
+        BadInput: the file is missing, damaged, not a head of that kind, or for a target of another shape.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -56,21 +56,11 @@ def load_head(kind: type[H], path: Path) -> H:
         if isinstance(error, BadInput):
             raise
         raise BadInput(f"The head {path.name} cannot be read: {reason(error)}.") from error
-    return head
-
-
-def load_head_for(output: Tensor, kind: type[H], path: Path) -> H:
-    """`load_head`, for the target with this output layer, [V, hidden].
-
-    Raises:
-        BadInput: the file cannot be read, or was trained for a target of another shape.
-    """
-    head = load_head(kind, path)
-    ours, theirs = (head.shape.vocab_size, head.shape.hidden), tuple(output.shape)
-    if ours != theirs:
+    ours = head.shape.vocab_size, head.shape.hidden
+    if output is not None and ours != tuple(output.shape):
         raise BadInput(
             f"The head {path.name} was trained for a target of {ours[0]} tokens and hidden size {ours[1]}, "
-            f"but this one has {theirs[0]} and {theirs[1]}."
+            f"but this one has {output.shape[0]} and {output.shape[1]}."
         )
     return head
 
