@@ -117,14 +117,15 @@ def _read(group: Sequence[_Going], readers: int) -> Iterator[tuple[int, Event | 
     began = time.perf_counter()
     logits = read_together(wanted)
     per_row = (time.perf_counter() - began) / sum(each.rows for each in wanted)
-    rows, seconds = 0, 0.0  # of rounds
+    rows, seconds = list[int](), 0.0  # of rounds
     for one, each, its_logits in zip(group, wanted, logits, strict=True):
         one.decoding.readers = readers
         if readers > 1:
             one.decoding.waited += time.perf_counter() - one.waits_since - per_row * each.rows
         for index, event in one.go_on(its_logits):
             if isinstance(event, Round):
-                rows, seconds = rows + each.rows, seconds + event.seconds - event.draft_seconds
+                rows.append(each.rows)
+                seconds += event.seconds - event.draft_seconds
             yield index, event
-    if rows and (costs := group[0].decoding.costs):
-        costs.learn_pass(rows, seconds)
+    if len(rows) == len(group) and (costs := group[0].decoding.costs):
+        costs.learn_pass(sum(rows), seconds)
