@@ -72,6 +72,13 @@ def parts_by_id(budgets: Budgets = Budgets()) -> dict[str, Any]:  # noqa: B008  
     return {block.elem_id: block for block in page.blocks.values() if getattr(block, "elem_id", None)}
 
 
+def fill(page: Page, k: int | None = None, temperature: float | None = None, max_new_tokens: int | None = None) -> None:
+    """Fill in numbers of the form."""
+    for part, number in (("k", k), ("temperature", temperature), ("max-new-tokens", max_new_tokens)):
+        if number is not None:
+            page.fill(f"#{part} input[type=number]", str(number))
+
+
 def run(page: Page, prompt: str | None = None, until: str = "ended") -> None:
     """Fill in a prompt, press Run and wait for a state of the arena."""
     if prompt is not None:

@@ -6,8 +6,10 @@ Every visit fails on script errors, on errors and warnings in the console, and o
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -133,23 +135,88 @@ HIDE = """hidden => {
 }"""
 
 
+# What a test fills in, each part with what it holds at first.
+FORM = """() => [...document.querySelectorAll('input:not([type=file]), textarea, select')]
+    .filter(part => !part.closest('#prompt, .sd-board, #replay'))"""
+RESTORE = f"""held => {{
+    if (document.body.classList.contains('dark')) document.querySelector('.sd-dark').click();
+    const parts = ({FORM})();
+    if (parts.length === held.length) parts.forEach((part, at) => {{
+        const [value, checked] = held[at];
+        if (part.checked !== checked) part.click();
+        else if (part.value !== value && part.role !== 'listbox') {{
+            part.value = value;
+            for (const event of ['input', 'change']) part.dispatchEvent(new Event(event, {{ bubbles: true }}));
+        }}
+    }});
+    document.querySelector('#replay .sd-hide input:checked')?.click();
+    [...document.querySelectorAll('#replay .sd-speeds button')].find(part => part.textContent === '1×')?.click();
+    localStorage.clear();
+    sessionStorage.clear();
+}}"""
+HOLDS = f"() => ({FORM})().map(part => [part.value, part.checked])"
+
+
+@dataclass(frozen=True)
+class Used:
+    """A page that a test has left as it was, how that is, and whether the Replay tab was opened on it.
+
+    Once it was, there are two arenas on the page, which most tests do not tell apart.
+    """
+
+    page: Page
+    left: str
+    held: list[Any]
+    replayed: bool = False
+
+    def restore(self) -> bool:
+        """Fill in what it held at first; whether all is as it was then."""
+        if self.page.is_closed():
+            return False
+        self.page.context.set_offline(False)
+        self.page.unroute_all()
+        self.page.mouse.move(0, 0)
+        self.page.keyboard.press("Escape")
+        if self.page.evaluate(LEFT) != self.left:
+            self.page.evaluate(RESTORE, self.held)
+            end = time.monotonic() + 1
+            while self.page.evaluate(LEFT) != self.left:
+                if time.monotonic() > end:
+                    return False
+                self.page.wait_for_timeout(50)  # Gradio fills in a moment later
+        return True
+
+
 @pytest.fixture(scope="session")
-def used(tabs: Tabs) -> Iterator[list[tuple[Page, str]]]:
-    """The page that the last test to use `page` has left as it was, if there is one, and how that is."""
-    used: list[tuple[Page, str]] = []
+def used(tabs: Tabs) -> Iterator[list[Used]]:
+    """The pages that tests which use `page` have left as they were."""
+    used: list[Used] = []
     yield used
-    for page, _ in used:
-        tabs.give_back(page)
+    for last in used:
+        tabs.give_back(last.page)
 
 
 @pytest.fixture
-def page(tabs: Tabs, used: list[tuple[Page, str]], url: str, script: Script) -> Iterator[Page]:
-    """The page with nothing filled in. Earlier tests may have raced on it: to open it takes longer than most races."""
+def forgive() -> str:
+    """A text that messages of the console of `page` may hold; a test may give another one as a parameter."""
+    return "\0"
+
+
+@contextmanager
+def reused(tabs: Tabs, used: list[Used], url: str, forgive: str = "\0", replayed: bool = False) -> Iterator[Page]:
+    """The page with nothing filled in. Earlier tests may have raced on it: to open it takes longer than most races.
+
+    With `replayed` its Replay tab may have been opened.
+    """
     troubles: list[str] = []
-    page, left = used.pop() if used else (tabs.take(), "")
-    with listening(page, troubles):
+    fitting = [last for last in used if last.replayed == replayed] or (used if replayed else [])
+    this = fitting[-1] if fitting else None
+    if this:
+        used.remove(this)
+    page = this.page if this else tabs.take()
+    with listening(page, troubles, forgive):
         page.set_viewport_size({"width": 1280, "height": 900})
-        if left:
+        if this:
             page.evaluate(HIDE, False)
             page.get_by_role("tab", name="Race").click()
         else:
@@ -157,17 +224,33 @@ def page(tabs: Tabs, used: list[tuple[Page, str]], url: str, script: Script) -> 
             page.goto(url)
             page.locator("#race .sd-board").wait_for()
             page.locator("[data-stage=ready]").wait_for()
-            left = page.evaluate(LEFT)
+            this = Used(page, page.evaluate(LEFT), page.evaluate(HOLDS))
         yield page
-    if page.is_closed() or page.evaluate(LEFT) != left:
-        tabs.give_back(page)
-    else:
-        page.unroute_all()
-        page.mouse.move(0, 0)
-        page.keyboard.press("Escape")
+    if this.restore():
         page.evaluate(HIDE, True)  # out of sight it asks the server for nothing
-        used.append((page, left))
+        used.append(replace(this, replayed=page.locator("#replay .sd-arena").count() > 0))
+    else:
+        tabs.give_back(page)
     assert troubles == []
+
+
+@pytest.fixture
+def page(tabs: Tabs, used: list[Used], url: str, script: Script, forgive: str) -> Iterator[Page]:
+    with reused(tabs, used, url, forgive) as page:
+        yield page
+
+
+@pytest.fixture
+def other(tabs: Tabs, used: list[Used], url: str, page: Page) -> Iterator[Page]:
+    """That of another visitor, beside `page`."""
+    with reused(tabs, used, url) as other:
+        yield other
+
+
+@pytest.fixture
+def third(tabs: Tabs, used: list[Used], url: str, other: Page) -> Iterator[Page]:
+    with reused(tabs, used, url) as third:
+        yield third
 
 
 @contextmanager

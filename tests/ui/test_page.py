@@ -17,7 +17,7 @@ from specdemo.racing.race import PLAIN
 from specdemo.ui.serving.line import MAX_WAITING
 from specdemo.ui.serving.modules import modules
 
-from .browser import run, sentence, tokens_shown, wait_until
+from .browser import fill, run, sentence, tokens_shown, wait_until
 from .conftest import Tabs, Visit
 from .scripted import PRESETS, Script
 from .test_line import Caller
@@ -67,8 +67,7 @@ def test_a_page_whose_script_fails_shows_its_form(tabs: Tabs, url: str, script: 
     tabs.give_back(page)
 
 
-def test_browsers_keep_the_scripts_and_styles(visit: Visit, script: Script) -> None:
-    page = visit()
+def test_browsers_keep_the_scripts_and_styles(page: Page) -> None:
     loaded = page.evaluate("performance.getEntriesByType('resource').map(({ name }) => name)")
     name, files = modules()
     ours = [address for address in loaded if "/modules/" in address]
@@ -200,9 +199,9 @@ def test_the_page_fits_its_window_and_both_lanes_are_in_sight_on_a_phone(page: P
     assert 0 < bottom - top < 844
 
 
-def test_the_pane_stays_at_the_bottom_unless_the_reader_scrolled_up(visit: Visit, script: Script) -> None:
+def test_the_pane_stays_at_the_bottom_unless_the_reader_scrolled_up(page: Page, script: Script) -> None:
     script.pace = 0.002
-    page = visit("?max_new_tokens=400")
+    fill(page, max_new_tokens=400)
     run(page, "one two three four five six seven", until="running")
     pane = page.locator("[data-lane=plain] .sd-pane")
     page.wait_for_function("document.querySelector('[data-lane=plain] .sd-pane').scrollTop > 50")
@@ -216,9 +215,8 @@ def test_the_pane_stays_at_the_bottom_unless_the_reader_scrolled_up(visit: Visit
     assert pane.evaluate("pane => pane.scrollHeight - pane.scrollTop - pane.clientHeight") < 5
 
 
-def test_a_draft_that_is_read_before_the_browser_tells_of_the_scrolling_moves_no_pane(visit: Visit) -> None:
+def test_a_draft_that_is_read_before_the_browser_tells_of_the_scrolling_moves_no_pane(page: Page) -> None:
     """The event of a scroll comes a frame later, and the guesses that it made room for may be gone by then."""
-    page = visit()
     assert page.evaluate("""async () => {
         const lane = specdemo.race.lanes.speculative;
         const tokens = (count) => Array(count).fill(["some words ", "a", 1, 0]);
@@ -238,23 +236,15 @@ def test_a_draft_that_is_read_before_the_browser_tells_of_the_scrolling_moves_no
     }""")
 
 
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        ("?prompt=a&k=17", "K must be a whole number from 0 to 16, not 17."),
-        (
-            "?prompt=a&drafter=draft-model",
-            "The drafter draft-model cannot be used here: this preset has no draft model.",
-        ),
-    ],
-)
-def test_bad_input_is_refused_in_words_and_nothing_is_lost(
-    visit: Visit, script: Script, query: str, words: str
-) -> None:
-    page = visit(query)
+def test_bad_input_is_refused_in_words_and_nothing_is_lost(visit: Visit, script: Script) -> None:
+    page = visit("?prompt=a&k=17&drafter=draft-model")
     expect(page.locator(".sd-sentence")).to_have_text("The form was filled in from a link.")
     run(page, until="failed")
-    assert words in sentence(page)
+    assert "K must be a whole number from 0 to 16, not 17." in sentence(page)
+    fill(page, k=16)
+    page.click("#run")
+    missing = "The drafter draft-model cannot be used here: this preset has no draft model."
+    expect(page.locator(".sd-sentence")).to_contain_text(missing)
     assert script.open_races == 0
     page.fill("#prompt textarea", "one two")
     assert page.locator("#prompt textarea").input_value() == "one two"
@@ -320,7 +310,7 @@ def test_auto_is_carried_by_links_and_ended_by_the_slider(visit: Visit, script: 
     expect(box).not_to_be_checked()
 
 
-def test_a_link_to_a_preset_begins_with_what_that_preset_does(visit: Visit, script: Script) -> None:
+def test_a_link_to_a_preset_begins_with_what_it_does_and_knows_its_drafters_later(visit: Visit, script: Script) -> None:
     page = visit("?preset=other&temperature=0.3")
     expect(page.locator("#preset input")).to_have_value("Other 1.7B")
     other = PRESETS["other"].defaults
@@ -328,10 +318,6 @@ def test_a_link_to_a_preset_begins_with_what_that_preset_does(visit: Visit, scri
     expect(page.locator("#k input[type=number]")).to_have_value(str(other.k))
     expect(page.locator("#max-new-tokens input")).to_have_value(str(other.max_new_tokens))
     expect(page.locator("#temperature input[type=number]")).to_have_value("0.3")
-
-
-def test_a_link_to_a_preset_that_is_not_loaded_says_nothing_of_its_drafters(visit: Visit, script: Script) -> None:
-    page = visit("?preset=other")
     expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
     page.click("#drafter input")
     expect(page.get_by_role("option", name="draft-model", exact=True)).to_be_visible()
@@ -354,13 +340,18 @@ def test_a_newcomer_is_told_nothing_of_the_failures_of_others(visit: Visit, unlo
     expect(second.locator(".sd-model")).to_have_text("Other 1.7B")
 
 
-def test_a_long_link_neither_breaks_the_page_nor_pretends_to_work(visit: Visit, script: Script) -> None:
-    page = visit(f"?k={'many' * 500}&prompt=a")
-    expect(page.locator(".sd-why-exact")).to_have_text(f"k={'many' * 15}…")
+def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Script) -> None:
+    page = visit(f"?k={'many' * 500}&drafter=%3Cimg+src=x+onerror=window.pwned=1%3E&seed=5")
+    expect(page.locator(".sd-sentence")).to_have_text("Part of the link cannot be used and was left out.")
+    named = f"drafter=<img src=x onerror=window.pwned=1>, k={'many' * 15}…"
+    assert page.locator(".sd-why-exact").inner_text() == named
+    assert page.evaluate("window.pwned === undefined")
+    expect(page.locator("#seed input")).to_have_value("5")
+    expect(page.locator("#k input[type=number]")).to_have_value("4")
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    page.fill("#prompt textarea", "雨" * 2000)
+    page.fill("#prompt textarea", "雨" * 2000)  # of which no link can be made
     page.click(".sd-link")
     expect(page.locator(".sd-link")).to_have_text("Too long for a link")
 
@@ -372,28 +363,22 @@ def granted(page: Page) -> bool:
     return True
 
 
-def test_what_a_link_has_wrong_is_left_out_and_named(visit: Visit, script: Script) -> None:
-    page = visit("?k=many&drafter=%3Cimg+src=x+onerror=window.pwned=1%3E&seed=5")
-    expect(page.locator(".sd-sentence")).to_have_text("Part of the link cannot be used and was left out.")
-    assert page.locator(".sd-why-exact").inner_text() == "drafter=<img src=x onerror=window.pwned=1>, k=many"
-    assert page.evaluate("window.pwned === undefined")
-    expect(page.locator("#seed input")).to_have_value("5")
-    expect(page.locator("#k input[type=number]")).to_have_value("4")
-
-
 def test_an_example_fills_the_prompt(page: Page) -> None:
     page.get_by_role("button", name="code", exact=True).click()
     page.get_by_role("button", name="for x in range(3): print(x)").click()
     expect(page.locator("#prompt textarea")).to_have_value("for x in range(3): print(x)")
 
 
-def test_the_keys_work_except_while_typing(visit: Visit, script: Script) -> None:
+def test_the_keys_work_except_while_typing(page: Page, script: Script) -> None:
     script.pace = 0.01
-    page = visit("?max_new_tokens=2000")
+    fill(page, max_new_tokens=2000)
+    dark = is_dark(page)
     page.fill("#prompt textarea", "")
     page.locator("#prompt textarea").press_sequentially("rsdh? ")
     assert page.locator("#prompt textarea").input_value() == "rsdh? "
-    assert page.locator(".sd-arena").get_attribute("data-state") == "idle"
+    assert not script.races
+    assert is_dark(page) == dark
+    expect(page.locator("dialog")).to_be_hidden()
     page.locator(".sd-brand").click()
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("Control+d")
@@ -411,12 +396,13 @@ def test_the_keys_work_except_while_typing(visit: Visit, script: Script) -> None
     assert sentence(page).startswith("Stopped.")
 
 
-def test_ctrl_enter_runs_the_prompt_from_inside_it_and_from_elsewhere(visit: Visit, script: Script) -> None:
-    page = visit("?prompt=")
+def test_ctrl_enter_runs_the_prompt_from_inside_it_and_from_elsewhere(page: Page, script: Script) -> None:
+    page.fill("#prompt textarea", "")
     page.locator("#prompt textarea").press_sequentially("one two")
     page.keyboard.press("Enter")
-    assert page.locator(".sd-arena").get_attribute("data-state") == "idle"
+    assert not script.races
     page.keyboard.press("Control+Enter")
+    wait_until(lambda: len(script.races) == 1)
     page.locator(".sd-arena[data-state=ended]").wait_for()
     page.locator("#prompt textarea").press_sequentially("three")
     page.locator("#prompt textarea").blur()
@@ -431,8 +417,8 @@ def test_ctrl_enter_runs_the_prompt_from_inside_it_and_from_elsewhere(visit: Vis
     assert page.locator("#prompt textarea").input_value() == "one two\nthree"
 
 
-def test_help_opens_at_its_top(visit: Visit, script: Script) -> None:
-    page = visit(height=500)
+def test_help_opens_at_its_top(page: Page) -> None:
+    page.set_viewport_size({"width": 1280, "height": 500})
     for _ in range(2):
         page.click(".sd-help")
         heading = page.get_by_role("heading", name="What you see")
@@ -454,8 +440,7 @@ def is_dark(page: Page) -> bool:
     return bool(page.evaluate("document.body.classList.contains('dark')"))
 
 
-def test_dark_or_light_is_kept_once_it_was_chosen(visit: Visit, script: Script, url: str) -> None:
-    page = visit()
+def test_dark_or_light_is_kept_once_it_was_chosen(page: Page, url: str) -> None:
     assert page.evaluate("localStorage.length") == 0
 
     def again(query: str = "") -> bool:

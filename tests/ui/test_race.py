@@ -10,7 +10,7 @@ from statistics import fmean
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, Route, expect
+from playwright.sync_api import Page, Request, Route, expect
 
 from specdemo.decoding.events import Round
 from specdemo.racing.asked import DraftedLane
@@ -23,8 +23,8 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving import stream
 
-from .browser import discarded, run, sentence, tokens_of, tokens_shown, wait_until
-from .conftest import Tabs, Visit, visits
+from .browser import discarded, fill, run, sentence, tokens_of, tokens_shown, wait_until
+from .conftest import Tabs, Used, Visit, reused
 from .scripted import MEMORY_RATE, PLACEMENT, Script
 
 Raced = tuple[Page, list[Entry]]
@@ -54,10 +54,9 @@ def test_a_page_on_this_machine_is_known(page: Page, monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture(scope="module")
-def ended(chromium: Browser, tabs: Tabs, server: tuple[str, Script]) -> Iterator[Raced]:
+def ended(tabs: Tabs, used: list[Used], server: tuple[str, Script]) -> Iterator[Raced]:
     url, script = server
-    with visits(chromium, tabs, url) as visit:
-        page = visit()
+    with reused(tabs, used, url) as page:
         run(page, "one two three four five six seven")
         yield page, script.entries
 
@@ -137,8 +136,9 @@ def test_what_is_measured_before_a_race_is_told(page: Page, script: Script) -> N
     assert page.locator(".sd-model").inner_text() == "Scripted 135M"
 
 
-def test_the_strip_shows_the_draft_of_every_round_along_the_text(visit: Visit, script: Script) -> None:
-    page = visit("?k=auto&max_new_tokens=40")
+def test_the_strip_shows_the_draft_of_every_round_along_the_text(page: Page, script: Script) -> None:
+    page.check("#auto input")
+    fill(page, max_new_tokens=40)
     run(page, "one two three four five six seven")
     strip = page.locator("[data-lane=speculative] .sd-drafts canvas")
     columns = strip.evaluate("""canvas => {
@@ -158,8 +158,8 @@ def test_a_difference_is_shown_with_its_place_and_gap(page: Page, script: Script
     assert "near-tie" in page.locator(".sd-why-exact").inner_text()
 
 
-def test_above_temperature_zero_the_badge_follows_the_rule(visit: Visit, script: Script) -> None:
-    page = visit("?temperature=0.8&prompt=one+two&rule=match")
+def test_above_temperature_zero_the_badge_follows_the_rule(page: Page, script: Script) -> None:
+    fill(page, temperature=0.8)
     for same_draws, differ_at, title in (
         (True, None, "Identical to the target alone"),
         (True, 1, "First difference at token 2"),
@@ -168,19 +168,19 @@ def test_above_temperature_zero_the_badge_follows_the_rule(visit: Visit, script:
     ):
         page.locator("#match input").set_checked(same_draws)
         script.differ_at = differ_at
-        run(page)
+        run(page, "one two")
         assert page.locator(".sd-badge").inner_text() == title
 
 
-def test_same_draws_can_be_chosen_above_temperature_0_only(visit: Visit, script: Script) -> None:
-    page = visit("?temperature=0&prompt=one")
+def test_same_draws_can_be_chosen_above_temperature_0_only(page: Page, script: Script) -> None:
     expect(page.locator("#match")).to_be_hidden()
     page.locator("#temperature input[type=range]").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator("#match")).to_be_visible()
     page.locator("#match input").uncheck()
-    run(page)
+    run(page, "one")
     assert script.settings[-1].rule == "rejection"
+    page.locator("#match input").check()
     page.locator("#temperature input[type=range]").focus()
     page.keyboard.press("Home")
     expect(page.locator("#match")).to_be_hidden()
@@ -200,8 +200,9 @@ def test_whatever_is_typed_or_generated_is_shown_literally(page: Page, script: S
     assert page.evaluate("window.pwned === undefined")
 
 
-def test_the_tooltip_tells_a_tokens_test(visit: Visit, script: Script) -> None:
-    page = visit("?rule=rejection")
+def test_the_tooltip_tells_a_tokens_test(page: Page, script: Script) -> None:
+    fill(page, temperature=0.5)
+    page.uncheck("#match input")
     run(page, "one two three four five six seven")
     discarded(page, "x", 1).hover()
     tip = page.locator(".sd-tip")
@@ -268,9 +269,9 @@ def test_tokens_can_be_read_with_the_arrow_keys(raced: Raced) -> None:
     assert page.locator(".sd-tip.open").count() == 0
 
 
-def test_stop_stops_and_the_next_run_works(visit: Visit, script: Script) -> None:
+def test_stop_stops_and_the_next_run_works(page: Page, script: Script) -> None:
     script.pace = 0.01
-    page = visit("?max_new_tokens=2000")
+    fill(page, max_new_tokens=2000)
     run(page, "one two three", until="running")
     page.locator("[data-lane=speculative] .tok").nth(5).wait_for()
     began = time.monotonic()
@@ -283,7 +284,7 @@ def test_stop_stops_and_the_next_run_works(visit: Visit, script: Script) -> None
     for lane in (PLAIN, SPECULATIVE):
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
     script.pace = 0
-    page.fill("#max-new-tokens input", "8")
+    fill(page, max_new_tokens=8)
     run(page)
     assert len(tokens_shown(page, PLAIN)) == 8
 
@@ -304,7 +305,7 @@ def test_a_failure_is_told_and_the_next_run_works(page: Page, script: Script) ->
 
 
 def test_what_a_lost_connection_missed_is_asked_for(
-    visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
+    page: Page, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script.pace = 0.01
     whole, connections = stream._events, []
@@ -319,17 +320,19 @@ def test_what_a_lost_connection_missed_is_asked_for(
                 return
 
     monkeypatch.setattr(stream, "_events", broken)
-    page = visit("?max_new_tokens=60")
+    fill(page, max_new_tokens=60)
     page.evaluate("specdemo.LOST_MS = 500")  # which is for one loss, not for all of them together
     run(page, "one two three")
+    page.evaluate("specdemo.LOST_MS = 15_000")
     assert connections[:3] == [0, 3, 6]
     for lane in (PLAIN, SPECULATIVE):
         assert tokens_shown(page, lane) == tokens_of(script.entries, lane)
 
 
+@pytest.mark.parametrize("forgive", ["ERR_FAILED"])
 @pytest.mark.parametrize("answers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_server_that_is_lost_during_a_race_is_told(
-    visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch, answers: bool
+    page: Page, script: Script, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
     script.pace = 0.01
     whole = stream._events
@@ -341,7 +344,7 @@ def test_a_server_that_is_lost_during_a_race_is_told(
             if '"lanes"' in message:
                 return
 
-    page = visit("?max_new_tokens=2000", forgive="ERR_FAILED")
+    fill(page, max_new_tokens=2000)
     page.evaluate("specdemo.LOST_MS = 500")
     with monkeypatch.context() as patch:
         patch.setattr(stream, "_events", broken)
@@ -362,14 +365,15 @@ def test_a_server_that_is_lost_during_a_race_is_told(
     page.unroute_all()
     wait_until(lambda: script.open_races == 0)  # nobody shows it any more
     page.evaluate("specdemo.LOST_MS = 15_000")
-    page.fill("#max-new-tokens input", "5")
+    fill(page, max_new_tokens=5)
     run(page)
     assert len(tokens_shown(page, PLAIN)) == 5
 
 
-def test_giving_a_race_up_does_not_stop_the_next_one(visit: Visit, script: Script) -> None:
+@pytest.mark.parametrize("forgive", ["ERR_FAILED"])
+def test_giving_a_race_up_does_not_stop_the_next_one(page: Page, script: Script) -> None:
     """What the page sends to give the first race up arrives during the second."""
-    page = visit("?max_new_tokens=5", forgive="ERR_FAILED")
+    fill(page, max_new_tokens=5)
     page.evaluate("specdemo.LOST_MS = 100")
     late: list[Route] = []
 
@@ -382,6 +386,7 @@ def test_giving_a_race_up_does_not_stop_the_next_one(visit: Visit, script: Scrip
     with page.expect_request(is_late):
         run(page, "one two three", until="failed")
     page.unroute("**/races/*")
+    page.evaluate("specdemo.LOST_MS = 15_000")
     script.gate.set()
     wait_until(lambda: script.ended_races == 1)
     script.gate.clear()
@@ -397,8 +402,9 @@ def test_giving_a_race_up_does_not_stop_the_next_one(visit: Visit, script: Scrip
     assert len(tokens_shown(page, PLAIN)) == 5
 
 
-def test_a_race_that_gradio_cannot_run_is_told(visit: Visit, script: Script) -> None:
-    page = visit("?max_new_tokens=5", forgive="500")
+@pytest.mark.parametrize("forgive", ["500"])
+def test_a_race_that_gradio_cannot_run_is_told(page: Page, script: Script) -> None:
+    fill(page, max_new_tokens=5)
     page.route("**/queue/join*", lambda route: route.fulfill(status=500, json={"detail": "no room"}))
     run(page, "one two three")
     assert sentence(page) == "The race could not be run."
@@ -407,11 +413,11 @@ def test_a_race_that_gradio_cannot_run_is_told(visit: Visit, script: Script) -> 
     expect(page.locator("#race .sd-tokens").first).to_have_text("5 of 5 tokens")
 
 
-def test_a_result_says_what_it_was_run_with(visit: Visit, script: Script) -> None:
-    page = visit("?k=3&temperature=0.5&prompt=one+two")
+def test_a_result_says_what_it_was_run_with(page: Page, script: Script) -> None:
+    fill(page, k=3, temperature=0.5)
     how = page.locator("#race .sd-how")
-    run(page)
-    page.fill("#temperature input[type=number]", "0")  # for the next race
+    run(page, "one two")
+    fill(page, temperature=0)  # for the next race
     assert how.inner_text() == "at K 3, temperature 0.5"
     page.check("#auto input")
     run(page)
@@ -420,13 +426,19 @@ def test_a_result_says_what_it_was_run_with(visit: Visit, script: Script) -> Non
     page.get_by_role("option", name="none", exact=True).click()
     run(page)
     assert how.inner_text() == "at temperature 0"
-    page = visit("?drafter=ngram&k=63&tree=true&temperature=0.75&prompt=one+two")
+    page.click("#drafter input")
+    page.get_by_role("option", name="ngram", exact=True).click()
+    page.check("#tree input")
+    fill(page, k=63, temperature=0.75)
     run(page)
-    assert page.locator("#race .sd-how").inner_text() == "by trees of 63, temperature 0.75"
+    assert how.inner_text() == "by trees of 63, temperature 0.75"
+    page.uncheck("#tree input")
+    page.click("#drafter input")
+    page.get_by_role("option", name="prompt-lookup", exact=True).click()
 
 
-def test_the_trace_can_be_downloaded_and_read_back(visit: Visit, script: Script) -> None:
-    page = visit("?seed=7")
+def test_the_trace_can_be_downloaded_and_read_back(page: Page, script: Script) -> None:
+    page.fill("#seed input", "7")
     run(page, 'say "../../etc" </b>')
     with page.expect_download() as download:
         page.click(".sd-trace")
@@ -439,8 +451,8 @@ def test_the_trace_can_be_downloaded_and_read_back(visit: Visit, script: Script)
     assert {"weights", "environment", "raw"} <= set(header)
 
 
-def test_a_trace_that_is_gone_leaves_the_result(visit: Visit, script: Script) -> None:
-    page = visit(forgive="Failed to")  # fetch, or load, what is asked for without a connection
+@pytest.mark.parametrize("forgive", ["Failed to"])  # fetch, or load, what is asked for without a connection
+def test_a_trace_that_is_gone_leaves_the_result(page: Page, script: Script) -> None:
     run(page, "one two")
     found = sentence(page)
     page.evaluate("specdemo.race.traceRun = 'another'")
@@ -476,14 +488,6 @@ def test_guesses_can_be_hidden(raced: Raced) -> None:
 
 
 def test_one_lane_after_the_other(visit: Visit, script: Script) -> None:
-    page = visit("?order=isolated")
-    run(page, "one two three")
-    lanes = [entry.lane for entry in script.entries]
-    assert lanes == sorted(lanes)
-    assert tokens_shown(page, SPECULATIVE) == tokens_of(script.entries, SPECULATIVE)
-
-
-def test_a_lane_that_has_not_begun_has_no_first_token(visit: Visit, script: Script) -> None:
     script.pace = 0.01
     page = visit("?order=isolated&max_new_tokens=2000")
     run(page, "one two three", until="running")
@@ -492,24 +496,33 @@ def test_a_lane_that_has_not_begun_has_no_first_token(visit: Visit, script: Scri
     page.locator(".sd-arena[data-state=ended]").wait_for()
     first = page.locator("#race .sd-figures")
     expect(first).to_contain_text(re.compile(r"First token, alone\s*30 ms\s*First token, drafted\s*–"))
+    script.pace = 0
+    fill(page, max_new_tokens=24)
+    run(page)
+    lanes = [entry.lane for entry in script.entries]
+    assert lanes == sorted(lanes)
+    assert {*lanes} == {PLAIN, SPECULATIVE}
+    assert tokens_shown(page, SPECULATIVE) == tokens_of(script.entries, SPECULATIVE)
 
 
-def test_a_load_is_not_waited_for_once_stop_was_pressed(visit: Visit, unloaded: Script) -> None:
-    unloaded.loading.clear()
-    unloaded.begin()
-    page = visit()
+def test_a_load_is_not_waited_for_once_stop_was_pressed(page: Page, script: Script) -> None:
+    script.forget()
+    script.loading.clear()
+    script.begin()
     run(page, "one two three", until="loading")
     page.click("#stop")
     page.locator(".sd-arena[data-state=ended]").wait_for()
     assert sentence(page) == "Stopped before it began."
-    unloaded.loading.set()
+    script.loading.set()
     run(page)
     assert len(tokens_shown(page, PLAIN)) == 24
 
 
-def test_two_visitors_do_not_mix(visit: Visit, script: Script) -> None:
+def test_two_visitors_do_not_mix(page: Page, other: Page, script: Script) -> None:
     script.pace = 0.005
-    first, second = visit("?max_new_tokens=40"), visit("?max_new_tokens=30")
+    first, second = page, other
+    fill(first, max_new_tokens=40)
+    fill(second, max_new_tokens=30)
     run(first, "alpha beta gamma", until="running")
     run(second, "delta epsilon", until="waiting")
     assert sentence(second).startswith("Waiting")
@@ -524,9 +537,11 @@ def test_two_visitors_do_not_mix(visit: Visit, script: Script) -> None:
     assert first.evaluate("specdemo.race.run") != second.evaluate("specdemo.race.run")
 
 
-def test_stop_also_takes_back_a_run_that_is_still_waiting(visit: Visit, script: Script) -> None:
+def test_stop_also_takes_back_a_run_that_is_still_waiting(page: Page, other: Page, script: Script) -> None:
     script.gate.clear()
-    first, second = visit("?max_new_tokens=6"), visit("?max_new_tokens=6")
+    first, second = page, other
+    for visitor in (first, second):
+        fill(visitor, max_new_tokens=6)
     first.fill("#prompt textarea", "alpha beta")
     first.click("#run")
     wait_until(lambda: script.open_races == 1)
@@ -537,7 +552,8 @@ def test_stop_also_takes_back_a_run_that_is_still_waiting(visit: Visit, script: 
     script.gate.set()
     first.locator(".sd-arena[data-state=ended]").wait_for()
     assert len(tokens_shown(first, PLAIN)) == 6
-    assert tokens_shown(second, PLAIN) == []
+    assert len(script.races) == 1
+    assert "gamma" not in "".join(text for text, _ in tokens_shown(second, PLAIN))
     run(second)
     assert len(tokens_shown(second, PLAIN)) == 6
 
@@ -545,15 +561,16 @@ def test_stop_also_takes_back_a_run_that_is_still_waiting(visit: Visit, script: 
 WRONG_TOKEN = " wrong"
 
 
-def test_what_is_sent_for_an_event_is_small(visit: Visit, script: Script) -> None:
+def test_what_is_sent_for_an_event_is_small(page: Page, script: Script) -> None:
     script.pace = 1 / 400
-    page = visit("?max_new_tokens=200")
+    fill(page, max_new_tokens=200)
     page.evaluate(
         "() => { const r = specdemo.race, f = r.apply.bind(r); window.sizes = []; "
         "r.apply = m => { window.sizes.push(JSON.stringify(m).length); f(m); }; }"
     )
     run(page, "one two three")
     sizes = page.evaluate("window.sizes")
+    page.evaluate("delete specdemo.race.apply")
     events = len(script.entries)
     assert len(sizes) < events, json.dumps([len(sizes), events])
     assert sum(sizes) / events < 250  # of a message there may be many, on a busy machine

@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,19 @@ from specdemo.types import DraftOutcome
 from specdemo.ui.replay.opening import MAX_TRACE
 
 from .browser import discarded, tokens_of
-from .conftest import Visit
+from .conftest import Tabs, Used, Visit, reused
 from .scripted import Script
 from .test_page import serious
 from .test_playable import GREEDY, NAMES, REAL, SHIPPED, three_lanes, traced
 from .test_race import CORPUS
 
 REPLAY = "#replay"
+
+
+@pytest.fixture
+def page(tabs: Tabs, used: list[Used], url: str, script: Script) -> Iterator[Page]:
+    with reused(tabs, used, url, replayed=True) as page:
+        yield page
 
 
 def open_replay(page: Page, trace: str | None = None) -> Page:
@@ -286,11 +293,9 @@ def test_whatever_a_file_holds_is_shown_literally(page: Page) -> None:
     assert page.evaluate("window.pwned === undefined")
 
 
-def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(
-    visit: Visit, script: Script, tmp_path: Path
-) -> None:
+def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(page: Page, tmp_path: Path) -> None:
     text, entries = traced()
-    page = open_replay(visit(), text)
+    open_replay(page, text)
     page.keyboard.press("End")
     verdict = told(page)
     upload(page, "<img src=x onerror=window.pwned=1>")
@@ -317,6 +322,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(
     page.evaluate(
         """() => {
           const { read } = ReadableStreamDefaultReader.prototype;
+          window.put_back = () => { ReadableStreamDefaultReader.prototype.read = read; };
           window.unpacked = 0;
           ReadableStreamDefaultReader.prototype.read = async function () {
             const part = await read.call(this);
@@ -328,6 +334,7 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(
     page.locator(".sd-file").set_input_files(tmp_path / "bomb.jsonl.gz")
     expect(refused).to_have_text("This file is too large: a trace has at most 32 MB.")
     assert MAX_TRACE < page.evaluate("window.unpacked") < 2 * MAX_TRACE  # and then it stops
+    page.evaluate("put_back()")
     assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
     upload(page, gzip.compress(traced(only=PLAIN)[0].encode()), "trace.jsonl.gz")
     expect(page.locator(f"{REPLAY} [data-lane=speculative]")).to_be_hidden()
@@ -363,5 +370,5 @@ def test_it_fits_its_window_and_axe_finds_nothing_serious(page: Page) -> None:
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert serious(page) == []
+        assert serious(page, REPLAY) == []
         page.keyboard.press("d")  # dark for the second

@@ -125,8 +125,10 @@ def test_a_page_out_of_sight_does_not_hold_a_connection(visit: Visit, script: Sc
 # The line ---------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_is_told_the_place_in_the_line_and_the_wait(visit: Visit, script: Script) -> None:
-    first, second, third = (visit() for _ in range(3))
+def test_who_waits_is_told_the_place_in_the_line_and_the_wait(
+    page: Page, other: Page, third: Page, script: Script
+) -> None:
+    first, second = page, other
     script.used._durations._recent[RACE] = deque([1200.0])  # from here on it is known how long a race takes
     script.gate.clear()
     run(first, "alpha beta", until="waiting")
@@ -239,9 +241,8 @@ def test_the_top_bar_follows_what_others_load(visit: Visit, script: Script) -> N
     expect(theirs.locator(".sd-top")).to_have_attribute("data-stage", "other")
 
 
-def test_a_load_that_failed_is_told_to_who_chose_it(visit: Visit, script: Script) -> None:
+def test_a_load_that_failed_is_told_to_who_chose_it(page: Page) -> None:
     """By a status as the server sends it, since the scripted engine keeps nothing after a failed load."""
-    page = visit()
     for status, shown in (
         ({"preset": "scripted"}, ["failed", "Too large.", ""]),
         ({"preset": "other"}, ["idle", "No model is loaded yet", ""]),
@@ -292,8 +293,7 @@ def every_core(has: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("has", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_race_beside_which_another_page_was_served_says_so(visit: Visit, script: Script, url: str, has: bool) -> None:
-    page = visit()
+def test_a_race_beside_which_another_page_was_served_says_so(page: Page, script: Script, url: str, has: bool) -> None:
     with every_core(has):
         run_held(page, script)
         urlopen(url).close()
