@@ -143,13 +143,20 @@ RESTORE = f"""held => {{
     const parts = ({FORM})();
     if (parts.length === held.length) parts.forEach((part, at) => {{
         const [value, checked] = held[at];
-        if (part.checked !== checked) part.click();
+        if ((part.checked ?? null) !== checked) part.click();
         else if (part.value !== value && part.role !== 'listbox') {{
             part.value = value;
             for (const event of ['input', 'change']) part.dispatchEvent(new Event(event, {{ bubbles: true }}));
         }}
     }});
     document.querySelector('#replay .sd-hide input:checked')?.click();
+    const scrub = document.querySelector('#replay .sd-scrub');
+    if (scrub) {{  // to the end of what is replayed
+        const play = document.querySelector('#replay .sd-play');
+        if (play.textContent === 'Pause') play.click();
+        scrub.value = scrub.max;
+        scrub.dispatchEvent(new Event('input', {{ bubbles: true }}));
+    }}
     [...document.querySelectorAll('#replay .sd-speeds button')].find(part => part.textContent === '1×')?.click();
     localStorage.clear();
     sessionStorage.clear();
