@@ -122,7 +122,7 @@ def visit(chromium: Browser, tabs: Tabs, url: str, script: Script) -> Iterator[V
 LEFT = """() => JSON.stringify([
     location.href, document.body.className, localStorage.length, sessionStorage.length,
     ...document.querySelectorAll('.sd-arena:is([data-state=running], [data-state=waiting], [data-state=loading])'),
-    ...[...document.querySelectorAll('input:not([type=file]), textarea, select, dialog, [aria-pressed]')]
+    ...[...document.querySelectorAll('input:not([type=file]), textarea, select, dialog[open], [aria-pressed]')]
         .filter(part => !part.closest('#prompt, .sd-board') && (!part.closest('#replay') || part.checked
             || (part.ariaPressed === 'true' && part.textContent !== '1×')))
         .map(part => [part.value, part.checked, part.open, part.ariaPressed]),
@@ -136,25 +136,32 @@ HIDE = """hidden => {
 
 
 # What a test fills in, each part with what it holds at first.
-FORM = """() => [...document.querySelectorAll('input:not([type=file]), textarea, select')]
+FORM = """() => [...document.querySelectorAll('input:not([type=file]), textarea, select, [aria-pressed]')]
     .filter(part => !part.closest('#prompt, .sd-board, #replay'))"""
 RESTORE = f"""held => {{
     if (document.body.classList.contains('dark')) document.querySelector('.sd-dark').click();
     const parts = ({FORM})();
     if (parts.length === held.length) parts.forEach((part, at) => {{
-        const [value, checked] = held[at];
-        if (part.checked !== checked) part.click();
+        const [value, checked, pressed] = held[at];
+        if ((part.checked ?? null) !== checked || (pressed === 'true' && part.ariaPressed !== pressed)) part.click();
         else if (part.value !== value && part.role !== 'listbox') {{
             part.value = value;
             for (const event of ['input', 'change']) part.dispatchEvent(new Event(event, {{ bubbles: true }}));
         }}
     }});
     document.querySelector('#replay .sd-hide input:checked')?.click();
+    const scrub = document.querySelector('#replay .sd-scrub');
+    if (scrub) {{  // to the end of what is replayed
+        const play = document.querySelector('#replay .sd-play');
+        if (play.textContent === 'Pause') play.click();
+        scrub.value = scrub.max;
+        scrub.dispatchEvent(new Event('input', {{ bubbles: true }}));
+    }}
     [...document.querySelectorAll('#replay .sd-speeds button')].find(part => part.textContent === '1×')?.click();
     localStorage.clear();
     sessionStorage.clear();
 }}"""
-HOLDS = f"() => ({FORM})().map(part => [part.value, part.checked])"
+HOLDS = f"() => ({FORM})().map(part => [part.value, part.checked, part.ariaPressed])"
 
 
 @dataclass(frozen=True)

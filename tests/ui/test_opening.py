@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from specdemo.models.presets import DEFAULT_PRESET, load_presets, load_prompts
 from specdemo.racing.race import PLAIN, SPECULATIVE
@@ -15,14 +15,13 @@ from specdemo.ui.replay.playable import playable
 from specdemo.ui.replay.recordings import OPENING
 
 from .browser import run, tokens_of, tokens_shown
-from .conftest import Tabs, Visit, listening
+from .conftest import Tabs, Visit, listening, visits
 from .scripted import PROMPTS, Script
 from .test_page import SHIFTS as ALL_SHIFTS
 from .test_page import serious
 from .test_playable import lines_of
 from .test_show import SHIFTS
 
-Open = Callable[..., Page]
 HEADER, ENTRIES = read_trace(lines_of(OPENING))
 PASSES = {
     lane: Stats.of(entry.event for entry in ENTRIES if entry.lane == lane).rounds + 1 for lane in (PLAIN, SPECULATIVE)
@@ -56,18 +55,21 @@ CLOCK = """() => {
 }"""
 
 
-@pytest.fixture
-def opening(visit: Visit) -> Open:
-    """Opens the page and begins the opening again, on a clock that only `tick` moves."""
-
-    def open_page(query: str = "", width: int = 1280) -> Page:
-        page = visit(query, width=width, motion=True, until="#race .sd-arena[data-state=opening]")
+@pytest.fixture(scope="module")
+def shared(chromium: Browser, tabs: Tabs, server: tuple[str, Script]) -> Iterator[Page]:
+    with visits(chromium, tabs, server[0]) as visit:
+        page = visit(motion=True, until="#race .sd-arena[data-state=opening]")
         page.evaluate(CLOCK)
-        page.evaluate("specdemo.race.opening.play(), frame()")
-        page.evaluate(SHIFTS)
-        return page
+        yield page
 
-    return open_page
+
+@pytest.fixture
+def opening(shared: Page, script: Script) -> Page:
+    """A page that tests share, on which the opening begins again, on a clock that only `tick` moves."""
+    shared.set_viewport_size({"width": 1280, "height": 900})
+    shared.evaluate("specdemo.race.opening.play(), frame()")
+    shared.evaluate(SHIFTS)
+    return shared
 
 
 def caption(page: Page) -> str:
@@ -130,8 +132,8 @@ def test_the_page_does_without_a_recording(tabs: Tabs, url: str, script: Script)
     tabs.give_back(page)
 
 
-def test_each_step_is_shown_with_its_caption(opening: Open) -> None:
-    page = opening()
+def test_each_step_is_shown_with_its_caption(opening: Page) -> None:
+    page = opening
     seen = []
     for _, _, seconds, _ in page.evaluate("specdemo.race.opening.scenes"):
         page.evaluate("seconds => tick(seconds)", seconds / 2)
@@ -153,8 +155,8 @@ def test_each_step_is_shown_with_its_caption(opening: Open) -> None:
         assert tokens_shown(page, lane) == tokens_of(ENTRIES, lane)
 
 
-def test_it_is_skipped_by_a_button_and_by_a_key_and_shown_again(opening: Open) -> None:
-    page = opening()
+def test_it_is_skipped_by_a_button_and_by_a_key_and_shown_again(opening: Page) -> None:
+    page = opening
     page.locator("#prompt textarea").focus()
     for skip in (lambda: page.keyboard.press("Escape"), lambda: page.get_by_role("button", name="Skip").click()):
         skip()
@@ -168,9 +170,11 @@ def test_it_is_skipped_by_a_button_and_by_a_key_and_shown_again(opening: Open) -
         assert kinds(page) == "t"
 
 
-def test_run_ends_it(opening: Open, script: Script) -> None:
+def test_run_ends_it(visit: Visit, script: Script) -> None:
     script.gate.clear()
-    page = opening()
+    page = visit(motion=True, until="#race .sd-arena[data-state=opening]")
+    page.evaluate(CLOCK)
+    page.evaluate("specdemo.race.opening.play(), frame()")
     page.evaluate("tick(2)")
     expect(page.locator("#prompt textarea")).to_have_value(PROMPTS["facts"][0])  # so that there is something to run
     page.click("#run")
@@ -209,19 +213,26 @@ def test_a_link_is_not_opened_with_a_recording(visit: Visit, script: Script) -> 
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), pytest.param(390, True, marks=pytest.mark.slow)])
-def test_nothing_moves_and_axe_finds_nothing_serious(opening: Open, width: int, dark: bool) -> None:
-    page = opening(f"?__theme={'dark' if dark else 'light'}", width=width)
+def test_nothing_moves_and_axe_finds_nothing_serious(opening: Page, width: int, dark: bool) -> None:
+    page = opening
+    page.set_viewport_size({"width": width, "height": 900})
+    if dark:
+        page.click(".sd-dark")
+    page.evaluate("specdemo.race.opening.play(), frame()")
+    page.evaluate(SHIFTS)  # from here on
     tops = page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map((lane) => lane.getBoundingClientRect().top)")
     assert max(tops) < 750  # on a phone, too: the form is below it
     for _, _, seconds, _ in page.evaluate("specdemo.race.opening.scenes")[:-1]:
         page.evaluate("seconds => tick(seconds)", seconds)
-    assert serious(page) == []
+    assert serious(page, "#race") == []
     page.keyboard.press("Escape")
     expect(page.locator("#race .sd-captions li")).to_have_count(5)
     page.evaluate("frame()")
     assert page.evaluate("window.shifts") == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert serious(page) == []
+    assert serious(page, "#race") == []
+    if dark:
+        page.click(".sd-dark")  # as it was
 
 
 # More lanes -------------------------------------------------------------------------------------------------
@@ -280,7 +291,7 @@ def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> N
             assert box
             assert box["x"] >= 0
             assert box["x"] + box["width"] <= width
-        assert serious(page) == []
+        assert serious(page, "#race") == []
         page.click(".sd-dark")  # for the second
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from specdemo.ui.engine import Pauses
 from specdemo.ui.race import run as race_run
 
 from . import scripted
-from .browser import run, sentence, tokens_of, tokens_shown
+from .browser import fill, run, sentence, tokens_of, tokens_shown
 from .conftest import Visit
 from .scripted import PLACEMENT, Script
 from .test_page import FADED, serious
@@ -40,8 +40,8 @@ SHIFTS = """
 
 
 @pytest.fixture
-def moving(visit: Visit) -> Open:
-    """Opens the page on a clock that only `tick` moves, unless it is not to be `frozen`."""
+def first(visit: Visit) -> Open:
+    """Opens the page as a new visitor, on a clock that only `tick` moves, unless it is not to be `frozen`."""
 
     def open_page(query: str = "", pace: str | None = None, frozen: bool = True, **options: Any) -> Page:
         query = f"?prompt={PROMPT.replace(' ', '+')}{query}"
@@ -53,6 +53,26 @@ def moving(visit: Visit) -> Open:
         return page
 
     return open_page
+
+
+@pytest.fixture
+def moving(page: Page) -> Iterator[Open]:
+    """Has a page that tests share show its races on such a clock."""
+
+    def prepare(max_new_tokens: int, pace: str = "slow") -> Page:
+        page.emulate_media(reduced_motion="no-preference")
+        page.select_option("#race .sd-pace", pace)
+        page.fill("#prompt textarea", PROMPT)
+        fill(page, max_new_tokens=max_new_tokens)
+        page.evaluate(f"() => {{ {CLOCK} }}")
+        return page
+
+    yield prepare
+    page.evaluate("delete performance.now")
+    skip = page.locator("#race .sd-skip")
+    if skip.is_enabled():
+        skip.click()
+    page.emulate_media(reduced_motion="reduce")
 
 
 def tick(page: Page, seconds: float) -> None:
@@ -73,8 +93,8 @@ def large(page: Page, lane: str) -> list[str]:
     return page.locator(f"#race [data-lane={lane}] .sd-large b").all_inner_texts()
 
 
-def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(moving: Open, script: Script) -> None:
-    page = moving("&max_new_tokens=60")
+def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(first: Open, script: Script) -> None:
+    page = first("&max_new_tokens=60")
     run(page, until="showing")
     stats = stats_of(script)
     alone, drafted = stats[PLAIN].seconds, stats[SPECULATIVE].seconds
@@ -99,7 +119,7 @@ def test_the_first_race_is_slow_and_its_figures_are_those_of_the_engine(moving: 
 
 @pytest.mark.parametrize("pace", ["rounds", pytest.param("once", marks=pytest.mark.slow)])
 def test_the_figures_do_not_depend_on_the_pace(moving: Open, script: Script, pace: str) -> None:
-    page = moving("&max_new_tokens=12", pace=pace)
+    page = moving(12, pace=pace)
     run(page, until="ended" if pace == "once" else "showing")
     tick(page, 0.01)
     if pace != "once":
@@ -111,8 +131,8 @@ def test_the_figures_do_not_depend_on_the_pace(moving: Open, script: Script, pac
     assert clocks == [f"{lane.seconds:.2f} s" for lane in stats.values()]
 
 
-def test_the_chosen_pace_is_remembered_and_real_time_is_the_engines(moving: Open, script: Script) -> None:
-    page = moving("&max_new_tokens=24")
+def test_the_chosen_pace_is_remembered_and_real_time_is_the_engines(first: Open, script: Script) -> None:
+    page = first("&max_new_tokens=24")
     page.select_option("#race .sd-pace", "real")
     page.reload()
     page.locator("[data-stage=ready]").wait_for()
@@ -128,7 +148,7 @@ def test_the_chosen_pace_is_remembered_and_real_time_is_the_engines(moving: Open
 
 
 def test_it_goes_on_round_by_round(moving: Open, script: Script) -> None:
-    page = moving("&max_new_tokens=24", pace="rounds")
+    page = moving(24, pace="rounds")
     run(page, until="showing")
     rounds = [entry for entry in script.entries if entry.lane == SPECULATIVE]
     tick(page, 5)
@@ -151,7 +171,7 @@ def test_it_goes_on_round_by_round(moving: Open, script: Script) -> None:
 
 
 def test_stop_ends_the_show(moving: Open, script: Script) -> None:
-    page = moving("&max_new_tokens=24")
+    page = moving(24)
     run(page, until="showing")
     page.click("#stop")
     expect(page.locator("#race .sd-arena")).to_have_attribute("data-state", "ended")
@@ -160,7 +180,7 @@ def test_stop_ends_the_show(moving: Open, script: Script) -> None:
 
 
 def test_another_race_ends_the_show(moving: Open, script: Script) -> None:
-    page = moving("&max_new_tokens=24")
+    page = moving(24)
     run(page, until="showing")
     page.fill("#prompt textarea", "alpha beta")
     page.click("#run")
@@ -171,8 +191,8 @@ def test_another_race_ends_the_show(moving: Open, script: Script) -> None:
     assert len(script.races) == 2
 
 
-def test_what_is_not_measured_yet_is_waited_for(moving: Open, script: Script) -> None:
-    page = moving("&max_new_tokens=24", pace="real")
+def test_what_is_not_measured_yet_is_waited_for(first: Open, script: Script) -> None:
+    page = first("&max_new_tokens=24", pace="real")
     script.gate.clear()
     page.click("#run")
     page.locator("#race .sd-arena[data-state=waiting]").wait_for()
@@ -199,15 +219,15 @@ def test_on_the_engines_own_cores_a_race_is_measured_first_and_then_shown(
 ) -> None:
     crowded(60)
     script.pace = 0.02
-    page = moving("&max_new_tokens=24", pace="real")
+    page = moving(24, pace="real")
     run(page, until="running")
     assert sentence(page) == "Measuring the race."
     assert tokens_shown(page, PLAIN) == []
     page.evaluate("pass(5)")  # which the engine takes
     page.locator("#race .sd-arena[data-state=showing]").wait_for()
-    first, *_ = (entry.event for entry in script.entries if entry.lane == PLAIN)
+    begin, *_ = (entry.event for entry in script.entries if entry.lane == PLAIN)
     begins = page.evaluate("specdemo.race.show.time")
-    assert begins <= engine_seconds(first)
+    assert begins <= engine_seconds(begin)
     tick(page, 0.1)
     assert page.evaluate("specdemo.race.show.time") == pytest.approx(begins + 0.1)
     tick(page, stats_of(script)[PLAIN].seconds)
@@ -217,11 +237,11 @@ def test_on_the_engines_own_cores_a_race_is_measured_first_and_then_shown(
 
 
 def test_there_a_long_race_is_seen_now_and_then_and_can_be_stopped(
-    visit: Visit, script: Script, crowded: Callable[[float], None]
+    page: Page, script: Script, crowded: Callable[[float], None]
 ) -> None:
     crowded(0.2)
     script.pace = 0.01
-    page = visit("?max_new_tokens=2000")
+    fill(page, max_new_tokens=2000)
     run(page, "one two three", until="running")
     page.locator("[data-lane=speculative] .tok").nth(5).wait_for()
     assert sentence(page) == "Measuring the race."
@@ -235,7 +255,10 @@ def test_there_a_long_race_is_seen_now_and_then_and_can_be_stopped(
 
 @pytest.mark.parametrize(("width", "dark"), [pytest.param(1280, False, marks=pytest.mark.slow), (390, True)])
 def test_rejected_guesses_fade_and_nothing_moves(moving: Open, script: Script, width: int, dark: bool) -> None:
-    page = moving("&max_new_tokens=120" + ("&__theme=dark" if dark else ""), width=width)
+    page = moving(120)
+    page.set_viewport_size({"width": width, "height": 900})
+    if dark:
+        page.click(".sd-dark")
     page.locator("#race .sd-pane").first.scroll_into_view_if_needed()
     run(page, until="showing")
     tick(page, 1.5)
@@ -269,11 +292,11 @@ def test_rejected_guesses_fade_and_nothing_moves(moving: Open, script: Script, w
     page.locator("#race [data-lane=speculative] .tok.r").last.hover()
     expect(page.locator("#race [data-lane=speculative] .sd-rd:hover .sd-ghost").last).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert serious(page) == []
+    assert serious(page, "#race") == []
 
 
-def test_the_end_of_text_token_is_a_mark_and_text_that_looks_like_it_is_not(visit: Visit, script: Script) -> None:
-    page = visit("?max_new_tokens=6")
+def test_the_end_of_text_token_is_a_mark_and_text_that_looks_like_it_is_not(page: Page) -> None:
+    fill(page, max_new_tokens=6)
     run(page, "say <|im_end|> now")
     assert "<|im_end|>" in page.locator("#race [data-lane=plain] .sd-text").inner_text()
     assert page.locator("#race .tok.end").count() == 0
@@ -293,12 +316,12 @@ def test_the_end_of_text_token_is_a_mark_and_text_that_looks_like_it_is_not(visi
 
 @pytest.mark.slow  # it is about real time, which is scarce where tests run side by side
 def test_two_thousand_tokens_in_real_time_end_when_they_are_measured(
-    moving: Open, script: Script, monkeypatch: pytest.MonkeyPatch
+    first: Open, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("PASS", 0.0025), ("DEARER_PASS", 0.0023), ("DRAFT", 0.0002)):  # 400 tokens in a second
         monkeypatch.setattr(scripted, f"{name}_SECONDS", seconds)
     script.real = True
-    page = moving("&max_new_tokens=1000", pace="real", frozen=False)
+    page = first("&max_new_tokens=1000", pace="real", frozen=False)
     page.evaluate("""() => {
         window.at = {};
         const look = () => (window.at[specdemo.race.root.dataset.state] ??= performance.now());

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from gradio_client import Client
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from specdemo.decoding.events import Round
 from specdemo.models.presets import Defaults
@@ -20,7 +21,7 @@ from specdemo.types import AUTO, DraftedToken, DraftOutcome, Token, TokenKind
 from specdemo.ui.race.messages import CODES
 
 from .browser import run, sentence
-from .conftest import Visit
+from .conftest import Tabs, Visit, visits
 from .scripted import PRESETS, Script
 from .test_loading import choose_preset
 from .test_page import AXE, SHIFTS, granted
@@ -74,10 +75,25 @@ def test_a_tree_is_chosen_by_a_link_or_a_box_and_carried_on(visit: Visit, script
     expect(box).not_to_be_checked()
 
 
-def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(visit: Visit, script: Script) -> None:
-    page = visit(TREE)
-    run(page)
-    rounds = rounds_of(script)
+@pytest.fixture(scope="module")
+def ended(chromium: Browser, tabs: Tabs, server: tuple[str, Script]) -> Iterator[tuple[Page, list[Round]]]:
+    url, script = server
+    script.reset()
+    with visits(chromium, tabs, url) as visit:
+        page = visit(TREE + "&temperature=0.5")
+        run(page)
+        yield page, rounds_of(script)
+
+
+@pytest.fixture
+def raced(ended: tuple[Page, list[Round]], script: Script) -> tuple[Page, list[Round]]:
+    """A page whose race of trees is over, and the rounds of the drafted lane."""
+    ended[0].get_by_role("tab", name="Race").click()
+    return ended
+
+
+def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(raced: tuple[Page, list[Round]]) -> None:
+    page, rounds = raced
     assert page.locator(f"{LANE} h2").inner_text() == "With ngram, trees of 40"
     assert page.locator(f"{LANE} .sd-drafts b").inner_text() == f"{sum(len(r.drafted) for r in rounds)} nodes"
     emitted = page.locator(f"{LANE} .sd-text .tok:is(.a, .r, .b, .t)")
@@ -106,10 +122,9 @@ def test_what_was_tried_at_a_token_is_shown_where_the_reader_points(visit: Visit
     assert page.evaluate("document.activeElement.closest('.sd-fork') !== null")
 
 
-def test_a_round_is_stepped_through_as_a_tree(visit: Visit, script: Script) -> None:
-    page = visit(TREE + "&temperature=0.5")
-    run(page)
-    event = rounds_of(script)[1]  # one token passes, then two fail
+def test_a_round_is_stepped_through_as_a_tree(raced: tuple[Page, list[Round]]) -> None:
+    page, rounds = raced
+    event = rounds[1]  # one token passes, then two fail
     page.locator("#race .sd-again").click()
     page.locator(".sd-play:enabled").wait_for()
     page.keyboard.press("t")
