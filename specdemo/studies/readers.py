@@ -24,7 +24,7 @@ GROUPS_HELP = "How many groups of prompts are decoded at each size."
 SIZES_HELP = "Numbers of readers, separated by commas."
 SIZES, MOST_READERS = (1, 2, 4, 8, 16), 64
 ALONE = "none"  # the target alone
-KS = {AUTO: "auto: by the number of readers", **{str(k): f"{k} tokens" for k in (1, 2, 3, 4, 8)}}
+KS = {AUTO: "auto: by the number of readers", "1": "1 token", **{str(k): f"{k} tokens" for k in (2, 3, 4, 8)}}
 
 
 class Readers(Study):
@@ -41,7 +41,7 @@ class Readers(Study):
         Field("k", "Draft length K", "choice", AUTO, choices=KS, only=FORM),
         replace(SETTINGS["k"], value=AUTO, only=COMMAND),
         temperature_field(0.0),
-        Field("repeats", "Groups of prompts", "whole", 3, 1, 20, help=GROUPS_HELP),
+        Field("repeats", "Groups of prompts", "whole", 4, 2, 20, help=GROUPS_HELP),
         replace(NEW_TOKENS, value=32, typed=48),
         Field("sizes", "Readers at once", "wholes", "1,2,4,8,16", help=SIZES_HELP, only=COMMAND),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
@@ -171,7 +171,9 @@ def _crossing(found: Sequence[tuple[int, Spread]], drafter: str) -> str:
     if losing < len(found):
         size, spread = found[losing]
         sure = "" if spread.high is None or spread.high < 1 else " That can be chance."
-        words.append(f"From {_readers(size)} on, do not speculate with it here ({_told(spread)}).{sure}")
+        words.append(
+            f"From {_readers(size)} on, do not speculate with {'it' if losing else drafter} here ({_told(spread)}).{sure}"
+        )
     return " ".join(words)
 
 
