@@ -171,9 +171,8 @@ def _crossing(found: Sequence[tuple[int, Spread]], drafter: str) -> str:
     if losing < len(found):
         size, spread = found[losing]
         sure = "" if spread.high is None or spread.high < 1 else " That can be chance."
-        words.append(
-            f"From {_readers(size)} on, do not speculate with {'it' if losing else drafter} here ({_told(spread)}).{sure}"
-        )
+        named = "it" if losing else drafter
+        words.append(f"From {_readers(size)} on, do not speculate with {named} here ({_told(spread)}).{sure}")
     return " ".join(words)
 
 
