@@ -115,8 +115,8 @@ def test_drafts_that_change_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_drafter_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    propose = Block.propose
-    monkeypatch.setattr(Block, "propose", lambda *asked: (torch.ones(1).tolist(), propose(*asked))[1])
+    drafting = Block.drafting
+    monkeypatch.setattr(Block, "drafting", lambda *asked: (torch.ones(1).tolist(), drafting(*asked))[1])
     with pytest.raises(AssertionError, match="'block at T = 0': 2"):
         test_waits.test_a_round_waits_once(CPU)
 

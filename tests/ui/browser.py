@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, Playwright
 
 from specdemo.decoding.events import Round
 from specdemo.racing.trace import Entry
+from specdemo.studies.lab import STUDIES
 from specdemo.types import DraftOutcome
 from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import Engine
@@ -132,3 +133,17 @@ def discarded(page: Page, code: str, at: int = 0, inside: str = "#race") -> Loca
 
 def sentence(page: Page) -> str:
     return page.locator(".sd-sentence").inner_text()
+
+
+def choose(page: Page, view: str) -> Locator:
+    """Open a view, where there is no room for its tab by the list of the others."""
+    tab = page.get_by_role("tab", name=STUDIES[view].title, exact=True)
+    page.wait_for_timeout(250)  # Gradio finds out a moment later what there is room for
+    if not tab.is_visible():
+        page.locator("#lab .overflow-menu > button").first.click()
+        tab = page.locator("#lab .overflow-dropdown button", has_text=STUDIES[view].title)
+    tab.click()
+    shown = page.locator(f"#lab-{view}")
+    shown.locator(".lab-run").wait_for()
+    page.wait_for_timeout(250)  # what Gradio has put there it fills in a moment later
+    return shown

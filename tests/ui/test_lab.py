@@ -32,8 +32,8 @@ from specdemo.ui.lab.run import LabRun
 from specdemo.ui.runs import Runs
 from tests.unit.checkpoints import full_preset
 
+from .browser import choose, served_engine
 from .browser import run as race
-from .browser import served_engine
 from .conftest import Tabs, Visit, visits
 from .test_page import serious
 
@@ -66,20 +66,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def lab_url(engine: Engine) -> Iterator[str]:
     with served_engine(engine, {"facts": ["What is rain?"]}, Runs(grace=1.0)) as url:
         yield url
-
-
-def choose(page: Page, view: str) -> Locator:
-    """Open a view, where there is no room for its tab by the list of the others."""
-    tab = page.get_by_role("tab", name=STUDIES[view].title, exact=True)
-    page.wait_for_timeout(250)  # Gradio finds out a moment later what there is room for
-    if not tab.is_visible():
-        page.locator("#lab .overflow-menu > button").first.click()
-        tab = page.locator("#lab .overflow-dropdown button", has_text=STUDIES[view].title)
-    tab.click()
-    shown = page.locator(f"#lab-{view}")
-    shown.locator(".lab-run").wait_for()
-    page.wait_for_timeout(250)  # what Gradio has put there it fills in a moment later
-    return shown
 
 
 def opened(visit: Visit, engine: Engine, lab_url: str, **options: Any) -> Page:

@@ -15,7 +15,7 @@ from specdemo.studies.study import Study
 from specdemo.ui.lab.run import LabRun
 
 from ..made_up import Counting
-from .browser import run, served, wait_until
+from .browser import choose, run, served, wait_until
 from .conftest import Visit
 from .scripted import Script, stand_in
 
@@ -50,8 +50,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Long]]:
 
 def open_lab(page: Page, view: str = "domains") -> None:
     page.get_by_role("tab", name="Lab").click()
-    page.get_by_role("tab", name=STUDIES[view].title, exact=True).click()
-    page.locator(f"#lab-{view} .lab-run").wait_for()
+    choose(page, view)
 
 
 def test_what_cannot_be_run_is_refused_at_once_and_what_waits_is_told_for_what(

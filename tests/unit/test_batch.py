@@ -15,12 +15,18 @@ from torch import Tensor
 
 from specdemo.decoding import batch, loop
 from specdemo.decoding.batch import Failed, decode_batch
-from specdemo.decoding.events import Event, Finished, Round
+from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding, rule_for
 from specdemo.engines.native import NativeModel, NativeRunner
 from specdemo.engines.runner import Pass
+from specdemo.models import placement
+from specdemo.models.loaded import Loaded, load
+from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
+from specdemo.racing.batch import batch as batch_of
+from specdemo.racing.race import drafters_of
+from specdemo.studies.prompts import read_prompts
 from specdemo.system import hardware
-from specdemo.types import REJECTION, BadInput, NotFinite, Settings
+from specdemo.types import AUTO, MAX_SEED, REJECTION, BadInput, NotFinite, Settings
 from tests.unit.enumerate_decode import distance, emitted_distribution
 from tests.unit.toys import (
     DRAFTER_NAMES,
@@ -310,3 +316,44 @@ def test_the_seconds_of_all_add_up_to_the_time_that_passed(monkeypatch: pytest.M
     assert [first[index].draft_seconds for index in range(3)] == [3, 3, 3]
     assert [first[index].verify_seconds for index in range(3)] == [10 * rows / 8 for rows in (2, 2, 4)]
     assert seconds == pytest.approx(now % 1000)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_of_the_default_preset_are_those_of_the_target_alone(temperature: float) -> None:
+    """Eight prompts at once, with every drafter of the preset, at a fixed K and with K = auto."""
+    loaded = load(find_preset(DEFAULT_PRESET))
+    try:
+        asked = read_prompts(PRESETS / "prompts" / "domains.jsonl")[:8]
+        texts = [loaded.encode(prompt.prompt) for prompt in asked]
+        settings = Settings(k=3, temperature=temperature, max_new_tokens=48, seed=11)
+        alone = texts_of(batch_of(loaded, "none", texts, settings, 1))
+        assert len(alone) == 8
+        for drafter in drafters_of(loaded, ""):
+            for k in (3, AUTO):
+                assert texts_of(batch_of(loaded, drafter, texts, replace(settings, k=k), 8)) == alone, (drafter, k)
+    finally:
+        loaded.release()
+
+
+def test_prompts_of_a_batch_have_seeds_that_follow_each_other(loaded: Loaded) -> None:
+    texts, settings = (
+        [loaded.encode("the cat sat")] * 3,
+        Settings(k=2, temperature=1.0, max_new_tokens=9, seed=MAX_SEED - 1),
+    )
+    seeds = [event.seed for _, event in batch_of(loaded, "ngram", texts, settings, 3) if isinstance(event, Prefilled)]
+    assert sorted(seeds, key=lambda seed: seed or 0) == [0, MAX_SEED - 1, MAX_SEED]
+    with pytest.raises(BadInput, match="no drafter called 'magic'"):
+        list(batch_of(loaded, "magic", texts, settings, 3))
+    with pytest.raises(BadInput, match="needs the match rule"):
+        list(batch_of(loaded, "ngram", texts, replace(settings, k=AUTO, rule=REJECTION), 3))
+
+
+def test_memory_without_room_for_all_readers_is_refused(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [loaded.encode("the cat sat")] * 16
+    needed = loaded.token_bytes["target"] * (len(texts[0]) + 8)
+    monkeypatch.setattr(placement, "free_memory", lambda: 15 * needed)
+    with pytest.raises(BadInput, match="keys and values of 16"):
+        list(batch_of(loaded, "none", texts, Settings(k=0, max_new_tokens=8), 16))
+    assert texts_of(batch_of(loaded, "none", texts, Settings(k=0, max_new_tokens=8), 15))

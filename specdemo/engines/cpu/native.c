@@ -207,8 +207,9 @@ static void gather(const act_t *values, long begin, long base, long end, const l
 }
 
 /* out [count, heads * width] = attention of the queries of the rows to all tokens that they see.
-   `scores` and `exps` [ROWS, stride] belong to this thread, and no cache has more than `stride` slots. The scores and values of a tree's row are brought into the
-   order of their positions, so that its sums are those of the chain that leads to it. */
+   `scores` and `exps` [ROWS, stride] belong to this thread, and no cache has more than `stride` slots. The scores and
+   values of a tree's row are brought into the order of their positions, so that its sums are those of the chain that
+   leads to it. */
 static void attend(const Model *m, int index, const Row *rows, const act_t *q, long count, long stride, float *scores,
                    act_t *exps, act_t *out) {
     const long width = m->width, wide = round_up(width, COLUMNS), group = m->heads / m->kv_heads;
