@@ -166,13 +166,14 @@ def _crossing(found: Sequence[tuple[int, Spread]], drafter: str) -> str:
     words = []
     if losing:
         size, spread = found[losing - 1]
-        sure = "pays" if spread.low is None or spread.low > 1 else "seems to pay, which can be chance,"
-        words.append(f"{drafter} {sure} for up to {_readers(size)} here ({_told(spread)}).")
+        sure = spread.low is None or spread.low > 1
+        pays = "pays" if sure else "seems to pay, which can be chance,"
+        words.append(f"{drafter} {pays} for up to {_readers(size)} here ({_told(spread)}).")
     if losing < len(found):
         size, spread = found[losing]
-        sure = "" if spread.high is None or spread.high < 1 else " That can be chance."
-        named = "it" if losing else drafter
-        words.append(f"From {_readers(size)} on, do not speculate with {named} here ({_told(spread)}).{sure}")
+        sure, named = spread.high is None or spread.high < 1, "it" if losing else drafter
+        advice = f"do not speculate with {named} here" if sure else f"{named} seems not to pay, which can be chance"
+        words.append(f"From {_readers(size)} on, {advice} ({_told(spread)}).")
     return " ".join(words)
 
 

@@ -51,7 +51,10 @@ def test_rows_are_in_order_and_pair_the_groups() -> None:
         (lambda size, repeat: 1.2, "eagle pays for up to 16 readers here (1.20 times"),
         (lambda size, repeat: 0.9 + repeat / 500, "From 1 reader on, do not speculate with eagle here (0.90 times"),
         (lambda size, repeat: (1.5, 1.2, 0.7)[repeat], "eagle seems to pay, which can be chance, for up to 16 readers"),
-        (lambda size, repeat: (0.5, 0.8, 1.3)[repeat], "That can be chance."),
+        (
+            lambda size, repeat: (0.5, 0.8, 1.3)[repeat],
+            "From 1 reader on, eagle seems not to pay, which can be chance (0.80 times",
+        ),
     ],
 )
 def test_the_crossing_is_named_with_its_interval(ratio: Callable[[int, int], float], words: str) -> None:
