@@ -28,7 +28,7 @@ FOLLOW = 0.02  # how fast the costs of passes follow the last one
 DRIFT = 0.2  # how fast `baseline_seconds` does
 OUTLIER = 1.5  # a pass slower than this many times the usual time counts as this slow
 CALIBRATION_SECONDS = 0.6
-MOST_ROWS = 64
+MEASURED_TOKENS = 64  # the most of a pass that several readers share, unless these are two for each
 LENGTHS = (1, 2, 3, 4, 6, 9, 13, 17)  # the passes that a calibration measures, up to the largest that auto uses
 
 
@@ -65,12 +65,12 @@ class CostModel:
 def measure_passes(runner: Runner, rule: Rule, most_k: int, readers: int = 1) -> dict[int, float]:
     """The seconds of the passes that auto uses, verification included, by the number of tokens read.
 
-    With several readers they are those of as many tokens for each, up to `MOST_ROWS` in all or two for each.
+    With several readers they are those of as many tokens for each, up to `MEASURED_TOKENS` in all or two for each.
 
     Raises:
         Stopped: the person who waits for it has stopped it.
     """
-    each = [min(tokens, most_k + 1) for tokens in LENGTHS if tokens * readers <= MOST_ROWS or tokens <= 2]
+    each = [min(tokens, most_k + 1) for tokens in LENGTHS if tokens * readers <= MEASURED_TOKENS or tokens <= 2]
     seconds = dict.fromkeys((1, *(readers * tokens for tokens in each)), inf)
     try:
         runner.prefill([0])

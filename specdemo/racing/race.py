@@ -100,19 +100,7 @@ def start(
     costs = costs_of(loaded, settings)
     if costs and settings.k == AUTO and (drafter, settings.tree) not in costs.tried:
         try_out(loaded, drafter, prompt_ids, settings, costs)
-    return decode_loaded(loaded, drafter, prompt_ids, rule or rule_for(settings), costs)
-
-
-def decode_loaded(
-    loaded: Loaded,
-    drafter: str,
-    prompt_ids: Sequence[int],
-    rule: Rule,
-    costs: CostModel | None,
-    ks: Iterable[tuple[int, bool]] | None = None,
-) -> Iterator[Event]:
-    """`decode` by the loaded target with a drafter by name."""
-    return decode(decoding_of(loaded, drafter, prompt_ids, rule, costs, ks))
+    return decode(decoding_of(loaded, drafter, prompt_ids, rule or rule_for(settings), costs))
 
 
 def decoding_of(
@@ -163,7 +151,7 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
         new_tokens = min(TRIED_TOKENS, min(limit, loaded.context) - len(prompt_ids))
         for k, tree in TRIED[: 4 if settings.tree else 2]:
             short = replace(settings, k=k, tree=tree, max_new_tokens=new_tokens, stop=())
-            run = decode_loaded(loaded, drafter, prompt_ids, rule_for(short), costs)
+            run = decode(decoding_of(loaded, drafter, prompt_ids, rule_for(short), costs))
             with closing(run) as events:  # type: ignore[type-var]
                 next(events)  # the prefill; the first draft reads the prompt as well
                 end = time.perf_counter() + TRYING_SECONDS
@@ -241,7 +229,8 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
         if events:
             settings, ks = _recorded(events, lane.drafter, replace(asked.settings, k=lane.k, tree=lane.tree))
             rules[name] = rule_for(settings)
-            runs[name] = _first(len(events), decode_loaded(loaded, lane.drafter, prompt_ids, rules[name], None, ks))
+            run = decode(decoding_of(loaded, lane.drafter, prompt_ids, rules[name], None, ks))
+            runs[name] = _first(len(events), run)
     rules.pop(PLAIN, None)  # of the target alone no probabilities are recorded
     yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rules), asked.isolated)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..decoding.events import Finished, Round
 from ..system.imports import Later
-from ..types import AUTO, COMMAND, FORM, SETTINGS, BadInput, Field, Settings
+from ..types import AUTO, COMMAND, FORM, SETTINGS, BadInput, Field, Settings, read_k
 from .statistics import Spread, geometric_mean
-from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, some_of_each, temperature_field
+from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, settings_in, some_of_each, temperature_field
 from .tables import Table, table
 
 if TYPE_CHECKING:
@@ -49,12 +49,10 @@ class Readers(Study):
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
-        self.sizes, k = asked.get("sizes", SIZES), asked["k"]
+        self.sizes = asked.get("sizes", SIZES)
         if not all(1 <= size <= MOST_READERS for size in self.sizes):
             raise BadInput(f"There can be 1 to {MOST_READERS} readers at once.")
-        self.settings = Settings(
-            k if k == AUTO else int(k), asked["temperature"], max_new_tokens=asked["max_new_tokens"]
-        )
+        self.settings = settings_in({**asked, "k": read_k(str(asked["k"]))})
         self.prompts_read = self.readable(asked.get("prompts") or some_of_each("domains", 3))
         self.groups: list[Group] = []
         self.steps = 2 * len(self.sizes) * asked["repeats"]

@@ -135,21 +135,28 @@ def test_what_is_drafted_and_accepted_does_not_depend_on_what_is_beside(toy: Nat
     assert told[1] == told[5]
 
 
-def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
-    toy: NativeToy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read, sizes = NativeModel.read, list[list[int]]()
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NativeModel, list[int]]]:
+    """The passes that runners share: the model, and the rows of each runner."""
+    read, passes_read = NativeModel.read, list[tuple[NativeModel, list[int]]]()
 
     def watched(self: NativeModel, passes: Sequence[Pass]) -> list[Tensor]:
-        sizes.append([len(each.ids) for each in passes])
+        passes_read.append((self, [each.rows for each in passes]))
         return read(self, passes)
 
     monkeypatch.setattr(NativeModel, "read", watched)
+    return passes_read
+
+
+def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
+    toy: NativeToy, shared: list[tuple[NativeModel, list[int]]]
+) -> None:
     settings = [Settings(k=2, max_new_tokens=length, seed=length) for length in (12, 5, 9, 12, 3)]
     running: set[int] = set()
     for index, event in decode_batch(decodings(toy, "ngram", settings, prompts(5)), 3):
         running = running - {index} if isinstance(event, Finished) else running | {index}
         assert len(running) <= 3
+    sizes = [rows for _, rows in shared]
     assert [3, 3, 3] in sizes, "three prompts with two drafted tokens each"
     assert max(map(len, sizes)) == 3
     assert all(not runner.length for runner in toy.runners), "their caches are free again"
@@ -157,16 +164,9 @@ def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
 
 @pytest.mark.parametrize("name", ["eagle", "block", "layer-skip", "none"])
 def test_a_long_prompt_is_read_beside_the_rounds_of_others(
-    toy: NativeToy, name: str, monkeypatch: pytest.MonkeyPatch
+    toy: NativeToy, name: str, shared: list[tuple[NativeModel, list[int]]]
 ) -> None:
     """Piece by piece; the text and the states that a head reads are those of a prompt read at once."""
-    read, sizes = NativeModel.read, list[list[int]]()
-
-    def watched(self: NativeModel, passes: Sequence[Pass]) -> list[Tensor]:
-        sizes.append([len(each.ids) for each in passes])
-        return read(self, passes)
-
-    monkeypatch.setattr(NativeModel, "read", watched)
     texts = [text * length for text, length in zip(prompts(3), (1, 14, 40), strict=True)]
     settings = [Settings(k=2, temperature=0.8, max_new_tokens=30, seed=seed) for seed in range(3)]
     told = [
@@ -174,19 +174,15 @@ def test_a_long_prompt_is_read_beside_the_rounds_of_others(
         for decoded in (decode_batch(decodings(toy, name, settings, texts), at_once) for at_once in (1, 3))
     ]
     assert sorted(told[0], key=lambda each: each[0]) == sorted(told[1], key=lambda each: each[0])
-    assert any(PIECE in each and len(each) > 1 for each in sizes)
+    assert any(PIECE in rows and len(rows) > 1 for _, rows in shared)
 
 
-def test_a_draft_model_reads_for_all_of_them_at_once(toy: NativeToy, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, models = NativeModel.read, list[tuple[NativeModel, int]]()
-
-    def watched(self: NativeModel, passes: Sequence[Pass]) -> list[Tensor]:
-        models.append((self, len(passes)))
-        return read(self, passes)
-
-    monkeypatch.setattr(NativeModel, "read", watched)
+def test_a_draft_model_reads_for_all_of_them_at_once(
+    toy: NativeToy, shared: list[tuple[NativeModel, list[int]]]
+) -> None:
     settings = [Settings(k=3, max_new_tokens=12, seed=seed) for seed in range(4)]
     list(decode_batch(decodings(toy, "draft-model", settings, prompts(4)), 4))
+    models = [(model, len(rows)) for model, rows in shared]
     assert (toy.shared("draft_model"), 4) in models
     assert (toy.shared("model"), 4) in models
 

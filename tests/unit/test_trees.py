@@ -29,7 +29,7 @@ from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.drafters.tree import grow, merged
 from specdemo.engines.runner import CannotBranch
 from specdemo.racing.probabilities import probabilities_of
-from specdemo.racing.race import check_rule, decode_loaded, race
+from specdemo.racing.race import check_rule, decoding_of, race
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import Entry, Spans, read_trace, write_trace
 from specdemo.studies.domains import Counts
@@ -440,12 +440,12 @@ def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.Mon
     toy: Any = TableToy(tokenizer=letters_tokenizer())
     toy.target_runner = lambda capacity: Straight(toy.target, capacity)
     with pytest.raises(CannotBranch, match="it is straight"):
-        decode_loaded(toy, "prompt-lookup", PROMPT, rule_for(Settings(k=4, tree=True)), None)
+        decoding_of(toy, "prompt-lookup", PROMPT, rule_for(Settings(k=4, tree=True)), None)
     toy = TableToy(tokenizer=letters_tokenizer())
     toy.draft_runner = lambda capacity: Straight(toy.draft_model, capacity)
     with pytest.raises(BadInput, match=r"The draft model cannot draft a tree: it is straight.* Draft a chain\."):
-        decode_loaded(toy, "draft-model", PROMPT, rule_for(Settings(k=4, tree=True)), None)
-    decode_loaded(toy, "draft-model", PROMPT, rule_for(Settings(k=4)), None)
+        decoding_of(toy, "draft-model", PROMPT, rule_for(Settings(k=4, tree=True)), None)
+    decoding_of(toy, "draft-model", PROMPT, rule_for(Settings(k=4)), None)
 
 
 def test_rows_depths_and_walks_of_a_tree() -> None:
@@ -513,7 +513,7 @@ def test_the_tree_of_prompt_lookup_holds_the_copy_that_it_would_draft() -> None:
 
 
 def events_of(toy: Any, name: str, settings: Settings) -> list[Event]:
-    return list(decode_loaded(toy, name, PROMPT, rule_for(settings), None))
+    return list(batch.decode(decoding_of(toy, name, PROMPT, rule_for(settings), None)))
 
 
 @pytest.mark.parametrize(("nodes", "temperature"), daily([(8, 1.0), (1, 0.7), (63, 0.0), (8, 0.0), (63, 0.7)]))
