@@ -175,34 +175,32 @@ class NativeBackend:
     def run(
         self, x: Tensor, second_input: Tensor | None = None, *, outputs: int, rows: Branches | None = None
     ) -> Tensor:
-        x = self.head.entering(x, self._computed).to(torch.float32, copy=True)  # which the library changes in place
-        start = self.cache.length if rows is None else rows.base + len(rows.ancestors) - len(x)
-        at = len(x) - outputs
-        for layers, part, kv_only in ((self.context, slice(at), True), (self.layers, slice(at, None), False)):
-            if len(x[part]):
-                second = None if second_input is None else second_input[part].float()
-                placed = Rows(self.cache, start + (part.start or 0), len(x[part]), rows)
-                layers.run(x[part], [placed], second_input=second, kv_only=kv_only)
-        return x[at:]
+        return self.run_all([self], [x], [second_input], outputs, rows)
 
     @staticmethod
-    def run_all(backends: Sequence[Any], inputs: Sequence[Tensor], second_inputs: Sequence[Tensor]) -> Tensor:
-        """`run` with one output for each of several texts, [len(backends), hidden]."""
-        first = backends[0]
-        x = [first.head.entering(part, first._computed).to(torch.float32, copy=True) for part in inputs]
-        starts = [backend.cache.length for backend in backends]
-        read = [place for place, part in enumerate(x) if len(part) > 1]
-        if read:
-            rows = [Rows(backends[place].cache, starts[place], len(x[place]) - 1) for place in read]
-            second = torch.cat([second_inputs[place][:-1] for place in read]).float()
-            first.context.run(torch.cat([x[place][:-1] for place in read]), rows, second_input=second, kv_only=True)
-        last = torch.cat([part[-1:] for part in x])
-        rows = [
-            Rows(backend.cache, start + len(part) - 1, 1)
-            for backend, start, part in zip(backends, starts, x, strict=True)
-        ]
-        first.layers.run(last, rows, second_input=torch.cat([part[-1:] for part in second_inputs]).float())
-        return last
+    def run_all(
+        backends: Sequence[Any],
+        inputs: Sequence[Tensor],
+        second_inputs: Sequence[Tensor | None],
+        outputs: int,
+        tree: Branches | None = None,
+    ) -> Tensor:
+        """`run` for several texts with as many outputs each, one text after the other. Only a single text branches."""
+        first, joined = backends[0], inputs[0][:0]
+        for layers, kv_only in ((first.context, True), (first.layers, False)):
+            x, second, rows = list[Tensor](), list[Tensor](), list[Rows]()
+            for backend, read, other in zip(backends, inputs, second_inputs, strict=True):
+                part = slice(len(read) - outputs) if kv_only else slice(len(read) - outputs, None)
+                start = backend.cache.length if tree is None else tree.base + len(tree.ancestors) - len(read)
+                entered = backend.head.entering(read[part], backend._computed).float()
+                if len(entered):
+                    x.append(entered)
+                    second += [] if other is None else [other[part].float()]
+                    rows.append(Rows(backend.cache, start + (part.start or 0), len(entered), tree))
+            if rows:
+                joined = torch.cat(x)  # a copy, which the library changes in place
+                layers.run(joined, rows, second_input=torch.cat(second) if second else None, kv_only=kv_only)
+        return joined if outputs else joined[:0]
 
 
 def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dtype], NativeBackend] | None:

@@ -62,7 +62,7 @@ class EaglePasses(LayeredPasses):
         all_passes, ready = [each.passes for each in wanted], wanted[0].passes.ready
         x = [each.passes.output if each.states is None else ready.head.fused(each.states) for each in wanted]
         second = [ready.embed(each.tokens) for each in wanted]
-        outputs = NativeBackend.run_all([passes.backend for passes in all_passes], x, second)
+        outputs = NativeBackend.run_all([passes.backend for passes in all_passes], x, second, outputs=1)
         for passes, each, fed_back in zip(all_passes, wanted, wanted[0].passes.feedback(outputs).split(1), strict=True):
             passes.output.copy_(fed_back)
             passes.backend.advance(each.rows)
