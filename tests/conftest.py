@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,6 +38,21 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     a_worker = hasattr(config, "workerinput")
     if whole and not a_worker and config.getoption("numprocesses", 0) is None and not config.getoption("usepdb"):
         config.option.numprocesses, config.option.dist = 4, "worksteal"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a table that is `sampled(n)` mark all cases but every n-th slow.
+
+    Where the number of values of an axis and n have no common factor, each value is tested every day.
+    """
+    cases: Counter[str] = Counter()
+    for item in items:
+        sampled, name = item.get_closest_marker("sampled"), item.nodeid.partition("[")[0]
+        if sampled and not item.get_closest_marker("slow"):
+            if cases[name] % sampled.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[name] += 1
 
 
 Command = Callable[..., tuple[int, str, str]]

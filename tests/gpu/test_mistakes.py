@@ -82,6 +82,7 @@ def test_rows_that_see_other_branches() -> None:
         assert found == differing
 
 
+@pytest.mark.slow
 def test_a_wrong_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ops.write_kv
     monkeypatch.setattr(ops, "write_kv", lambda qkv, norms, rotation, *rest: right(qkv, None, rotation, *rest))
@@ -108,6 +109,7 @@ def test_a_wrong_head(monkeypatch: pytest.MonkeyPatch) -> None:
         test_passes.test_captured_heads_draft_the_same(CPU, "eagle")
 
 
+@pytest.mark.slow
 def test_drafts_that_change_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "ops_for", lambda model: with_attend(stretched))
     with pytest.raises(AssertionError, match="of 9 equal to ours alone"):

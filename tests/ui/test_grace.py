@@ -75,6 +75,7 @@ def network(server: str) -> Iterator[Network]:
         between.listener.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gap", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_heartbeat_that_is_cut_for_seconds_ends_no_race(
     visit: Visit, monkeypatch: pytest.MonkeyPatch, gap: int

@@ -289,6 +289,7 @@ def test_theory_takes_the_numbers_of_the_last_race(lab: Open) -> None:
     assert f"{100 * float(page.input_value('#lab-theory-alpha input')):.0f}%" == stats[0]
 
 
+@pytest.mark.slow
 def test_sweep(lab: Open) -> None:
     page, shown = lab("sweep")
     measure(page, "sweep")
@@ -320,6 +321,7 @@ def test_doctor(lab: Open) -> None:
     assert download.value.suggested_filename == "specdemo-doctor.html"
 
 
+@pytest.mark.slow
 def test_domains(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[bool] = []
     stream = Engine.stream
@@ -343,6 +345,7 @@ def test_domains(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         assert rates
 
 
+@pytest.mark.slow
 def test_lossless(lab: Open) -> None:
     page, shown = lab("lossless")
     rounds = 800
@@ -409,6 +412,7 @@ def begin_long(page: Page, shown: Locator) -> None:
     figure(shown, "How far off").locator("svg.marks").wait_for()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unhurried")
 def test_pictures_come_while_it_runs_and_move_nothing_and_stop_keeps_them(new_lab: Open) -> None:
     page, shown = new_lab("lossless")
@@ -597,6 +601,7 @@ SHIFTS = """window.shifts = 0;
 HOSTILE = "<img src=x onerror='window.hurt = 1'>${window.hurt = 1}{{value}}"
 
 
+@pytest.mark.slow
 def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     dots: list[list[float | None]] = [[0, 1, 0.5, 1.5], [1, 2, None, None], [4, 4, 3, 100]]
     x, y = {"label": HOSTILE, "format": ",.0f"}, {"label": HOSTILE, "format": ".2f", "from": 0}
@@ -645,6 +650,7 @@ def test_plots_are_drawn_to_scale_and_take_any_text_as_text(lab: Open, monkeypat
 # Without a browser -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_pictures_are_made_now_and_then_and_the_last_one_stays(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab_run, "PICTURE_SECONDS", 0.0)
     monkeypatch.setattr(engine, "_pauses", Pauses(local=0.0, remote=0.0))  # nor do steps wait to be told together

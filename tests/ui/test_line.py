@@ -291,6 +291,7 @@ def all_at_once(url: str) -> list[tuple[int, str]]:
         return list(threads.map(one, range(CLIENTS)))
 
 
+@pytest.mark.slow
 def test_64_at_once_are_served_or_told_their_place_and_leave_no_memory_behind() -> None:
     """Clients and server are one process here, so that the memory of both is seen."""
     script = Script()

@@ -241,6 +241,7 @@ LANES = ["prompt-lookup:4", "ngram:2", "lookup-ngram:auto"]
 LINK = "?prompt=one+two+three+four+five+six+seven&max_new_tokens=60&k=4&lane2=ngram&k2=2&lane3=lookup-ngram&k3=auto"
 
 
+@pytest.mark.slow
 def test_three_drafters_race_the_target_alone(visit: Visit, script: Script) -> None:
     page = visit(f"{LINK}&__theme=light")
     run(page)

@@ -81,6 +81,7 @@ def test_a_named_pair_is_told_of_first_then_loaded_and_races(visit: Visit, scrip
     expect(page.locator(".sd-model")).to_have_text("Scripted 135M")
 
 
+@pytest.mark.slow
 def test_a_load_is_cancelled_and_the_preset_before_races(visit: Visit, script: Script) -> None:
     page = visit()
     expect(page.locator(".sd-top")).to_have_attribute("data-stage", "ready")

@@ -109,6 +109,7 @@ LONGEST = (
 )
 
 
+@pytest.mark.slow
 def test_there_is_room_for_the_longest_result(visit: Visit, script: Script) -> None:
     page = visit("?temperature=0.75&k=auto&prompt=one+two")
 
@@ -440,6 +441,7 @@ def is_dark(page: Page) -> bool:
     return bool(page.evaluate("document.body.classList.contains('dark')"))
 
 
+@pytest.mark.slow
 def test_dark_or_light_is_kept_once_it_was_chosen(page: Page, url: str) -> None:
     assert page.evaluate("localStorage.length") == 0
 

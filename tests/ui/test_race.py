@@ -519,13 +519,16 @@ def test_a_load_is_not_waited_for_once_stop_was_pressed(page: Page, script: Scri
 
 
 def test_two_visitors_do_not_mix(page: Page, other: Page, script: Script) -> None:
-    script.pace = 0.005
+    script.gate.clear()
     first, second = page, other
     fill(first, max_new_tokens=40)
     fill(second, max_new_tokens=30)
-    run(first, "alpha beta gamma", until="running")
+    first.fill("#prompt textarea", "alpha beta gamma")
+    first.click("#run")
+    wait_until(lambda: script.open_races == 1)
     run(second, "delta epsilon", until="waiting")
     assert sentence(second).startswith("Waiting")
+    script.gate.set()
     first.locator(".sd-arena[data-state=ended]").wait_for()
     second.locator(".sd-arena[data-state=ended]").wait_for()
     assert len(tokens_shown(first, PLAIN)) == 40

@@ -58,6 +58,7 @@ def words(page: Page) -> str:
     return page.locator(".sd-step-words").inner_text()
 
 
+@pytest.mark.slow
 def test_a_recording_plays_at_its_own_pace_while_no_model_is_loaded(visit: Visit, unloaded: Script) -> None:
     text, entries = traced()
     end = max(Stats.of(e.event for e in entries if e.lane == lane).seconds for lane in (PLAIN, SPECULATIVE))

@@ -69,6 +69,7 @@ def test_it_opens_with_the_preset_that_was_asked_for_and_only_those_who_log_in_s
         assert "own-target" in parts
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loads_nothing")
 def test_a_port_that_is_taken_is_refused_in_a_sentence(command: Any) -> None:
     with closing(socket.socket()) as taken:

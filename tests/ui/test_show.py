@@ -179,6 +179,7 @@ def test_stop_ends_the_show(moving: Open, script: Script) -> None:
     assert tokens_shown(page, PLAIN) == tokens_of(script.entries, PLAIN)
 
 
+@pytest.mark.slow
 def test_another_race_ends_the_show(moving: Open, script: Script) -> None:
     page = moving(24)
     run(page, until="showing")
@@ -214,6 +215,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch, script: Script) -> Callable[[float]
     return crowd
 
 
+@pytest.mark.slow
 def test_on_the_engines_own_cores_a_race_is_measured_first_and_then_shown(
     moving: Open, script: Script, crowded: Callable[[float], None]
 ) -> None:

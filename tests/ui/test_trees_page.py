@@ -177,6 +177,7 @@ def test_a_tree_moves_nothing_and_reads_well_on_a_phone(visit: Visit, script: Sc
     assert [v["id"] for v in found if v["impact"] in ("serious", "critical")] == []
 
 
+@pytest.mark.slow
 def test_a_preset_begins_with_trees_and_goes_on_with_chains_where_there_can_be_none(
     visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,7 @@ def test_a_study_says_how_long_it_still_takes(script: Script, held: type[Long]) 
     assert engine.expected_wait([]) == 0.0
 
 
+@pytest.mark.slow
 def test_a_study_is_added_by_its_class_alone(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STUDIES, "counting", Counting)
     with served(Script()) as url:

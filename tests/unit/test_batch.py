@@ -97,6 +97,7 @@ def texts_of(events: Iterator[tuple[int, Event | Failed]]) -> dict[int, list[int
     return {index: ids_of(each) for index, each in by_index.items()}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("count", [2, 16])
 @pytest.mark.parametrize("name", DRAFTER_NAMES)

@@ -50,6 +50,7 @@ def measured(sizes: gpu_passes.Sizes = FEW, dtype: torch.dtype = torch.float32) 
     return found
 
 
+@pytest.mark.slow
 def test_every_measurement_gives_its_rows() -> None:
     found = measured(TINY)
     rows = [row for part in found.values() for row in part.values()]
@@ -117,6 +118,7 @@ def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured
     assert tuple(found["plain decoding"]) == ENGINES
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_captured_the_other_engines_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_passes, "captured", broken)
     found = measured()

@@ -80,6 +80,7 @@ def tokens_of(loaded: Loaded, drafter: str, count: int = 24) -> list[int]:
 # Families -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_familys_text_is_that_of_generate(folders: dict[str, Path], family: str) -> None:
     preset = preset_of(str(folders[family]))
@@ -102,6 +103,7 @@ def test_a_familys_text_is_that_of_generate(folders: dict[str, Path], family: st
 # Told before anything is fetched -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_memory_told_is_what_is_taken(

@@ -231,6 +231,7 @@ def test_a_template_may_change_a_prompt() -> None:
     assert special_of(DEPENDING, cats) == special_of(BYTES, plain_ids(BYTES, "hello"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("template", "words"), FAILS.values(), ids=FAILS.keys())
 def test_a_template_that_fails_is_one_sentence(template: Any, words: str, tmp_path: Path, command: Command) -> None:
     tokenizer = make_tokenizer(template=template)

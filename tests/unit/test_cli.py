@@ -29,6 +29,7 @@ def test_presets_names_the_default(command):
     assert out.startswith("smollm2-135m ")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("drafter", ["none", "layer-skip"])
 def test_generate_prints_one_json_object_that_adds_up(command, drafter):
     words = ["--prompt", "Say the word tea three times.", "--max-new-tokens", "12", "--drafter", drafter, "-k", "3"]

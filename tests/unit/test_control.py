@@ -23,7 +23,6 @@ from specdemo.decoding.events import Event, Round
 from specdemo.drafters.none import NoDrafter
 from specdemo.system import hardware
 from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
-from tests.sample import daily
 from tests.unit.toys import DRAFTER_NAMES, PROMPT, TableToy, certain_toy, decode, ids_of, texts_read
 
 FLAT = {1: 1.0, MAX_K + 1: 1.0}
@@ -93,7 +92,8 @@ def cost_of(stats: DraftStats, steps: int) -> float:
     return constant + each * steps
 
 
-@pytest.mark.parametrize("temperature", daily([0.9, 0.0]))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("temperature", [0.9, 0.0])
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
 def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(
     toy: TableToy, name: str, temperature: float
@@ -190,6 +190,7 @@ WORLDS: dict[str, World] = {
 FIXED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)  # no other K is faster by as much as one percent in any of these worlds
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "drafter", [pytest.param(ONE_BY_ONE, id="one by one"), pytest.param(AtOnce(), id="at once", marks=pytest.mark.slow)]
 )
@@ -208,6 +209,7 @@ def test_a_drafter_that_knows_how_good_its_guesses_are_beats_every_fixed_k() -> 
     assert auto > 1.05 * max(fixed)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.7, 1.0])
 @pytest.mark.parametrize("draft", [0.05, 0.15, 0.72])
 def test_a_drafter_that_stops_meets_both_goals(draft: float, chance: float) -> None:

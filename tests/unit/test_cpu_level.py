@@ -104,6 +104,7 @@ def text_of(loaded: Loaded, drafter: str, settings: Settings) -> tuple[list[int]
     return [token.id for event in events for token in emitted_tokens(event)], drafted
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_whoever_drafts_the_text_is_the_targets(loaded: Loaded, temperature: float) -> None:
     assert (loaded.engine, loaded.dtype, loaded.weights_dtype) == ("native", torch.float32, torch.bfloat16)

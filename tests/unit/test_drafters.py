@@ -95,6 +95,7 @@ def truths(toy: ModelToy) -> dict[str, list[int]]:
     return {name: ids_of(greedy(toy, "none", prompt, 0)) for name, prompt in PROMPTS.items()}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("name", [name for name in DRAFTER_NAMES if name != "none"])
 def test_greedy_text_is_the_targets_own(toy: ModelToy, truths: dict[str, list[int]], name: str, prompt: str) -> None:
@@ -115,6 +116,7 @@ def test_the_models_drafts_are_partly_right_so_that_every_path_is_taken(toy: Mod
     assert set(kinds) >= {TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.BONUS}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("k", KS)
 def test_greedy_text_stays_with_drafts_of_every_sort(toy: ModelToy, k: int) -> None:
     prompt = PROMPTS["repeats itself"]
@@ -369,6 +371,7 @@ def test_a_chain_ends_with_the_token_that_makes_it_unlikely_to_pass(stop_below: 
     assert made < k or stop_below < 0.3
 
 
+@pytest.mark.sampled(3)
 def test_auto_with_drafts_that_stop_writes_the_targets_text_and_can_be_run_again(toy: ModelToy) -> None:
     for temperature in (0.0, 0.8):
         settings = Settings(k=AUTO, temperature=temperature, seed=5, max_new_tokens=LENGTH)

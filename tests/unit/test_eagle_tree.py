@@ -18,7 +18,6 @@ from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.tree import WIDTH, Named
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import MAX_NODES, REJECTION, NotFinite, Settings
-from tests.sample import daily
 from tests.unit.toys import MODEL_VOCAB, ModelToy, head_after, paths_of, recorded, tiny_model
 
 TEXT = torch.randint(0, MODEL_VOCAB, (23,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -62,11 +61,12 @@ def shares_along(toy: ModelToy, settings: Settings, path: Sequence[int]) -> dict
     return dict(zip(known[columns[0]].tolist(), shares[0].tolist(), strict=True))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("settings", [
     Settings(tree=True), Settings(temperature=0.7, seed=3, tree=True), Settings(temperature=1, top_p=0.9, tree=True),
     Settings(temperature=1, rule=REJECTION, tree=True),
 ], ids=lambda settings: f"T{settings.temperature:g} {settings.rule}")  # fmt: skip
-@pytest.mark.parametrize("nodes", daily([20, 6, 1]))
+@pytest.mark.parametrize("nodes", [20, 6, 1])
 def test_a_tree_holds_the_tokens_of_the_largest_values(toy: ModelToy, settings: Settings, nodes: int) -> None:
     draft = head_after(toy, "eagle", TEXT, settings).propose_tree(TEXT, nodes, 4)
     paths = paths_of(draft)
@@ -115,6 +115,7 @@ def test_estimates_too_small_for_a_number_are_left_out() -> None:
     assert draft.q.tolist() == pytest.approx([1, 1e-30, 0.5])
 
 
+@pytest.mark.sampled(3)
 def test_the_noise_of_a_position_ranks_the_children(toy: ModelToy) -> None:
     """Under the match rule the first child is the token that a chain would draw there."""
     for seed in range(12):

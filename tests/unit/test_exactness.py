@@ -25,7 +25,6 @@ from specdemo.decoding.sampling import probabilities
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.studies.rules import NoiseUsedTwice
 from specdemo.types import MAX_K, MAX_SEED, Draft, DraftOutcome, Settings, TokenKind, Verdict
-from tests.sample import daily
 from tests.unit import enumerate_decode
 from tests.unit.enumerate_decode import VerifyFn, distance, emitted_distribution
 from tests.unit.toys import (
@@ -86,6 +85,7 @@ def texts_with(
 # Enumeration -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -268,6 +268,7 @@ def chi_square(toy: TableToy, name: str, make_rule: Callable[[Settings], Rule] =
 
 
 # Under the match rule the text with a drafter is that of the target alone, token for token: see below.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
@@ -293,6 +294,7 @@ class Wrong(Rejection):
         return self.test(probabilities(logits, self.settings), draft, draws)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mistake", ["accepted if p exceeds q", "resampled from p", "bonus by argmax"])
 def test_chi_square_catches(toy: TableToy, mistake: str) -> None:
     assert chi_square(toy, "draft-model", lambda settings: Wrong(settings, MISTAKES[mistake])) < 1e-6
@@ -316,6 +318,7 @@ class Shared(Rejection):
         return super()._uniforms(TESTING, indices)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", [Reseeded, Shared, NoiseUsedTwice])
 def test_chi_square_catches_random_numbers_that_are_used_again(toy: TableToy, kind: type[Rule]) -> None:
     assert chi_square(toy, "draft-model", kind) < 1e-6
@@ -331,6 +334,7 @@ def run(toy: TableToy, name: str, settings: Settings) -> list[Event]:
     return list(decode(runner, toy.drafter(name, runner, settings), PROMPT, settings))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
 def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(toy: TableToy, name: str) -> None:
     texts: list[tuple[int, ...]] = []
@@ -374,7 +378,8 @@ def alone(toy: TableToy) -> Callable[[Settings], list[Any]]:
     return cache(lambda settings: run(toy, "none", settings))
 
 
-@pytest.mark.parametrize(("k", "asked"), daily([(3, GREEDY), (1, {}), (3, NARROW), (MAX_K, FEW), (MAX_K, {})]))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("k", "asked"), [(3, GREEDY), (1, {}), (3, NARROW), (MAX_K, FEW), (MAX_K, {})])
 @pytest.mark.parametrize("name", [name for name in DRAFTER_NAMES if name != "none"])
 def test_the_text_is_that_of_the_target_alone(
     toy: TableToy, alone: Callable[[Settings], list[Any]], name: str, k: int, asked: dict[str, Any]
@@ -389,6 +394,7 @@ def test_the_text_is_that_of_the_target_alone(
     assert accepted > 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("script", HOSTILE.values(), ids=HOSTILE.keys())
 def test_whatever_is_proposed_the_text_stays(toy: TableToy, script: Callable) -> None:
     for seed in range(5):

@@ -183,6 +183,7 @@ def last_logits(model: Any) -> Tensor:
     return torch.as_tensor(model(torch.tensor([IDS])).logits[0, -1])
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_logits_are_those_of_a_configuration_that_says_the_same(case: Case, gguf: Gguf) -> None:
     model = written(case, gguf)
@@ -194,6 +195,7 @@ def test_logits_are_those_of_a_configuration_that_says_the_same(case: Case, gguf
     loaded.release()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["linear", "yarn", "llama3"])
 def test_every_engine_rotates_as_the_file_says(

@@ -34,7 +34,6 @@ from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Runner
 from specdemo.system.progress import attended
 from specdemo.types import MAX_NODES, Settings
-from tests.sample import daily
 
 from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, decode, ids_of, recorded, tiny_model
 
@@ -132,10 +131,11 @@ SEVERAL = ["prompt-lookup", "draft-model", "layer-skip", "eagle", "block", "medu
 OTHERS = [name for name in DRAFTERS if "ngram" not in name and name not in SEVERAL]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if "ngram" not in name and name != "lookahead"])
 @pytest.mark.parametrize(
     "settings",
-    daily([Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24), Settings(k=3, max_new_tokens=24)]),
+    [Settings(k=3, temperature=0.8, top_k=20, top_p=0.9, max_new_tokens=24), Settings(k=3, max_new_tokens=24)],
     ids=["sampled", "greedy"],
 )
 def test_a_round_reads_numbers_off_the_device_once(
@@ -190,7 +190,8 @@ def run(toy: ModelToy, name: str, settings: Settings) -> Iterator[Event]:
     return decode(runner, toy.drafter(name, runner, settings), PROMPT, settings)
 
 
-@pytest.mark.parametrize("name", [*SEVERAL, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("name", [*SEVERAL, *OTHERS])
 def test_every_drafter_writes_what_it_does_on_the_eager_runner(name: str) -> None:
     toy = graph_toy()
     for settings in (Settings(k=4, max_new_tokens=50), Settings(k=4, temperature=1.0, max_new_tokens=50, seed=3)):
@@ -203,6 +204,7 @@ SAMPLED = Settings(k=4, temperature=1.0, max_new_tokens=90, seed=3)
 BEYOND = list(range(60))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize(
     ("settings", "prompt"),
@@ -276,6 +278,7 @@ def test_a_heads_captured_passes_are_the_same_operations_on_the_same_memory_at_e
     assert {_memory(tensor) for tensor in (states, tokens, *kept)} <= watched[0][1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_head_that_cannot_be_captured_drafts_all_the_same(
     kind: type[HeadDrafter], caplog: pytest.LogCaptureFixture

@@ -48,6 +48,7 @@ def test_a_tree_is_read_and_a_path_kept_without_a_wait_for_the_device(
     torch.testing.assert_close(runner.forward([4]), expected.forward([4]))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["draft-model", "eagle", "block", "medusa", "prompt-lookup", "lookup-eagle"])
 @pytest.mark.parametrize("rule", [MATCH, pytest.param(REJECTION, marks=pytest.mark.slow)])
 def test_the_trees_of_every_drafter_leave_the_text_alone(name: str, rule: str) -> None:

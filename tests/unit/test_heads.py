@@ -431,6 +431,7 @@ def test_a_conversation_does_not_see_the_one_before_it(text: Path) -> None:
     torch.testing.assert_close(packed[:, 5:], alone, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS, ids=["eagle", "block", "medusa"])
 def test_training_goes_on_from_its_checkpoint(plan: TrainingPlan, text: Path, tmp_path: Path) -> None:
     model, plan = tiny_model("llama"), replace(plan, tokens=plan.tokens // 2)

@@ -147,6 +147,7 @@ def outcomes(loaded: Loaded, drafter: str, settings: Settings) -> tuple[list[int
     return [token.id for event in events for token in emitted_tokens(event)], tested
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, tuple[Path, Path]], kind: str) -> None:
     loaded = load(preset_of(*folders[kind], skip_layers=1), "float32", "cpu")

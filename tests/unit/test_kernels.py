@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.sample import daily
-
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton for this machine")
 
 TRITON = version("triton") if find_spec("triton") else ""
@@ -115,8 +113,9 @@ WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}
 CHAIN, TREE = {"BRANCHING": False, "paths": None, "depths": None}, {"BRANCHING": True}
 
 
-@pytest.mark.parametrize("capability", daily([90, 80]))
-@pytest.mark.parametrize("number", daily(NUMBERS, len(NUMBERS)))
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize(
     ("name", "floats", "integers", "constants"),
     [
@@ -165,8 +164,9 @@ def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> N
     assert 3 * (compiled.metadata.shared + RESERVED) <= PROCESSOR
 
 
-@pytest.mark.parametrize("capability", daily([90, 80]))
-@pytest.mark.parametrize("number", daily(NUMBERS, len(NUMBERS)))
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("number", NUMBERS)
 def test_the_attention_of_a_tree_adds_up_by_the_same_instructions_as_that_of_a_chain(
     number: str, capability: int
 ) -> None:

@@ -40,7 +40,6 @@ from specdemo.studies.remember import Remembering, from_one_context
 from specdemo.studies.rules import BROKEN, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
 from specdemo.types import REJECTION, RULES, BadInput, Draft, Settings, Token
-from tests.sample import daily
 
 from .toys import ids_of
 
@@ -105,7 +104,8 @@ def test_the_harm_of_the_broken_rules_by_hand() -> None:
     assert harm(torch.tensor([0.9, 0.1]), torch.tensor([0.9, 0.1])) == pytest.approx(0, abs=1e-7)
 
 
-@pytest.mark.parametrize("drafter", daily(DRAFTING))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("drafter", DRAFTING)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_emitted_distribution_is_exact_at_every_position_of_real_drafts(
     loaded: Loaded, drafter: str, rule: str
@@ -228,6 +228,7 @@ def last(loaded: Loaded, drafter: str, settings: Settings, rounds: int, broken: 
     return list(sampling(loaded, drafter, context, settings, rounds, broken))[-1]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("drafter", DRAFTING)
 def test_every_drafter_keeps_to_the_targets_distribution(loaded: Loaded, drafter: str) -> None:
     found = last(loaded, drafter, HOT, 200)
@@ -241,11 +242,13 @@ def test_every_drafter_keeps_to_the_targets_distribution(loaded: Loaded, drafter
     assert f"No sign of a difference. One of {smallest:.3f} or more in the first token" in found.in_words()[-1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_right_rule_passes_with_any_seed(loaded: Loaded, seed: int) -> None:
     assert not last(loaded, "draft-model", replace(HOT, k=1, seed=seed), 200).caught
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_is_caught(loaded: Loaded, rule: str) -> None:
     found = last(loaded, "draft-model", replace(HOT, k=1, top_k=12), 600, rule)

@@ -260,6 +260,7 @@ def on_graphs(
     monkeypatch.setattr(choose, "_on_cpu", make)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "at", ["the draft model", "a bug", "the first pass", "a later pass", "the draft model's passes"]
 )

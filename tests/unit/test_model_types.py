@@ -262,6 +262,7 @@ def generated(loaded: Loaded, prompt: Sequence[int]) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("label", TEXTS)
 def test_a_type_writes_the_text_of_generate_drafted_or_not(
     label: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path

@@ -84,6 +84,7 @@ def texts(loaded: Loaded) -> dict[tuple[str, float], list[int]]:
     return written
 
 
+@pytest.mark.slow
 def test_every_drafter_writes_what_it_writes_on_a_cpu(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     preset = full_preset(tmp_path)
     on_cpu = load(preset, "float32", "cpu", eager=True)

@@ -83,6 +83,7 @@ def random_model(architecture: str, heads: int, kv_heads: int, width: int):
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("architecture", "heads", "kv_heads", "width"),
     [("llama", 6, 2, 20), ("llama", 11, 1, 4), ("llama", 3, 3, 48), ("gpt2", 4, 4, 32), ("qwen3", 4, 2, 128)],
@@ -107,6 +108,7 @@ def test_logits_are_the_same_bits_however_many_tokens_are_read_together(
     torch.testing.assert_close(passes[1], exact.forward(ids[1:]), **near)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", [("llama", 6, 2, 20), ("qwen3", 4, 2, 128), ("gpt2", 4, 4, 32)])
 def test_logits_are_the_same_bits_whatever_the_number_of_threads(shape, threads, weights_dtype):
     """More of them than cores and than parts of the work, too."""
@@ -148,6 +150,7 @@ def test_float32_strays_hardly_further_from_float64_than_transformers_does(archi
     assert ours < 2 * theirs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(
     ("shape", "parts"), [((1, 2), 1), ((31, 64), 1), ((33, 46), 3), ((100, 576), 1), ((128, 64), 2)]

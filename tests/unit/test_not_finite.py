@@ -96,6 +96,7 @@ def runners_of(engine: str, model: PreTrainedModel, monkeypatch: pytest.MonkeyPa
     return lambda capacity: GraphRunner(graphs, capacity)
 
 
+@pytest.mark.sampled(5)
 @greedy_or_not
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize("engine", ["eager", "fused", "native", "graph"])

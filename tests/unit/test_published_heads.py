@@ -33,7 +33,6 @@ from specdemo.drafters.heads.networks import EagleHead
 from specdemo.drafters.heads.published_shape import ShapeReader, TargetSizes
 from specdemo.engines.cpu.library import library_for
 from specdemo.types import Settings, TokenKind, Verdict
-from tests.sample import daily
 from tests.unit import published
 from tests.unit.published import HIDDEN, LAYERS, MASK, Config, Tensors, write
 from tests.unit.toys import MODEL_VOCAB, ModelToy, decode, head_after, ids_of, tiny_model
@@ -132,6 +131,7 @@ def check(rounds: list[tuple[list[int], list[int], Tensor, Tensor]]) -> None:
 # What they draft -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("engine", ["torch", "C", "captured"])
 def test_a_head_drafts_what_its_format_says(
@@ -240,7 +240,8 @@ def plain(folder: Path) -> Path:
 # The text --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("temperature", "tree"), daily([(0.7, True), (0.0, False)]))
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(("temperature", "tree"), [(0.7, True), (0.0, False)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_text_is_the_one_that_the_target_writes_alone(
     name: str, temperature: float, tree: bool, tmp_path: Path

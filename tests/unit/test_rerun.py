@@ -57,6 +57,7 @@ def same_again(loaded: Loaded, header: Any, recorded: list[Entry]) -> bool:
     return differences(recorded, entries) == {PLAIN: None, SPECULATIVE: None}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.usefixtures("fickle")
 @pytest.mark.parametrize("settings", [ASKED[0], ASKED[3]], ids=lambda s: f"{s.k}, T {s.temperature}")
 @pytest.mark.parametrize("drafter", DRAFTER_NAMES)

@@ -85,6 +85,7 @@ def near(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("architecture", "heads", "kv_heads", "width"), [("llama", 6, 2, 20), ("llama", 11, 1, 4), ("gpt2", 4, 4, 32)]
 )
@@ -113,6 +114,7 @@ def test_in_c_a_tree_is_the_same_bits_whatever_the_number_of_threads(threads: in
         torch.set_num_threads(before)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("parents", TREES, ids=str)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "smollm3", "gpt2"])
 def test_transformers_and_the_fused_path_mask_what_is_not_in_a_branch(architecture: str, parents: list[int]) -> None:

@@ -201,6 +201,7 @@ def test_biases_and_norms_are_kept(make: Any, architecture: str) -> None:
     assert same(torch.cat([runner.prefill(TEXT[:9]), runner.forward(TEXT[9:])]), truth[8:])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("make", "least"), [("fused", 1.25), ("native", 1.0)], indirect=["make"])
 def test_bfloat16_strays_no_further_from_float32_than_transformers_does(
     make: Any, least: float, model: PreTrainedModel
@@ -405,6 +406,7 @@ def test_the_first_layers_of_a_model_spread_over_devices_are_no_more_than_these(
     assert set(brought) == {(first.model, torch.device("cpu")), (hooked, torch.device("cpu"))}
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_text_is_the_targets_own(make: Any, model: PreTrainedModel, temperature: float, tree: bool) -> None:

@@ -91,6 +91,7 @@ def generated(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list
     return out[0, len(prompt) :].tolist()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("new_tokens", [SWITCH - len(PROMPT), 70], ids=["before the switch", "across it"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_perfect_draft_changes_no_text_on_either_side_of_the_switch(kind: str, new_tokens: int) -> None:
@@ -123,6 +124,7 @@ def test_a_run_that_can_get_long_is_one_long_text_from_its_first_token_on() -> N
     assert text[:40] != alone(model, PROMPT, Settings(max_new_tokens=40))  # this run cannot get so long
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_runs_of_different_lengths_go_on_beside_each_other(kind: str) -> None:
     model = model_of(kind)

@@ -179,6 +179,7 @@ def test_the_order_of_the_cases_rotates_and_each_has_a_baseline_of_its_own(simul
     assert firsts == dict.fromkeys(SPEED_UPS, 2)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_and_the_best_k_is_right_or_tied(simulated: Any) -> None:
     """In 92 to 98 of 100 sweeps over a drafter whose speed-ups are known."""
     held: Counter[int] = Counter()

@@ -218,6 +218,7 @@ def test_a_target_under_other_numbers_drafts_what_it_writes_and_reads_nothing_tw
     assert max(passes) == 2  # after a draft that passed: its own last token, and the bonus
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("k", [1, 2, 4, AUTO])
 def test_the_text_is_that_of_the_target_alone(renumbered: Loaded, temperature: float, k: int | str) -> None:

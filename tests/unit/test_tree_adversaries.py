@@ -70,6 +70,7 @@ ADVERSARIES: dict[str, Callable[[list[int], int], Shape]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_adversarial_trees_leave_the_text_alone_on_every_engine_that_branches(engine: str, temperature: float) -> None:

@@ -121,6 +121,7 @@ def mean_speed(k: int | str, tree: bool, world: Any) -> float:
     return fmean(speed(k, tree, world[0], world[1], world[2], seed)[0] for seed in range(2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WORLDS)
 def test_auto_is_near_the_best_chain_and_the_best_tree_and_never_slow(name: str) -> None:
     world = WORLDS[name]
@@ -208,6 +209,7 @@ def toy(tmp_path: Path) -> Any:
     return TableToy(target=table, draft_model=mixed, ngram_table=ngrams, tokenizer=letters_tokenizer())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(toy: Any, temperature: float) -> None:
     for name in DRAFTERS:

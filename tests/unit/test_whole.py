@@ -18,7 +18,6 @@ from specdemo.models.gguf import Header, check_header
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
-from tests.sample import daily
 
 from ..conftest import Command
 from .checkpoints import ENGINES, load_by, preset_of, rounded, save, tiny, write_gguf
@@ -70,6 +69,7 @@ BROKEN: dict[str, tuple[Callable[[Weights], Any], str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(("broken", "words"), BROKEN.values(), ids=BROKEN.keys())
 def test_what_a_checkpoint_lacks_is_named(
@@ -136,6 +136,7 @@ LACKING_GGUF: dict[str, tuple[dict[str, Tensor | None], str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("tensors", "words"), LACKING_GGUF.values(), ids=LACKING_GGUF.keys())
 def test_what_a_gguf_file_lacks_is_named_and_nothing_is_kept(
     cache: Path, tmp_path: Path, tensors: dict[str, Tensor | None], words: str
@@ -188,8 +189,9 @@ TIED: dict[str, tuple[Callable[[Weights], Any], bool]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", daily(["llama", "gpt2"]))
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize(("head", "one"), TIED.values(), ids=TIED.keys())
 def test_a_head_is_tied_where_transformers_ties_it(
     tokenizer: PreTrainedTokenizerFast,
@@ -222,6 +224,7 @@ def test_a_head_is_tied_where_transformers_ties_it(
     loaded.release()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_gguf_files_head_is_tied_where_it_has_none(
