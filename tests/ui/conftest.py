@@ -17,13 +17,14 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from specdemo.racing import summary
+from specdemo.ui.replay import opening
 from specdemo.ui.runs import Runs
 
 from .browser import executable, launched, served
 from .scripted import MEMORY_RATE, PRESETS, Script
 
 Visit = Callable[..., Page]
-expect.set_options(timeout=20_000)  # a file is read by a process that waits for whatever else runs on this machine
+expect.set_options(timeout=20_000)  # the machine may be busy
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,6 +32,14 @@ def memory() -> Iterator[None]:
     """Measured once and for all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summary, "memory_rate", lambda device, pass_bytes: MEMORY_RATE)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def urgent() -> Iterator[None]:
+    """Files are opened as urgently as the other tests run, or they would wait for all of these."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opening, "NICE", 0)
         yield
 
 

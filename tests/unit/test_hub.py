@@ -199,6 +199,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(home=home, folder=folder, taken=taken, answers=answers, told=told, cut_off=cut_off)
 
 
+@pytest.mark.slow
 def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: SimpleNamespace) -> None:
     whole, file, absent, no_file, pickled, dynamic = [
         answer for asked, answer in hub.told.items() if asked.startswith("look")
@@ -222,12 +223,14 @@ def test_the_hub_is_asked_for_sizes_licence_and_gate_and_for_no_weights(hub: Sim
     assert weights[0] > last_look[-1]
 
 
+@pytest.mark.slow
 def test_models_of_the_hub_load_by_name(hub: SimpleNamespace) -> None:
     loaded = [hub.told[f"held someone/{name}"] for name in ("tiny", "tiny:tiny.gguf")]
     assert loaded == [hub.told["look someone/tiny"]["weights"]] * 2
     assert (hub.home / "own" / f"tiny-{sha256(hub.folder / 'tiny.gguf')[:12]}-v{LAYOUT}").is_dir()  # converted once
 
 
+@pytest.mark.slow
 def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(hub: SimpleNamespace) -> None:
     weights, stages, _ = hub.answers["fetch someone/plain"]
     assert weights == {"source": "hub", "repo": "someone/plain", "revision": COMMIT}
@@ -245,6 +248,7 @@ def test_a_hub_model_is_fetched_and_every_refusal_is_a_sentence(hub: SimpleNames
 UNREACHED = "LoadError: {} could not be downloaded: the model hub cannot be reached. Check the network and try again."
 
 
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_not_tried_again(hub: SimpleNamespace) -> None:
     """The hub's library would try it again for half a minute."""
     answer, stages, slept = hub.cut_off["fetch someone/other"]
@@ -253,6 +257,7 @@ def test_a_hub_that_cannot_be_reached_is_not_tried_again(hub: SimpleNamespace) -
     assert [words for _, words in stages] == ["looking for someone/other on the hub"]
 
 
+@pytest.mark.slow
 def test_what_was_downloaded_serves_while_the_hub_cannot_be_reached(hub: SimpleNamespace) -> None:
     weights, stages, slept = hub.cut_off["fetch someone/plain"]
     assert slept < 1
@@ -268,6 +273,7 @@ def test_a_hub_that_is_not_asked_because_the_machine_is_offline_is_a_sentence(mo
     assert f"LoadError: {refused.value}" == UNREACHED.format("someone/nowhere")
 
 
+@pytest.mark.slow
 def test_a_head_of_the_hub_is_fetched_once_and_one_that_is_not_there_named(hub: SimpleNamespace) -> None:
     """A pickle, as many are."""
     files = {"eagle": [COMMIT, ["config.json", "pytorch_model.bin"]]}

@@ -18,7 +18,11 @@ from .playable import uploaded
 MAX_TRACE = 32_000_000  # bytes of a file, unpacked; more than any race of the page takes, see `run.MOST_BYTES`
 OPENING_SECONDS = 60.0  # a file may take, from its first byte
 OPENING_MEMORY = 500_000_000 + 40 * MAX_TRACE  # bytes: what Python needs to begin, and the objects of the largest trace
-OPEN = "import os; getattr(os, 'nice', int)(15); from specdemo.ui.replay.opening import open_file; open_file()"
+NICE = 15  # how much less urgent that process is than others
+OPEN = (
+    "import os, sys; getattr(os, 'nice', int)(int(sys.argv[1])); "
+    "from specdemo.ui.replay.opening import open_file; open_file()"
+)
 TOO_LARGE = f"This file is too large: a trace has at most {MAX_TRACE / 1e6:g} MB."
 NOT_OPENED = "This file could not be opened: reading it takes too long or too much memory."
 
@@ -32,7 +36,7 @@ async def opened(file: AsyncIterator[bytes]) -> bytes | str:
             return to_json({"error": TOO_LARGE})
     pipe, root = asyncio.subprocess.PIPE, Path(__file__).resolve().parents[3]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", OPEN), stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, cwd=root
+        *(sys.executable, "-c", OPEN, str(NICE)), stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, cwd=root
     )
     try:
         told, _ = await process.communicate(body)
