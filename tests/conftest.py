@@ -25,7 +25,7 @@ except ModuleNotFoundError:  # tests/gpu runs without it
     pass
 else:
     # A busy machine makes any single example slow now and then, and a failure must be found again the same way.
-    settings.register_profile("specdemo", deadline=None, derandomize=True, max_examples=60, print_blob=True)
+    settings.register_profile("specdemo", deadline=None, derandomize=True, max_examples=30, print_blob=True)
     settings.load_profile("specdemo")
     # Chosen by `--hypothesis-profile slow`.
     settings.register_profile("slow", settings.get_profile("specdemo"), max_examples=1000)
@@ -33,11 +33,11 @@ else:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """The whole suite runs in four processes where pytest-xdist is installed, unless `-n` says otherwise."""
+    """The whole suite runs in three processes where pytest-xdist is installed, unless `-n` says otherwise."""
     whole = config.args_source is not pytest.Config.ArgsSource.ARGS
     a_worker = hasattr(config, "workerinput")
     if whole and not a_worker and config.getoption("numprocesses", 0) is None and not config.getoption("usepdb"):
-        config.option.numprocesses, config.option.dist = 4, "worksteal"
+        config.option.numprocesses, config.option.dist = 3, "worksteal"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -29,6 +29,7 @@ def length(device: torch.device) -> int:
     return 96 if device.type == "cuda" else 32
 
 
+@pytest.mark.slow
 def test_greedy_texts_are_those_of_transformers(device: torch.device) -> None:
     """Alone and with two drafters, in float32."""
     pair, settings, same = pair_of(tiny("qwen3", device)), Settings(k=5, max_new_tokens=length(device)), []
@@ -56,6 +57,7 @@ def test_drafts_change_no_bit(device: torch.device) -> None:
     assert all(same), f"{sum(same)} of {len(same)} equal to ours alone"
 
 
+@pytest.mark.slow
 def test_sampled_texts_have_the_targets_distribution(device: torch.device) -> None:
     """The first three tokens of many runs with a draft model, by a chi-square test."""
     runs, pair = 1500 if device.type == "cuda" else 300, pair_of(tiny("qwen3", device, SMALL_VOCAB))

@@ -234,6 +234,7 @@ class Counting:
         return [each.runner.forward(each.ids, each.parents) for each in passes]
 
 
+@pytest.mark.slow
 def test_the_distribution_is_the_targets_whatever_is_decoded_beside(tmp_path: Any) -> None:
     """By enumeration under rejection sampling, beside one that ends sooner, one that ends later and one that fails."""
     toy, counting = certain_toy(tmp_path), Counting()

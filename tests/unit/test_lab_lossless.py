@@ -248,7 +248,7 @@ def test_the_right_rule_passes_with_any_seed(loaded: Loaded, seed: int) -> None:
     assert not last(loaded, "draft-model", replace(HOT, k=1, seed=seed), 200).caught
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_is_caught(loaded: Loaded, rule: str) -> None:
     found = last(loaded, "draft-model", replace(HOT, k=1, top_k=12), 600, rule)

@@ -103,7 +103,7 @@ def weights_of(folder: Path) -> int:
     return told.part.weights
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("llama", marks=pytest.mark.slow), "hybrid"])
 def test_a_target_on_the_disk_writes_the_text_of_generate(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, kind: str

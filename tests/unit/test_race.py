@@ -112,6 +112,7 @@ def test_a_calibration_that_is_stopped_is_made_by_the_next_run(
     toy: Any, monkeypatch: pytest.MonkeyPatch, passes: int
 ) -> None:
     monkeypatch.setattr(costs_module, "CALIBRATION_SECONDS", 0)
+    monkeypatch.setattr(racing, "TRYING_SECONDS", 60)
     settings, stopped = replace(SETTINGS, k=AUTO), lambda: sum(len(runner.passes) for runner in toy.runners) > passes
     with attended(stopped), pytest.raises(Stopped):
         start(toy, "draft-model", PROMPT, settings)
