@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MAX_K = 16
 MAX_NODES = 63  # of a drafted tree: with the token that they follow they fill a word of 64 bits
+MAX_AHEAD = 16
 AUTO = "auto"  # K as `decoding.adaptive_k` chooses it, round by round
 MAX_SEED = 2**32 - 1  # torch's CPU generator reads 32 bits: larger seeds would repeat the texts of smaller ones
 MAX_NEW_TOKENS = 1_000_000
@@ -76,6 +77,19 @@ class FinishReason(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """How a draft was prepared ahead, see `drafters.ahead`.
+
+    `hit` says whether it was there at once; for `prepared` outcomes of the round before drafts were prepared, in
+    `seconds`.
+    """
+
+    hit: bool
+    prepared: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A tree of k proposed tokens. An empty draft is legal: the round is then plain decoding.
 
@@ -87,12 +101,14 @@ class Draft:
             the chance that the target draws it. None stands for 1: the tokens were chosen and not drawn.
         parents: [k], the token of the draft that each one follows, which comes before it, or -1 where it follows the
             text. None stands for those of a chain: -1, 0, 1, ... Others are of chosen tokens: there are no `probs`.
+        ahead: whether and how it was prepared ahead; None where nothing is.
     """
 
     token_ids: Sequence[int] | Tensor = ()
     probs: Tensor | None = None
     q: Tensor | None = None
     parents: Sequence[int] | None = None
+    ahead: Ahead | None = None
 
 
 def parents_or_chain(parents: Sequence[int] | None, count: int) -> Sequence[int]:
@@ -275,6 +291,10 @@ class Settings:
     rule: str = setting(MATCH, "The rule", help=f"How drafted tokens are tested: {' or '.join(RULES)}.", choices=RULES)
     tree: bool = setting(False, "tree", help=f"Draft trees of K tokens, up to {MAX_NODES}; with auto, where they pay.")
     stop: tuple[str, ...] = setting((), "stop", help="Stop after this text; may be given several times.")
+    ahead: int = setting(
+        *(0, "ahead", 0, MAX_AHEAD, "Draft ahead for this many outcomes at each place of the draft; 0 is off."),
+        label="Draft ahead (0 is off)",
+    )
 
     def __post_init__(self) -> None:
         for name, one in SETTINGS.items():

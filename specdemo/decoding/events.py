@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..types import DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, Token
+from ..types import Ahead, DraftedToken, DraftOutcome, FinishReason, FloatIfKnown, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Round:
     drafted, the last token is of kind UNKNOWN, and `drafted` holds the accepted tokens only.
 
     `merged` is how many rounds of a server this one stands for, if the server reported several together. Which tokens
-    belong to which of them is then unknown, and so are the kinds of the tokens.
+    belong to which of them is then unknown, and so are the kinds of the tokens. `ahead` is that of the draft.
     """
 
     index: int
@@ -44,6 +44,7 @@ class Round:
     seconds: float
     k: int | None = None  # None in a trace that does not say
     merged: int | None = None
+    ahead: Ahead | None = None
 
 
 @dataclass(frozen=True, slots=True)

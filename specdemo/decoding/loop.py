@@ -139,7 +139,8 @@ class Decoding:
                 tested = _outcomes(verdict, len(emitted))
                 ended = self._clock()
                 drafting = elapsed_seconds(drafts_from, drafted) - waited
-                last = Round(index, tested, emitted, drafting, verified_at - began - drafting, ended - began, k)
+                verifying = verified_at - began - drafting
+                last = Round(index, tested, emitted, drafting, verifying, ended - began, k, ahead=draft.ahead)
                 yield last
                 index += 1
             yield Finished(reason)

@@ -7,6 +7,7 @@ Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -101,6 +102,11 @@ class Rejection(Rule):
     def __init__(self, settings: Settings, passes: Term = acceptance_probability, left: Term = residual) -> None:
         super().__init__(settings)
         self._parts, self._round = (passes, left), 0
+
+    def of_next_round(self) -> Rejection:
+        rule = cast(Rejection, super().of_next_round())
+        rule._round += 1
+        return rule
 
     def _uniforms(self, purpose: int, indices: Iterable[int]) -> Tensor:
         key = noise.key_of(self.settings.seed, self._round, purpose)

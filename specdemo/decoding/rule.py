@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
@@ -79,6 +80,16 @@ class Rule:
         column = self._draw(probs, position, token_ids)
         self._draft_probs.append((probs, token_ids))
         return Drawn(column, probs[0].gather(0, column), probs)
+
+    def of_next_round(self) -> Rule:
+        """A rule that draws the drafts of the next round before this one is verified. `take` those that are used."""
+        rule = copy(self)
+        rule._draft_probs = []
+        return rule
+
+    def take(self, drawn: Sequence[Drawn]) -> None:
+        """Take tokens for drafted in this round that were drawn before it began, see `of_next_round`."""
+        self._draft_probs += [(token.probs, None) for token in drawn if token.probs is not None]
 
     def likeliest(
         self, logits: Tensor, position: int, count: int, token_ids: Tensor | None = None

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..decoding.drafter import answered
-from ..decoding.rule import Rule
+from ..decoding.rule import Drawn, Rule
 from ..engines.runner import Wanted
 from ..types import Draft
 
@@ -27,8 +27,12 @@ def draw_chain(
     token_ids: Tensor | None = None,
     vocab_size: int = 0,
     stop_below: float = 0.0,
+    begun: Sequence[Drawn] = (),
+    all_pass: float = 1.0,
 ) -> Generator[Wanted, Tensor, Draft]:
     """Draw at most k tokens one after another, the first for `position`. See `Drafter.drafting`.
+
+    The chain may have `begun` with tokens of the whole target's vocabulary; `all_pass` is then the chance of these.
 
     The tokens stay on the device, which can work ahead as long as the drafter does not look at them. If logits are not
     finite, `Rule.verify` refuses the draft.
@@ -39,10 +43,9 @@ def draw_chain(
     A drafter that knows only some of the target's `vocab_size` tokens gives their `token_ids` [V'], rising, and their
     logits [1, V']. The other tokens have probability 0.
     """
-    tokens: list[Tensor] = []
-    drawn = []
-    all_pass = 1.0
-    for i in range(k):
+    drawn = [*begun]
+    tokens = [token.column for token in begun]
+    for i in range(len(begun), k):
         logits = (yield from answered(next_logits(tokens)))[-1:]
         if token_ids is None and vocab_size:
             logits = fitted(logits, vocab_size)
@@ -53,14 +56,20 @@ def draw_chain(
             all_pass *= rule.confidence(logits, drawn[-1])
             if all_pass < stop_below:
                 break
-    q = torch.cat([token.q for token in drawn])
+    return chain_of(drawn, rule, token_ids, vocab_size)
+
+
+def chain_of(drawn: Sequence[Drawn], rule: Rule, token_ids: Tensor | None = None, vocab_size: int = 0) -> Draft:
+    """The draft of tokens that were drawn one after another."""
+    columns, q = torch.cat([token.column for token in drawn]), torch.cat([token.q for token in drawn])
+    tokens = columns if token_ids is None else token_ids[columns]
     probs = [token.probs for token in drawn if token.probs is not None]  # [1, V or V'] each, none if chosen
     if not (probs and rule.needs_draft_probs):
-        return Draft(torch.cat(tokens), q=q)
+        return Draft(tokens, q=q)
     spread = torch.cat(probs)
     if token_ids is not None:
         spread = spread.new_zeros(len(tokens), vocab_size).index_copy_(1, token_ids, spread)
-    return Draft(torch.cat(tokens), spread, q)
+    return Draft(tokens, spread, q)
 
 
 def fitted(logits: Tensor, vocab_size: int) -> Tensor:

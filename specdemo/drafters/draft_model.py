@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
-from ..decoding.rule import Rule
+from ..decoding.rule import Drawn, Rule
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import Pass, Runner, Wanted
 from ..types import BadInput, Draft, Verdict
@@ -28,7 +28,7 @@ class DraftModel(ModelDrafter):
     """
 
     name = "draft-model"
-    branches = True
+    branches = drafts_ahead = True
 
     def __init__(self, runner: Runner, vocab_size: int, rule: Rule) -> None:
         self.runner, self.vocab_size, self.rule = runner, vocab_size, rule
@@ -58,8 +58,8 @@ class DraftModel(ModelDrafter):
         Raises:
             BadInput: a tree is asked for and the draft model cannot draft one.
         """
-        tree = rule.settings.tree
-        drafting = make_runner(target.context + (MOST_ROWS if tree else 0))
+        tree, branches = rule.settings.tree, rule.settings.tree or rule.settings.ahead
+        drafting = make_runner(target.context + (MOST_ROWS if branches else 0))
         if tree and drafting.cannot_branch:
             raise BadInput(f"The draft model cannot draft a tree: {drafting.cannot_branch}. Draft a chain.")
         return cls(drafting, target.vocab_size, rule)
@@ -70,19 +70,11 @@ class DraftModel(ModelDrafter):
 
     def drafting(self, context: Sequence[int], k: int, depth: int | None = None) -> Generator[Wanted, Tensor, Draft]:
         """A tree takes one pass for each depth, over all tokens up to that depth. None of them stays in the cache."""
-        runner, size, stop = self.runner, self.vocab_size, self.stop_below
-        self._context_length = len(context)
-        unread = context[runner.length :]
-        if max(unread) >= runner.vocab_size:  # a padding entry of a wider target has no embedding here
-            return Draft()
-        first = Pass(runner, unread, prompt=not runner.length)
         if depth is None:
-
-            def next_logits(drawn: Sequence[Tensor]) -> Pass:
-                return Pass(runner, drawn[-1]) if drawn else first
-
-            return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, stop))
-
+            return (yield from self.chain(context, k))
+        runner, first = self.runner, self._unread(context)
+        if first is None:
+            return Draft()
         token_ids: list[int] = []
 
         def read(named: Named, following: list[int]) -> Pass:
@@ -91,11 +83,34 @@ class DraftModel(ModelDrafter):
             token_ids.extend(named.token_ids[node] for node in following)
             return Pass(runner, token_ids, named.row_parents)
 
-        logits = fitted((yield first)[-1:], size)
+        logits = fitted((yield first)[-1:], self.vocab_size)
+        stop = self.stop_below
         draft = yield from grow_by_depth(logits, read, k, depth, self.rule, len(context), stop_below=stop)
         if token_ids:
             runner.keep([])
         return draft
+
+    def chain(
+        self, context: Sequence[int], k: int, drawn: Sequence[Drawn] = (), all_pass: float = 1.0
+    ) -> Generator[Wanted, Tensor, Draft]:
+        """A chain of at most k tokens, which begins with those that are `drawn` already. See `draw_chain`."""
+        runner, first = self.runner, self._unread(context, drawn)
+        if first is None:
+            return Draft()
+
+        def next_logits(tokens: Sequence[Tensor]) -> Pass:
+            return Pass(runner, tokens[-1]) if len(tokens) > len(drawn) else first
+
+        size, stop = self.vocab_size, self.stop_below
+        return (yield from draw_chain(next_logits, k, self.rule, len(context), None, size, stop, drawn, all_pass))
+
+    def _unread(self, context: Sequence[int], drawn: Sequence[Drawn] = ()) -> Pass | None:
+        """The pass over what the cache lacks; None where that cannot be read."""
+        self._context_length = len(context)
+        unread = [*context, *(int(token.column) for token in drawn)][self.runner.length :]
+        if max(unread, default=0) >= self.runner.vocab_size:  # a padding entry of a wider target has no embedding here
+            return None
+        return Pass(self.runner, unread, prompt=not self.runner.length)
 
     def observe(self, verdict: Verdict) -> None:
         self._context_length += verdict.accepted  # where K was 0 nothing was proposed, and nothing changes

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 class Entry(NamedTuple):
     """The path of a drafter's class, "module:Class" in this package, and one line for the menu.
 
-    `parallel_drafting` and `branches` are those of the class, for code that must not import it.
+    `parallel_drafting`, `branches` and `drafts_ahead` are those of the class, for code that must not import it.
     """
 
     path: str
     description: str
     parallel_drafting: bool = False
     branches: bool = True
+    drafts_ahead: bool = False
 
 
 DRAFTERS = {
@@ -63,7 +64,9 @@ DRAFTERS = {
         "lookup_first:LookupEagle", "Prompt lookup where the text repeats itself, the eagle head elsewhere."
     ),
     "draft-model": Entry(
-        "draft_model:DraftModel", "A smaller model drafts. Good guesses, but each costs a small pass."
+        "draft_model:DraftModel",
+        "A smaller model drafts. Good guesses, but each costs a small pass.",
+        drafts_ahead=True,
     ),
     "lookahead": Entry(
         "lookahead:Lookahead",
@@ -72,6 +75,7 @@ DRAFTERS = {
     "layer-skip": Entry(
         "layer_skip:LayerSkip",
         "The target's own first layers draft for it. Needs no second model; helps only targets trained for it.",
+        drafts_ahead=True,
     ),
 }
 

@@ -16,22 +16,33 @@ if TYPE_CHECKING:
 PLAIN, SPECULATIVE = "plain", "speculative"  # the lanes of a race of one drafter, and of version 1 of traces
 MOST_DRAFTED = 3  # lanes with a drafter; with the target alone they are four
 TREE = "tree-"  # stands before the K of a lane that drafts trees
+AHEAD = ":ahead"  # stands after the K of a lane that drafts ahead
+USUAL_AHEAD = 3  # `Settings.ahead` of such a lane
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedLane:
-    """A lane that is asked for: the drafter, and K or AUTO; with `tree` its drafts are trees of K tokens.
+    """A lane that is asked for: the drafter, and the settings that can differ from lane to lane.
 
-    In a race of several lanes its name is `eagle:4` or `eagle:tree-8`, for example.
+    In a race of several lanes its name is `eagle:4`, `eagle:tree-8` or `draft-model:4:ahead`, for example.
     """
 
     drafter: str
     k: int | str
     tree: bool = False
+    ahead: int = 0
+
+    @classmethod
+    def of(cls, drafter: str, settings: Settings) -> DraftedLane:
+        return cls(drafter, settings.k, settings.tree, settings.ahead)
 
     @property
     def name(self) -> str:
-        return f"{self.drafter}:{TREE if self.tree else ''}{self.k}"
+        return f"{self.drafter}:{TREE if self.tree else ''}{self.k}{AHEAD if self.ahead else ''}"
+
+    def settings_in(self, settings: Settings) -> Settings:
+        """The settings of the race as they are in this lane."""
+        return replace(settings, k=self.k, tree=self.tree, ahead=self.ahead)
 
 
 def lanes_by_name(lanes: Sequence[DraftedLane]) -> dict[str, DraftedLane]:
@@ -55,7 +66,7 @@ class Request:
 
     @property
     def drafted(self) -> dict[str, DraftedLane]:
-        return lanes_by_name([DraftedLane(self.drafter, self.settings.k, self.settings.tree), *self.more])
+        return lanes_by_name([DraftedLane.of(self.drafter, self.settings), *self.more])
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -92,9 +103,8 @@ def lane_of(lane: Mapping[str, Any], request: Request) -> DraftedLane:
     drafter = lane.get("drafter", "none" if lane["name"] == PLAIN else request.drafter)
     if not isinstance(drafter, str):
         raise BadInput(f"The trace does not say who drafted in its lane {lane['name']}.")
-    told = {name: lane.get(name, getattr(request.settings, name)) for name in ("k", "tree")}
-    settings = replace(request.settings, **told)
-    return DraftedLane(drafter, settings.k, settings.tree)
+    told = {name: lane.get(name, getattr(request.settings, name)) for name in ("k", "tree", "ahead")}
+    return DraftedLane.of(drafter, replace(request.settings, **told))
 
 
 def read_lanes(texts: Any) -> list[DraftedLane]:
@@ -116,17 +126,17 @@ def read_lanes(texts: Any) -> list[DraftedLane]:
 
 def _read_lane(text: Any) -> DraftedLane:
     drafter, colon, words = text.strip().partition(":") if isinstance(text, str) else ("", "", "")
-    tree = words.startswith(TREE)
+    tree, ahead = words.startswith(TREE), words.endswith(AHEAD)
     try:
-        k = read_k(words.removeprefix(TREE))
+        k = read_k(words.removeprefix(TREE).removesuffix(AHEAD))
     except ValueError:
         k = 0
     if not colon or not (k == AUTO or 1 <= int(k) <= (MAX_NODES if tree else MAX_K)):
         raise BadInput(
             f"A lane is a drafter and its K, from 1 to {MAX_K} or {AUTO}, as in eagle:4 or ngram:auto, or for trees up "
-            f"to {MAX_NODES}, as in eagle:{TREE}8, not {brief(text)}."
+            f"to {MAX_NODES}, as in eagle:{TREE}8, and may end in {AHEAD}, not {brief(text)}."
         )
     check_known(drafter)
     if drafter == "none":
         raise BadInput(f"The target alone races in any case: leave out the lane {text.strip()}.")
-    return DraftedLane(drafter, k, tree)
+    return DraftedLane(drafter, k, tree, USUAL_AHEAD if ahead else 0)

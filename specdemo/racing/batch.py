@@ -10,7 +10,7 @@ from ..decoding.events import Event
 from ..decoding.loop import Decoding, rule_for
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
-from ..types import MAX_SEED, Settings
+from ..types import MAX_SEED, BadInput, Settings
 from .race import check_drafter, check_fits, check_rule, costs_of, decoding_of
 
 
@@ -26,6 +26,8 @@ def batch(
     """
     check_drafter(loaded, drafter)
     check_rule(drafter, settings)
+    if settings.ahead and at_once > 1:
+        raise BadInput("Several prompts at once cannot be drafted ahead.")
     for prompt in prompts:
         check_fits(loaded, len(prompt), settings, drafter)
     bytes_per_token = loaded.token_bytes["target"] + loaded.token_bytes.get(drafter, 0)

@@ -16,6 +16,7 @@ from ..decoding.costs import CostModel, measure_passes
 from ..decoding.events import Event, Prefilled, Round, branches, emitted_tokens
 from ..decoding.loop import Decoding, check_room, rule_for
 from ..decoding.rule import Rule
+from ..drafters.ahead import DraftingAhead
 from ..drafters.names import DRAFTERS, check_known, drafter_class
 from ..engines.runner import check_branches
 from ..models.loaded import Loaded
@@ -54,13 +55,19 @@ def check_fits(loaded: Loaded, prompt_tokens: int, settings: Settings, *drafters
 
 
 def check_rule(drafter: str, settings: Settings) -> None:
-    """Refuse a tree by a drafter of chains, and K = auto with rejection sampling.
+    """Refuse a tree by a drafter of chains, drafting ahead by one that cannot, and K = auto with rejection sampling.
 
     Under rejection sampling a K that depends on drawn tokens would change the distribution.
     """
     if settings.tree and not (drafter == "none" or DRAFTERS[drafter].branches):
         able = ", ".join(name for name, entry in DRAFTERS.items() if entry.branches)
         raise BadInput(f"The drafter {drafter} drafts chains only. Those that can draft a tree: {able}.")
+    if settings.ahead and drafter != "none":
+        if not DRAFTERS[drafter].drafts_ahead:
+            able = ", ".join(name for name, entry in DRAFTERS.items() if entry.drafts_ahead)
+            raise BadInput(f"The drafter {drafter} cannot draft ahead. Those that can: {able}.")
+        if settings.tree:
+            raise BadInput("Only chains can be drafted ahead: leave out the tree.")
     if settings.k == AUTO and settings.rule == REJECTION and settings.temperature > 0 and drafter != "none":
         raise BadInput(f"Above temperature 0, K = {AUTO} needs the match rule: choose it, or a K from 1 to {MAX_K}.")
 
@@ -119,6 +126,8 @@ def decoding_of(
     if branching:
         check_branches(runner)
     proposing = drafter_class(drafter).build(loaded.parts, runner, rule)
+    if rule.settings.ahead and drafter != "none":
+        proposing = DraftingAhead.over(proposing, runner, rule)
     stop = StopStrings(loaded.tokenizer, prompt_ids, rule.settings.stop)
     return Decoding(runner, proposing, prompt_ids, rule, loaded.eos_ids, stop, costs, ks)
 
@@ -178,8 +187,8 @@ def race(
     Raises:
         BadInput: as for `start`, or memory has no room for the keys and values of all lanes.
     """
-    drafted = lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more])
-    rules = {name: rule_for(replace(settings, k=lane.k, tree=lane.tree)) for name, lane in drafted.items()}
+    drafted = lanes_by_name([DraftedLane.of(drafter, settings), *more])
+    rules = {name: rule_for(lane.settings_in(settings)) for name, lane in drafted.items()}
     for name, lane in drafted.items():  # before any of them takes memory
         check_drafter(loaded, lane.drafter)
         check_rule(lane.drafter, rules[name].settings)
@@ -227,7 +236,7 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
         if events:
-            settings, ks = _recorded(events, lane.drafter, replace(asked.settings, k=lane.k, tree=lane.tree))
+            settings, ks = _recorded(events, lane.drafter, lane.settings_in(asked.settings))
             rules[name] = rule_for(settings)
             run = decode(decoding_of(loaded, lane.drafter, prompt_ids, rules[name], None, ks))
             runs[name] = _first(len(events), run)

@@ -118,7 +118,7 @@ def trace_header(
         exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, asked.tree)}
         return {"name": name, **asdict(asked), "rule": settings.rule, "noise": noise.VERSION, **exact}
 
-    drafted = {PLAIN: DraftedLane("none", 0), **lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more])}
+    drafted = {PLAIN: DraftedLane("none", 0), **lanes_by_name([DraftedLane.of(drafter, settings), *more])}
     return {
         "lanes": [lane(name, asked) for name, asked in drafted.items()],
         "preset": loaded.preset.name,

@@ -24,6 +24,7 @@ from ..types import (
     MAX_NODES,
     MAX_SEED,
     REJECTION,
+    Ahead,
     BadInput,
     DraftedToken,
     DraftOutcome,
@@ -349,11 +350,12 @@ FIELDS: dict[str, CoreSchema] = {
     **{name: _optional(_number()) for name in ("p", "draw", "residual")},
     **{name: _optional(_number(MOST)) for name in ("e", "margin", "draft_seconds", "verify_seconds")},
     **{name: _optional(_whole()) for name in ("id", "merged")},
-    **{name: _whole() for name in ("index", "prompt_tokens")},
+    **{name: _whole() for name in ("index", "prompt_tokens", "prepared")},
     **{name: core_schema.enum_schema(kind, [*kind]) for name, kind in ENUMS.items()},
     **{name: core_schema.str_schema() for name in ("type", "lane")},
     "q": _optional(_checked(DRAWN, "a number above 0, at most 1")),
     "parent": _optional(_whole(least=-1)),
+    "hit": core_schema.bool_schema(),
     "seconds": _number(MOST),
     "seed": _optional(_whole(MAX_SEED)),
     "k": _optional(_whole(MAX_NODES)),
@@ -383,7 +385,7 @@ def _readers(older: Mapping[str, str]) -> tuple[SchemaValidator, dict[str, Schem
     token, drafted = an(Token), _several(an(DraftedToken), MAX_DRAFTED)
     events = {
         "prefilled": an(Prefilled, token=token),
-        "round": an(Round, drafted=drafted, emitted=_several(token)),
+        "round": an(Round, drafted=drafted, emitted=_several(token), ahead=_optional(an(Ahead))),
         "finished": an(Finished),
     }
     line = an(_Line, text=an(Spans, emitted=_several(TEXT), drafted=_several(TEXT)), probabilities=positions)

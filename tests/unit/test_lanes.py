@@ -53,7 +53,7 @@ def test_lanes_are_read_as_a_person_writes_them() -> None:
 
 SHAPE = (
     "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto, or for trees up to 63, as in "
-    "eagle:tree-8, not "
+    "eagle:tree-8, and may end in :ahead, not "
 )
 
 

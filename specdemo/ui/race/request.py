@@ -46,7 +46,8 @@ def read_request(
     more: tuple[DraftedLane, ...] = ()
     if lanes is not None:
         first, *rest = read_lanes(lanes)
-        drafter, settings["k"], settings["tree"], more = first.drafter, first.k, first.tree, tuple(rest)
+        drafter, more = first.drafter, tuple(rest)
+        settings |= {"k": first.k, "tree": first.tree} | ({"ahead": first.ahead} if first.ahead else {})
     one_of("drafter", drafter, list(DRAFTERS))
     for name, value in (("raw", raw), ("isolated", isolated)):
         Field(name, "", "switch", said=name).check(value)
