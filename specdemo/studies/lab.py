@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .ahead import DraftsAhead
 from .checks import Lossless
 from .domains import Domains
 from .examination import Doctor
@@ -11,5 +12,5 @@ from .readers import Readers
 from .study import Study
 from .sweep import Sweep
 
-ALL = Profile, Theory, Sweep, Domains, Readers, Lossless, Doctor
+ALL = Profile, Theory, Sweep, Domains, Readers, DraftsAhead, Lossless, Doctor
 STUDIES: dict[str, type[Study]] = {study.name: study for study in ALL}

@@ -65,7 +65,16 @@ def test_generate_streams_the_same_text_that_json_holds(command):
 
 
 def test_race_lanes_agree_in_float32(command):
-    words = ["--prompt", "Repeat: one two three four.", "--drafter", "prompt-lookup", "-k", "3", "--max-new-tokens", "16"]
+    words = [
+        "--prompt",
+        "Repeat: one two three four.",
+        "--drafter",
+        "prompt-lookup",
+        "-k",
+        "3",
+        "--max-new-tokens",
+        "16",
+    ]
     status, out, _ = command("race", *words, "--dtype", "float32", "--json")
     outcome = json.loads(out)
     assert status == 0

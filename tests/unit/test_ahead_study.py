@@ -1,0 +1,108 @@
+"""The study of drafting ahead: the simulation by hand, what it says, and a run of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specdemo.decoding.events import Round
+from specdemo.studies.ahead import (
+    ALONE,
+    PLAIN,
+    SIMULATED,
+    SIMULATION,
+    TOGETHER,
+    Part,
+    Text,
+    in_words,
+    parts_of,
+    simulated,
+    summarise,
+)
+from specdemo.types import Ahead
+
+pytestmark = pytest.mark.usefixtures("loads_once")
+
+
+def test_the_times_of_a_round_are_told_by_this_and_the_next() -> None:
+    """In turn, drafting takes what preparing takes besides."""
+    rounds = [
+        Round(0, (), (), 0.5, 1.0, 1.75, 4, ahead=Ahead(False, 0, 0.0)),
+        Round(1, (), (), 0.3, 1.0, 1.50, 4, ahead=Ahead(True, 9, 0.25)),
+        Round(2, (), (), 0.2, 1.0, 1.20, 4, ahead=Ahead(False, 9, 0.125)),
+    ]
+    expected = [Part(0.25, 1.25, 0.25, False), Part(0.175, 1.2, 0.125, True), Part(0.2, 1.0, 0.0, False)]
+    for found, part in zip(parts_of(rounds, in_turn=True), expected, strict=True):
+        assert found == pytest.approx(part)
+    assert [part.drafting for part in parts_of(rounds, in_turn=False)] == [0.5, 0.3, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("parts", "ends"),
+    [
+        ([Part(1, 4, 2, False), Part(0, 4, 2, True), Part(0, 4, 0, True)], 13),  # prepared in time
+        ([Part(1, 4, 6, False), Part(0, 4, 6, True), Part(0, 4, 0, True)], 1 + 6 + 6 + 4),  # waits for what is prepared
+        ([Part(1, 4, 6, False), Part(1, 4, 6, False), Part(1, 4, 0, False)], 15),  # what is not used is given up
+    ],
+)
+def test_side_by_side_a_round_takes_what_the_slower_one_takes(parts: list[Part], ends: float) -> None:
+    spans = simulated(parts)
+    assert max(span.ends for span in spans) == ends
+    for who in ("target", "drafter"):
+        mine = sorted(span[2:] for span in spans if span.who == who)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(mine)), "one thing at a time"
+
+
+def text(method: str, fan_out: int, prompt: str, seconds: float, hits: int = 0) -> Text:
+    return Text(method, fan_out, prompt, 100, seconds, hits, 20 if fan_out else 0, 6.0, 0.05, 0.02, 0.04)
+
+
+def test_rows_compare_the_same_prompts_and_words_name_the_best() -> None:
+    methods = [(ALONE, 0), (PLAIN, 0), (TOGETHER, 1), (SIMULATED, 1), (SIMULATED, 3)]
+    seconds = dict(zip(methods, (4.0, 2.0, 2.5, 1.8, 1.6), strict=True))
+    texts = [
+        text(*method, name, slow * seconds[method], 15) for method in methods for name, slow in (("a", 1), ("b", 2))
+    ]
+    rows = summarise(texts, methods)
+    assert [round(row["speedup"].mean, 3) if row["speedup"] else None for row in rows] == [0.5, None, 0.8, 1.111, 1.25]
+    assert [row["hits"] and row["hits"].mean for row in rows] == [None, None, 0.75, 0.75, 0.75]
+    first, second, third = in_words(rows)
+    assert first.startswith("Drafting ahead is 0.80 times as fast as drafting in turn on this machine, with 1 outcomes")
+    assert second.startswith("Drafting ahead is 1.25 times as fast as drafting in turn with a second device")
+    assert second.endswith(SIMULATION)
+    assert third == "On shared cores a pass takes 1.00 times as long as alone, which the simulation leaves out."
+
+
+def test_it_is_run_by_a_command(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    words = "lab ahead --preset nanogpt-shakespeare-large --fan-outs 3 --repeats 1 --max-new-tokens 16 -k 3"
+    status, out, _ = command(*words.split(), "--json", str(file))
+    assert status == 0
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    assert [(row["method"], row["fan_out"]) for row in rows] == [
+        (ALONE, None),
+        (PLAIN, None),
+        (TOGETHER, 3),
+        (SIMULATED, 3),
+    ]
+    assert rows[3]["hits"]["mean"] > 0
+    assert rows[3]["prepared"] > 3
+    assert "Simulated from measured times" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--fan-outs 0", "The outcomes for each place are 1 to 16."),
+        ("--drafter eagle", "The drafter eagle cannot be used here: this preset ships no eagle head."),
+        ("--drafter layer-skip", "The drafter layer-skip cannot be used here: this preset names no layer to stop at."),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(command: Callable[..., Any], words: str, sentence: str) -> None:
+    status, _, err = command("lab", "ahead", "--preset", "nanogpt-shakespeare-large", *words.split())
+    assert (status, err) == (2, f"specdemo: {sentence}\n")
