@@ -175,7 +175,6 @@ export class Race extends Job {
     if (window.innerWidth <= NARROW && !page.beside[button]) this.root.scrollIntoView({ behavior: "smooth" });
     const { stage, preset, words } = page.status ?? {};
     if (stage === "loading" && preset === page.preset) this.doing(words);
-    else this.words("Waiting for the model.");
   }
 
   /** What begins now can be seen, wherever the button was. */
@@ -184,9 +183,12 @@ export class Race extends Job {
     if (bottom < IN_SIGHT || top > window.innerHeight - IN_SIGHT) this.root.scrollIntoView({ behavior: "smooth" });
   }
 
-  halted(sentence) {
-    if (this.busy) this.show.pause();
-    super.halted(sentence);
+  over(sentence, state) {
+    this.show.pause();
+    super.over(sentence, state);
+    if (!this.is("failed")) return;
+    this.speed(null); // it is of the race before
+    this.parts.spoken.textContent = sentence;
   }
 
   /** Stop was pressed: what is known is shown at once. */
@@ -270,13 +272,6 @@ export class Race extends Job {
     for (const [name, share] of Object.entries(shares)) this.lanes[name]?.tellMemory(share, rate);
   }
 
-  fail(sentence) {
-    this.show.pause();
-    super.fail(sentence);
-    this.speed(null); // it is of the race before
-    this.parts.spoken.textContent = sentence;
-  }
-
   /** Only the verdict knows what is noise: until then nothing is called slower. */
   speed(ratio, slower = false) {
     this.parts.ratio.textContent = ratio ? `${ratio.toFixed(2)}×` : "–";
@@ -335,6 +330,6 @@ export const mountRace = (element, props, watch, trigger, server) => {
     const { go, run, error } = JSON.parse(props.value);
     if (go) trigger(go);
     else if (run) page.race.follow(run);
-    else page.race.fail(error);
+    else page.race.over(error, "failed");
   });
 };
