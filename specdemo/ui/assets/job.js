@@ -1,10 +1,9 @@
-// A job of the engine that this page asks for: the race, or a study of the Lab.
+// A job of the engine that this page has asked for, from the press of a button to its end. A race is one, and a study.
 import * as sd from "./page.js";
 import { page } from "./page.js";
 import { askPlace, beforeInWords, placeInWords } from "./top.js";
 
-/** From the press of a button to its end. What fills a part of the page with it knows its `kind`, see status.py, the
- *  `trigger` and the `server` of the part, and how to `say` its state, to tell it in `words` and to `apply` a message. */
+/** Each kind has its `kind`, the `trigger` and `server` of its part of the page, and `say`, `words` and `apply`. */
 export class Job {
   is(...states) {
     return states.includes(this.state);
@@ -15,22 +14,23 @@ export class Job {
   }
 
   /** Its button was pressed; nothing has come back yet. The values of the form go on to the server as they are. */
-  wait(values) {
+  wait(values, button) {
     if (this.busy) {
       this.cancelled = true; // Gradio calls it a failure that this one is not run
       throw new Error(`A ${this.kind} is waiting or running.`);
     }
-    this.run = null;
+    Object.assign(this, { run: null, button });
+    for (const say of Object.values(page.beside)) say({});
     this.say("waiting");
     this.words("Waiting for the model.");
-    const waits = () => this.state === "waiting" && !this.run;
+    const waits = () => this.is("waiting") && !this.run;
     page.waits = (line) => waits() && this.words(placeInWords(line), beforeInWords(this.kind, line.before));
     askPlace(waits);
     return values;
   }
 
-  /** The run of this page. Its messages come as server-sent events, see stream.py. What a lost connection misses, the
-   *  browser asks for by itself, until it gives up or there is no connection for too long. */
+  /** The run of this page, told by server-sent events, see stream.py. What a lost connection misses, the browser asks for
+   *  by itself; the run is lost when it gives up, or when there is no connection for too long. */
   follow(run) {
     [this.run, this.cancelled] = [run, false];
     this.source?.close();
@@ -63,13 +63,13 @@ export class Job {
 
   /** Stop was pressed. What has begun ends by itself, after the step that it is at. */
   stop() {
-    if (!this.busy) return;
-    if (!this.run) {
+    if (this.run && this.busy) {
+      this.server.halt(this.run);
+      this.words("Stopping after this step.");
+    } else if (this.busy) {
       this.cancel("cancel");
-      return this.over("Stopped.");
+      this.over("Stopped.");
     }
-    this.server.halt(this.run);
-    this.words("Stopping after this step.");
   }
 
   /** Gradio gives up what it runs for this page. It calls that a failure, maybe when the next one was asked for. */

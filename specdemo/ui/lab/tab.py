@@ -3,7 +3,7 @@ study.js."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from inspect import getdoc
 from typing import Any
@@ -51,6 +51,11 @@ class StudyTab:
 
     def __init__(self, study: type[Study], form: Sequence[Field], engine: Engine, runs: Runs) -> None:
         self.study, self.form, self.engine, self.runs = study, form, engine, runs
+
+        def halt(run_id: Any) -> None:
+            if run := runs.find(LabRun, str(run_id)):
+                run.stop.set()
+
         with gr.Tab(study.title, id=study.name, elem_id=f"lab-{study.name}") as self.tab:
             self.measured = gr.State()  # `theory.Measured`
             gr.Markdown(getdoc(study), elem_classes="lab-words")
@@ -65,10 +70,8 @@ class StudyTab:
                             self.stop = gr.Button("Stop", min_width=80, elem_classes="lab-stop")
                         if study is Theory:
                             self.from_race = gr.Button("Use my last race")
-                        events, halt = ("go", "show", "cancel", "forget"), _halting(runs)
-                        self.says = Part(
-                            "mountStudy", events, server_functions=[halt], study=study.name, elem_classes="lab-says"
-                        )
+                        script = {"server_functions": [halt], "study": study.name, "elem_classes": "lab-says"}
+                        self.says = Part("mountStudy", ("go", "show", "cancel", "forget"), **script)
                 with gr.Column(elem_classes="lab-results"):
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
@@ -79,10 +82,7 @@ class StudyTab:
         self.tab.select(None, js=REDRAW)
 
     def wire_run(self, preset: gr.Dropdown, seconds: float) -> None:
-        """
-        Args:
-            seconds: the most that a run may take.
-        """
+        """`seconds` are the most that a run may take."""
         says, work, script = self.says, work_of(self.study), f"specdemo.lab.{self.study.name}"
 
         @job(work)
@@ -111,8 +111,8 @@ class StudyTab:
         told = running.failure(refused, None, says, queue=False, **QUIET)
         told.then(None, js=unable)  # if nothing was told
         self.stop.click(None, js=f"() => {script}.stop()")
-        for gives_up in (says.cancel, says.forget):
-            gives_up(None, cancels=running)
+        says.cancel(None, cancels=running)
+        says.forget(None, cancels=running)
         shown = [*self.results.parts, self.measured, *self.numbers, self.files, *self.downloads.values()]
         says.show(self.show, None, shown, queue=False, trigger_mode="always_last", **QUIET)
 
@@ -138,9 +138,9 @@ class StudyTab:
             return {self.measured: gr.skip()}
         with self.engine.beside.work():  # the last picture is shown when the next in line may race already
             updates = self.results.update(asked.picture) if asked.picture else {}
-        for kind, text in asked.files.items():
-            part, name = self.downloads[kind], f"specdemo-{self.study.name}.{kind}"
-            updates[part] = save_bytes_to_cache(text.encode(), name, part.GRADIO_CACHE)
+            for kind, text in asked.files.items():
+                part, name = self.downloads[kind], f"specdemo-{self.study.name}.{kind}"
+                updates[part] = save_bytes_to_cache(text.encode(), name, part.GRADIO_CACHE)
         if asked.measured:
             updates[self.measured] = asked.measured
         updates |= {self.fields[name]: value for name, value in asked.values.items()}
@@ -199,16 +199,6 @@ class StudyTab:
         changes, inputs = [self.tab.select, *(number.input for number in self.numbers)], [self.measured, *self.numbers]
         gr.on(changes, attempt, inputs, outputs, queue=False, trigger_mode="always_last", **QUIET)
         self.from_race.click(take, None, outputs, queue=False, **QUIET)
-
-
-def _halting(runs: Runs) -> Callable[[Any], None]:
-    """What a page may ask for, to stop a run that it follows."""
-
-    def halt(run_id: Any) -> None:
-        if run := runs.find(LabRun, str(run_id)):
-            run.stop.set()
-
-    return halt
 
 
 def said(words: str, failed: bool = False) -> str:

@@ -167,9 +167,7 @@ export class Race extends Job {
   waiting(button) {
     if (this.state === "showing") this.skip();
     const opens = this.is("opening", "opened");
-    this.wait();
-    this.button = button;
-    for (const say of Object.values(page.beside)) say({});
+    this.wait(null, button);
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
     if (window.innerWidth <= NARROW && !page.beside[button]) this.root.scrollIntoView({ behavior: "smooth" });
