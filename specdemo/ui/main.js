@@ -2,10 +2,11 @@
 import { page } from "./assets/page.js";
 import { mountSaid } from "./assets/said.js";
 import * as top from "./assets/top.js";
+import { mountStudy } from "./lab/study.js";
 import { openAhead } from "./race/ahead.js";
 import * as form from "./race/form.js";
 import { mountRace } from "./race/race.js";
 import { mountReplay } from "./replay/replay.js";
 
-Object.assign(page, top, form, { mountRace, mountReplay, mountSaid });
+Object.assign(page, top, form, { mountRace, mountReplay, mountSaid, mountStudy });
 openAhead();

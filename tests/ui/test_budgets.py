@@ -176,11 +176,13 @@ class Endless(Study):
 def test_a_study_ends_with_what_it_has_when_its_time_is_up() -> None:
     view = LabRun("scripted", Endless, {"drafter": "ngram"}, seconds=0.3)
     began = time.monotonic()
-    *_, (share, words) = view.play(ready(Script()))
+    *_, last = view.play(ready(Script()))
     assert 0.3 < time.monotonic() - began < 3
-    assert words == view.outcome
-    assert words == "Stopped after 0.3 s, the most that a study may take here. This is what there was until then."
-    assert share == 1.0
+    assert (
+        json.loads(last)["end"]
+        == view.outcome
+        == "Stopped after 0.3 s, the most that a study may take here. This is what there was until then."
+    )
     assert view.picture[0]
     assert view.picture[0].words[0].endswith(" steps")
     assert json.loads(view.files["json"])["rows"][0]["steps"] > 5

@@ -355,12 +355,12 @@ def test_the_theory_and_the_check_of_models_count_as_work_beside_a_race(monkeypa
 def test_the_last_picture_of_the_lab_counts_as_work_beside_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, runs, seen = Script().engine(), Runs(), list[bool]()
     page, watch = build_page(engine, runs, PROMPTS), engine.beside.watch()
-    done = SimpleNamespace(id="a", pictured=1, picture=[None], values={}, measured=None)
+    done = SimpleNamespace(id="a", pictured=1, picture=[None], files={}, values={}, measured=None)
     monkeypatch.setattr(runs, "latest", lambda *_: done)
     monkeypatch.setattr(Results, "update", lambda *_: seen.append(watch()) or {})  # type: ignore[func-returns-value]
     for show in {block.fn for block in page.fns.values() if block.name == "show"}:
         done.study, watch = getattr(show, "__self__").study, engine.beside.watch()  # noqa: B009
-        show(None, gr.Request())
+        show(gr.Request())
     assert seen == [True] * len(STUDIES)
 
 

@@ -1,10 +1,10 @@
-// What the tabs share: the kinds of tokens, the templates, numbers as text, the stream of a run, files.
+// What the tabs share: the kinds of tokens, the templates, numbers as text, files.
 import { html } from "../templates.js"; // which the server makes of page.html and the others, see modules.py
 
 /** What is so on the page, for its parts, for Gradio's events and for tests: the race, the status, the preset; after how
  *  many milliseconds without a connection the server counts as lost; what is called with the place in line of what waits;
- *  and what says something beside a button, by its id. */
-export const page = (window.specdemo = { LOST_MS: 15_000, waits: () => {}, beside: {} });
+ *  what says something beside a button, by its id; and the studies of the Lab by name. */
+export const page = (window.specdemo = { LOST_MS: 15_000, waits: () => {}, beside: {}, lab: {} });
 
 export const UNREACHABLE = "The server cannot be reached. Try again."; // Gradio answers undefined then
 export const KINDS = [
@@ -58,27 +58,6 @@ export const fetched = async (path, options) => {
   const answer = await fetch(address(path), options);
   if (!answer.ok) throw new Error(answer.statusText);
   return answer.text();
-};
-
-/** The messages of a run come as server-sent events, see stream.py. What a lost connection misses, the browser asks
- *  for by itself; `lost` is called when it gives up, or when there is no connection for too long. */
-export const listen = (run, take, lost) => {
-  const source = new EventSource(address(`/races/${run}`));
-  let waiting = null;
-  source.onmessage = (event) => take(JSON.parse(event.data));
-  source.onopen = () => {
-    clearTimeout(waiting);
-    waiting = null;
-  };
-  source.onerror = () => {
-    if (source.readyState === EventSource.CLOSED) return lost();
-    waiting ??= setTimeout(() => {
-      if (source.readyState === EventSource.CLOSED) return; // by the page, which wants no more of it
-      source.close();
-      lost();
-    }, page.LOST_MS);
-  };
-  return source;
 };
 
 /** What this browser keeps of a visitor's choices; null if it keeps nothing. */

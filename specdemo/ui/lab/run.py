@@ -10,13 +10,11 @@ from typing import Any
 
 from ...drafters.names import drafter_class
 from ...studies.study import Study
-from ..engine import Engine, EngineTrouble, Said
+from ..engine import Engine, Said
 from ..jobs import STUDY, Job
 from .pictures import shown_by
 from .plots import Picture
 
-Progress = tuple[float | None, str]
-"""How far it is, from 0 to 1 if that is known, and a sentence on what it is at."""
 PICTURE_SECONDS = 2.0  # between two pictures: what the browser draws, the engine pays for
 
 
@@ -56,28 +54,22 @@ class LabRun(Job):
         plots = sum(getsizeof(figure.plot) for section in self.picture if section for figure in section.figures)
         return super().size + plots + sum(map(getsizeof, self.files.values()))
 
-    def play(self, engine: Engine) -> Iterator[Progress]:  # type: ignore[override]
-        """Do it and tell how far it is. Closing the generator ends it and frees its caches.
+    def _play(self, engine: Engine) -> Iterator[str]:
+        """How far it is: its `share`, None if that is not known, in `words`, and how many pictures there are; then its
+        `end` in words."""
+        for status in self._load(engine):
+            if status.stage == "loading":
+                yield self.message(share=status.fraction, words=f"The model is not ready yet: {status.words}")
+        with closing(engine.stream(self.preset, self._measure, self.local, self)) as batches:
+            for batch in batches:
+                if steps := [item for item in batch if not isinstance(item, Said)]:  # its own steps say enough
+                    share, words = steps[-1]
+                    yield self.message(share=share, words=words, pictured=self.pictured)
+        yield self.message(end=self.outcome, pictured=self.pictured)
 
-        Raises:
-            EngineTrouble: whatever went wrong, as a sentence.
-        """
-        try:
-            for status in self._load(engine):
-                if status.stage == "loading":
-                    yield status.fraction, f"The model is not ready yet: {status.words}"
-            batches = engine.stream(self.preset, self._measure, self.local, self)
-            with closing(batches):
-                for batch in batches:
-                    if reports := [item for item in batch if not isinstance(item, Said)]:  # its own steps say enough
-                        yield reports[-1]
-        except Exception as error:
-            raise EngineTrouble(engine.sentence(error)) from error
-        finally:
-            self.ended.set()
-
-    def _measure(self, loaded: Any) -> Generator[Progress]:
-        """The measurement in the engine's thread. Pictures are made between two steps, when nothing is being timed."""
+    def _measure(self, loaded: Any) -> Generator[tuple[float, str]]:
+        """The measurement in the engine's thread: yields how far it is, from 0 to 1 and in words. Pictures are made
+        between two steps, when nothing is being timed."""
         several = self.asked.get("drafters", [])  # which of them can be used was not known if another preset was loaded
         if able := [name for name in several if not drafter_class(name).unavailable_reason(loaded.parts)]:
             self.asked["drafters"] = able
@@ -96,7 +88,8 @@ class LabRun(Job):
                     pictured = now
                 if study.done:
                     self._ends = now + (now - began) * (study.steps - study.done) / study.done
-                yield study.done / study.steps, f"{words}. {self._left_in_words()}".rstrip()
+                share = study.done / study.steps
+                yield share, f"{words}, {share:.0%}. {self._left_in_words()}".rstrip()
             else:
                 whole = True
         if self.stop.is_set() and not study.done:
@@ -109,7 +102,6 @@ class LabRun(Job):
         self.outcome = f"Stopped{after}. {until}" if stopped else "Done."
         if self.picture:
             self.files = self._files(loaded, study)
-        yield 1.0, self.outcome
 
     def _left_in_words(self) -> str:
         left = self.seconds_left()

@@ -1,19 +1,15 @@
-"""The Lab tab: its forms, its runs, and what it tells while they run. What is measured, `studies` says.
-
-A run holds Gradio's line and reports to Gradio's progress bar. Its pictures come by a timer of the tab instead: what a
-generator yields would hide the bar for a moment each time.
-"""
+"""The Lab tab: its forms, its runs, and what they have found. What is measured, `studies` says; how a run is followed,
+study.js."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from inspect import getdoc
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import gradio as gr
+from gradio.processing_utils import save_bytes_to_cache
 
 from ...studies.explain import Theory
 from ...studies.lab import STUDIES
@@ -21,7 +17,7 @@ from ...studies.study import ABLE, Study
 from ...system.allowed import allowed
 from ...types import Field, one_of
 from ..budgets import Budgets
-from ..engine import Engine
+from ..engine import Engine, EngineTrouble
 from ..part import Part
 from ..race.run import Run
 from ..runs import Runs
@@ -31,10 +27,6 @@ from .pictures import race_numbers, shown_by, theory_of
 from .results import Results, Updates
 from .run import LabRun, work_of
 
-TICK_SECONDS = 1.5
-WAITING = to_json({"words": "Waiting for the model.", "waits": True})
-UNABLE = "It could not be run."
-Changes = dict[Any, dict[str, Any]]
 REDRAW = "() => { setTimeout(() => window.dispatchEvent(new Event('resize')), 50); }"  # a hidden plot has no width
 
 
@@ -48,7 +40,7 @@ def add_lab(engine: Engine, runs: Runs, preset: gr.Dropdown, top: gr.HTML, budge
         servers = budgets.own_models and allowed(servers=True) != ()
         tabs = [StudyTab(study, study.form(servers), engine, runs) for study in STUDIES.values()]
     for tab in tabs:
-        tab.wire_run(preset, [other.run for other in tabs], budgets.lab_seconds)
+        tab.wire_run(preset, budgets.lab_seconds)
         tab.wire_drafters(preset, top)
         if tab.study is Theory:
             tab.wire_theory()
@@ -59,9 +51,12 @@ class StudyTab:
 
     def __init__(self, study: type[Study], form: Sequence[Field], engine: Engine, runs: Runs) -> None:
         self.study, self.form, self.engine, self.runs = study, form, engine, runs
+
+        def halt(run_id: Any) -> None:
+            if run := runs.find(LabRun, str(run_id)):
+                run.stop.set()
+
         with gr.Tab(study.title, id=study.name, elem_id=f"lab-{study.name}") as self.tab:
-            self.timer = gr.Timer(TICK_SECONDS, active=False)
-            self.seen = gr.State()  # the run and the number of the picture that is shown
             self.measured = gr.State()  # `theory.Measured`
             gr.Markdown(getdoc(study), elem_classes="lab-words")
             with gr.Row(elem_classes="lab-view"):
@@ -72,11 +67,11 @@ class StudyTab:
                             self.run = gr.Button(
                                 study.button, variant="primary", scale=2, min_width=80, elem_classes="lab-run"
                             )
-                            self.stop = gr.Button("Stop", interactive=False, min_width=80, elem_classes="lab-stop")
-                            self.leave = gr.Button("Stop", visible=False, min_width=80, elem_classes="lab-leave")
+                            self.stop = gr.Button("Stop", min_width=80, elem_classes="lab-stop")
                         if study is Theory:
                             self.from_race = gr.Button("Use my last race")
-                        self.says = Part("mountSaid", ("go",), elem_classes="lab-says")
+                        script = {"server_functions": [halt], "study": study.name, "elem_classes": "lab-says"}
+                        self.says = Part("mountStudy", ("go", "show", "cancel", "forget"), **script)
                 with gr.Column(elem_classes="lab-results"):
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
@@ -86,73 +81,40 @@ class StudyTab:
                     self.results = Results(shown_by(study).sections)
         self.tab.select(None, js=REDRAW)
 
-    def wire_run(self, preset: gr.Dropdown, all_runs: list[gr.Button], seconds: float) -> None:
-        """
-        Args:
-            all_runs: the buttons that rest while one of the runs goes on.
-            seconds: the most that a run may take.
-        """
-        says, stop, leave, timer, files = self.says, self.stop, self.leave, self.timer, self.files
-        work = work_of(self.study)
+    def wire_run(self, preset: gr.Dropdown, seconds: float) -> None:
+        """`seconds` are the most that a run may take."""
+        says, work, script = self.says, work_of(self.study), f"specdemo.lab.{self.study.name}"
 
         @job(work)
-        def run(request: gr.Request, progress: Any = gr.Progress(), *values: Any) -> Iterator[Updates]:  # noqa: B008
+        def run(request: gr.Request, *values: Any) -> Iterator[str]:
+            """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
             try:
-                asked = self.read(values, seconds)
-                self.runs.begin(asked, request.session_hash, request.client)
-                begins = {stop: gr.update(visible=True, interactive=True), leave: gr.update(visible=False)}
-                yield begins | {says: ""}  # from here on the progress bar says what it does
-                for share, words in self.runs.play(asked, self.engine):
-                    progress(share, desc=words)
+                begun = self.runs.begin(self.read(values, seconds), request.session_hash, request.client, on_page=True)
             except Exception as error:
-                yield {says: refusal(self.engine.sentence(error))}
+                yield refusal(self.engine.sentence(error))
                 return
-            with TemporaryDirectory() as folder:  # Gradio makes copies of its own
-                updates: Updates = {says: said(asked.outcome), files: gr.update(visible=bool(asked.files))}
-                for kind, text in asked.files.items():
-                    file = Path(folder) / f"specdemo-{self.study.name}.{kind}"
-                    file.write_text(text, encoding="utf-8", newline="")
-                    updates[self.downloads[kind]] = str(file)
-                yield updates
+            yield to_json({"run": begun.id})
+            with suppress(EngineTrouble):  # the page was told by the run's last message
+                for _ in self.runs.play(begun, self.engine):
+                    pass
 
-        def refused(shown: Any, request: gr.Request) -> Any:
-            """Why it was not let into the line. For Gradio a run that is cancelled fails, too: `Stopped` stays."""
+        def refused(request: gr.Request) -> Any:
+            """Why it was not let into the line."""
             sentence = self.runs.refusal(request.session_hash, work)
-            return refusal(sentence or UNABLE) if sentence or shown == WAITING else gr.skip()
+            return refusal(sentence) if sentence else gr.skip()
 
-        def halt(request: gr.Request) -> None:
-            self.runs.stop(request.session_hash, LabRun)
-
-        outputs = [says, stop, leave, files, *self.downloads.values()]
-        bar = {"show_progress": "full", "show_progress_on": says, "api_visibility": "private"}
-        bar["trigger_mode"] = "multiple"  # or after a lost connection Gradio would run no other
-        rest: Changes = {button: {"interactive": False} for button in all_runs}
-        waiting: Changes = {
-            stop: {"visible": False},
-            leave: {"visible": True},
-            timer: {"active": True},
-            files: {"visible": False},
-        }
-        values = {"inputs": [preset, *self.fields.values()], "preprocess": False}
-        check = self.run.click(checked(self.engine, self.read), outputs=says, queue=False, **values, **QUIET)
-        check.failure(**at_once({says: {"value": refusal(UNABLE)}}))
-        says.go(**at_once(rest | waiting | {says: {"value": WAITING}}))
-        running = says.go(run, outputs=outputs, **values, **MODEL, **bar)
-        running.failure(refused, says, says, queue=False, **QUIET)
-
-        shown = {"inputs": self.seen, "outputs": [self.seen, *self.results.parts, self.measured, *self.numbers]}
-        timer.tick(self.show, **shown, queue=False, **QUIET)
-        again: Changes = {button: {"interactive": True} for button in all_runs}
-        idle: Changes = {stop: {"visible": True, "interactive": False, "value": "Stop"}, leave: {"visible": False}}
-        ended = at_once(again | idle | {timer: {"active": False}})
-        running.failure(**ended)  # of one that was not let in, Gradio does not go on to `then`
-        running.then(**ended).then(self.show, **shown, queue=False, **QUIET)
-
-        # Asked to stop, a run ends by itself, after the step that it is at. One that still waits is cancelled.
-        stop.click(**at_once({stop: {"interactive": False, "value": "Stopping"}, leave: {}}))
-        stop.click(halt, queue=False, **QUIET)
-        leave.click(**at_once(again | idle | {timer: {"active": False}, says: {"value": said("Stopped.")}}))
-        leave.click(halt, cancels=[running], queue=False, **QUIET)  # it may just have begun
+        asked = {"inputs": [preset, *self.fields.values()], "outputs": says, "preprocess": False, **QUIET}
+        pressed, unable = f"(...values) => {script}.wait(values)", f"() => {script}.unable()"
+        self.run.click(checked(self.engine, self.read), queue=False, js=pressed, **asked).failure(None, js=unable)
+        # Once more at a time: or after a lost connection Gradio would run no other.
+        running = says.go(run, trigger_mode="multiple", **asked, **MODEL)
+        told = running.failure(refused, None, says, queue=False, **QUIET)
+        told.then(None, js=unable)  # if nothing was told
+        self.stop.click(None, js=f"() => {script}.stop()")
+        says.cancel(None, cancels=running)
+        says.forget(None, cancels=running)
+        shown = [*self.results.parts, self.measured, *self.numbers, self.files, *self.downloads.values()]
+        says.show(self.show, None, shown, queue=False, trigger_mode="always_last", **QUIET)
 
     @property
     def numbers(self) -> list[Any]:
@@ -169,16 +131,20 @@ class StudyTab:
         one_of("preset", preset, list(self.engine.presets))
         return LabRun(preset, self.study, self.study.read(dict(zip(self.fields, given, strict=True))), seconds)
 
-    def show(self, seen: Any, request: gr.Request) -> Updates:
-        """What there is of the visitor's run, if the page does not show it yet."""
+    def show(self, request: gr.Request) -> Updates:
+        """What there is of the visitor's run."""
         asked = self.runs.latest(request.session_hash, LabRun)
-        if asked is None or asked.study is not self.study or not asked.picture or seen == (asked.id, asked.pictured):
-            return {self.seen: gr.skip()}
+        if asked is None or asked.study is not self.study:
+            return {self.measured: gr.skip()}
         with self.engine.beside.work():  # the last picture is shown when the next in line may race already
-            updates = {self.seen: (asked.id, asked.pictured), **self.results.update(asked.picture)}
+            updates = self.results.update(asked.picture) if asked.picture else {}
+            for kind, text in asked.files.items():
+                part, name = self.downloads[kind], f"specdemo-{self.study.name}.{kind}"
+                updates[part] = save_bytes_to_cache(text.encode(), name, part.GRADIO_CACHE)
         if asked.measured:
             updates[self.measured] = asked.measured
-        return updates | {self.fields[name]: value for name, value in asked.values.items()}
+        updates |= {self.fields[name]: value for name, value in asked.values.items()}
+        return updates | {self.files: gr.update(visible=bool(asked.files))}
 
     # --- drafters: what the preset can use, as far as that is known by now
 
@@ -216,7 +182,7 @@ class StudyTab:
                 with self.engine.beside.work():
                     picture = theory_of(dict(zip(self.fields, numbers, strict=False)), measured)
             except Exception as error:
-                return {self.says: refusal(self.engine.sentence(error))}
+                return {self.says: said(self.engine.sentence(error), failed=True)}
             return self.results.update(picture)
 
         def take(request: gr.Request) -> Updates:
@@ -224,7 +190,7 @@ class StudyTab:
                 with self.engine.beside.work():
                     numbers, measured = race_numbers(self.runs.latest(request.session_hash, Run))
             except Exception as error:
-                return {self.says: refusal(self.engine.sentence(error))}
+                return {self.says: said(self.engine.sentence(error), failed=True)}
             found = {self.fields[name]: value for name, value in numbers.items()}
             words = said("The numbers and the measured point are those of your last race.")
             return {**answer(measured, [*numbers.values()]), **found, self.measured: measured, self.says: words}
@@ -235,15 +201,9 @@ class StudyTab:
         self.from_race.click(take, None, outputs, queue=False, **QUIET)
 
 
-def at_once(changes: Changes) -> dict[str, Any]:
-    """An event's arguments for changes that the browser makes by itself."""
-    updates = [{"__type__": "update", **change} for change in changes.values()]
-    return {"fn": None, "inputs": None, "outputs": list(changes), "js": f"() => {json.dumps(updates)}", **QUIET}
-
-
-def said(words: str) -> str:
-    """The value of what says it, see said.js."""
-    return to_json({"words": words})
+def said(words: str, failed: bool = False) -> str:
+    """Words for the page that are not of a run, see study.js."""
+    return to_json({"words": words, "failed": failed})
 
 
 def _controls(study: str, form: Sequence[Field], engine: Engine) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,8 @@
 // The arena: takes the messages of a run (see messages.py) and draws them.
+import { Job } from "../assets/job.js";
 import * as sd from "../assets/page.js";
 import { page } from "../assets/page.js";
-import { askPlace, beforeInWords, placeInWords, sentence } from "../assets/top.js";
+import { sentence } from "../assets/top.js";
 import { Charts } from "./charts.js";
 import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
@@ -31,8 +32,11 @@ const draftedLanes = ({ drafter, settings, more = [], lanes }) => {
 };
 
 /** The whole arena inside one gr.HTML; a replay has one of its own. */
-export class Race {
+export class Race extends Job {
+  kind = "race";
+
   constructor(element, trigger, server) {
+    super();
     element.replaceChildren(sd.clone("sd-race"));
     element.classList.add("sd-arena");
     Object.assign(this, { root: element, trigger, server, lanes: {}, parts: sd.parts(element) });
@@ -133,14 +137,6 @@ export class Race {
     this.root.closest("#stage")?.toggleAttribute("data-busy", this.busy); // how Stop looks; it can always be pressed
   }
 
-  is(...states) {
-    return states.includes(this.state);
-  }
-
-  get busy() {
-    return this.is("waiting", "loading", "running", "showing");
-  }
-
   words(sentence, more = "") {
     this.parts.sentence.textContent = sentence;
     this.badge("", "");
@@ -170,28 +166,13 @@ export class Race {
   /** A button that begins a race was pressed, which may be far from the arena; nothing has come back yet. */
   waiting(button) {
     if (this.state === "showing") this.skip();
-    if (this.busy) {
-      this.cancelled = true; // Gradio calls it a failure that this one is not run
-      throw new Error("A race is waiting or running.");
-    }
     const opens = this.is("opening", "opened");
-    Object.assign(this, { run: null, button });
-    for (const say of Object.values(page.beside)) say({});
-    page.waits = (line) => this.place(line);
-    this.say("waiting");
+    this.wait(null, button);
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
     if (window.innerWidth <= NARROW && !page.beside[button]) this.root.scrollIntoView({ behavior: "smooth" });
     const { stage, preset, words } = page.status ?? {};
     if (stage === "loading" && preset === page.preset) this.doing(words);
-    else this.words("Waiting for the model.");
-    askPlace(() => this.state === "waiting" && !this.run);
-  }
-
-  /** Where a race that waits is in the line, see status.py. */
-  place(line) {
-    if (this.state !== "waiting" || this.run) return;
-    this.words(placeInWords(line), beforeInWords("race", line.before));
   }
 
   /** What begins now can be seen, wherever the button was. */
@@ -200,52 +181,18 @@ export class Race {
     if (bottom < IN_SIGHT || top > window.innerHeight - IN_SIGHT) this.root.scrollIntoView({ behavior: "smooth" });
   }
 
-  /** The run is over without a last message: it was cancelled or never got into the queue. */
-  halted(sentence) {
-    if (!this.busy) return;
+  over(sentence, state) {
     this.show.pause();
-    this.say("ended");
-    this.words(sentence);
+    super.over(sentence, state);
+    if (!this.is("failed")) return;
+    this.speed(null); // it is of the race before
+    this.parts.spoken.textContent = sentence;
   }
 
   /** Stop was pressed: what is known is shown at once. */
   skip() {
     if (this.is("opening")) this.opening.end();
     if (this.is("running", "showing")) this.show.finish();
-  }
-
-  /** Stop was pressed, and the server had its time to end the race properly. A race that has begun ends by itself. */
-  stop() {
-    if (!this.busy) return;
-    if (this.run) return this.words("Stopping after this step.");
-    this.cancel("cancel");
-    this.halted("Stopped.");
-  }
-
-  /** Gradio gives up what it runs for this page. It calls that a failure, maybe when the next race was asked for. */
-  cancel(event) {
-    this.cancelled = true;
-    this.trigger(event);
-  }
-
-  /** Gradio could not run it. */
-  unable() {
-    if (!this.cancelled && !this.run) this.halted("The race could not be run.");
-    this.cancelled = false;
-  }
-
-  /** The run of this page. */
-  follow(run) {
-    [this.run, this.cancelled] = [run, false];
-    this.source?.close();
-    this.source = sd.listen(run, (message) => this.apply(message), () => this.lost());
-  }
-
-  /** This race ends, whenever the server hears of it, and Gradio forgets it, or it would run no other. */
-  lost() {
-    this.server.halt(this.run);
-    this.cancel("forget");
-    this.fail(sd.UNREACHABLE);
   }
 
   apply(message) {
@@ -257,9 +204,6 @@ export class Race {
     }
     if (message.end) this.measured(message.end);
     if (message.lanes) this.show.add(message.lanes, message.end);
-    if (message.error && message.stopped) this.halted(message.error);
-    else if (message.error) this.fail(message.error);
-    if (message.end || message.error) this.source?.close();
   }
 
   /** The engine is free again; what it did goes on being shown. */
@@ -326,14 +270,6 @@ export class Race {
     for (const [name, share] of Object.entries(shares)) this.lanes[name]?.tellMemory(share, rate);
   }
 
-  fail(sentence) {
-    this.show.pause();
-    this.say("failed");
-    this.speed(null); // it is of the race before
-    this.words(sentence);
-    this.parts.spoken.textContent = sentence;
-  }
-
   /** Only the verdict knows what is noise: until then nothing is called slower. */
   speed(ratio, slower = false) {
     this.parts.ratio.textContent = ratio ? `${ratio.toFixed(2)}×` : "–";
@@ -392,6 +328,6 @@ export const mountRace = (element, props, watch, trigger, server) => {
     const { go, run, error } = JSON.parse(props.value);
     if (go) trigger(go);
     else if (run) page.race.follow(run);
-    else page.race.fail(error);
+    else page.race.over(error, "failed");
   });
 };

@@ -11,7 +11,7 @@ from typing import Any
 
 SEEN_IN = "6.31.0"  # the version of Gradio whose queue this is
 LOOK_SECONDS = 0.05  # between two looks into the line; by itself Gradio looks a thousand times a second
-REPORT_SECONDS = 1.0  # and between two reports of how far a measurement of the Lab is
+REPORT_SECONDS = 1.0  # and between two looks for reports of progress, of which nothing here makes any
 
 
 def events_of(blocks: Any, line: str) -> tuple[Sequence[Any], Sequence[Any]]:

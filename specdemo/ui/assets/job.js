@@ -1,0 +1,93 @@
+// A job of the engine that this page has asked for, from the press of a button to its end. A race is one, and a study.
+import * as sd from "./page.js";
+import { page } from "./page.js";
+import { askPlace, beforeInWords, placeInWords } from "./top.js";
+
+/** Each kind has its `kind`, the `trigger` and `server` of its part of the page, and `say`, `words` and `apply`. */
+export class Job {
+  is(...states) {
+    return states.includes(this.state);
+  }
+
+  get busy() {
+    return this.is("waiting", "loading", "running", "showing");
+  }
+
+  /** Its button was pressed; nothing has come back yet. The values of the form go on to the server as they are. */
+  wait(values, button) {
+    if (this.busy) {
+      this.cancelled = true; // Gradio calls it a failure that this one is not run
+      throw new Error(`A ${this.kind} is waiting or running.`);
+    }
+    Object.assign(this, { run: null, button });
+    for (const say of Object.values(page.beside)) say({});
+    this.say("waiting");
+    this.words("Waiting for the model.");
+    const waits = () => this.is("waiting") && !this.run;
+    page.waits = (line) => waits() && this.words(placeInWords(line), beforeInWords(this.kind, line.before));
+    askPlace(waits);
+    return values;
+  }
+
+  /** The run of this page, told by server-sent events, see stream.py. What a lost connection misses, the browser asks for
+   *  by itself; the run is lost when it gives up, or when there is no connection for too long. */
+  follow(run) {
+    [this.run, this.cancelled] = [run, false];
+    this.source?.close();
+    const source = (this.source = new EventSource(sd.address(`/races/${run}`)));
+    let waiting = null;
+    source.onmessage = ({ data }) => this.hear(JSON.parse(data));
+    source.onopen = () => {
+      clearTimeout(waiting);
+      waiting = null;
+    };
+    source.onerror = () => {
+      if (source.readyState === EventSource.CLOSED) return this.lost();
+      waiting ??= setTimeout(() => source.readyState !== EventSource.CLOSED && this.lost(), page.LOST_MS);
+    };
+  }
+
+  hear(message) {
+    this.apply(message);
+    if (message.error) this.over(message.error, message.stopped ? "ended" : "failed");
+    if (message.end || message.error) this.source.close();
+  }
+
+  /** It ends, whenever the server hears of it, and Gradio forgets it, or it would run no other. */
+  lost() {
+    this.source.close();
+    this.server.halt(this.run);
+    this.cancel("forget");
+    this.over(sd.UNREACHABLE, "failed");
+  }
+
+  /** Stop was pressed. What has begun ends by itself, after the step that it is at. */
+  stop() {
+    if (this.run && this.busy) {
+      this.server.halt(this.run);
+      this.words("Stopping after this step.");
+    } else if (this.busy) {
+      this.cancel("cancel");
+      this.over("Stopped.");
+    }
+  }
+
+  /** Gradio gives up what it runs for this page. It calls that a failure, maybe when the next one was asked for. */
+  cancel(event) {
+    this.cancelled = true;
+    this.trigger(event);
+  }
+
+  /** Gradio could not run it. */
+  unable() {
+    if (!this.cancelled && !this.run) this.over(`The ${this.kind} could not be run.`);
+    this.cancelled = false;
+  }
+
+  /** It has failed, or it was cancelled or never got into the queue: then it is over without a last message. */
+  over(sentence, state = "ended") {
+    if (!this.busy) return;
+    this.say(state);
+    this.words(sentence);
+  }
+}

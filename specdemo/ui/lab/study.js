@@ -1,0 +1,45 @@
+// A study of the Lab: what is said of it beside its button. What it has found is shown by Gradio's own parts.
+import { Job } from "../assets/job.js";
+import * as sd from "../assets/page.js";
+import { page } from "../assets/page.js";
+
+class Study extends Job {
+  kind = "study";
+
+  say(state) {
+    this.state = this.view.dataset.state = state;
+  }
+
+  words(sentence, more = "", failed = this.is("failed")) {
+    sd.put(this.said, `${sentence} ${more}`.trim());
+    this.said.toggleAttribute("data-failed", failed);
+  }
+
+  apply({ words, share, pictured = 0, end }) {
+    if (this.is("waiting")) {
+      this.say("running");
+      this.words("");
+      this.pictured = 0;
+    }
+    sd.put(this.at, words ?? "");
+    this.bar.value = share ?? 0;
+    if (end) this.over(end);
+    if (end || pictured > this.pictured) this.trigger("show");
+    this.pictured = pictured;
+  }
+}
+
+/** Its value is JSON: the event by which it joins the line (`go`), the `run` to follow, why there is none (`error`), or
+ *  what else there is to say in `words`. */
+export const mountStudy = (element, props, watch, trigger, server) => {
+  const study = (page.lab[props.study] = new Study());
+  element.replaceChildren(sd.clone("sd-study"));
+  Object.assign(study, { trigger, server, view: element.closest(".lab-view"), ...sd.parts(element) });
+  watch("value", () => {
+    const { go, run, error, words = "", failed = false } = JSON.parse(props.value || "{}");
+    if (go) trigger(go);
+    else if (run) study.follow(run);
+    else if (error) study.over(error, "failed");
+    else study.words(words, "", failed);
+  });
+};
