@@ -141,13 +141,3 @@ class Runs:
             job = self._current.get(session or "")
         if job is not None:
             job.stop_unless_followed(lambda: self.heard(job.session))
-
-    def stop(self, session: str | None, kind: type[J]) -> J | None:
-        """Tell the session's job of this kind, if there is one, to end after its current event or step."""
-        with self._lock:
-            job = self._current.get(session or "")
-            if not isinstance(job, kind):
-                return None
-            del self._current[session or ""]
-        job.stop.set()
-        return job

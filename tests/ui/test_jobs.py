@@ -21,8 +21,8 @@ from specdemo.racing.trace import Entry
 from specdemo.studies.study import Study
 from specdemo.system.progress import check_stopped, tell
 from specdemo.ui import engine as engine_module
+from specdemo.ui.asking import halting
 from specdemo.ui.engine import Engine, EngineTrouble, Pauses, Said, facts, pauses
-from specdemo.ui.jobs import Job
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.race.run import Run
 from specdemo.ui.runs import Runs, is_local
@@ -421,13 +421,12 @@ def test_a_failure_is_the_last_message_and_the_next_run_works() -> None:
     assert "end" in list(play(engine, Run(ask(max_new_tokens=3))))[-1]
 
 
-def test_sessions_stop_their_own_run() -> None:
+def test_a_page_stops_the_runs_whose_ids_it_knows() -> None:
     runs = Runs()
     made = [runs.begin(Run(ask()), f"session {number}") for number in range(17)]
     assert runs.find(Run, made[1].id) is made[1]
-    assert runs.find(Job, "no such run") is None
-    assert runs.stop("session 5", LabRun) is None
-    assert runs.stop("session 5", Job) is made[5]
-    assert [run.stop.is_set() for run in made].count(True) == 1
-    assert runs.stop("session 5", Job) is None
-    assert runs.stop(None, Job) is None
+    assert runs.find(LabRun, made[1].id) is None
+    halt = halting(runs)
+    for run_id in (made[5].id, "no such run", None, ["a"]):
+        halt(run_id)
+    assert [run for run in made if run.stop.is_set()] == [made[5]]

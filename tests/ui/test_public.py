@@ -47,10 +47,19 @@ SOUND = {
         "temperature": 0.0,
         "match": True,
     },
-    **{"max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1.0, "stop": "", "mode": CHAT, "order": INTERLEAVED},
+    **{
+        "max_new_tokens": 8,
+        "seed": 0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "ahead": 0,
+        "stop": "",
+        "mode": CHAT,
+        "order": INTERLEAVED,
+    },
     **{"lane2": "", "k2": "auto", "lane3": "", "k3": "auto"},
 }
-NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]
+NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p", "ahead"]
 
 
 def taken(read: Callable[[], Any]) -> Any:

@@ -31,6 +31,7 @@ from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.racing.verdict import judge_lane
 from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings, Verdict
+from specdemo.ui.race.messages import event_of
 from tests.unit.test_batch import NativeToy
 from tests.unit.toys import PROMPT, TableRunner, TableToy, alike_toy, decode, ids_of, tiny_model, true_texts
 
@@ -296,6 +297,8 @@ def test_a_lane_drafts_ahead_and_its_trace_says_so(toy: TableToy) -> None:
     entries = list(race(toy, first.drafter, PROMPT, settings, more=[second]))  # type: ignore[arg-type]
     lines = list(write_trace({"lanes": [{"name": name} for name in ("plain", first.name, second.name)]}, entries))
     assert read_trace(lines)[1] == entries
+    told = [event_of(entry, 0.0).get("ahead") for entry in entries if entry.lane == first.name]
+    assert {hit for hit, _ in filter(None, told)} == {True, False}
     by_lane = {name: [e.event for e in entries if e.lane == name] for name in (first.name, second.name, "plain")}
     assert [hits(events) > 0 for events in by_lane.values()] == [True, False, False]
     assert len({tuple(ids_of(events)) for events in by_lane.values()}) == 1

@@ -57,7 +57,7 @@ export class Job {
   lost() {
     this.source.close();
     this.server.halt(this.run);
-    this.cancel("forget");
+    this.cancel();
     this.over(sd.UNREACHABLE, "failed");
   }
 
@@ -67,15 +67,15 @@ export class Job {
       this.server.halt(this.run);
       this.words("Stopping after this step.");
     } else if (this.busy) {
-      this.cancel("cancel");
+      this.cancel();
       this.over("Stopped.");
     }
   }
 
   /** Gradio gives up what it runs for this page. It calls that a failure, maybe when the next one was asked for. */
-  cancel(event) {
+  cancel() {
     this.cancelled = true;
-    this.trigger(event);
+    this.trigger("cancel");
   }
 
   /** Gradio could not run it. */

@@ -4,7 +4,6 @@ study.js."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from inspect import getdoc
 from typing import Any
 
@@ -16,12 +15,13 @@ from ...studies.lab import STUDIES
 from ...studies.study import ABLE, Study
 from ...system.allowed import allowed
 from ...types import Field, one_of
+from ..asking import halting, wire_job
 from ..budgets import Budgets
-from ..engine import Engine, EngineTrouble
+from ..engine import Engine
 from ..part import Part
 from ..race.run import Run
 from ..runs import Runs
-from ..serving.line import MODEL, QUIET, checked, job, refusal
+from ..serving.line import QUIET
 from ..values import to_json
 from .pictures import race_numbers, shown_by, theory_of
 from .results import Results, Updates
@@ -51,11 +51,6 @@ class StudyTab:
 
     def __init__(self, study: type[Study], form: Sequence[Field], engine: Engine, runs: Runs) -> None:
         self.study, self.form, self.engine, self.runs = study, form, engine, runs
-
-        def halt(run_id: Any) -> None:
-            if run := runs.find(LabRun, str(run_id)):
-                run.stop.set()
-
         with gr.Tab(study.title, id=study.name, elem_id=f"lab-{study.name}") as self.tab:
             self.measured = gr.State()  # `theory.Measured`
             gr.Markdown(getdoc(study), elem_classes="lab-words")
@@ -70,8 +65,8 @@ class StudyTab:
                             self.stop = gr.Button("Stop", min_width=80, elem_classes="lab-stop")
                         if study is Theory:
                             self.from_race = gr.Button("Use my last race")
-                        script = {"server_functions": [halt], "study": study.name, "elem_classes": "lab-says"}
-                        self.says = Part("mountStudy", ("go", "show", "cancel", "forget"), **script)
+                        script = {"server_functions": [halting(runs)], "study": study.name, "elem_classes": "lab-says"}
+                        self.says = Part("mountStudy", ("go", "show", "cancel"), **script)
                 with gr.Column(elem_classes="lab-results"):
                     with gr.Row(visible=False, elem_classes="lab-files") as self.files:
                         self.downloads = {
@@ -83,45 +78,19 @@ class StudyTab:
 
     def wire_run(self, preset: gr.Dropdown, seconds: float) -> None:
         """`seconds` are the most that a run may take."""
-        says, work, script = self.says, work_of(self.study), f"specdemo.lab.{self.study.name}"
-
-        @job(work)
-        def run(request: gr.Request, *values: Any) -> Iterator[str]:
-            """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
-            try:
-                begun = self.runs.begin(self.read(values, seconds), request.session_hash, request.client, on_page=True)
-            except Exception as error:
-                yield refusal(self.engine.sentence(error))
-                return
-            yield to_json({"run": begun.id})
-            with suppress(EngineTrouble):  # the page was told by the run's last message
-                for _ in self.runs.play(begun, self.engine):
-                    pass
-
-        def refused(request: gr.Request) -> Any:
-            """Why it was not let into the line."""
-            sentence = self.runs.refusal(request.session_hash, work)
-            return refusal(sentence) if sentence else gr.skip()
-
-        asked = {"inputs": [preset, *self.fields.values()], "outputs": says, "preprocess": False, **QUIET}
-        pressed, unable = f"(...values) => {script}.wait(values)", f"() => {script}.unable()"
-        self.run.click(checked(self.engine, self.read), queue=False, js=pressed, **asked).failure(None, js=unable)
-        # Once more at a time: or after a lost connection Gradio would run no other.
-        running = says.go(run, trigger_mode="multiple", **asked, **MODEL)
-        told = running.failure(refused, None, says, queue=False, **QUIET)
-        told.then(None, js=unable)  # if nothing was told
+        fields, script = [preset, *self.fields.values()], f"specdemo.lab.{self.study.name}"
+        asks = [("go", self.run, fields, lambda values: self.read(values, seconds))]
+        wire_job(self.engine, self.runs, work_of(self.study), self.says, script, asks)
         self.stop.click(None, js=f"() => {script}.stop()")
-        says.cancel(None, cancels=running)
-        says.forget(None, cancels=running)
         shown = [*self.results.parts, self.measured, *self.numbers, self.files, *self.downloads.values()]
-        says.show(self.show, None, shown, queue=False, trigger_mode="always_last", **QUIET)
+        self.says.show(self.show, None, shown, queue=False, trigger_mode="always_last", **QUIET)
 
     @property
     def numbers(self) -> list[Any]:
         """The three fields of the theory, which a measurement fills in."""
         return list(self.fields.values())[:3] if self.study is Theory else []
 
-    def read(self, values: Any, seconds: float | None = None) -> LabRun:
+    def read(self, values: Any, seconds: float) -> LabRun:
         """The run that the raw values of the preset and of the form ask for.
 
         Raises:

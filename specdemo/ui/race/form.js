@@ -48,12 +48,6 @@ export const wanted = (preset) => {
   return preset;
 };
 
-/** Run was pressed. The values go on to the server as they are. */
-export const pressed = (values, button) => {
-  page.race.waiting(button);
-  return values;
-};
-
 /** The page was opened: what the form begins with, and where the address says something that can be used, that. */
 export const opened = ({ fields, choices, starting, notes }, values) => {
   document.body.classList.add("sd-open");

@@ -164,15 +164,16 @@ export class Race extends Job {
   }
 
   /** A button that begins a race was pressed, which may be far from the arena; nothing has come back yet. */
-  waiting(button) {
+  wait(values, button) {
     if (this.state === "showing") this.skip();
     const opens = this.is("opening", "opened");
-    this.wait(null, button);
+    super.wait(values, button);
     if (opens) this.opening.clear();
     this.root.toggleAttribute("data-opens", false);
     if (window.innerWidth <= NARROW && !page.beside[button]) this.root.scrollIntoView({ behavior: "smooth" });
     const { stage, preset, words } = page.status ?? {};
     if (stage === "loading" && preset === page.preset) this.doing(words);
+    return values;
   }
 
   /** What begins now can be seen, wherever the button was. */
@@ -189,7 +190,12 @@ export class Race extends Job {
     this.parts.spoken.textContent = sentence;
   }
 
-  /** Stop was pressed: what is known is shown at once. */
+  stop() {
+    this.skip();
+    super.stop();
+  }
+
+  /** What is known is shown at once. */
   skip() {
     if (this.is("opening")) this.opening.end();
     if (this.is("running", "showing")) this.show.finish();

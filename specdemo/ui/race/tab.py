@@ -7,21 +7,20 @@ and an API call are refused in the same words.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
 
 from ...drafters.names import DRAFTERS
 from ...types import BadInput, one_of
+from ..asking import Asks, halting, wire_job
 from ..budgets import Budgets, starting
-from ..engine import Engine, EngineTrouble
+from ..engine import Engine
 from ..jobs import RACE
 from ..part import Part
 from ..runs import Runs
-from ..serving.line import MODEL, QUIET, checked, job, refusal
-from ..values import to_json
+from ..serving.line import MODEL, QUIET
 from .form import (
     CHAT,
     FIELDS,
@@ -41,10 +40,6 @@ from .form import (
 from .own_models import add_own_models
 from .own_servers import add_own_servers, read_servers
 from .run import Run
-
-STOP_SECONDS = 2.0
-UNABLE = "() => specdemo.race.unable()"
-Reads = tuple[str, gr.Button, list[Any], Callable[[Sequence[Any]], Run]]
 
 
 def add_race(
@@ -66,17 +61,18 @@ def add_race(
         with gr.Column(scale=1, min_width=320, elem_id="arena"):
             arena = Part(
                 "mountRace",
-                ("begin", "ask", "link", "cancel", "forget"),
+                ("begin", "ask", "link", "cancel"),
                 server_functions=_answers(runs),
                 recording=recording,
                 elem_id="race",
             )
     fields = [form[name] for name in FIELDS]
-    reads: list[Reads] = [("begin", form["run"], fields, lambda values: _read(values, engine, budgets))]
+    asks: list[Asks] = [("begin", form["run"], fields, lambda values: _read(values, engine, budgets))]
     if budgets.own_models:
         button, more = own_server
-        reads.append(("ask", button, [*fields, *more], lambda values: read_servers(values, engine, budgets)))
-    _wire_runs(engine, runs, form, reads, arena)
+        asks.append(("ask", button, [*fields, *more], lambda values: read_servers(values, engine, budgets)))
+    wire_job(engine, runs, RACE, arena, "specdemo.race", asks)
+    form["halt"].click(None, js="() => specdemo.race.stop()")
     form["examples"].pick(None, form["examples"], form["prompt"], js="(prompt) => prompt")
     arena.link(None, fields, None, js="(...values) => { specdemo.copyLink(values); }")
     return form
@@ -90,71 +86,11 @@ def _answers(runs: Runs) -> list[Any]:
             run = runs.find(Run, str(run_id))
             return run.trace() if run else None
 
-    def halt(run_id: Any) -> None:
-        if run := runs.find(Run, str(run_id)):
-            run.stop.set()
-
-    return [trace, halt]
+    return [trace, halting(runs)]
 
 
 def _read(values: Sequence[Any], engine: Engine, budgets: Budgets) -> Run:
     return Run(read_form(values, engine.presets, budgets.new_tokens), budgets.race_seconds)
-
-
-def _wire_runs(engine: Engine, runs: Runs, form: dict[str, Any], reads: Sequence[Reads], race: gr.HTML) -> None:
-    """
-    Args:
-        reads: for each button that begins a race the arena's event that follows it, the fields that are read, and what
-            makes a race of their values.
-    """
-
-    def runner(read: Callable[[Sequence[Any]], Run]) -> Any:
-        @job(RACE)
-        def run(request: gr.Request, *values: Any) -> Iterator[str]:
-            """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
-            try:
-                begun = runs.begin(read(values), request.session_hash, request.client, on_page=True)
-            except Exception as error:
-                yield refusal(engine.sentence(error))
-                return
-            yield to_json({"run": begun.id})
-            with suppress(EngineTrouble):  # the page was told by the run's last message
-                for _ in runs.play(begun, engine):
-                    pass
-
-        return run
-
-    def refused(request: gr.Request) -> Any:
-        """Why it was not let into the line."""
-        sentence = runs.refusal(request.session_hash, RACE)
-        return refusal(sentence) if sentence else gr.skip()
-
-    def stop(request: gr.Request) -> None:
-        stopping = runs.stop(request.session_hash, Run)
-        if stopping is not None:
-            stopping.ended.wait(STOP_SECONDS)
-
-    def cancel(request: gr.Request) -> None:
-        """A race that was still waiting when Stop was pressed, but may just have begun."""
-        runs.stop(request.session_hash, Run)
-
-    running = []
-    for event, button, fields, read in reads:
-        pressed = f"(...values) => specdemo.pressed(values, '{button.elem_id}')"
-        check = checked(engine, read, event)
-        asked = button.click(check, fields, race, preprocess=False, queue=False, js=pressed, **QUIET)
-        asked.failure(None, js=UNABLE)
-        # Whatever was checked gets into the line, or the page would wait for a race that Gradio does not run.
-        each = {"preprocess": False, "trigger_mode": "multiple", **MODEL, **QUIET}
-        running.append(getattr(race, event)(runner(read), fields, race, **each))
-        told = running[-1].failure(refused, None, race, queue=False, **QUIET)
-        told.then(None, js=UNABLE)  # if nothing was told
-    # Asked to stop, a race ends by itself, after the step that it is at, and is summed up. One that still waits in line
-    # is cancelled. (`cancels` does nothing in a `.then`, hence the script's event.)
-    halted = form["halt"].click(stop, queue=False, js="() => specdemo.race.skip()", **QUIET)
-    halted.then(None, js="() => specdemo.race.stop()")
-    race.cancel(cancel, cancels=running, queue=False, **QUIET)
-    race.forget(None, cancels=running)
 
 
 def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> None:

@@ -90,13 +90,13 @@ export class Step {
   }
 
   /** What is known of a round, and the steps that show it. */
-  read({ row, places, seconds }) {
+  read({ row, places, seconds, ahead }) {
     const { player } = this;
     const tokens = row[2];
     const { temperature, rule } = player.data.request.settings;
     this.greedy = temperature === 0;
     this.matches = rule === "match" && !this.greedy;
-    Object.assign(this, { seconds, places });
+    Object.assign(this, { seconds, places, ahead });
     this.draft = tokens.filter((token) => token.length > 3);
     this.branches = isTree(tokens);
     this.path = this.branches ? this.draft.filter(([, code]) => code === "a") : this.draft; // what is tested, from left to right
@@ -162,8 +162,10 @@ export class Step {
   drawDraft() {
     if (!this.draft.length) return ["Nothing is drafted in this round: the target reads the newest token and writes one more by itself."];
     const [draft, verify] = this.seconds;
+    const [hit, prepared] = this.ahead ?? [];
+    const outcomes = prepared ? ` While the target verified the round before, drafts were prepared for ${many(prepared, "outcome")}: ${hit ? "one of these came true, so this draft was ready" : "none of these came true"}.` : "";
     return [
-      `The drafter proposes ${many(this.draft.length, "token")} in ${millis(draft)}. The target reads the draft in one pass of ${millis(verify)}, ` +
+      `The drafter proposes ${many(this.draft.length, "token")} in ${millis(draft)}.${outcomes} The target reads the draft in one pass of ${millis(verify)}, ` +
         "which computes the probability of every token at each position. Then the drafted tokens are tested from left to right.",
     ];
   }

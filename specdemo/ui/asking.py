@@ -1,0 +1,71 @@
+"""How a part of the page asks for a job: from the press of a button until its script can follow the run, see job.js."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import gradio as gr
+
+from .engine import Engine, EngineTrouble
+from .jobs import Job
+from .runs import Runs
+from .serving.line import MODEL, QUIET, checked, job, refusal
+from .values import to_json
+
+Asks = tuple[str, gr.Button, list[Any], Callable[[Sequence[Any]], Job]]
+
+
+def wire_job(engine: Engine, runs: Runs, work: str, part: Any, script: str, asks: Sequence[Asks]) -> None:
+    """
+    Args:
+        work: see `durations.Timed`.
+        part: what shows the job.
+        script: the name of the job in the page.
+        asks: for each button the part's event that follows it, the fields that are read, and what makes a job of their
+            raw values.
+    """
+
+    def runner(read: Callable[[Sequence[Any]], Job]) -> Any:
+        @job(work)
+        def run(request: gr.Request, *values: Any) -> Iterator[str]:
+            """Tells the page which run to follow, see `stream`; Gradio's line is held until it ends."""
+            try:
+                begun = runs.begin(read(values), request.session_hash, request.client, on_page=True)
+            except Exception as error:
+                yield refusal(engine.sentence(error))
+                return
+            yield to_json({"run": begun.id})
+            with suppress(EngineTrouble):  # the page was told by the run's last message
+                for _ in runs.play(begun, engine):
+                    pass
+
+        return run
+
+    def refused(request: gr.Request) -> Any:
+        """Why it was not let into the line."""
+        sentence = runs.refusal(request.session_hash, work)
+        return refusal(sentence) if sentence else gr.skip()
+
+    running = []
+    for event, button, fields, read in asks:
+        given = {"inputs": fields, "outputs": part, "preprocess": False, **QUIET}
+        pressed, unable = f"(...values) => {script}.wait(values, '{button.elem_id}')", f"() => {script}.unable()"
+        button.click(checked(engine, read, event), queue=False, js=pressed, **given).failure(None, js=unable)
+        # Whatever was checked gets into the line, or the page would wait for a job that Gradio does not run.
+        running.append(getattr(part, event)(runner(read), trigger_mode="multiple", **given, **MODEL))
+        told = running[-1].failure(refused, None, part, queue=False, **QUIET)
+        told.then(None, js=unable)  # if nothing was told
+    part.cancel(None, cancels=running)
+
+
+def halting(runs: Runs) -> Callable[[Any], None]:
+    """What a script may ask for: it knows the ids of the runs it was shown, and no others."""
+
+    def halt(run_id: Any) -> None:
+        """The run ends by itself, after the step that it is at."""
+        if run := runs.find(Job, str(run_id)):
+            run.stop.set()
+
+    return halt
