@@ -60,12 +60,28 @@ class Stats:
     drafts_tested: list[Tested] = field(default_factory=list)
     """Each draft that was not empty and is known. `trees` says whether one was a tree."""
     trees: bool = False
+    readers: int = 1
+    """How many texts are decoded at once, if these are the figures of all of them, see `at_once`."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Stats:
         stats = cls()
         for event in events:
             stats.add(event)
+        return stats
+
+    @classmethod
+    def at_once(cls, events: Iterable[Event], readers: int) -> Stats:
+        """The figures of several readers while all are decoded: of their rounds, but the first, until a text ends.
+
+        A round takes as long as its reader waits for it, so times, and the speed, are those of a single reader.
+        """
+        stats = cls(tokens=1, readers=readers)  # a round follows a token
+        for event in events:
+            if isinstance(event, Finished):
+                break
+            if isinstance(event, Round) and event.index:
+                stats.add(event)
         return stats
 
     def add(self, event: Event) -> None:

@@ -34,13 +34,17 @@ SHIPPED = sorted(path.name.removesuffix(SUFFIX) for path in RECORDINGS.glob(f"*{
 PAIR = "qwen2.5-coder"
 
 
-def traced(prompt: str = "one two three four five six", only: str = "", **settings: Any) -> tuple[str, list[Entry]]:
+def traced(
+    prompt: str = "one two three four five six", only: str = "", others: tuple[str, ...] = (), **settings: Any
+) -> tuple[str, list[Entry]]:
     """The trace of a scripted race, and its entries."""
     script, loaded = Script(), ScriptedLoaded(PRESETS["scripted"])
-    asked = Settings(**{"k": 4, "max_new_tokens": 24, **settings})
-    entries = list(script.race(loaded, "prompt-lookup", loaded.encode(prompt), asked, False))
+    asked = Request(
+        prompt, "scripted", "prompt-lookup", Settings(**{"k": 4, "max_new_tokens": 24, **settings}), others=others
+    )
+    entries = list(script.race(loaded, asked))
     entries = [entry for entry in entries if only in ("", entry.lane)]
-    header = script.header(loaded, "prompt-lookup", prompt, False, asked)
+    header = script.header(loaded, asked)
     return "".join(write_trace(header, entries)), entries
 
 
@@ -158,7 +162,8 @@ def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
     event = Round(0, drafted, emitted, 0.0, 0.1, 0.1)
     entry = Entry(SPECULATIVE, event, Spans((" six", " eight"), (" five", " six", " seven")), (place, place))
     prefilled = Entry(SPECULATIVE, Prefilled(3, Token(1, TokenKind.TARGET), 0.1), Spans(("one",)))
-    header = Script().header(ScriptedLoaded(PRESETS["scripted"]), "eagle", "one", False, Settings(temperature=1.0))
+    asked = Request("one", "scripted", "eagle", Settings(temperature=1.0))
+    header = Script().header(ScriptedLoaded(PRESETS["scripted"]), asked)
     told = json.loads(uploaded("".join(write_trace(header, [prefilled, entry]))))["lanes"][SPECULATIVE]["events"][1]
     row = [[" five", "x", 1, 0], [" six", "a", 2, 0], [" seven", "x", 3, 2], [" eight", "r"]]
     assert [[*token[:2], *token[5:]] for token in told["row"][2]] == row
