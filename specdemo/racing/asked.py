@@ -25,6 +25,7 @@ AT_ONCE = Field(
     said="The number of readers",
     help="How many prompts are decoded at once, 1, 2, 4, 8 or 16: this one and examples.",
 )
+LONG = "code", "story", "lists", "dialogue", "poem"  # kinds of examples for readers: few of their texts end early
 MOST_OF_ALL = 8192  # new tokens of all readers together: with and without a drafter they fit in a trace
 
 
@@ -103,7 +104,9 @@ def with_readers(request: Request, readers: Any) -> Request:
         raise BadInput("Several readers at once have one drafter: leave out the other lanes, or ask for 1 reader.")
     if count > 1 and count * tokens > MOST_OF_ALL:
         raise BadInput(f"{count} readers at once can write {MOST_OF_ALL // count:,} tokens each, not {tokens:,}.")
-    examples = [text for text in chain(*zip_longest(*load_prompts().values())) if text and text != request.prompt]
+    prompts = load_prompts()
+    by_kind = zip_longest(*(prompts[kind] for kind in LONG))
+    examples = [text for text in chain(*by_kind) if text and text != request.prompt]
     return replace(request, others=tuple(islice(cycle(examples), count - 1)))
 
 

@@ -68,6 +68,8 @@ def race_readers(loaded: Loaded, asked: Request, prompts: Sequence[Sequence[int]
         BadInput: as for `race.race`.
     """
     check_readers(loaded, asked, prompts)
+    if asked.drafter != "none":
+        costs_of(loaded, asked.settings, len(prompts))  # measured before the first of them runs
     runs = [batch(loaded, drafter, prompts, asked.settings, len(prompts)) for drafter in ("none", asked.drafter)]
     yield from entries_of(loaded, asked, prompts, runs)
 

@@ -31,7 +31,7 @@ class Group:
     def of(cls, entries: Sequence[Entry], lanes: Collection[str]) -> Group:
         held = {lane: [entry.event for entry in entries if entry.lane == lane] for lane in lanes}
         each = [Stats.of(events) for events in held.values()]
-        at_once = Stats.at_once((entry.event for entry in entries if entry.lane in held), len(held))
+        at_once = Stats.at_once(((entry.lane, entry.event) for entry in entries if entry.lane in held), len(held))
         return cls(at_once, max(each, key=lambda stats: stats.seconds), sum(stats.tokens for stats in each))
 
     def as_dict(self) -> dict[str, Any]:

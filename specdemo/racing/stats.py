@@ -71,17 +71,24 @@ class Stats:
         return stats
 
     @classmethod
-    def at_once(cls, events: Iterable[Event], readers: int) -> Stats:
-        """The figures of several readers while all are decoded: of their rounds, but the first, until a text ends.
+    def at_once(cls, events: Iterable[tuple[str, Event]], readers: int) -> Stats:
+        """The figures of several readers while all are decoded: from when all prompts were read until a text ends.
 
         A round takes as long as its reader waits for it, so times, and the speed, are those of a single reader.
+
+        Args:
+            events: of all, with the name of the reader's lane.
         """
         stats = cls(tokens=1, readers=readers)  # a round follows a token
-        for event in events:
+        begun, ready = 0, set[str]()
+        for lane, event in events:
             if isinstance(event, Finished):
                 break
-            if isinstance(event, Round) and event.index:
+            begun += isinstance(event, Prefilled)
+            if lane in ready:
                 stats.add(event)
+            elif begun == readers:  # the round that has just ended may have begun before
+                ready.add(lane)
         return stats
 
     def add(self, event: Event) -> None:

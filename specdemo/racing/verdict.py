@@ -95,7 +95,7 @@ def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -
     words += f" where {found.needed:.2f} would break even." if found.side < 0 else "."
     words += f" Drafting takes {drafting:.0%} of the time." if drafting >= CONSIDERABLE else ""
     if min(plain.tokens, lane.tokens) < FEW_TOKENS * lane.readers:
-        return LaneVerdict(found.speed_up, f"{words} Short texts say little.")
+        return LaneVerdict(found.speed_up, f"{words} That is of the few rounds before the first text ended.")
     return LaneVerdict(found.speed_up, words, [], numbers(found), found)
 
 
