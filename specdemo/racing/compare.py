@@ -181,8 +181,9 @@ def badge(
 
 def of_readers(badge: dict[str, str], readers: int, stopped: bool) -> dict[str, str]:
     """The badge of several readers from the worst of theirs."""
-    begins = f"So far all {readers}" if stopped else f"All {readers}"
-    same = {"words": f"{begins} readers get exactly the text that they get without the drafter."}
+    who = "both readers" if readers == 2 else f"all {readers} readers"
+    begins = f"so far {who}" if stopped else who
+    same = {"words": f"{begins[0].upper()}{begins[1:]} get exactly the text that they get without the drafter."}
     return {**badge, **same} if badge["mark"] == "same" else badge
 
 

@@ -70,11 +70,10 @@ def judge_lane(
 
 
 def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -> LaneVerdict:
-    """The verdict on readers that are decoded at once, by `Stats.at_once` without a drafter and with it. An example:
+    """The verdict on readers that are decoded at once, by `Stats.at_once` without a drafter and with it.
 
-    With 8 readers at once eagle makes all of them 0.86× as fast: do not speculate here. A round of all of them
-    reads 40 rows instead of 8, which takes 2.4 times as long, and writes 2.1 tokens for each where 2.44 would break
-    even.
+    An example: With 8 readers at once eagle makes all of them 0.87× as fast: do not speculate here. A round reads 40
+    rows instead of 8 and takes 2.4 times as long (12% of it drafting), but writes 2.1 tokens for each reader.
     """
     found, readers = Figures.of(plain, lane, asked), f"With {lane.readers} readers at once"
     if found is None:
@@ -86,14 +85,12 @@ def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -
         0: f"{readers} {who} changes little ({found.speed_up:.2f}×, within timing noise of {found.noise:.0%})",
         1: f"{readers} {who} makes all of them {found.speed_up:.2f}× as fast",
     }[found.side]
-    longer = fmean(lane.verify_times) / fmean(plain.verify_times)
-    words += (
-        f". A round of all of them reads {_rows_of_all(lane):.0f} rows instead of {lane.readers}, which takes "
-        f"{longer:.1f} times as long, and writes {_tokens(found.tokens)} tokens for each"
-    )
     drafting = found.parts["drafting"] / found.needed
-    words += f" where {found.needed:.2f} would break even." if found.side < 0 else "."
-    words += f" Drafting takes {drafting:.0%} of the time." if drafting >= CONSIDERABLE else ""
+    words += (
+        f". A round reads {_rows_of_all(lane):.0f} rows instead of {lane.readers} and takes {found.needed:.1f} times as "
+        f"long{f' ({drafting:.0%} of it drafting)' if drafting >= CONSIDERABLE else ''}, but writes "
+        f"{_tokens(found.tokens)} tokens for each reader."
+    )
     if min(plain.tokens, lane.tokens) < FEW_TOKENS * lane.readers:
         return LaneVerdict(found.speed_up, f"{words} That is of the few rounds before the first text ended.")
     return LaneVerdict(found.speed_up, words, [], numbers(found), found)
