@@ -209,7 +209,7 @@ def request_of(header: dict[str, Any]) -> Request:
 def _others(header: dict[str, Any]) -> tuple[str, ...]:
     """The prompts of the second reader and of those that follow it, if there are several."""
     readers, others = header.get("readers", 1), header.get("others", [])
-    if str(readers) not in AT_ONCE.choices or not isinstance(others, list) or len(others) != int(readers) - 1:
+    if str(readers) not in AT_ONCE.choices or not isinstance(others, (list, tuple)) or len(others) != int(readers) - 1:
         raise ValueError("there are 1, 2, 4, 8 or 16 readers, with a prompt for each")
     if not all(isinstance(text, str) for text in others):
         raise ValueError("the prompts of others are texts")

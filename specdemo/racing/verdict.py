@@ -86,10 +86,10 @@ def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -
         1: f"{readers} {who} makes all of them {found.speed_up:.2f}× as fast",
     }[found.side]
     drafting = found.parts["drafting"] / found.needed
+    share = f" ({drafting:.0%} of it drafting)" if drafting >= CONSIDERABLE else ""
     words += (
-        f". A round reads {_rows_of_all(lane):.0f} rows instead of {lane.readers} and takes {found.needed:.1f} times as "
-        f"long{f' ({drafting:.0%} of it drafting)' if drafting >= CONSIDERABLE else ''}, but writes "
-        f"{_tokens(found.tokens)} tokens for each reader."
+        f". A round reads {_rows_of_all(lane):.0f} rows instead of {lane.readers} and takes {found.needed:.1f} times "
+        f"as long{share}, but writes {_tokens(found.tokens)} tokens for each reader."
     )
     if min(plain.tokens, lane.tokens) < FEW_TOKENS * lane.readers:
         return LaneVerdict(found.speed_up, f"{words} That is of the few rounds before the first text ended.")

@@ -140,7 +140,7 @@ def test_bad_values_are_refused_in_words(client: Client, script: Script, asked: 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_json_does_not_know_are_refused(url: str, script: Script, number: str) -> None:
-    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false, "match", false]}}'
+    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false, "match", false, 1]}}'
     call = f"{url}gradio_api/call/compare"
     with urlopen(Request(call, body.encode(), {"content-type": "application/json"})) as answer:
         event = json.load(answer)["event_id"]
