@@ -98,7 +98,7 @@ def with_readers(request: Request, readers: Any) -> Request:
     Raises:
         BadInput: there cannot be so many, they cannot write so much, or more drafters are asked for too.
     """
-    AT_ONCE.check(str(whole_if_it_is(readers)))
+    AT_ONCE.check(readers if isinstance(readers, str) else brief(whole_if_it_is(readers)))
     count, tokens = int(readers), request.settings.max_new_tokens
     if count > 1 and request.more:
         raise BadInput("Several readers at once have one drafter: leave out the other lanes, or ask for 1 reader.")

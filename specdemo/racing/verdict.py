@@ -88,7 +88,7 @@ def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -
     drafting = found.parts["drafting"] / found.needed
     share = f" ({drafting:.0%} of it drafting)" if drafting >= CONSIDERABLE else ""
     words += (
-        f". A round reads {_rows_of_all(lane):.0f} rows instead of {lane.readers} and takes {found.needed:.1f} times "
+        f". A round reads {round(_rows_of_all(lane), 1):g} rows instead of {lane.readers} and takes {found.needed:.1f} times "
         f"as long{share}, but writes {_tokens(found.tokens)} tokens for each reader."
     )
     if min(plain.tokens, lane.tokens) < FEW_TOKENS * lane.readers:
