@@ -87,8 +87,9 @@ def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -
     }[found.side]
     drafting = found.parts["drafting"] / found.needed
     share = f" ({drafting:.0%} of it drafting)" if drafting >= CONSIDERABLE else ""
+    rows = f"{round(_rows_of_all(lane), 1):g}"
     words += (
-        f". A round reads {round(_rows_of_all(lane), 1):g} rows instead of {lane.readers} and takes {found.needed:.1f} times "
+        f". A round reads {rows} rows instead of {lane.readers} and takes {found.needed:.1f} times "
         f"as long{share}, but writes {_tokens(found.tokens)} tokens for each reader."
     )
     if min(plain.tokens, lane.tokens) < FEW_TOKENS * lane.readers:

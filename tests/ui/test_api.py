@@ -61,6 +61,16 @@ def test_compare_returns_the_summary(client: Client, script: Script) -> None:
     assert outcome["speed_up"] > 1
 
 
+def test_several_readers_are_asked_for_in_a_call(client: Client, script: Script) -> None:
+    asked = {"prompt": "one two three", "drafter": "ngram", "k": 3, "max_new_tokens": 9, "api_name": "/compare"}
+    outcome = client.predict(**asked, readers=2)
+    assert {"alone 1", "alone 2", "ngram 1", "ngram 2", PLAIN, SPECULATIVE} < {*outcome}
+    assert outcome["ngram 1"]["text"] == outcome["alone 1"]["text"] == "one two threeone two threeone two three"
+    assert (outcome["comparison"]["identical"], [*outcome["verdicts"]]) == (True, [SPECULATIVE])
+    with pytest.raises(AppError, match="The number of readers must be 1 or 2 or 4 or 8 or 16, not '3'"):
+        client.predict(**asked, readers=3)
+
+
 LANES = "prompt-lookup:2, ngram:4,lookup-ngram:auto"
 
 

@@ -171,6 +171,21 @@ def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
     assert marks == [{"5": "g", "6": "g", "7": "", "8": ""}, {"5": "", "6": "", "7": "g", "8": "d"}]
 
 
+def test_several_readers_are_told_with_all_their_lanes() -> None:
+    text, entries = traced(others=("seven eight nine", "ten eleven"))
+    assert json.loads(uploaded(text))["error"].startswith("Line 1 of the trace cannot be read: there are 1, 2, 4, 8")
+    text, entries = traced(others=("seven eight nine",))
+    told = json.loads(uploaded(text))
+    names = ["alone 1", "alone 2", "prompt-lookup 1", "prompt-lookup 2"]
+    assert (list(told["lanes"]), told["note"], told["request"]["others"]) == (names, "", ["seven eight nine"])
+    assert told["end"]["sentence"].startswith("With 2 readers at once prompt-lookup makes all of them")
+    at_once = Stats.at_once(((entry.lane, entry.event) for entry in entries if entry.lane in names[2:]), 2)
+    assert told["end"]["stats"][SPECULATIVE]["tokens_per_second_of_all"] == 2 * (at_once.tokens_per_second or 0)
+    other = text.replace('"alone 2"', '"another"')  # lanes that are not those of readers
+    told = json.loads(uploaded(other))
+    assert (len(told["lanes"]), told["request"]["others"]) == (4, [])
+
+
 def test_a_race_that_was_stopped_is_told_as_stopped() -> None:
     lines = traced()[0].splitlines()[:-4]
     assert json.loads(uploaded("\n".join(lines)))["end"]["stopped"] is True

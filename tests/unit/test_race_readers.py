@@ -275,7 +275,7 @@ def test_the_noise_counts_a_pass_of_all_readers_once() -> None:
 
 
 def test_figures_are_of_the_time_in_which_all_readers_write() -> None:
-    events = [
+    events: list[tuple[str, Event]] = [
         *(("a", Prefilled(1, TOKEN, 1.0)), ("a", read(5.0)), ("b", Prefilled(1, TOKEN, 7.0))),
         *(("a", read(3.0, 1)), ("b", read(1.0)), ("a", read(1.0, 2)), ("b", read(1.0, 1)), ("a", read(1.0, 3))),
         *(("a", Finished(FinishReason.EOS)), ("b", read(0.1, 2)), ("b", Finished(FinishReason.LENGTH))),
