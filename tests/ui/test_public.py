@@ -48,7 +48,7 @@ SOUND = {
         "match": True,
     },
     **{"max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1.0, "stop": "", "mode": CHAT, "order": INTERLEAVED},
-    **{"lane2": "", "k2": "auto", "lane3": "", "k3": "auto"},
+    **{"lane2": "", "k2": "auto", "lane3": "", "k3": "auto", "readers": "1"},
 }
 NUMBERS = ["k", "temperature", "max_new_tokens", "seed", "top_k", "top_p"]
 
