@@ -77,8 +77,10 @@ def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -
     """
     found, readers = Figures.of(plain, lane, asked), f"With {lane.readers} readers at once"
     if found is None:
-        idle = lane.drafted == 0 and min(plain.rounds, lane.rounds) > 0
-        return LaneVerdict(None, f"{readers} nothing was drafted: there is no difference." if idle else NOTHING)
+        if (ratio := lane.pace.to(plain.pace)) is None:
+            return LaneVerdict(None, NOTHING)
+        chance = f" The {abs(ratio - 1):.0%} between them is timing noise, and what a drafter does besides."
+        return LaneVerdict(None, f"{readers} nothing was drafted.{'' if round(ratio, 2) == 1 else chance}")
     who = asked.drafter if asked else "the drafter"
     words = {
         -1: f"{readers} {who} makes all of them {found.speed_up:.2f}× as fast: do not speculate here",
