@@ -100,9 +100,11 @@ def with_readers(request: Request, readers: Any) -> Request:
     """
     AT_ONCE.check(readers if isinstance(readers, str) else brief(whole_if_it_is(readers)))
     count, tokens = int(readers), request.settings.max_new_tokens
-    if count > 1 and request.more:
+    if count == 1:
+        return request
+    if request.more:
         raise BadInput("Several readers at once have one drafter: leave out the other lanes, or ask for 1 reader.")
-    if count > 1 and count * tokens > MOST_OF_ALL:
+    if count * tokens > MOST_OF_ALL:
         raise BadInput(f"{count} readers at once can write {MOST_OF_ALL // count:,} tokens each, not {tokens:,}.")
     prompts = load_prompts()
     by_kind = zip_longest(*(prompts[kind] for kind in LONG))

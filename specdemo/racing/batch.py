@@ -151,6 +151,8 @@ def entries_of(
 def by_passes(events: Events) -> Iterator[list[tuple[int, Event]]]:
     """The events that follow the same pass, or the same turn of all readers if each has passes of its own.
 
+    They are in the order of the readers.
+
     Raises:
         BadInput, NotFinite: one of the readers cannot go on.
     """
@@ -159,7 +161,7 @@ def by_passes(events: Events) -> Iterator[list[tuple[int, Event]]]:
         for reader, event in events:
             if isinstance(event, Failed):
                 raise event.error
-            if not isinstance(event, Finished) and reader in dict(read):
+            if read and reader <= read[-1][0] and not isinstance(event, Finished):
                 yield read
                 read = []
             read.append((reader, event))

@@ -16,7 +16,7 @@ from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.models import placement
 from specdemo.models.loaded import Loaded
 from specdemo.racing.asked import AT_ONCE, LONG, MOST_OF_ALL, DraftedLane, Request, with_readers
-from specdemo.racing.batch import again, entries_of, race_asked
+from specdemo.racing.batch import again, by_passes, entries_of, race_asked
 from specdemo.racing.figures import noise
 from specdemo.racing.race import PLAIN, SPECULATIVE, differences, start
 from specdemo.racing.stats import Stats
@@ -80,7 +80,9 @@ def test_several_readers_have_one_drafter_and_write_what_a_trace_can_hold() -> N
     request = Request("a", "b", "none", Settings(max_new_tokens=MOST_OF_ALL // 8), more=(DraftedLane("ngram", 2),))
     with pytest.raises(BadInput, match="Several readers at once have one drafter: leave out the other lanes"):
         with_readers(request, 2)
-    assert with_readers(request, 1) == request
+    with pytest.MonkeyPatch.context() as patch:  # one reader needs no examples
+        patch.delattr("specdemo.racing.asked.load_prompts")
+        assert with_readers(request, 1) == request
     request = replace(request, more=())
     assert with_readers(request, "8").others == with_readers(request, 8.0).others
     with pytest.raises(BadInput, match=r"16 readers at once can write 512 tokens each, not 1,024\."):
@@ -172,6 +174,18 @@ def test_the_readers_of_a_run_share_a_clock_and_the_run_that_is_behind_goes_next
             assert first.seconds == 2 * unit
             told = [(event.draft_seconds, event.verify_seconds, event.seconds) for event in rounds]  # type: ignore[union-attr]
             assert told == [(unit / 2, 2.5 * unit, 3 * unit)] * 2
+
+
+def test_a_pass_is_told_from_the_next_while_prompts_are_still_read() -> None:
+    first, ended = Prefilled(1, TOKEN, 1.0), Finished(FinishReason.EOS)
+    passes: list[list[tuple[int, Event]]] = [
+        [(1, first)],
+        [(0, first), (1, read(1.0))],
+        [(0, read(1.0)), (1, read(1.0, 1)), (1, ended)],
+        [(0, read(1.0, 1))],
+        [(0, read(1.0, 2)), (0, ended)],
+    ]
+    assert list(by_passes(event for events in passes for event in events)) == passes
 
 
 def test_a_reader_that_cannot_go_on_ends_the_race(loaded: Loaded) -> None:
