@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,7 @@ from .options import (
     Device,
     LaneNames,
     ModelsOrEager,
+    ReaderCount,
     check_writable,
     lanes_table,
     moved,
@@ -144,6 +146,7 @@ def race_(
     models: ModelsOrEager,
     decoding: Decoding,
     lane: LaneNames = None,
+    readers: ReaderCount = 1,
     isolated: Annotated[bool, Option("--isolated", help="One lane after the other.")] = False,
     again: Annotated[
         Path | None, Option(help="Run the race of this trace again, as `record` or the page wrote it.")
@@ -161,7 +164,7 @@ def race_(
     With --server, the two are servers. Their API keys stand in SPECDEMO_SERVER_KEY and SPECDEMO_BASELINE_KEY.
     """
     if server is not None:
-        ours = "preset head drafter k tree lane why dtype device eager isolated again"
+        ours = "preset head drafter k tree lane readers why dtype device eager isolated again"
         if given := [_option(name) for name in ours.split() if _is_given(context, name)]:
             raise BadInput(f"With --server the server says what runs: leave out {', '.join(given)}.")
         if prompt is None:
@@ -181,14 +184,12 @@ def race_(
         return
     if prompt is None:
         raise BadInput("Say what to race on, with --prompt, or give a trace with --again.")
-    asked = decoding.request(prompt, models.chosen, lane)
+    asked = replace(decoding.request(prompt, models.chosen, lane, readers), isolated=isolated)
     with models.loaded(raw=asked.raw) as loaded:
-        from ..racing import race, summary
+        from ..racing import batch, summary
 
         asked = decoding.fitted(asked, loaded, lane)
-        prompt_ids = loaded.encode(asked.prompt, asked.raw)
-        entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, isolated, asked.more))
-        outcome = summary.summary(loaded, prompt_ids, asked.settings, entries, asked.drafted)
+        outcome = summary.outcome_of(loaded, asked, list(batch.race_asked(loaded, asked))).as_dict()
         typer.echo(json.dumps(outcome, ensure_ascii=False) if json_ else table(outcome, asked.drafter, why))
 
 
@@ -208,12 +209,15 @@ def _race_again(path: Path, device: Device, json_: bool) -> None:
     dtype, eager = str(there.get("weights_dtype", "auto")), there.get("engine") == "eager"
     models = ModelsOrEager(preset=asked.preset, dtype=dtype, device=device, eager=eager)
     with models.loaded(raw=asked.raw) as loaded:
-        from ..racing import race, summary
+        from ..racing import batch, race, summary
 
-        entries = list(race.again(loaded, header, recorded))
+        entries = list(batch.again(loaded, header, recorded))
         differing = race.differences(recorded, entries)
-        drafted = {name: lane for name, lane in race.lanes_asked(header).items() if name != PLAIN}
-        outcome = summary.summary(loaded, loaded.encode(asked.prompt, asked.raw), asked.settings, entries, drafted)
+        if asked.others:
+            outcome = summary.outcome_of(loaded, asked, entries).as_dict()
+        else:
+            drafted = {name: lane for name, lane in race.lanes_asked(header).items() if name != PLAIN}
+            outcome = summary.summary(loaded, loaded.encode(asked.prompt, asked.raw), asked.settings, entries, drafted)
         same = not any(place is not None for place in differing.values())
         if json_:
             typer.echo(json.dumps({**outcome, "again": {"same": same, "first_difference": differing}}))
@@ -244,17 +248,17 @@ def record(
     models: ModelsOrEager,
     decoding: Decoding,
     lane: LaneNames = None,
+    readers: ReaderCount = 1,
 ) -> None:
     """Run a race and write its trace to a file."""
-    asked = decoding.request(prompt, models.chosen, lane)
+    asked = decoding.request(prompt, models.chosen, lane, readers)
     check_writable(out)
     with models.loaded(raw=asked.raw) as loaded:
-        from ..racing import race, summary
+        from ..racing import batch, summary
 
         asked = decoding.fitted(asked, loaded, lane)
-        prompt_ids = loaded.encode(asked.prompt, asked.raw)
-        entries = list(race.race(loaded, asked.drafter, prompt_ids, asked.settings, more=asked.more))
-        header = summary.trace_header(loaded, asked.drafter, asked.prompt, asked.raw, asked.settings, asked.more)
+        entries = list(batch.race_asked(loaded, asked))
+        header = summary.trace_header(loaded, asked)
         header["environment"] = summary.measured(header["environment"])
         save_trace(out, header, entries)
         typer.echo(f"{out}: {len(entries)} events.")
@@ -285,7 +289,8 @@ def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:
     lanes = {name: {**outcome[name]["stats"], "speed-up": ""} for name in (PLAIN, *verdicts)}
     for name, found in verdicts.items():
         lanes[name]["speed-up"] = None if found["speed_up"] is None else f"{found['speed_up']:.2f}×"
-    shapes = {**FIGURES, "speed-up": "{}"}
+    of_all = {"tokens_per_second_of_all": "{:.1f}"} if "readers" in lanes[PLAIN] else {}
+    shapes = {**FIGURES, **of_all, "speed-up": "{}"}
     lines = lanes_table([titles.get(name, name) for name in lanes], list(lanes.values()), shapes)
     said = {name: found["sentence"] for name, found in verdicts.items()}
     others = [f"{name}: {sentence}" for name, sentence in said.items() if sentence not in outcome["sentence"]]

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from typer import Argument, Option
 
 from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of, with_head
-from ..racing.asked import MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes
+from ..racing.asked import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
 from ..system.imports import import_quickly
 from ..types import SETTINGS, BadInput, Field, Settings, read_k
 
@@ -46,6 +46,7 @@ LaneNames = Annotated[
         f"Up to {MOST_DRAFTED}, one --lane each.",
     ),
 ]
+ReaderCount = Annotated[int, Option("--readers", help=AT_ONCE.help)]
 Drafters = Annotated[str, Option("--drafters", help="Drafters, separated by commas; by default all that can run.")]
 PromptFile = Annotated[Path, Option("--prompts", help="A file of prompts: JSON lines of id, category and prompt.")]
 Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
@@ -237,7 +238,9 @@ class Decoding(Decoded):  # type: ignore[misc,valid-type]
         bool | None, Option("--raw/--chat", help="Continue the prompt as it is, or put it into the chat template.")
     ] = None
 
-    def request(self, prompt: str, preset: Preset, lane_names: Sequence[str] | None = None) -> Request:
+    def request(
+        self, prompt: str, preset: Preset, lane_names: Sequence[str] | None = None, readers: int = 1
+    ) -> Request:
         """What is asked for, complete.
 
         Raises:
@@ -253,7 +256,8 @@ class Decoding(Decoded):  # type: ignore[misc,valid-type]
             more = tuple(rest)
         asked = preset.defaults.filled_in(given)
         drafter, raw, stop = asked.pop("drafter"), asked.pop("raw"), tuple(asked.pop("stop") or ())
-        return Request(read_prompt(prompt), preset.name, drafter, Settings(**asked, stop=stop), raw, more=more)
+        settings = Settings(**asked, stop=stop)
+        return with_readers(Request(read_prompt(prompt), preset.name, drafter, settings, raw, more=more), readers)
 
     def fitted(self, asked: Request, loaded: Loaded, lane_names: Sequence[str] | None = None) -> Request:
         """`asked.fitted`, told on stderr; what was asked for by an option stays as it is."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import chain, cycle, islice, zip_longest
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..drafters.names import check_known
-from ..models.presets import Defaults
-from ..types import AUTO, MAX_K, MAX_NODES, SETTINGS, BadInput, Settings, brief, read_k
+from ..models.presets import Defaults, load_prompts
+from ..types import AUTO, MAX_K, MAX_NODES, SETTINGS, BadInput, Field, Settings, brief, read_k, whole_if_it_is
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -18,6 +19,16 @@ MOST_DRAFTED = 3  # lanes with a drafter; with the target alone they are four
 TREE = "tree-"  # stands before the K of a lane that drafts trees
 AHEAD = ":ahead"  # stands after the K of a lane that drafts ahead
 USUAL_AHEAD = 3  # `Settings.ahead` of such a lane
+ALONE = "alone"  # the lanes of several readers are `alone 1`, `alone 2`, ..., and `eagle 1`, ... with a drafter
+AT_ONCE = Field(
+    *("readers", "Readers at once", "choice", "1"),
+    choices={"1": "a race", **{str(count): f"{count} prompts" for count in (2, 4, 8, 16)}},
+    info="With more than one, this prompt and examples are decoded together.",
+    said="The number of readers",
+    help="How many prompts are decoded at once, 1, 2, 4, 8 or 16: this one and examples.",
+)
+LONG = "code", "story", "lists", "dialogue", "poem"  # kinds of examples for readers: few of their texts end early
+MOST_OF_ALL = 8192  # new tokens of all readers together: with and without a drafter they fit in a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,8 @@ class Request:
     """What a form, a link, a call or a trace asks of a race. Whether the preset can do it is not known yet.
 
     The target alone races with a lane of `drafter`, whose K and `tree` are in the settings, and with `more` lanes.
+    If there are `others`, which are prompts of further readers, all are decoded at once, without the drafter and with
+    it; reader i, counted from 0, has the seed + i.
     """
 
     prompt: str
@@ -63,13 +76,51 @@ class Request:
     raw: bool = False
     isolated: bool = False
     more: tuple[DraftedLane, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def drafted(self) -> dict[str, DraftedLane]:
-        return lanes_by_name([DraftedLane.of(self.drafter, self.settings), *self.more])
+        """The lanes with a drafter by name."""
+        first = DraftedLane.of(self.drafter, self.settings)
+        return dict.fromkeys(self.pairs, first) if self.others else lanes_by_name([first, *self.more])
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        return self.prompt, *self.others
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """Of several readers, for each lane with a drafter the lane in which the same reader has none."""
+        readers = range(1, len(self.prompts) + 1) if self.others else ()
+        return {f"{self.drafter} {reader}": f"{ALONE} {reader}" for reader in readers}
+
+    @property
+    def lanes(self) -> dict[str, DraftedLane]:
+        """All lanes by name, those without a drafter first."""
+        return {**dict.fromkeys(self.pairs.values() or [PLAIN], DraftedLane("none", 0)), **self.drafted}
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def with_readers(request: Request, readers: Any) -> Request:
+    """A request with as many readers as somebody asks for. The others get examples, one of each kind in turn.
+
+    Raises:
+        BadInput: there cannot be so many, they cannot write so much, or more drafters are asked for too.
+    """
+    AT_ONCE.check(readers if isinstance(readers, str) else brief(whole_if_it_is(readers)))
+    count, tokens = int(readers), request.settings.max_new_tokens
+    if count == 1:
+        return request
+    if request.more:
+        raise BadInput("Several readers at once have one drafter: leave out the other lanes, or ask for 1 reader.")
+    if count * tokens > MOST_OF_ALL:
+        raise BadInput(f"{count} readers at once can write {MOST_OF_ALL // count:,} tokens each, not {tokens:,}.")
+    prompts = load_prompts()
+    by_kind = zip_longest(*(prompts[kind] for kind in LONG))
+    examples = [text for text in chain(*by_kind) if text and text != request.prompt]
+    return replace(request, others=tuple(islice(cycle(examples), count - 1)))
 
 
 def parameters() -> dict[str, tuple[Any, Any]]:

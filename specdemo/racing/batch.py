@@ -1,22 +1,29 @@
-"""Decodes several prompts of a loaded preset at once."""
+"""Decodes several prompts of a loaded preset at once, and races them with a drafter against the target alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 from ..decoding.batch import Failed, decode_batch
-from ..decoding.events import Event
+from ..decoding.events import Event, Finished, Round, emitted_tokens, engine_seconds
 from ..decoding.loop import Decoding, rule_for
 from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..types import MAX_SEED, BadInput, Settings
+from . import race
+from .asked import Request
+from .lanes import take_turns
 from .race import check_drafter, check_fits, check_rule, costs_of, decoding_of
+from .text import LaneText
+from .trace import Entry, request_of
+
+Events = Iterator[tuple[int, Event | Failed]]
 
 
-def batch(
-    loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settings: Settings, at_once: int
-) -> Iterator[tuple[int, Event | Failed]]:
+def batch(loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settings: Settings, at_once: int) -> Events:
     """Decode prompts, at most `at_once` at a time: the events of each with its index, see `decode_batch`.
 
     Prompt i has the seed + i. The text of each is the one that it gets alone.
@@ -42,3 +49,128 @@ def batch(
             yield decoding_of(loaded, drafter, prompt, rule_for(seeded), costs)
 
     yield from decode_batch(decodings(), at_once)
+
+
+def race_asked(loaded: Loaded, asked: Request) -> Iterator[Entry]:
+    """The race that is asked for: see `race.race`, or `race_readers` if there are several.
+
+    Raises:
+        BadInput: as these do.
+    """
+    prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
+    if not asked.others:
+        return race.race(loaded, asked.drafter, prompts[0], asked.settings, asked.isolated, asked.more)
+    return race_readers(loaded, asked, prompts)
+
+
+def race_readers(loaded: Loaded, asked: Request, prompts: Sequence[Sequence[int]]) -> Iterator[Entry]:
+    """Decode the prompts of all readers at once without a drafter, and at once with it, see `entries_of`.
+
+    Raises:
+        BadInput: as for `race.race`.
+    """
+    check_readers(loaded, asked, prompts)
+    if asked.drafter != "none":
+        costs_of(loaded, asked.settings, len(prompts))  # measured before the first of them runs
+    runs = [batch(loaded, drafter, prompts, asked.settings, len(prompts)) for drafter in ("none", asked.drafter)]
+    yield from entries_of(loaded, asked, prompts, runs)
+
+
+def check_readers(loaded: Loaded, asked: Request, prompts: Sequence[Sequence[int]]) -> None:
+    """Refuse several readers that the preset or the memory cannot serve, before any of them takes memory.
+
+    Raises:
+        BadInput: as for `race.race`.
+    """
+    check_drafter(loaded, asked.drafter)
+    check_rule(asked.drafter, asked.settings)
+    for prompt in prompts:
+        check_fits(loaded, len(prompt), asked.settings, asked.drafter)
+    target, longest = loaded.token_bytes["target"], max(map(len, prompts)) + asked.settings.max_new_tokens
+    of_both = 2 * target + loaded.token_bytes.get(asked.drafter, 0)
+    check_caches([of_both] * len(prompts), longest, loaded.device)
+
+
+def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> Iterator[Entry]:
+    """Run the race of a trace again, see `race.again`; several readers at once again, each as far as it went.
+
+    Raises:
+        BadInput: as for `race.again`.
+    """
+    if not request_of(header).others:
+        yield from race.again(loaded, header, recorded)
+        return
+    asked = race.asked_again(loaded, header)
+    prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
+    check_readers(loaded, asked, prompts)
+
+    def decodings(lanes: Iterable[str]) -> Iterator[Decoding]:
+        for name, prompt in zip(lanes, prompts, strict=True):
+            events = [entry.event for entry in recorded if entry.lane == name]
+            tokens = sum(len(emitted_tokens(event)) for event in events)
+            drafter = asked.lanes[name].drafter
+            settings = replace(asked.settings, max_new_tokens=max(tokens, 1))
+            settings, ks = race.recorded_settings(events, drafter, settings)
+            yield decoding_of(loaded, drafter, prompt, rule_for(settings), None, ks)
+
+    runs = [decode_batch(decodings(lanes), len(prompts)) for lanes in (asked.pairs.values(), asked.pairs)]
+    yield from entries_of(loaded, asked, prompts, runs)
+
+
+def entries_of(
+    loaded: Loaded, asked: Request, prompts: Sequence[Sequence[int]], runs: Sequence[Events]
+) -> Iterator[Entry]:
+    """The entries of readers that are decoded at once, in a run without a drafter and in one with it.
+
+    The run whose engine clock is behind goes next, by a pass; with `asked.isolated` they follow each other. The seconds
+    of an event are those that its reader waits for it, of the clock that all readers of its run share: those in which
+    all of them draft, those of the whole pass, and those of the whole round.
+    """
+    names = list(asked.pairs.values()), list(asked.pairs)
+    texts = {
+        name: LaneText(loaded.tokenizer, ids, loaded.eos_ids)
+        for group in names
+        for name, ids in zip(group, prompts, strict=True)
+    }
+    clocks, seen = [0.0, 0.0], dict.fromkeys(texts, 0.0)
+    step = (lambda read: 0.0) if asked.isolated else seconds_of
+    with closing(take_turns(dict(enumerate(map(by_passes, runs))), step)) as turns:  # type: ignore[type-var]
+        for run, read in turns:
+            clocks[run] += seconds_of(read)
+            rounds = [event for _, event in read if isinstance(event, Round)]
+            parts = {
+                "draft_seconds": sum(event.draft_seconds for event in rounds),
+                "verify_seconds": sum(event.verify_seconds for event in rounds),
+            }
+            for reader, event in read:
+                name = names[run][reader]
+                waited, seen[name] = clocks[run] - seen[name], clocks[run]
+                told = event if isinstance(event, Finished) else replace(event, seconds=waited)
+                told = replace(told, **parts) if isinstance(told, Round) else told
+                yield Entry(name, told, texts[name].read(told))
+
+
+def by_passes(events: Events) -> Iterator[list[tuple[int, Event]]]:
+    """The events that follow the same pass, or the same turn of all readers if each has passes of its own.
+
+    They are in the order of the readers.
+
+    Raises:
+        BadInput, NotFinite: one of the readers cannot go on.
+    """
+    read: list[tuple[int, Event]] = []
+    with closing(events):  # type: ignore[type-var]
+        for reader, event in events:
+            if isinstance(event, Failed):
+                raise event.error
+            if read and reader <= read[-1][0] and not isinstance(event, Finished):
+                yield read
+                read = []
+            read.append((reader, event))
+    if read:
+        yield read
+
+
+def seconds_of(read: Sequence[tuple[int, Event]]) -> float:
+    """The time that the events of a pass add to the clock of their run."""
+    return sum(engine_seconds(event) for _, event in read)

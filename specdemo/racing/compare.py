@@ -179,6 +179,14 @@ def badge(
     return {"mark": "differs", "title": f"First difference at token {place + 1}", "words": words}
 
 
+def of_readers(badge: dict[str, str], readers: int, stopped: bool) -> dict[str, str]:
+    """The badge of several readers from the worst of theirs."""
+    who = "both readers" if readers == 2 else f"all {readers} readers"
+    begins = f"so far {who}" if stopped else who
+    same = {"words": f"{begins[0].upper()}{begins[1:]} get exactly the text that they get without the drafter."}
+    return {**badge, **same} if badge["mark"] == "same" else badge
+
+
 def worst(badges: Mapping[str, dict[str, str]]) -> dict[str, str]:
     """The most important of the badges of drafted lanes, by name; of those that differ the first."""
     name = min(badges, key=lambda lane: MARKS.index(badges[lane]["mark"]))

@@ -151,12 +151,14 @@ def noise(plain: Stats, lane: Stats) -> float:
     """The share by which the ratio of two lanes may be off by chance, at least that of `EVEN`.
 
     All rounds of the target alone do the same work, so their spread comes from the machine. The share is twice the
-    standard error of the ratio of two means of such rounds, as many as the lanes have.
+    standard error of the ratio of two means of such rounds, as many as the lanes have. Rounds of several readers that
+    share a pass are one.
     """
     times, least = plain.round_times, EVEN[1] - 1
     if len(times) < ENOUGH or not fmean(times):
         return least
-    return max(least, 2 * stdev(times) / fmean(times) * sqrt(1 / len(times) + 1 / max(lane.rounds, 1)))
+    rounds = len(times) / plain.readers, max(lane.rounds, 1) / lane.readers
+    return max(least, 2 * stdev(times) / fmean(times) * sqrt(sum(1 / count for count in rounds)))
 
 
 def speeds_by_k(reached: Iterable[float], costs: Iterable[float]) -> list[float]:

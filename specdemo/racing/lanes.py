@@ -14,6 +14,7 @@ from .text import TextReader
 from .trace import Entry
 
 Name = TypeVar("Name", bound=Hashable)
+Step = TypeVar("Step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +46,11 @@ def race_lanes(lanes: Sequence[Lane], isolated: bool = False) -> Iterator[Entry]
             yield Entry(name, event, spans, probabilities_of(event, rule, text.name) if rule else ())
 
 
-def take_turns(runs: Mapping[Name, Iterator[Event]], step: Callable[[Event], float]) -> Iterator[tuple[Name, Event]]:
-    """The events of several runs, of which the one whose clock is behind goes next.
+def take_turns(runs: Mapping[Name, Iterator[Step]], step: Callable[[Step], float]) -> Iterator[tuple[Name, Step]]:
+    """What several runs yield, of which the one whose clock is behind goes next.
 
     Args:
-        step: the time that an event adds to its run's clock. If always 0, one run follows the other.
+        step: the time that what a run yields adds to its run's clock. If always 0, one run follows the other.
     """
     far = dict.fromkeys(runs, 0.0)
     with ExitStack() as running:

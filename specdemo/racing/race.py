@@ -23,7 +23,7 @@ from ..models.loaded import Loaded
 from ..models.placement import check_caches
 from ..system.progress import check_stopped, tell
 from ..types import AUTO, MAX_K, MAX_NODES, REJECTION, BadInput, Settings
-from .asked import PLAIN, SPECULATIVE, DraftedLane, lane_of, lanes_by_name  # noqa: F401 (others read the names here)
+from .asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of, lanes_by_name  # noqa: F401 (others read the names here)
 from .compare import first_difference
 from .lanes import Lane, race_lanes
 from .text import LaneText, StopStrings
@@ -221,27 +221,37 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
     Raises:
         BadInput: the trace lacks something, or the preset has other weights now.
     """
-    asked = request_of(header)
-    if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
-        raise BadInput(f"The trace was recorded with other weights than the preset {asked.preset} has now.")
-    lanes = lanes_asked(header)
-    for lane in lanes.values():
-        check_drafter(loaded, lane.drafter)
-    versions = {lane.get("noise") for lane in header["lanes"]}
-    if asked.settings.temperature > 0 and versions != {noise.VERSION}:
-        raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")
+    asked = asked_again(loaded, header)
     prompt_ids = loaded.encode(asked.prompt, asked.raw)
+    lanes = lanes_asked(header)
     check_fits(loaded, len(prompt_ids), asked.settings, *(lane.drafter for lane in lanes.values()))
     runs, rules = {}, {}
     for name, lane in lanes.items():
         events = [entry.event for entry in recorded if entry.lane == name]
         if events:
-            settings, ks = _recorded(events, lane.drafter, lane.settings_in(asked.settings))
+            settings, ks = recorded_settings(events, lane.drafter, lane.settings_in(asked.settings))
             rules[name] = rule_for(settings)
             run = decode(decoding_of(loaded, lane.drafter, prompt_ids, rules[name], None, ks))
             runs[name] = _first(len(events), run)
     rules.pop(PLAIN, None)  # of the target alone no probabilities are recorded
     yield from race_lanes(lanes_of(loaded, prompt_ids, runs, rules), asked.isolated)
+
+
+def asked_again(loaded: Loaded, header: dict[str, Any]) -> Request:
+    """What the race of a trace was asked for, if it can be run again.
+
+    Raises:
+        BadInput: the trace does not say, or this version has other weights or random numbers.
+    """
+    asked = request_of(header)
+    if header.get("weights") not in (None, json.loads(json.dumps(loaded.weights))):
+        raise BadInput(f"The trace was recorded with other weights than the preset {asked.preset} has now.")
+    for lane in lanes_asked(header).values():
+        check_drafter(loaded, lane.drafter)
+    versions = {lane.get("noise") for lane in header["lanes"]}
+    if asked.settings.temperature > 0 and versions != {noise.VERSION}:
+        raise BadInput("This race cannot be run again: it was sampled with other random numbers than this version has.")
+    return asked
 
 
 def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
@@ -254,7 +264,9 @@ def lanes_asked(header: dict[str, Any]) -> dict[str, DraftedLane]:
     return {lane["name"]: lane_of(lane, asked) for lane in header["lanes"]}
 
 
-def _recorded(events: Sequence[Event], drafter: str, settings: Settings) -> tuple[Settings, Iterator[tuple[int, bool]]]:
+def recorded_settings(
+    events: Sequence[Event], drafter: str, settings: Settings
+) -> tuple[Settings, Iterator[tuple[int, bool]]]:
     """The settings that a lane ran with, and the K of each of its rounds and whether its draft was a tree.
 
     K is 0 after the recorded rounds, which matters if the texts differ.

@@ -64,12 +64,35 @@ class Stats:
     """Drafts that may have been prepared ahead, of which `hits` were; for `outcomes` of rounds drafts were prepared."""
     hits: int = 0
     outcomes: int = 0
+    readers: int = 1
+    """How many texts are decoded at once, if these are the figures of all of them, see `at_once`."""
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Stats:
         stats = cls()
         for event in events:
             stats.add(event)
+        return stats
+
+    @classmethod
+    def at_once(cls, events: Iterable[tuple[str, Event]], readers: int) -> Stats:
+        """The figures of several readers while all are decoded: from when all prompts were read until a text ends.
+
+        A round takes as long as its reader waits for it, so times, and the speed, are those of a single reader.
+
+        Args:
+            events: of all, with the name of the reader's lane.
+        """
+        stats = cls(tokens=1, readers=readers)  # a round follows a token
+        begun, ready = 0, set[str]()
+        for lane, event in events:
+            if isinstance(event, Finished):
+                break
+            begun += isinstance(event, Prefilled)
+            if lane in ready:
+                stats.add(event)
+            elif begun == readers:  # the round that has just ended may have begun before
+                ready.add(lane)
         return stats
 
     def add(self, event: Event) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import cycle
 from typing import Any
 
 from scipy.special import bdtr  # the binomial distribution: the chance of at most so many
@@ -14,7 +15,7 @@ from ..decoding.events import Event
 from ..engines.memory_rate import memory_rate
 from ..models.loaded import Loaded
 from ..types import Settings
-from .asked import PLAIN, SPECULATIVE, DraftedLane, lanes_by_name
+from .asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from .compare import exact_rows
 from .figures import weight_bytes
 from .outcome import Outcome
@@ -47,13 +48,35 @@ def outcome(
         drafted: the lanes with a drafter by name; by default one, of an unknown K.
     """
     lanes = {PLAIN: None, **({SPECULATIVE: None} if drafted is None else drafted)}
-    found = Outcome.of(settings, entries, lanes, environment=measured(loaded.environment()))
+    return _outcome(loaded, settings, entries, lanes, dict.fromkeys(lanes, prompt_ids))
+
+
+def outcome_of(loaded: Loaded, asked: Request, entries: Sequence[Entry]) -> Outcome:
+    """`outcome` of the race that was asked for."""
+    prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
+    read = dict(zip(asked.lanes, cycle(prompts), strict=False))
+    lanes = {**dict.fromkeys(asked.lanes), **asked.drafted}
+    return _outcome(loaded, asked.settings, entries, lanes, read, asked.pairs)
+
+
+def _outcome(
+    loaded: Loaded,
+    settings: Settings,
+    entries: Sequence[Entry],
+    lanes: Mapping[str, DraftedLane | None],
+    prompts: Mapping[str, Sequence[int]],
+    pairs: Mapping[str, str] | None = None,
+) -> Outcome:
+    found = Outcome.of(settings, entries, lanes, environment=measured(loaded.environment()), pairs=pairs)
     verdicts, doubts = {**found.verdicts}, dict[str, str]()
     for lane, asked in lanes.items():
+        if pairs and doubts:  # one is enough
+            break
         if asked and (doubt := _doubt(loaded, asked.drafter, found.stats[lane])):
-            verdicts[lane] = replace(verdicts[lane], sentence=f"{verdicts[lane].sentence} {doubt}")
+            judged = SPECULATIVE if pairs else lane
+            verdicts[judged] = replace(verdicts[judged], sentence=f"{verdicts[judged].sentence} {doubt}")
             doubts.setdefault(asked.drafter, doubt)
-    reports = {lane: report(loaded, prompt_ids, events) for lane, events in found.events.items()}
+    reports = {lane: report(loaded, prompts[lane], events) for lane, events in found.events.items()}
     return replace(found, verdicts=verdicts, sentence=" ".join([found.sentence, *doubts.values()]), reports=reports)
 
 
@@ -108,24 +131,24 @@ def report(loaded: Loaded, prompt_ids: Sequence[int], events: Sequence[Event]) -
     return report_of(text.text, events, Stats.of(events))
 
 
-def trace_header(
-    loaded: Loaded, drafter: str, prompt: str, raw: bool, settings: Settings, more: Sequence[DraftedLane] = ()
-) -> dict[str, Any]:
+def trace_header(loaded: Loaded, asked: Request) -> dict[str, Any]:
     """What a race was asked for, and what it ran on. With the entries this is all that is needed to run it `again`."""
     environment = loaded.environment()
 
-    def lane(name: str, asked: DraftedLane) -> dict[str, Any]:
-        exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, asked.tree)}
-        return {"name": name, **asdict(asked), "rule": settings.rule, "noise": noise.VERSION, **exact}
+    def lane(name: str, run: DraftedLane) -> dict[str, Any]:
+        exact = {"engine": loaded.engine, "exact_rows": exact_rows(environment, run.tree)}
+        return {"name": name, **asdict(run), "rule": asked.settings.rule, "noise": noise.VERSION, **exact}
 
-    drafted = {PLAIN: DraftedLane("none", 0), **lanes_by_name([DraftedLane.of(drafter, settings), *more])}
+    readers = {"readers": len(asked.prompts), "others": list(asked.others)} if asked.others else {}
     return {
-        "lanes": [lane(name, asked) for name, asked in drafted.items()],
+        "lanes": [lane(name, run) for name, run in asked.lanes.items()],
         "preset": loaded.preset.name,
         "weights": loaded.weights,
-        "drafter": drafter,
-        "prompt": prompt,
-        "raw": raw,
-        "settings": asdict(settings),
+        "drafter": asked.drafter,
+        "prompt": asked.prompt,
+        **readers,
+        "raw": asked.raw,
+        "isolated": asked.isolated,
+        "settings": asdict(asked.settings),
         "environment": environment,
     }

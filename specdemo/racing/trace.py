@@ -33,10 +33,10 @@ from ..types import (
     Token,
     TokenKind,
 )
-from .asked import PLAIN, SPECULATIVE, Request
+from .asked import AT_ONCE, PLAIN, SPECULATIVE, Request
 
 TRACE_VERSION = 2
-MAX_LANES = 8
+MAX_LANES = 32  # of 16 readers with and without a drafter
 MAX_DRAFTED = 128  # tokens of a round: servers draft more than `MAX_K`
 MAX_NAME = 60  # characters of a lane's name
 MAX_EVENTS = 20_000
@@ -198,12 +198,23 @@ def request_of(header: dict[str, Any]) -> Request:
             raise ValueError("prompt, preset and drafter are texts")
         asked = {"rule": REJECTION, **header["settings"]}  # older ones name none
         settings = Settings(**{**asked, "stop": tuple(asked.get("stop", ()))})
-        return Request(prompt, preset, drafter, settings, header.get("raw") is True, header.get("isolated") is True)
+        raw, isolated = header.get("raw") is True, header.get("isolated") is True
+        return Request(prompt, preset, drafter, settings, raw, isolated, others=_others(header))
     except KeyError as error:
         raise BadInput(f"Line 1 of the trace cannot be read: it has no field {error}.") from error
     except (TypeError, ValueError, AttributeError) as error:
         reason = str(error)[:MAX_REASON].rstrip(".")
         raise BadInput(f"Line 1 of the trace cannot be read: {reason}.") from error
+
+
+def _others(header: dict[str, Any]) -> tuple[str, ...]:
+    """The prompts of the second reader and of those that follow it, if there are several."""
+    readers, others = header.get("readers", 1), header.get("others", [])
+    if str(readers) not in AT_ONCE.choices or not isinstance(others, (list, tuple)) or len(others) != int(readers) - 1:
+        raise ValueError("there are 1, 2, 4, 8 or 16 readers, with a prompt for each")
+    if not all(isinstance(text, str) for text in others):
+        raise ValueError("the prompts of others are texts")
+    return tuple(others)
 
 
 def environment_of(header: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from .figures import EVEN, Figures, memory_rate_of, memory_share, weight_bytes
 from .stats import Pace, Stats, speed_up
 
 FEW_TOKENS = 16  # a shorter text gives no reliable figure
+NOTHING = "Nothing to compare yet."
 NOWHERE: Mapping[str, Any] = {}  # an unknown environment
 CONSIDERABLE = 0.1  # the share of a lane's time, or of a ratio, that is worth a sentence
 BETTER = 1.05  # another K is advised if the figures say that it is this many times as fast
@@ -68,6 +69,41 @@ def judge_lane(
     return LaneVerdict(found.speed_up, sentence, told, table, found)
 
 
+def judge_readers(plain: Stats, lane: Stats, asked: DraftedLane | None = None) -> LaneVerdict:
+    """The verdict on readers that are decoded at once, by `Stats.at_once` without a drafter and with it.
+
+    An example: With 8 readers at once eagle makes all of them 0.87× as fast: do not speculate here. A round reads 40
+    rows instead of 8 and takes 2.4 times as long (12% of it drafting), but writes 2.1 tokens for each reader.
+    """
+    found, readers = Figures.of(plain, lane, asked), f"With {lane.readers} readers at once"
+    if found is None:
+        if (ratio := lane.pace.to(plain.pace)) is None:
+            return LaneVerdict(None, NOTHING)
+        chance = f" The {abs(ratio - 1):.0%} between them is timing noise, and what a drafter does besides."
+        return LaneVerdict(None, f"{readers} nothing was drafted.{'' if round(ratio, 2) == 1 else chance}")
+    who = asked.drafter if asked else "the drafter"
+    words = {
+        -1: f"{readers} {who} makes all of them {found.speed_up:.2f}× as fast: do not speculate here",
+        0: f"{readers} {who} changes little ({found.speed_up:.2f}×, within timing noise of {found.noise:.0%})",
+        1: f"{readers} {who} makes all of them {found.speed_up:.2f}× as fast",
+    }[found.side]
+    drafting = found.parts["drafting"] / found.needed
+    share = f" ({drafting:.0%} of it drafting)" if drafting >= CONSIDERABLE else ""
+    rows = f"{round(_rows_of_all(lane), 1):g}"
+    words += (
+        f". A round reads {rows} rows instead of {lane.readers} and takes {found.needed:.1f} times "
+        f"as long{share}, but writes {_tokens(found.tokens)} tokens for each reader."
+    )
+    if min(plain.tokens, lane.tokens) < FEW_TOKENS * lane.readers:
+        return LaneVerdict(found.speed_up, f"{words} That is of the few rounds before the first text ended.")
+    return LaneVerdict(found.speed_up, words, [], numbers(found), found)
+
+
+def _rows_of_all(lane: Stats) -> float:
+    """How many rows a mean round of all readers has: for each the pending token and the draft."""
+    return lane.readers * (1 + lane.drafted / lane.rounds)
+
+
 def lanes_verdict(verdicts: Mapping[str, LaneVerdict]) -> str:
     """What a race of one or more drafted lanes showed: the verdict on the fastest of them, with its name.
 
@@ -105,7 +141,7 @@ def race_verdict(plain: Stats, speculative: Stats, asked: DraftedLane | None = N
     if shorter < 2 and ended:
         return "A lane wrote a single token: too little to compare."
     if shorter < 2 or ratio is None:
-        return "Nothing to compare yet."
+        return NOTHING
     found = Figures.of(plain, speculative, asked)
     if found is None:
         chance = f"{abs(ratio - 1):.0%}"
@@ -309,6 +345,7 @@ def numbers(found: Figures, pass_bytes: int | None = None, memory_rate: float | 
         ),
         "weights read per pass, target alone": f"{pass_bytes / 1e9:.3f} GB{rate}" if pass_bytes else "",
         "longest round": f"{1000 * max(lane.round_times):.1f} ms",
+        "rows of a round of all readers": f"{_rows_of_all(lane):.1f}" if lane.readers > 1 else "",
         "tokens read per token written": _text(found.rows, ".2f"),
         "acceptance rate (of tested)": _text(lane.acceptance_rate, ".0%"),
         "acceptance rate to break even, if equal at every position": _text(found.needed_acceptance, ".0%"),

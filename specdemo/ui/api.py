@@ -10,7 +10,7 @@ from typing import Any
 
 import gradio as gr
 
-from ..racing.asked import parameters
+from ..racing.asked import AT_ONCE, parameters
 from ..types import BadInput, one_of
 from .budgets import Budgets, starting
 from .engine import Engine
@@ -21,7 +21,7 @@ from .runs import Runs
 from .serving.line import MODEL, job
 
 # The order of the arguments, which a call over HTTP does not name; a new setting comes after them.
-PLACES = "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree"
+PLACES = "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree readers ahead"
 
 
 def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
@@ -49,6 +49,7 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
 
     given = {"prompt": (str, Parameter.empty), "preset": (str, first), "drafter": (str | None, None), **parameters()}
     given |= {"request": (gr.Request, Parameter.empty), "raw": (bool | None, None), "isolated": (bool, False)}
+    given["readers"] = int, int(AT_ONCE.value)
     request, *names = dict.fromkeys([*PLACES.split(), *given])
     taken = [
         Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=given[name][1], annotation=given[name][0])
@@ -58,7 +59,8 @@ def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
     @job(RACE)
     def race(request: gr.Request, *values: Any) -> Iterator[str]:
         """Race the target alone against the target with a drafter, or with up to three, each with its own k, as in
-        drafter="eagle:4,ngram:auto,eagle:tree-8". With tree, k is the number of tokens of each tree. What is None is as
+        drafter="eagle:4,ngram:auto,eagle:tree-8". With tree, k is the number of tokens of each tree. With 2, 4, 8 or 16
+        readers this prompt and examples are decoded at once, in lanes like "alone 1" and "eagle 1". What is None is as
         the preset has it. Streams messages, each one JSON object as a text with run, seq, and status, start, lanes or
         end; see specdemo/ui/race/messages.py."""
         # Texts, because Gradio streams nested lists as differences and gets those that shrink wrong.

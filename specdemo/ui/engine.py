@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..drafters.names import DRAFTERS, drafter_class
 from ..models.presets import Preset
-from ..racing.asked import DraftedLane
+from ..racing.asked import Request
 from ..racing.outcome import Outcome
 from ..racing.trace import Entry
 from ..system.imports import import_quickly
@@ -39,16 +39,16 @@ class Backend:
     """The functions that load and run models. `real_backend` has the real ones, tests of the page a scripted one."""
 
     load: Callable[[Preset, Callable[[float | None, str], None], Any], Any]  # the last is what is loaded now
-    race: Callable[[Any, str, Sequence[int], Settings, bool, Sequence[DraftedLane]], Iterator[Entry]]
-    outcome: Callable[[Any, Sequence[int], Settings, Sequence[Entry], Mapping[str, DraftedLane]], Outcome]
-    trace_header: Callable[[Any, str, str, bool, Settings, Sequence[DraftedLane]], dict[str, Any]]
+    race: Callable[[Any, Request], Iterator[Entry]]
+    outcome: Callable[[Any, Request, Sequence[Entry]], Outcome]
+    trace_header: Callable[[Any, Request], dict[str, Any]]
     explain: Callable[[BaseException], str | None]
     report: Callable[[Preset], Any]  # a `models.report.Report`
 
 
 def real_backend() -> Backend:
     """The real models. Transformers is imported when it is needed, so that the page opens sooner."""
-    from ..racing import race, summary
+    from ..racing import batch, race, summary
 
     def load(preset: Preset, progress: Callable[[float | None, str], None], instead_of: Any) -> Any:
         loaded = import_quickly("specdemo.models.loaded").load(preset, progress=progress, instead_of=instead_of)
@@ -67,7 +67,7 @@ def real_backend() -> Backend:
 
         return failures.explain(error)
 
-    return Backend(load, race.race, summary.outcome, summary.trace_header, explain, report)
+    return Backend(load, batch.race_asked, summary.outcome_of, summary.trace_header, explain, report)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,9 @@ from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens, engine_seconds
 from specdemo.models.presets import Defaults, Preset
 from specdemo.models.sources import Folder
-from specdemo.racing.asked import PLAIN, DraftedLane, lanes_by_name
+from specdemo.racing.asked import Request
 from specdemo.racing.race import check_drafter, check_rule
-from specdemo.racing.summary import outcome
+from specdemo.racing.summary import outcome_of
 from specdemo.racing.trace import Entry, Spans
 from specdemo.studies.study import Study
 from specdemo.system.progress import tell
@@ -149,7 +149,7 @@ class Script:
 
     def engine(self) -> Engine:
         explain = lambda error: str(error) if isinstance(error, (BadInput, MemoryError)) else None  # noqa: E731
-        return Engine(PRESETS, Backend(self.load, self.race, outcome, self.header, explain, self.report))
+        return Engine(PRESETS, Backend(self.load, self.race, outcome_of, self.header, explain, self.report))
 
     def begin(self) -> None:
         """What a server does when it starts."""
@@ -186,44 +186,31 @@ class Script:
 
         return SimpleNamespace(lines=lambda: [f"{preset.name}: downloads up to 1.0 GB."], check=check)
 
-    def header(
-        self,
-        loaded: ScriptedLoaded,
-        drafter: str,
-        prompt: str,
-        raw: bool,
-        settings: Settings,
-        more: Sequence[DraftedLane] = (),
-    ) -> dict[str, Any]:
-        drafted = lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more]).items()
-        lanes = [{"name": name, **asdict(lane)} for name, lane in drafted]
+    def header(self, loaded: ScriptedLoaded, asked: Request) -> dict[str, Any]:
         return {
-            "lanes": [{"name": PLAIN, "drafter": "none"}, *lanes],
+            "lanes": [{"name": name, **asdict(lane)} for name, lane in asked.lanes.items()],
             "preset": loaded.preset.name,
             "weights": loaded.weights,
-            "drafter": drafter,
-            "prompt": prompt,
-            "raw": raw,
-            "settings": asdict(settings),
+            "drafter": asked.drafter,
+            "prompt": asked.prompt,
+            "readers": len(asked.prompts),
+            "others": list(asked.others),
+            "raw": asked.raw,
+            "isolated": asked.isolated,
+            "settings": asdict(asked.settings),
             "environment": loaded.environment(),
         }
 
-    def race(
-        self,
-        loaded: Any,
-        drafter: str,
-        prompt_ids: Sequence[int],
-        settings: Settings,
-        isolated: bool,
-        more: Sequence[DraftedLane] = (),
-    ) -> Iterator[Entry]:
-        text = list(islice(cycle(prompt_ids), settings.max_new_tokens))
-        lanes = {PLAIN: script(text, 0)}
-        for name, asked in lanes_by_name([DraftedLane(drafter, settings.k, settings.tree), *more]).items():
-            check_drafter(loaded, asked.drafter)
-            check_rule(asked.drafter, replace(settings, k=asked.k, tree=asked.tree))
-            k = 4 if asked.k == AUTO else int(asked.k)
-            lanes[name] = script(self.drafted(text), k if asked.drafter != "none" else 0, asked.tree)
+    def race(self, loaded: Any, asked: Request) -> Iterator[Entry]:
+        settings, isolated, lanes = asked.settings, asked.isolated, dict[str, Iterator[Event]]()
+        for (name, run), prompt in zip(asked.lanes.items(), cycle(asked.prompts), strict=False):
+            text = list(islice(cycle(loaded.encode(prompt)), settings.max_new_tokens))
+            if name in asked.drafted:
+                check_drafter(loaded, run.drafter)
+                check_rule(run.drafter, replace(settings, k=run.k, tree=run.tree))
+                text = self.drafted(text)
+            k = 4 if run.k == AUTO else int(run.k)
+            lanes[name] = script(text, k if run.drafter != "none" else 0, run.tree)
         clocks = dict.fromkeys(lanes, 0.0)
         written = 0
         entries: list[Entry] = []

@@ -61,6 +61,16 @@ def test_compare_returns_the_summary(client: Client, script: Script) -> None:
     assert outcome["speed_up"] > 1
 
 
+def test_several_readers_are_asked_for_in_a_call(client: Client, script: Script) -> None:
+    asked = {"prompt": "one two three", "drafter": "ngram", "k": 3, "max_new_tokens": 9, "api_name": "/compare"}
+    outcome = client.predict(**asked, readers=2)
+    assert {"alone 1", "alone 2", "ngram 1", "ngram 2", PLAIN, SPECULATIVE} < {*outcome}
+    assert outcome["ngram 1"]["text"] == outcome["alone 1"]["text"] == "one two threeone two threeone two three"
+    assert (outcome["comparison"]["identical"], [*outcome["verdicts"]]) == (True, [SPECULATIVE])
+    with pytest.raises(AppError, match="The number of readers must be 1 or 2 or 4 or 8 or 16, not '3'"):
+        client.predict(**asked, readers=3)
+
+
 LANES = "prompt-lookup:2, ngram:4,lookup-ngram:auto"
 
 
@@ -140,7 +150,8 @@ def test_bad_values_are_refused_in_words(client: Client, script: Script, asked: 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_numbers_that_json_does_not_know_are_refused(url: str, script: Script, number: str) -> None:
-    body = f'{{"data": ["one", "scripted", "none", 1, {number}, 4, 0, 0, 1.0, null, false, false, "match", false, 0]}}'
+    sound = '4, 0, 0, 1.0, null, false, false, "match", false, 1, 0'
+    body = f'{{"data": ["one", "scripted", "none", 1, {number}, {sound}]}}'
     call = f"{url}gradio_api/call/compare"
     with urlopen(Request(call, body.encode(), {"content-type": "application/json"})) as answer:
         event = json.load(answer)["event_id"]

@@ -279,7 +279,7 @@ def test_the_largest_race_of_the_page_can_be_opened_again() -> None:
     race = Run(ask(max_new_tokens=Budgets().new_tokens, temperature=1.0, k=MAX_K))
     script = Script()
     loaded = script.load(PRESETS["scripted"], lambda *_: None)
-    race.header = script.header(loaded, "prompt-lookup", "one", False, race.request.settings)
+    race.header = script.header(loaded, race.request)
     race.entries = largest(Budgets().new_tokens)
     trace = race.trace()
     assert 8_000_000 < len(trace) < MAX_TRACE  # more than the page once opened

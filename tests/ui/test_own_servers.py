@@ -166,8 +166,17 @@ def test_stop_or_a_limit_ends_it_between_two_pieces_of_an_answer(
 
 SOUND = {
     **{"prompt": "Hi", "preset": next(iter(PRESETS)), "drafter": "none", "k": 4, "auto": False, "temperature": 0},
-    **{"match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1, "stop": "", "mode": "chat"},
-    **{"tree": False, "order": "interleaved", "lane2": "", "k2": "auto", "lane3": "", "k3": "auto"},
+    **{"match": True, "max_new_tokens": 8, "seed": 0, "top_k": 0, "top_p": 1, "ahead": 0, "stop": ""},
+    **{
+        "mode": "chat",
+        "tree": False,
+        "order": "interleaved",
+        "lane2": "",
+        "k2": "auto",
+        "lane3": "",
+        "k3": "auto",
+        "readers": "1",
+    },
 }
 
 
@@ -187,6 +196,12 @@ def test_what_cannot_be_asked_is_refused_without_being_quoted(values: tuple[Any,
     with pytest.raises(BadInput, match=words) as refused:
         read_servers([*form, *values], Script().engine(), Budgets())
     assert KEY not in str(refused.value)
+
+
+def test_a_server_is_not_raced_with_several_readers() -> None:
+    form = [{**SOUND, "readers": "2"}[name] for name in FIELDS]
+    with pytest.raises(BadInput, match="A server is raced with 1 reader"):
+        read_servers([*form, "http://127.0.0.1:9", "", "", ""], Script().engine(), Budgets())
 
 
 # On the page ----------------------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ def test_refused_input_leaves_the_last_race_on_the_page(page: Page) -> None:
 def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) -> None:
     page = visit(
         "?prompt=%3Cb%3Ehi%3C%2Fb%3E&drafter=ngram&k=7&temperature=0.5&max_new_tokens=9&seed=3&top_k=5&top_p=0.9"
-        "&stop=x%0Ay&mode=raw&order=isolated&preset=other&rule=rejection"
+        "&stop=x%0Ay&mode=raw&order=isolated&preset=other&rule=rejection&readers=2"
     )
     expect(page.locator("#prompt textarea")).to_have_value("<b>hi</b>")
     expect(page.locator("#drafter input")).to_have_value("ngram")
@@ -286,13 +286,13 @@ def test_a_link_fills_the_form_and_does_not_run(visit: Visit, script: Script) ->
     header = json.loads(download.value.path().read_text(encoding="utf-8").partition("\n")[0])
     assert header["settings"] == {
         **{"k": 7, "temperature": 0.5, "top_k": 5, "top_p": 0.9, "max_new_tokens": 9, "seed": 3, "stop": ["x", "y"]},
-        **{"rule": "rejection", "tree": False},
+        **{"rule": "rejection", "tree": False, "ahead": 0},
     }
-    assert (header["raw"], header["isolated"], header["preset"]) == (True, True, "other")
+    assert (header["raw"], header["isolated"], header["preset"], header["readers"]) == (True, True, "other", 2)
     query = parse_qs(urlsplit(link).query)
     assert query["prompt"] == ["<b>hi</b>"]
     assert (query["drafter"], query["k"], query["stop"], query["mode"]) == (["ngram"], ["7"], ["x\ny"], ["raw"])
-    assert query["rule"] == ["rejection"]
+    assert (query["rule"], query["readers"]) == (["rejection"], ["2"])
 
 
 def test_auto_is_carried_by_links_and_ended_by_the_slider(visit: Visit, script: Script) -> None:

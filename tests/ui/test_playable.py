@@ -34,13 +34,17 @@ SHIPPED = sorted(path.name.removesuffix(SUFFIX) for path in RECORDINGS.glob(f"*{
 PAIR = "qwen2.5-coder"
 
 
-def traced(prompt: str = "one two three four five six", only: str = "", **settings: Any) -> tuple[str, list[Entry]]:
+def traced(
+    prompt: str = "one two three four five six", only: str = "", others: tuple[str, ...] = (), **settings: Any
+) -> tuple[str, list[Entry]]:
     """The trace of a scripted race, and its entries."""
     script, loaded = Script(), ScriptedLoaded(PRESETS["scripted"])
-    asked = Settings(**{"k": 4, "max_new_tokens": 24, **settings})
-    entries = list(script.race(loaded, "prompt-lookup", loaded.encode(prompt), asked, False))
+    asked = Request(
+        prompt, "scripted", "prompt-lookup", Settings(**{"k": 4, "max_new_tokens": 24, **settings}), others=others
+    )
+    entries = list(script.race(loaded, asked))
     entries = [entry for entry in entries if only in ("", entry.lane)]
-    header = script.header(loaded, "prompt-lookup", prompt, False, asked)
+    header = script.header(loaded, asked)
     return "".join(write_trace(header, entries)), entries
 
 
@@ -158,12 +162,28 @@ def test_a_tree_is_told_in_the_order_of_its_draft() -> None:
     event = Round(0, drafted, emitted, 0.0, 0.1, 0.1)
     entry = Entry(SPECULATIVE, event, Spans((" six", " eight"), (" five", " six", " seven")), (place, place))
     prefilled = Entry(SPECULATIVE, Prefilled(3, Token(1, TokenKind.TARGET), 0.1), Spans(("one",)))
-    header = Script().header(ScriptedLoaded(PRESETS["scripted"]), "eagle", "one", False, Settings(temperature=1.0))
+    asked = Request("one", "scripted", "eagle", Settings(temperature=1.0))
+    header = Script().header(ScriptedLoaded(PRESETS["scripted"]), asked)
     told = json.loads(uploaded("".join(write_trace(header, [prefilled, entry]))))["lanes"][SPECULATIVE]["events"][1]
     row = [[" five", "x", 1, 0], [" six", "a", 2, 0], [" seven", "x", 3, 2], [" eight", "r"]]
     assert [[*token[:2], *token[5:]] for token in told["row"][2]] == row
     marks = [{text: mark for text, _, _, mark, _ in candidates} for _, candidates in told["places"]]
     assert marks == [{"5": "g", "6": "g", "7": "", "8": ""}, {"5": "", "6": "", "7": "g", "8": "d"}]
+
+
+def test_several_readers_are_told_with_all_their_lanes() -> None:
+    text, entries = traced(others=("seven eight nine", "ten eleven"))
+    assert json.loads(uploaded(text))["error"].startswith("Line 1 of the trace cannot be read: there are 1, 2, 4, 8")
+    text, entries = traced(others=("seven eight nine",))
+    told = json.loads(uploaded(text))
+    names = ["alone 1", "alone 2", "prompt-lookup 1", "prompt-lookup 2"]
+    assert (list(told["lanes"]), told["note"], told["request"]["others"]) == (names, "", ["seven eight nine"])
+    assert told["end"]["sentence"].startswith("With 2 readers at once prompt-lookup makes all of them")
+    at_once = Stats.at_once(((entry.lane, entry.event) for entry in entries if entry.lane in names[2:]), 2)
+    assert told["end"]["stats"][SPECULATIVE]["tokens_per_second_of_all"] == 2 * (at_once.tokens_per_second or 0)
+    other = text.replace('"alone 2"', '"another"')  # lanes that are not those of readers
+    told = json.loads(uploaded(other))
+    assert (len(told["lanes"]), told["request"]["others"]) == (4, [])
 
 
 def test_a_race_that_was_stopped_is_told_as_stopped() -> None:

@@ -487,6 +487,72 @@ def test_guesses_can_be_hidden(raced: Raced) -> None:
     assert rejected.is_visible()
 
 
+def test_several_readers_are_a_wall_of_lanes_with_and_without_the_drafter(page: Page, script: Script) -> None:
+    script.pace = 0.005
+    fill(page, max_new_tokens=24)
+    page.locator("#readers input[value='4']").check()
+    boxes = "[...document.querySelectorAll('#race :is(.sd-board, .sd-wall, .sd-results)')].map(b => b.offsetTop)"
+    run(page, "one two three four five six seven", until="running")
+    before = page.evaluate(boxes)
+    page.locator("#race .sd-arena[data-state=ended]").wait_for()
+    assert page.evaluate(boxes) == before
+    blocks = page.locator("#race .sd-block")
+    groups = [[f"{who} {reader}" for reader in (1, 2, 3, 4)] for who in ("alone", "prompt-lookup")]
+    for block, names in zip(blocks.all(), groups, strict=True):
+        lanes = block.locator(".sd-lane")
+        assert lanes.evaluate_all("lanes => lanes.map(lane => lane.dataset.lane)") == names
+        for name in names:
+            assert tokens_shown(page, f"'{name}'") == tokens_of(script.entries, name)
+        each = Stats.at_once(((entry.lane, entry.event) for entry in script.entries if entry.lane in names), 4)
+        rate = each.tokens_per_second or 0.0
+        shown = [float(number) for number in block.locator("header b").all_inner_texts()[:2]]
+        assert shown == [round(4 * rate, 1 if 4 * rate < 100 else 0), round(rate, 1)]
+    assert lanes.first.locator("h2").inner_text() == "1. one two three four five six seven"
+    assert sentence(page).startswith("With 4 readers at once prompt-lookup makes all of them ")
+    assert "rows instead of 4" in sentence(page)
+    assert page.locator(".sd-why-exact").inner_text().startswith("All 4 readers get exactly the text")
+    assert (
+        page.locator(".sd-spoken").text_content()
+        == f"The race is over. {sentence(page)} Identical to the target alone."
+    )
+    lanes.first.locator(".sd-pane").focus()
+    expect(lanes.first.locator(".sd-pane")).to_be_focused()
+    for width, columns in ((1280, 4), (390, 2)):
+        page.set_viewport_size({"width": width, "height": 900})
+        tops = page.locator("#race .sd-wall .sd-lane").evaluate_all(
+            "lanes => lanes.map(lane => lane.getBoundingClientRect().top)"
+        )
+        assert tops.count(tops[0]) == columns
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.locator("#readers input[value='1']").check()
+    run(page, "one two")
+    assert page.locator("#race .sd-lane").evaluate_all("lanes => lanes.map(lane => lane.dataset.lane)") == [
+        PLAIN,
+        SPECULATIVE,
+    ]
+
+
+def test_a_wall_that_was_stopped_can_be_replayed(page: Page, script: Script) -> None:
+    script.pace = 0.01
+    fill(page, max_new_tokens=500)
+    page.locator("#readers input[value='2']").check()
+    run(page, "one two three", until="running")
+    page.locator("[data-lane='prompt-lookup 2'] .tok.a").nth(9).wait_for()
+    page.click("#stop")
+    page.locator("#race .sd-arena[data-state=ended]").wait_for()
+    assert sentence(page).startswith("Stopped. With 2 readers at once")
+    page.click("#race .sd-again")
+    replay = page.locator("#replay")
+    expect(replay.locator(".sd-play")).to_be_enabled()
+    replay.locator(".sd-play").focus()
+    page.keyboard.press("End")
+    expect(replay.locator(".sd-sentence")).to_contain_text("With 2 readers at once")
+    assert replay.locator(".sd-lane").evaluate_all("lanes => lanes.map(lane => lane.dataset.lane)") == [
+        *("alone 1", "alone 2", "prompt-lookup 1", "prompt-lookup 2")
+    ]
+
+
 def test_one_lane_after_the_other(visit: Visit, script: Script) -> None:
     script.pace = 0.01
     page = visit("?order=isolated&max_new_tokens=2000")

@@ -193,7 +193,7 @@ def test_a_tree_and_a_chain_race_with_the_same_drafter(toy: Any) -> None:
 
 
 def traced(loaded: Loaded, settings: Settings) -> tuple[Any, list[Entry]]:
-    header = trace_header(loaded, "draft-model", WORDS, True, settings, MORE)
+    header = trace_header(loaded, Request(WORDS, loaded.preset.name, "draft-model", settings, raw=True, more=MORE))
     return read_trace(write_trace(header, race(loaded, "draft-model", loaded.encode(WORDS, True), settings, more=MORE)))
 
 
@@ -224,12 +224,12 @@ def test_a_lane_of_a_trace_that_says_no_drafter_or_k_is_not_run(loaded: Loaded, 
 
 def test_a_trace_says_which_lanes_drafted_trees(loaded: Loaded) -> None:
     tree = DraftedLane("draft-model", 6, tree=True)
-    header = trace_header(loaded, "draft-model", WORDS, True, SETTINGS, [tree])
+    header = trace_header(loaded, Request(WORDS, "", "draft-model", SETTINGS, raw=True, more=(tree,)))
     assert [lane for lane in lanes_asked(header).values() if lane.tree] == [tree]
 
 
 def test_the_lanes_of_an_older_trace_are_those_of_its_whole_race(loaded: Loaded) -> None:
-    header = trace_header(loaded, "ngram", WORDS, True, SETTINGS)
+    header = trace_header(loaded, Request(WORDS, "", "ngram", SETTINGS, raw=True))
     header["lanes"] = [{"name": PLAIN}, {"name": SPECULATIVE}]
     assert lanes_asked(header) == {PLAIN: DraftedLane("none", 4), SPECULATIVE: DraftedLane("ngram", 4)}
 

@@ -12,6 +12,7 @@ import pytest
 from specdemo.decoding.adaptive_k import DraftLengthController
 from specdemo.decoding.events import Round
 from specdemo.models.loaded import Loaded
+from specdemo.racing.asked import Request
 from specdemo.racing.race import PLAIN, SPECULATIVE, again, differences, other_environment, race
 from specdemo.racing.summary import trace_header
 from specdemo.racing.trace import Entry, read_trace, write_trace
@@ -31,7 +32,7 @@ def fickle(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def traced(loaded: Loaded, drafter: str, settings: Settings, events: int | None = None) -> tuple[Any, list[Entry]]:
     """The header and the entries of a race, stopped after some events, as they are read back from its trace."""
-    header = trace_header(loaded, drafter, WORDS, True, settings)
+    header = trace_header(loaded, Request(WORDS, loaded.preset.name, drafter, settings, raw=True))
     entries = list(islice(race(loaded, drafter, loaded.encode(WORDS, True), settings), events))
     return read_trace(write_trace(header, entries))
 

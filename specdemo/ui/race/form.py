@@ -12,7 +12,7 @@ import gradio as gr
 from ...drafters.names import DRAFTERS
 from ...models.presets import HARD, Defaults, Preset
 from ...models.results import describe_results
-from ...racing.asked import TREE
+from ...racing.asked import AT_ONCE, TREE
 from ...racing.trace import Request
 from ...types import AUTO, MATCH, MAX_K, MAX_NODES, REJECTION, SETTINGS, Field, one_of, whole_if_it_is
 from ..budgets import Budgets, starting
@@ -22,7 +22,7 @@ from .request import read_request
 MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
 # A box stands for K = auto, and another one for the rule.
 ASKED = [name for name in SETTINGS if name != "rule"]
-FIELDS = "prompt", "preset", "drafter", "auto", "match", *ASKED, "mode", "order", *chain(*MORE_LANES)
+FIELDS = "prompt", "preset", "drafter", "auto", "match", *ASKED, "mode", "order", *chain(*MORE_LANES), AT_ONCE.name
 NO_LANE = ""
 CHAT, RAW = "chat", "raw"
 NODES = AUTO, 4, 8, 16, 32, MAX_NODES  # of the trees of one more lane
@@ -79,6 +79,9 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
         form["tree"] = gr.Checkbox(tree, label="tree", scale=0, min_width=80, elem_id="tree")
     form["k"].input(None, None, form["auto"], js="() => false")
     form["tree"].change(None, [form["tree"], form["k"]], form["k"], js=SIZE_K)
+    form["readers"] = gr.Radio(
+        list(AT_ONCE.choices), value=AT_ONCE.value, label=AT_ONCE.label, info=AT_ONCE.info, elem_id="readers"
+    )
     with gr.Accordion("More drafters in the same race", open=False, elem_id="lanes"):
         for (lane, lane_k), label in zip(MORE_LANES, ("Second drafter", "Third drafter"), strict=True):
             with gr.Row():

@@ -50,6 +50,8 @@ def read_servers(values: Sequence[Any], engine: Engine, budgets: Budgets) -> Ser
         BadInput: the first value that is wrong.
     """
     asked = read_form(values[: len(FIELDS)], engine.presets, budgets.new_tokens)
+    if asked.others:
+        raise BadInput("A server is raced with 1 reader: choose 1 reader at once.")
     server, key, baseline, other = values[len(FIELDS) :]
     if (place := _place(server, key)) is None:
         raise BadInput("Type the address of your server, such as http://127.0.0.1:8080.")

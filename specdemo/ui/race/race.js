@@ -8,6 +8,7 @@ import { Lane } from "./lane.js";
 import { Opening } from "./opening.js";
 import { PACE, PACES, Show, still } from "./show.js";
 import { tooltips } from "./tooltip.js";
+import { Wall, readersOf } from "./wall.js";
 
 const FIGURES_MS = 80; // between two times that figures and charts are drawn
 const USUAL_K = 4; // where it is not known how many tokens of a draft can be accepted
@@ -52,7 +53,7 @@ export class Race extends Job {
   /** Nothing of a race is there. */
   blank() {
     this.lanes = {};
-    this.lay(["speculative"]);
+    this.lay([["plain", "Target alone"], ["speculative", "With a drafter"]]);
     for (const count of Object.values(this.legendCounts)) sd.put(count, "0");
     this.charts.clear(this.lanes, USUAL_K);
     this.parts.how.textContent = "";
@@ -107,17 +108,31 @@ export class Race extends Job {
     }
   }
 
-  /** The panes of the target alone and of drafted lanes. */
-  lay(drafted) {
-    const names = ["plain", ...drafted];
-    if (names.join() === Object.keys(this.lanes).join()) return;
-    this.lanes = Object.fromEntries(names.map((name, place) => [name, new Lane(name, place)]));
-    this.parts.panes.replaceChildren(...Object.values(this.lanes).map(({ node }) => node));
-    this.root.toggleAttribute("data-many", names.length > 2);
+  /** The panes of lanes [name, title]; those of several readers lie in blocks with `titles`. */
+  lay(asked, titles = null) {
+    const names = asked.map(([name]) => name);
+    if (names.join() !== Object.keys(this.lanes).join()) {
+      this.lanes = Object.fromEntries(names.map((name, at) => [name, new Lane(name, titles ? Number(at >= names.length / 2) : at)]));
+      this.wall = titles && new Wall(Object.values(this.lanes), titles);
+      this.parts.panes.replaceChildren(...(this.wall?.blocks ?? Object.values(this.lanes)).map(({ node }) => node));
+      this.root.toggleAttribute("data-many", !titles && names.length > 2);
+      this.root.dataset.readers = this.wall?.readers ?? 1;
+    }
+    for (const [name, title] of asked) this.lanes[name].title(title);
   }
 
   get drafted() {
-    return Object.values(this.lanes).slice(1);
+    return Object.values(this.lanes).slice(this.wall?.readers ?? 1);
+  }
+
+  /** The lanes by name that the figures tell apart. */
+  get groups() {
+    return this.wall?.groups ?? this.lanes;
+  }
+
+  /** The name of the lane that is gone through round by round. */
+  get stepped() {
+    return Object.keys(this.lanes)[this.wall?.readers ?? 1];
   }
 
   /** The clock of the show has moved, or another pace was chosen. */
@@ -217,7 +232,7 @@ export class Race extends Job {
     this.traceRun = this.run;
     this.say("showing");
     const { plain, ...drafted } = end.stats;
-    const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.lanes[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
+    const others = Object.entries(drafted).map(([lane, { seconds }]) => `${this.groups[lane].name.replace(/^With/, "with")} in ${seconds.toFixed(2)} s`);
     this.words(`Finished: alone in ${plain.seconds.toFixed(2)} s, ${others.join(", ")}.`, "The page now shows this race at the pace chosen below. Skip and Stop jump to the end and do not change the results.");
   }
 
@@ -235,18 +250,18 @@ export class Race extends Job {
 
   start(request) {
     this.say("running");
-    const drafted = draftedLanes(request);
-    this.lay(drafted.map(([name]) => name));
-    for (const [name, title] of [["plain", "Target alone"], ...drafted]) this.lanes[name].title(title);
+    if (request.others?.length) this.lay(...readersOf(request));
+    else this.lay([["plain", "Target alone"], ...draftedLanes(request)]);
     for (const lane of Object.values(this.lanes)) lane.clear(request.settings, request.weight_bytes);
     this.due = 0;
     const { k, tree, temperature } = request.settings;
-    const [drafts, one] = [request.drafter !== "none", drafted.length === 1];
+    const [drafts, many] = [request.drafter !== "none", this.drafted.length];
+    const one = many === 1 || this.wall;
     const size = drafts && one && sd.draftSize(request.settings);
     const how = size ? `${tree ? "by" : "at"} ${size}, temperature` : "at temperature";
     this.parts.how.textContent = `${one ? "" : "of the fastest lane, "}${how} ${temperature}`;
-    this.charts.clear(this.lanes, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
-    this.parts.whose.textContent = one ? "" : `Counted in all ${drafted.length} lanes with a drafter together.`;
+    this.charts.clear(this.groups, !drafts ? 0 : tree || !Number.isFinite(k) ? USUAL_K : k);
+    this.parts.whose.textContent = many === 1 ? "" : `Counted in all ${many} lanes with a drafter together.`;
     this.parts.gone.textContent = "";
     this.parts.trace.disabled = this.parts.again.disabled = true;
     this.speed(null);
@@ -268,6 +283,7 @@ export class Race extends Job {
     this.parts.spoken.textContent = `The race is over. ${end.sentence} ${end.exactness.title}.`;
     this.parts.trace.disabled = this.parts.again.disabled = false;
     this.tellMemory(end);
+    this.wall?.drawFigures(["plain", "speculative"].map((group) => end.stats[group].tokens_per_second_of_all));
     this.charts.show(end.stats, end.speed_ups, true);
     this.say("ended");
   }
@@ -313,6 +329,7 @@ export class Race extends Job {
     for (const [code, node] of Object.entries(this.legendCounts)) {
       sd.put(node, String(drafted.reduce((sum, { counts }) => sum + counts[code], 0)));
     }
+    if (this.wall) return this.speed(this.wall.drawFigures());
     const ratios = Object.fromEntries(Object.entries(lanes).map(([name, lane]) => [name, speedUp(lanes.plain, lane)]));
     this.speed(Math.max(...Object.values(ratios)) || null);
     if (!Object.values(lanes).every(({ figures }) => figures)) return;

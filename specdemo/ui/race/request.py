@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...drafters.names import DRAFTERS
-from ...racing.asked import DraftedLane, Request, read_lanes
+from ...racing.asked import DraftedLane, Request, read_lanes, with_readers
 from ...racing.compare import OWN_DRAFTER
 from ...types import SETTINGS, BadInput, Field, Settings, one_of, whole_if_it_is
 
@@ -24,6 +24,7 @@ def read_request(
     raw: Any = False,
     isolated: Any = False,
     lanes: Any = None,
+    readers: Any = 1,
     **settings: Any,
 ) -> Request:
     r"""Check the values of a form or a call.
@@ -31,6 +32,7 @@ def read_request(
     Args:
         most_new_tokens: how many may be asked for here, None if the context is the only limit.
         stop: a list, or a text with one string a line (where \n stands for a line break).
+        readers: how many prompts are decoded at once; the others are examples.
         lanes: texts like eagle:4, which then stand for `drafter`, K and `tree`; None if those are given.
 
     Raises:
@@ -56,7 +58,7 @@ def read_request(
         tokens = SETTINGS["max_new_tokens"]
         tokens.check(numbers.get("max_new_tokens", tokens.value), most_new_tokens)
     read = Settings(**numbers, stop=_stop_strings(stop))
-    return Request(prompt, preset, drafter, read, raw, isolated, more)
+    return with_readers(Request(prompt, preset, drafter, read, raw, isolated, more), readers)
 
 
 def shown_request(request: Request) -> dict[str, Any]:

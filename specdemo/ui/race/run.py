@@ -75,20 +75,16 @@ class Run(Job):
         self.request, told = fitted(self.request, loaded)
         request, backend = self.request, engine.backend
         others = engine.beside.watch()
-        prompt_ids = loaded.encode(request.prompt, request.raw)
-        header = backend.trace_header(
-            loaded, request.drafter, request.prompt, request.raw, request.settings, request.more
-        )
-        self.header = {**header, "isolated": request.isolated}
+        self.header = backend.trace_header(loaded, request)
         self._shared = self.local and has_every_core(loaded)
-        race = backend.race(loaded, request.drafter, prompt_ids, request.settings, request.isolated, request.more)
+        race = backend.race(loaded, request)
         with self._limited(), closing(race) as entries:  # type: ignore[type-var]
             yield from self._kept(entries)
         if not self.entries:
             raise self._before_it_began()
         if has_every_core(loaded) and others():
             self.header["disturbed"] = True
-        found = backend.outcome(loaded, prompt_ids, request.settings, self.entries, request.drafted)
+        found = backend.outcome(loaded, request, self.entries)
         if rate := memory_rate_of(found.environment):
             self.header["environment"]["memory_rate"] = rate
         self._ended(replace(found, sentence=f"{found.sentence} {told}".rstrip()))

@@ -140,8 +140,7 @@ export class Show {
 
   /** The lane that is gone through round by round. */
   get stepped() {
-    const { plain, ...drafted } = this.lanes;
-    return Object.values(drafted)[0] ?? plain ?? { events: [] };
+    return this.lanes[this.race.stepped] ?? this.lanes.plain ?? { events: [] };
   }
 
   /** The time that is not gone beyond: what is known, and round by round the end of the round. */

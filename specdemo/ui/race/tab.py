@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from ...drafters.names import DRAFTERS
+from ...racing.asked import AT_ONCE
 from ...types import BadInput, one_of
 from ..asking import Asks, halting, wire_job
 from ..budgets import Budgets, starting
@@ -148,6 +149,7 @@ def fill_from_link(
         "drafter": list(DRAFTERS),
         "mode": [CHAT, RAW],
         "order": [INTERLEAVED, ISOLATED],
+        AT_ONCE.name: list(AT_ONCE.choices),
         **{lane: [value for _, value in lane_choices()] for lane, _ in MORE_LANES},
         **{k: [value for _, value in K_CHOICES] for _, k in MORE_LANES},
     }

@@ -4,7 +4,8 @@ The trace is a recording that ships, the race that a visitor has just run, or a 
 
     request   what was asked for; `facts` says where it ran, `weight_bytes` what a pass reads, `kind` whose trace it is
     lanes     {side: {"title": text or None, "prompt": tokens of the prompt, "events": [event, ...]}}; the side "plain",
-              the first, has the target alone if it is among the lanes; a `note` says if there are more than four
+              the first, has the target alone if it is among the lanes; a `note` says if there are more than four;
+              the sides of several readers are the names of their lanes
     end       the summary, as at the end of a race
 
 An event is that of a race (see `messages`), with the `figures` of its lane up to it. A round also has `places`
@@ -74,20 +75,27 @@ def playable(header: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]
     held = {lane["name"]: lane for lane in header["lanes"]}
     running = {entry.lane for entry in entries}
     names = [name for name in held if name in running]
-    shown = names[: len(SIDES)]
+    if not {*request.pairs, *request.pairs.values()} <= {*held}:
+        request = replace(request, others=())  # its lanes are not those of several readers
+    shown = names[: len(request.lanes) if request.others else len(SIDES)]
     note = ""
     if len(names) > len(shown):
         note = f"The trace holds {len(names)} lanes; the first {len(shown)} are shown."
     alone = [name for name in shown if _is_alone(held[name])][:1]
     drafting = [name for name in shown if name not in alone]
     sides = dict(zip([*alone, *drafting], SIDES if alone or len(drafting) > 1 else (SPECULATIVE,), strict=False))
+    if request.others:
+        sides = {name: name for name in request.lanes if name in running}
     return {
         "request": shown_request(request),
         "facts": facts,
         "weight_bytes": weight_bytes(environment_of(header)),
         "note": note,
         "lanes": {
-            side: {"title": _title(name, held), **_lane([entry for entry in entries if entry.lane == name])}
+            side: {
+                "title": None if request.others else _title(name, held),
+                **_lane([entry for entry in entries if entry.lane == name]),
+            }
             for name, side in sides.items()
         },
         "end": _ending(header, request, entries, sides),
@@ -108,7 +116,7 @@ def playable_request(header: dict[str, Any]) -> Request:
         BadInput: the header does not say it.
     """
     asked = request_of(header)
-    if len(asked.prompt) > MAX_PROMPT or len(asked.preset) > MAX_WORDS or len(asked.drafter) > MAX_WORDS:
+    if max(map(len, asked.prompts)) > MAX_PROMPT or len(asked.preset) > MAX_WORDS or len(asked.drafter) > MAX_WORDS:
         raise BadInput("Line 1 of the trace cannot be read: prompt, preset or drafter is too long.")
     return asked
 
@@ -146,12 +154,12 @@ def _ending(
 ) -> dict[str, Any]:
     """How a race with these lanes ends; `sides` says what the page calls them."""
     held, asked = {lane["name"]: lane for lane in header["lanes"]}, dict[str, DraftedLane | None]()
-    for name in sides:
+    for name in request.lanes if request.others else sides:
         asked[name] = None
         with suppress(BadInput):
             asked[name] = lane_of(held[name], request)
     alone = next((name for name, side in sides.items() if side == PLAIN and _is_alone(held[name])), None)
-    found = Outcome.of(request.settings, entries, asked, alone, environment_of(header))
+    found = Outcome.of(request.settings, entries, asked, alone, environment_of(header), request.pairs)
     if not found.verdicts:
         one = len(sides) < 2
         sentence = "This trace holds one lane only." if one else "None of these lanes is the target alone."

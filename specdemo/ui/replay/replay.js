@@ -151,10 +151,10 @@ class Replay {
     this.step.close();
     this.data = data;
     this.chosen = this.which.value;
-    this.lane = Object.keys(data.lanes).find((lane) => lane !== "plain") ?? "plain"; // gone through round by round
-    this.rounds = data.lanes[this.lane].events.filter(({ seconds }) => seconds);
     this.tell();
     this.show.load(data, data.end, () => this.opened());
+    this.lane = [this.race.stepped, ...Object.keys(data.lanes)].find((lane) => data.lanes[lane]); // gone through round by round
+    this.rounds = data.lanes[this.lane].events.filter(({ seconds }) => seconds);
     this.end = this.parts.scrub.max = this.show.horizon;
     this.ready(true);
     this.jump(0);

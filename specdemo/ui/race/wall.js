@@ -1,0 +1,42 @@
+// Several readers at once: a wall of small lanes, in a block without the drafter and in one with it.
+import * as sd from "../assets/page.js";
+
+/** What is asked of several readers, see asked.py: the lanes [name, title] and the titles of the blocks. */
+export const readersOf = ({ drafter, prompt, others }) => {
+  const prompts = [prompt, ...others].map((text, at) => `${at + 1}. ${sd.line(text.trim())}`);
+  const lanes = ["alone", drafter].flatMap((who) => prompts.map((title, at) => [`${who} ${at + 1}`, title]));
+  return [lanes, ["Target alone", drafter === "none" ? "With no drafter" : `With ${drafter}`]];
+};
+
+const sum = (lanes, read) => lanes.reduce((total, lane) => total + (read(lane) ?? 0), 0);
+
+export class Wall {
+  /** `lanes` are those without a drafter, then as many with it. */
+  constructor(lanes, titles) {
+    this.readers = lanes.length / titles.length;
+    this.blocks = titles.map((name, place) => {
+      const mine = lanes.slice(place * this.readers, (place + 1) * this.readers);
+      const [all, each] = [sd.make("b", "", "–"), sd.make("b", "", "–")];
+      const figures = [sd.make("p", "sd-of-all", all, " tokens/s"), sd.make("p", "sd-of-each", each, ` for each of ${this.readers}`)];
+      figures[0].tabIndex = 0;
+      figures[0].sdWhy = ["Tokens per second", `Of all ${this.readers} readers together. When the race is over: while all of them were decoded, from when every prompt was read until the first text ended.`];
+      const head = sd.make("header", "", sd.make("h2", "", name), ...figures);
+      const node = sd.make("section", "sd-block", head, sd.make("div", "sd-wall", ...mine.map((lane) => lane.node)));
+      Object.assign(node.dataset, { place });
+      node.setAttribute("aria-label", name);
+      return { name, node, all, each, lanes: mine };
+    });
+    const [plain, speculative] = this.blocks;
+    this.groups = { plain, speculative };
+  }
+
+  /** The speed of all readers together and of each, by default of what is shown so far. Returns the speed-up, if any. */
+  drawFigures(rates = this.blocks.map(({ lanes }) => sum(lanes, ({ rate }) => rate))) {
+    this.blocks.forEach(({ all, each }, place) => {
+      sd.put(all, rates[place] ? rates[place].toFixed(rates[place] < 100 ? 1 : 0) : "–");
+      sd.put(each, rates[place] ? (rates[place] / this.readers).toFixed(1) : "–");
+    });
+    const tested = sum(this.blocks[1].lanes, ({ counts }) => counts.a + counts.x);
+    return tested && rates[0] && rates[1] ? rates[1] / rates[0] : null;
+  }
+}
