@@ -21,7 +21,10 @@ from .runs import Runs
 from .serving.line import MODEL, job
 
 # The order of the arguments, which a call over HTTP does not name; a new setting comes after them.
-PLACES = "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree readers ahead"
+PLACES = (
+    "request prompt preset drafter k temperature max_new_tokens seed top_k top_p stop raw isolated rule tree readers "
+    "ahead"
+)
 
 
 def add_endpoints(engine: Engine, runs: Runs, budgets: Budgets) -> None:
