@@ -22,7 +22,7 @@ from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K
 from .. import ops as torch_ops
-from ..fused import Cache, FusedRunner, round_up
+from ..fused import Cache, FusedRunner, SharedPasses, round_up
 from ..layout import FusedModel
 from ..linear import swiglu
 from ..rows import MOST_ROWS, branches_of
@@ -209,6 +209,7 @@ class GraphSlot(Slot):
 class Graphs(SlotPool[GraphSlot]):
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
         self.model, self.ops, self.capture = model, ops, capture
+        self.together = SharedPasses(model)
         self._parts: dict[int, Graphs] = {}
         super().__init__(slots, partial(GraphSlot, model, ops, capture))
 
@@ -233,7 +234,7 @@ class GraphRunner(FusedRunner):
     """A `FusedRunner` that acquires a slot at the prefill and replays the slot's passes."""
 
     def __init__(self, graphs: Graphs, capacity: int) -> None:
-        super().__init__(graphs.model, capacity)
+        super().__init__(graphs.model, capacity, graphs.together)
         graphs.reserve(self, capacity)
         # Torch's attention uses a mask. Triton compiles the attention of chains and of trees to different sums, which
         # agree in float32 but not in 16 bits (measured on an H100).
