@@ -163,8 +163,8 @@ class FusedRunner(CachedRunner):
         self.place(len(ids))
         return self._embed(ids, self._start, parents)
 
-    def place(self, count: int) -> int:
-        """Begin a pass over `count` tokens after those in the cache. Returns how many these are.
+    def place(self, count: int) -> None:
+        """Begin a pass over `count` tokens after those in the cache.
 
         Raises:
             ValueError: the cache has no room for them.
@@ -172,7 +172,6 @@ class FusedRunner(CachedRunner):
         assert self._cache is not None, "prefill comes first"
         check_fits(self, count)
         self._start = self.length
-        return self._start
 
     def rows(self, count: int, parents: Sequence[int] | None) -> Any:
         """The `count` rows of the pass that has begun."""
