@@ -59,7 +59,8 @@ class Sizes:
     buffer: int  # bytes
     ks: tuple[int, ...]
     trees: tuple[int, ...]
-    preset: str  # in which trees and chains are compared
+    readers: tuple[int, ...]
+    preset: str  # in which trees and chains are compared, and readers
     prompts: str
     each: int  # prompts of a category; 0 stands for all
 
