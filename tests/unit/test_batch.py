@@ -216,6 +216,18 @@ def test_a_long_prompt_is_read_beside_the_rounds_of_others(
     assert any(PIECE in rows and len(rows) > 1 for _, rows in shared)
 
 
+@pytest.mark.parametrize(("exact_rows", "read"), [(0, [32, 32, 8]), (9, [72]), (32, [32, 32, 8])])
+def test_pieces_are_not_longer_than_what_an_engine_is_exact_for(
+    exact_rows: int, read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TableRunner, "exact_rows", exact_rows)
+    runner = TableRunner(random_table(1))
+    setattr(runner, "together", Counting())  # noqa: B010
+    decoding = Decoding(runner, Scripted(lambda *_: []), [0, 1, 2] * 24, rule_for(Settings(k=0, max_new_tokens=2)))
+    texts_of(decode_batch([decoding], 2))
+    assert [len(ids) for _, ids in runner.passes if len(ids) > 1] == read
+
+
 @pytest.mark.parametrize("toy", ENGINES, indirect=True)
 def test_a_draft_model_reads_for_all_of_them_at_once(
     toy: SharingToy, shared: list[tuple[SharedPasses, list[int]]]
