@@ -25,7 +25,7 @@ from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner
-from specdemo.engines.runner import Pass
+from specdemo.engines.runner import Pass, Wanted
 from specdemo.models import placement
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
@@ -35,6 +35,7 @@ from specdemo.studies.prompts import read_prompts
 from specdemo.system import hardware
 from specdemo.types import AUTO, MAX_SEED, REJECTION, BadInput, NotFinite, Settings
 from tests.unit.enumerate_decode import distance, emitted_distribution
+from tests.unit.test_graph import ByAddress
 from tests.unit.toys import (
     DRAFTER_NAMES,
     MODEL_VOCAB,
@@ -73,7 +74,8 @@ class SharingToy(ModelToy):
             if self.engine == "fused":
                 return partial(FusedRunner, fused, together=SharedPasses(fused))
             patch.setattr(graph, "ROOM", 128)
-            return partial(GraphRunner, Graphs(fused, ops, recorded, 1))
+            functions: Any = ByAddress if self.engine == "graph" else ops
+            return partial(GraphRunner, Graphs(fused, functions, recorded, 1))
 
     __hash__ = object.__hash__
 
@@ -98,11 +100,15 @@ def toy(request: pytest.FixtureRequest, ngrams: Path) -> SharingToy:
     return SharingToy(**models, ngram_table=ngrams, engine=request.param)
 
 
+ENGINES = ["native", "fused", "graph"]  # "ops" are captured passes of torch's operations
+
+
 def on_every_engine(daily: Sequence[tuple[Any, ...]], others: Sequence[tuple[Any, ...]]) -> list[Any]:
     """The parameters of a test: in the C library all of them, on the other engines every day the first ones only."""
-    slow = [pytest.param(engine, *each, marks=pytest.mark.slow) for engine in ("fused", "graph") for each in others]
+    _, *further = ENGINES
+    slow = [pytest.param(engine, *each, marks=pytest.mark.slow) for engine in (*further, "ops") for each in others]
     native = [("native", *each) for each in (*daily, *others)]
-    return [*native, *((engine, *each) for engine in ("fused", "graph") for each in daily), *slow]
+    return [*native, *((engine, *each) for engine in further for each in daily), *slow]
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -130,7 +136,6 @@ def texts_of(events: Iterator[tuple[int, Event | Failed]]) -> dict[int, list[int
     return {index: ids_of(each) for index, each in by_index.items()}
 
 
-ENGINES = ["native", "fused", "graph"]
 EVERY_DAY = [("draft-model", 3, 0.8), ("eagle", 2, 0.0)]
 SOMETIMES = [each for each in product(DRAFTER_NAMES, (2, 16), (0.0, 0.8)) if each not in EVERY_DAY]
 
@@ -174,21 +179,22 @@ def test_what_is_drafted_and_accepted_does_not_depend_on_what_is_beside(toy: Sha
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[SharedPasses, list[int]]]:
-    """The passes that runners share: their model, and the rows of each runner."""
-    read, passes_read = SharedPasses.read, list[tuple[SharedPasses, list[int]]]()
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, list[int]]]:
+    """The passes that several share: what reads them together, and the rows of each."""
+    read, passes_read = batch.read_together, list[tuple[Any, list[int]]]()
 
-    def watched(self: SharedPasses, passes: Sequence[Pass]) -> list[Tensor]:
-        passes_read.append((self, [each.rows for each in passes]))
-        return read(self, passes)
+    def watched(passes: Sequence[Wanted]) -> list[Tensor]:
+        if len(passes) > 1:
+            passes_read.append((passes[0].together, [each.rows for each in passes]))
+        return read(passes)
 
-    monkeypatch.setattr(SharedPasses, "read", watched)
+    monkeypatch.setattr(batch, "read_together", watched)
     return passes_read
 
 
 @pytest.mark.parametrize("toy", ENGINES, indirect=True)
 def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
-    toy: SharingToy, shared: list[tuple[SharedPasses, list[int]]]
+    toy: SharingToy, shared: list[tuple[Any, list[int]]]
 ) -> None:
     settings = [Settings(k=2, max_new_tokens=length, seed=length) for length in (12, 5, 9, 12, 3)]
     running: set[int] = set()
@@ -203,7 +209,7 @@ def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
 
 @pytest.mark.parametrize("name", ["eagle", "block", "layer-skip", "none"])
 def test_a_long_prompt_is_read_beside_the_rounds_of_others(
-    toy: SharingToy, name: str, shared: list[tuple[SharedPasses, list[int]]]
+    toy: SharingToy, name: str, shared: list[tuple[Any, list[int]]]
 ) -> None:
     """Piece by piece; the text and the states that a head reads are those of a prompt read at once."""
     texts = [text * length for text, length in zip(prompts(3), (1, 14, 40), strict=True)]
@@ -229,9 +235,7 @@ def test_pieces_are_not_longer_than_what_an_engine_is_exact_for(
 
 
 @pytest.mark.parametrize("toy", ENGINES, indirect=True)
-def test_a_draft_model_reads_for_all_of_them_at_once(
-    toy: SharingToy, shared: list[tuple[SharedPasses, list[int]]]
-) -> None:
+def test_a_draft_model_reads_for_all_of_them_at_once(toy: SharingToy, shared: list[tuple[Any, list[int]]]) -> None:
     settings = [Settings(k=3, max_new_tokens=12, seed=seed) for seed in range(4)]
     list(decode_batch(decodings(toy, "draft-model", settings, prompts(4)), 4))
     models = [(model, len(rows)) for model, rows in shared]

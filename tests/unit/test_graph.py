@@ -555,17 +555,18 @@ class Several:
             assert ours.length == eager.length
 
 
-@pytest.fixture
-def few_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["by address"])
+def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Several:
+    """With few captured lengths, since each text has a slot."""
     monkeypatch.setattr(graph, "LENGTHS", (LONGEST, 3, 2, 1))
     monkeypatch.setattr(graph, "TREES", (9,))
-
-
-@pytest.fixture(params=["by address", "uncaptured"])
-def several(request: pytest.FixtureRequest, few_lengths: None) -> Several:
+    monkeypatch.setattr(graph, "TOGETHER", (2, 4, 8, 16, 32, 48))
     model = tiny_model("qwen3")
     functions: Any = ByAddress if request.param == "by address" else ops
     return Several(Graphs(FusedModel.of(model), functions, recorded, 1), model)
+
+
+on_both = pytest.mark.parametrize("several", ["by address", "uncaptured"], indirect=True)
 
 
 TEXTS = [
@@ -573,7 +574,8 @@ TEXTS = [
     pytest.param([8, 4, 20], [torch.tensor([5, 6]), [3], list(range(LONGEST))], id="a draft on the device"),
     pytest.param([5, 9], [list(range(40)), [3]], id="a piece of a prompt"),
     pytest.param(range(2, 34, 2), [[place, 9, 5][: 1 + place % 3] for place in range(16)], id="16 texts"),
-    pytest.param(range(1, 10), [list(range(LONGEST))] * 9, id="more rows than are captured"),
+    pytest.param([4, 9, 5, 7], [list(range(LONGEST))] * 4, id="more rows than are captured"),
+    pytest.param([4, 9], [list(range(49)), [5]], id="more rows than are captured of one text"),
     pytest.param([127, 4, 126], [[3], [2, 1], [5, 6]], id="the end of a cache"),
 ]
 
@@ -590,6 +592,7 @@ def test_several_texts_are_read_in_one_pass(several: Several, starts: Sequence[i
     several.check(both[1:][::-1], [[1]] * len(both[1:]))
 
 
+@on_both
 def test_a_tree_and_a_text_of_another_capacity_are_read_beside_others(several: Several) -> None:
     both = [*several.begun([4, 6, 3]), *several.begun([5], 200)]
     several.check(both, [[4, 8, 9, 3], [2, 6], [1], [1, 2]], [-1, 0, 0, 1])
@@ -598,27 +601,25 @@ def test_a_tree_and_a_text_of_another_capacity_are_read_beside_others(several: S
     several.check(both, [[1], [2], [3], [4]])
 
 
-def test_passes_over_several_texts_are_captured_when_they_are_first_needed_and_told(few_lengths: None) -> None:
+def test_passes_over_several_texts_are_captured_when_they_are_first_needed_and_told(several: Several) -> None:
     """Once for a number of rows and a capacity, whichever texts there are; and the longest bounds them."""
-    graphs = Graphs(FusedModel.of(tiny_model("llama")), cast(Any, ByAddress), recorded, 1)
-    several, told = Several(graphs, tiny_model("llama")), list[str]()
-    both = several.begun([3, 4, 5])
+    told, both = list[str](), several.begun([3, 4, 5])
     with attended(lambda: False, told.append):
         several.check(both[:2], [[1], [2]])
         several.check(both[1:], [[1], [2]])
         assert told == ["capturing the passes over 2 tokens of several texts"]
         several.check(both, [[1], [2], [3]])
+        assert told[1:] == ["capturing the passes over 4 tokens of several texts"]
+        for ours, _ in both:
+            ours.release()
+        both = several.begun([9, 7, 8])
+        several.check(both, [[1], [2], [3]])
         assert len(told) == 2
-        for pair in both:
-            pair[0].release()
-        several.check(several.begun([9, 7, 8]), [[1], [2], [3]])
-        assert len(told) == 2
-        long = [list(range(LONGEST + 15))] * 5  # 160 rows
-        several.check(several.begun([3] * 5), long)
-    assert told[2] == "capturing the passes for texts of this length"  # of two more slots
-    assert told[-1] == "capturing the passes over 144 tokens of several texts"
+        several.check(both, [list(range(LONGEST))] * 3)  # of which two fit into a pass
+    assert told[2:] == ["capturing the passes over 48 tokens of several texts"]
 
 
+@on_both
 def test_numbers_that_are_none_stay_with_their_text(several: Several) -> None:
     both = several.begun([3, 6, 9])
     both[1][0]._cache.values[:, :, :2].fill_(torch.nan)
