@@ -183,7 +183,10 @@ def check_branches(runner: Runner) -> None:
 
 
 class CachedRunner:
-    """What all runners share: a cache of `capacity` tokens that lives for one run, and the captured hidden states."""
+    """What all runners share: a cache of `capacity` tokens that lives for one run, and the captured hidden states.
+
+    `together` reads its passes and those of others in one, see `together_of`.
+    """
 
     together: Together | None = None
 
