@@ -29,7 +29,7 @@ from specdemo.engines import choose, gpu, ops
 from specdemo.engines.choose import ops_for, runner_maker
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.gpu import graph
-from specdemo.engines.gpu.graph import LONGEST, CudaCapture, GraphRunner, Graphs, GraphSlot, Outcome, Work
+from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, CudaCapture, GraphRunner, Graphs, Outcome, Work
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Pass, Runner, read_together
@@ -104,17 +104,17 @@ def test_a_captured_pass_is_the_same_operations_on_the_same_memory_at_every_leng
     architecture: str, count: int, tree: bool
 ) -> None:
     graphs = graphs_of(architecture)
-    slot = graphs.acquire(GraphRunner(graphs, 1), 1)
+    passes = graphs.acquire(GraphRunner(graphs, 1), 1).passes
     watched = []
     for length in (0, 3, 110):
-        slot.where[0].fill_(length)
-        slot.branches.copy_(branches_of([-1, 0, *[length % 2] * 4][:count]))
+        passes.where[0].fill_(length)
+        passes.branches.copy_(branches_of([-1, 0, *[length % 2] * 4][:count]))
         with OperationRecorder() as watch:
-            slot.run(count, slot.branches if tree else None)
+            passes.run(count, passes.branches if tree else None)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
-    assert {_memory(slot.ids), _memory(slot.where), _memory(slot.cache.keys)} <= watched[0][1]
-    assert (_memory(slot.branches) in watched[0][1]) == tree
+    assert {_memory(passes.ids), _memory(passes.where), _memory(passes.cache.keys)} <= watched[0][1]
+    assert (_memory(passes.branches) in watched[0][1]) == tree
 
 
 class CountedWaits(TorchDispatchMode):
@@ -490,37 +490,35 @@ def test_where_the_kernels_fail_torchs_own_operations_run(
 
 
 class ByAddress:
-    """In place of the kernels: torch's operations row by row, each on the cache that lies at the row's distance."""
+    """In place of the kernels: torch's operations on the caches that lie at the distances which the rows tell."""
 
     product, swiglu = staticmethod(ops.product), staticmethod(ops.swiglu)
 
     @staticmethod
     def placed(where: Tensor, branches: Tensor | None, count: int, capacity: int, together: bool = False) -> Any:
-        return where if together else ops.placed(where, branches, count, capacity)
+        return where[:, :count], branches, together
 
     @staticmethod
     def write_kv(qkv: Tensor, norms: Any, rotation: Any, keys: Tensor, values: Tensor, rows: Any) -> Tensor:
-        if isinstance(rows, ops.Placed):
-            return ops.write_kv(qkv, norms, rotation, keys, values, rows)
-        each = row_by_row(qkv, keys, values, rows)
-        return torch.cat([ops.write_kv(one, norms, rotation, *cache, row) for one, cache, row in each])
+        each = apart(qkv, keys, values, *rows)
+        return torch.cat([ops.write_kv(some, norms, rotation, *cache, placed) for some, cache, placed in each])
 
     @staticmethod
     def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Any) -> Tensor:
-        if isinstance(rows, ops.Placed):
-            return ops.attend(q, keys, values, rows)
-        return torch.cat([ops.attend(one, *cache, row) for one, cache, row in row_by_row(q, keys, values, rows)])
+        return torch.cat([ops.attend(some, *cache, placed) for some, cache, placed in apart(q, keys, values, *rows)])
 
 
-def row_by_row(
-    x: Tensor, keys: Tensor, values: Tensor, where: Tensor
+def apart(
+    x: Tensor, keys: Tensor, values: Tensor, where: Tensor, branches: Tensor | None, together: bool
 ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], ops.Placed]]:
-    """Each row with the keys and values of its own cache, and where it stands there."""
-    for row, one in enumerate(x.split(1)):
+    """The rows of a cache, or each of the rows of several, with its keys and values and where it stands there."""
+    size = 1 if together else len(x)
+    for row in range(0, len(x), size):
         start, distance = where[:, row].tolist()
         further = distance * ops.UNIT * keys.element_size()
         cache = lying_at(keys.data_ptr() + further, keys), lying_at(values.data_ptr() + further, values)
-        yield one, cache, ops.placed(torch.tensor([[start + row], [0]]), None, 1, keys.shape[1])
+        own = torch.tensor([[start + row] * size, [0] * size])
+        yield x[row : row + size], cache, ops.placed(own, branches, size, keys.shape[1])
 
 
 def lying_at(address: int, like: Tensor) -> Tensor:
@@ -594,7 +592,7 @@ def test_several_texts_are_read_in_one_pass(several: Several, starts: Sequence[i
 
 @on_both
 def test_a_tree_and_a_text_of_another_capacity_are_read_beside_others(several: Several) -> None:
-    both = [*several.begun([4, 6, 3]), *several.begun([5], 200)]
+    both = [*several.begun([6, 4, 3])[::-1], *several.begun([5], 200)]
     several.check(both, [[4, 8, 9, 3], [2, 6], [1], [1, 2]], [-1, 0, 0, 1])
     for runner in both[0]:
         runner.keep([0, 2])
@@ -619,6 +617,26 @@ def test_passes_over_several_texts_are_captured_when_they_are_first_needed_and_t
     assert told[2:] == ["capturing the passes over 48 tokens of several texts"]
 
 
+def test_slots_of_a_capacity_share_the_passes_that_the_kernels_can_read_them_by(several: Several) -> None:
+    """With torch's operations each slot has its own."""
+    captured = 0
+
+    def counted(work: Work) -> Work:
+        nonlocal captured
+        captured += 1
+        return recorded(work)
+
+    for functions, times in ((cast(Any, ByAddress), 1), (ops, 2)):
+        captured = 0
+        graphs = Graphs(several.graphs.model, functions, counted, 2)
+        assert captured == times * (len(graph.LENGTHS) + len(graph.TREES))
+        lanes = Several(graphs, several.model)
+        both = lanes.begun([3, 5])
+        for ids in ([1], [2, 3], [7]):  # in turn
+            for pair in both:
+                lanes.check([pair], [ids])
+
+
 @on_both
 def test_numbers_that_are_none_stay_with_their_text(several: Several) -> None:
     both = several.begun([3, 6, 9])
@@ -630,7 +648,7 @@ def test_numbers_that_are_none_stay_with_their_text(several: Several) -> None:
 
 
 def test_a_slot_holds_a_pass_for_every_draft() -> None:
-    slot = GraphSlot(FusedModel.of(tiny_model("llama")), ops, recorded, 64)
-    assert sorted(slot._passes) == list(range(1, LONGEST + 1))
-    assert sorted(slot._trees) == [9, LONGEST, 24, 32, 48, MOST_ROWS]
-    assert slot.ids.max() < MODEL_VOCAB
+    passes = CapturedPasses(FusedModel.of(tiny_model("llama")), ops, recorded, 64)
+    assert sorted(passes._passes) == list(range(1, LONGEST + 1))
+    assert sorted(passes._trees) == [9, LONGEST, 24, 32, 48, MOST_ROWS]
+    assert passes.ids.max() < MODEL_VOCAB

@@ -156,43 +156,51 @@ class SlotPool(Generic[S]):
         self._free.append(slot)
 
 
-class GraphSlot(Slot):
-    """The cache of a run of the target, and its captured passes: of chains and of trees, by the number of rows.
+class CapturedPasses:
+    """Captured passes over chains and trees, by the number of rows: of one sequence, or of chains of several.
 
-    A slot can read chains of other slots of its capacity too, all of them in one pass.
+    Torch's operations work on `cache`. Triton's kernels work on any cache of that capacity, which a pass finds by its
+    distance from `cache`; so there all slots of a capacity share their passes.
     """
 
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, capacity: int) -> None:
-        self.model, self.ops, self.capture, self.capacity = model, ops, capture, capacity
+        self.model, self.ops, self.capture = model, ops, capture
         self.cache = Cache(model, capacity)
         device, most = model.embedding.device, max(*TREES, *TOGETHER)
         self.ids = torch.zeros(most, dtype=torch.long, device=device)
         self.where, self.where_together = torch.zeros(2, 2, most, dtype=torch.long, device=device)  # see `ops.placed`
+        self.first_line = to_device(torch.tensor([[1], [0]]), device)
         self.branches = to_device(branches_of(range(-1, MOST_ROWS - 1)), device)
         self._trees = {rows: capture(partial(self.run, rows, self.branches)) for rows in TREES}
         self._passes = {count: capture(partial(self.run, count)) for count in LENGTHS}
         self._together: dict[int, Work] = {}
 
-    def read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Outcome:
-        """Run a pass over T tokens after those in the cache. The next pass overwrites what this returns.
+    def place(self, cache: Cache) -> Tensor:
+        """The `where` of a pass at the beginning of a cache."""
+        place = torch.zeros_like(self.where)
+        place[1] = distance(self.cache.keys, cache.keys)
+        return place
+
+    def read(self, slot: GraphSlot, ids: Sequence[int] | Tensor, parents: Sequence[int] | None) -> Outcome:
+        """Run a pass over T tokens after those in the cache of a slot. The next pass overwrites what this returns.
 
         A tree is padded with copies of its last row, which write keys and values after those of the T tokens, and have
         outputs.
         """
-        count = len(ids)
-        self.where[0].fill_(self.cache.length)
+        count, length = len(ids), slot.cache.length
+        torch.add(slot.place, self.first_line, alpha=length, out=self.where)  # one launch
         self.ids[:count].copy_(to_device(ids, self.ids.device))
         if parents is None:
             return self._passes[count]()
         self.branches.copy_(to_device(branches_of(parents), self.ids.device))
         rows = min(rows for rows in TREES if rows >= count)
-        if self.cache.length + rows > self.capacity:  # no room for the copies
+        if length + rows > slot.capacity:  # no room for the copies
             return self.run(count, self.branches)
         self.ids[count:rows] = self.ids[count - 1]
         return self._trees[rows]()
 
     def read_together(self, chains: Sequence[tuple[Cache, Sequence[int] | Tensor]]) -> Outcome:
-        """Run a pass over the tokens of several chains, each after those in its cache, of which this slot's may be one.
+        """Run a pass over the tokens of several chains, each after those in its cache.
 
         It is padded with copies of the last row, which write the same keys and values to the same place.
         """
@@ -211,9 +219,6 @@ class GraphSlot(Slot):
             tell(f"capturing the passes over {rows} tokens of several texts")
             self._together[rows] = self.capture(partial(self.run, rows, together=True))
         return self._together[rows]()
-
-    def clear(self) -> None:
-        self.cache.clear()
 
     @torch.inference_mode()
     def run(self, count: int, branches: Tensor | None = None, together: bool = False) -> Outcome:
@@ -242,15 +247,41 @@ def distance(keys: Tensor, others: Tensor) -> int:
     return units
 
 
+class GraphSlot(Slot):
+    """The cache of a run of the target, and the captured passes that work on it."""
+
+    def __init__(self, passes: CapturedPasses, cache: Cache, capacity: int) -> None:
+        self.passes, self.cache, self.capacity = passes, cache, capacity
+        self.place = passes.place(cache)
+
+    def clear(self) -> None:
+        self.cache.clear()
+
+
+def new_slot(
+    shared: WeakValueDictionary[int, CapturedPasses],
+    model: FusedModel,
+    ops: ModuleType,
+    capture: Capture,
+    capacity: int,
+) -> GraphSlot:
+    """A slot with the passes that others of its capacity have in `shared`, or that it puts there."""
+    passes = None if ops is torch_ops else shared.get(capacity)
+    if passes:
+        return GraphSlot(passes, Cache(model, capacity), capacity)
+    passes = shared[capacity] = CapturedPasses(model, ops, capture, capacity)
+    return GraphSlot(passes, passes.cache, capacity)
+
+
 class Graphs(SlotPool[GraphSlot]):
-    """The captured passes of a model. Those over several sequences need Triton's kernels: torch's operations would read
-    all of the caches for every row, so there `SharedPasses` reads sequences together, uncaptured."""
+    """The captured passes of a model, and the caches of its runs. With torch's operations a captured pass works on one
+    cache, so there `SharedPasses` reads sequences together, uncaptured."""
 
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
         self.model, self.ops, self.capture = model, ops, capture
         self.together = SharedPasses(model) if ops is torch_ops else GraphPasses(model)
         self._parts: dict[int, Graphs] = {}
-        super().__init__(slots, partial(GraphSlot, model, ops, capture))
+        super().__init__(slots, partial(new_slot, WeakValueDictionary(), model, ops, capture))
 
     def first_layers(self, count: int) -> Graphs:
         """Captured passes of the first layers, for one run, captured at the first call."""
@@ -265,10 +296,6 @@ class GraphPasses(SharedPasses):
 
     The kernels add up a row as in a pass of its own, so the number of rows is only bounded by what is captured.
     """
-
-    def __init__(self, model: FusedModel) -> None:
-        super().__init__(model)
-        self._reading: WeakValueDictionary[int, GraphSlot] = WeakValueDictionary()  # those that read for others
 
     @torch.inference_mode()
     def read(self, passes: Sequence[Pass]) -> list[Tensor]:
@@ -292,9 +319,8 @@ class GraphPasses(SharedPasses):
             for runner, count in zip(runners, counts, strict=True):
                 runner.place(count)
             slots, total = [runner.slot for runner in runners], sum(counts)
-            reading = self._reading.setdefault(slots[0].capacity, slots[0])
             chains = [(slot.cache, one.ids) for slot, one in zip(slots, group, strict=True)]
-            found, outputs = reading.read_together(chains)
+            found, outputs = slots[0].passes.read_together(chains)
             end_all(runners, counts, {layer: output[:total] for layer, output in enumerate(outputs)})
             logits += found[:total].clone().split(counts)
         return logits
@@ -339,7 +365,7 @@ class GraphRunner(FusedRunner):
             return super().forward(ids, parents)
         count = len(ids)
         self.place(count)
-        logits, outputs = self._slot.read(ids, parents)
+        logits, outputs = self._slot.passes.read(self._slot, ids, parents)
         self.end(count, {layer: outputs[layer][:count] for layer in self.captured_layers})
         return logits[:count].clone()
 
