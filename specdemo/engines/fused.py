@@ -208,9 +208,8 @@ class FusedRunner(CachedRunner):
                 check_stopped()
             qk, v = self._split(layer.qkv(layer.attention_norm(x)), layer, rotation)
             attended = list[Tensor]()
-            for (read, written), mask, own_qk, own_v in zip(
-                caches, masks, qk.split(counts), v.split(counts), strict=True
-            ):
+            shares = zip(caches, masks, _apart(qk, counts), _apart(v, counts), strict=True)
+            for (read, written), mask, own_qk, own_v in shares:
                 (keys, values), (new_keys, new_values) = read[index], written[index]
                 new_keys.copy_(own_qk[:, model.heads :].transpose(0, 1))
                 new_values.copy_(own_v.transpose(0, 1))
@@ -275,6 +274,10 @@ class FusedRunner(CachedRunner):
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _apart(x: Tensor, counts: list[int]) -> Sequence[Tensor]:
+    return [x] if len(counts) == 1 else x.split(counts)
 
 
 class Cache:

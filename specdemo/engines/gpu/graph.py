@@ -29,7 +29,7 @@ from ..linear import swiglu
 from ..rows import MOST_ROWS, branches_of
 from ..runner import Pass, Runner, in_groups
 
-LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass is not captured
+LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass of one text is not captured
 LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: shorter passes reuse the memory of the longest
 # Rows of the passes for several sequences. They are captured when they are first needed.
 TOGETHER = 2, 4, 8, 16, 32, 48, 64, 96, 144
