@@ -3,7 +3,8 @@
 Most weights are random, of well-known shapes, so that little is downloaded. Drafts of a random draft model all fail, so
 rounds are timed in two ways. *Forced*: the rule accepts a given number of drafted tokens, which measures the time of a
 round but no acceptance. *Made pair*: the later layers of a random target change little, and its first layers draft, so
-that drafts really pass. Trees are compared with chains by the drafters of a preset too.
+that drafts really pass. Trees are compared with chains by the drafters of a preset too, and several readers with one by
+its own drafter.
 
 `tests/gpu` checks that the engine is right.
 """
@@ -35,6 +36,8 @@ from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..racing.provenance import commit
 from ..racing.stats import Stats
 from ..studies.prompts import read_prompts, some
+from ..studies.readers import ALONE as WITHOUT
+from ..studies.readers import decode_group, summarise
 from ..studies.tables import text_table, told
 from ..system.hardware import device_name
 from ..types import AUTO, MATCH, MAX_K, MAX_NODES, Settings
@@ -49,16 +52,17 @@ from .throughput import bench
 DAMPED = 0.02  # the later layers of a made target write this share of their output
 HEAD_K = 4
 TREE_DRAFTERS, TREE_TEMPERATURES = ("lookup-ngram", "eagle", "medusa"), (0.0, 1.0)
+READERS_K, GROUPS = 3, 3  # groups of prompts of each size
 
 
 TINY_TARGET = Qwen3Config(**shape_of(64, 4, 4, 2, 96, 97, head_dim=16, tie_word_embeddings=False))
 FULL = Sizes(
     *("Qwen3-4B", SHAPES["Qwen3-4B"], SHAPES["Qwen3-0.6B"], SMALL, 4, 512, 128, 15, 2**32),
-    *((1, 3, 5, 8, 16), (8, 16, 32, MAX_NODES), DEFAULT_PRESET, "domains.jsonl", 0),
+    *((1, 3, 5, 8, 16), (8, 16, 32, MAX_NODES), (1, 2, 4, 8, 16), DEFAULT_PRESET, "domains.jsonl", 0),
 )
 TINY = Sizes(
     *("tiny", TINY_TARGET, like(TINY_TARGET, num_hidden_layers=2), TINY_TARGET, 2, 24, 12, 2, 2**16),
-    *((1, 3), (3, 6), "nanogpt-shakespeare", "plays-heldout.jsonl", 1),
+    *((1, 3), (3, 6), (1, 2), "nanogpt-shakespeare", "plays-heldout.jsonl", 1),
 )
 
 
@@ -73,7 +77,8 @@ def measure(on: Gpu) -> None:
     on.rate = copying_rate(on)
     on.add("memory", "copying, read and written", gb_per_second=on.rate / 1e9)
     parts = {"random pair": random_pair, "heads": heads, "made pair": made_pair}
-    for what, part in {**parts, f"trees of {on.sizes.preset}": preset_trees}.items():
+    of_preset = {f"trees of {on.sizes.preset}": preset_trees, f"readers of {on.sizes.preset}": preset_readers}
+    for what, part in {**parts, **of_preset}.items():
         with on.trying(what):
             part(on)
 
@@ -219,12 +224,39 @@ def preset_trees(on: Gpu) -> None:
         on.add(f"trees of {on.sizes.preset}", what, **figures)
 
 
+# Several readers at once -----------------------------------------------------------------------------------
+
+
+def preset_readers(on: Gpu) -> None:
+    """The tokens per second of all readers together, alone and with the preset's own drafter. The first group of a size
+    does not count: passes are captured while it is decoded."""
+    loaded = load(find_preset(on.sizes.preset), str(on.dtype).removeprefix("torch."), str(on.device))
+    drafter, settings = loaded.preset.defaults.drafter, Settings(k=READERS_K, max_new_tokens=on.sizes.new_tokens)
+    called = {WITHOUT: "alone", drafter: f"{drafter}, K = {READERS_K}"}
+    try:
+        ids = [loaded.encode(prompt.prompt) for prompt in read_prompts(PRESETS / "prompts" / on.sizes.prompts)]
+        for size in on.sizes.readers:
+            groups = []
+            for repeat in range(GROUPS + 1):
+                prompts = [ids[(repeat * size + place) % len(ids)] for place in range(size)]
+                groups += [decode_group(loaded, name, prompts, settings, repeat) for name in called]
+            for row in summarise([group for group in groups if group.repeat]):
+                on.add(
+                    *(f"readers of {on.sizes.preset}", f"{size} at once, {called[row['drafter']]}"),
+                    tokens_per_second=row["tokens_per_second"].mean,
+                    tokens_per_round=row["tokens_per_round"],
+                    to_alone=row["speedup"] and row["speedup"].mean,
+                )
+    finally:
+        loaded.release()
+
+
 # What is printed -------------------------------------------------------------------------------------------
 
 SHAPES_OF_ROWS = {
     **{"part": "", "what": "", "gb_per_second": ".0f", "ms": ".3f", "floor_ms": ".3f", "achieved": ".0%"},
     **{"draft_ms": ".3f", "tokens_per_second": ".1f", "tokens_per_round": ".2f", "rows": ".1f"},
-    **{"acceptance_rate": ".0%", "to_best_assisted": ".2f", "to_best_chain": ".2f"},
+    **{"acceptance_rate": ".0%", "to_best_assisted": ".2f", "to_best_chain": ".2f", "to_alone": ".2f"},
 }
 
 
@@ -244,6 +276,7 @@ def table(rows: Sequence[Row], sizes: Sizes) -> str:
             "the cache read once at the copy's speed.",
             "Forced: the rule let a given number of guesses pass. Made pair: the later layers of the target do little, "
             "and its first layers draft.",
+            "Readers: tokens of all of them together, in groups that end with the first text that does.",
             f"Round with a head: of a target of hidden size {sizes.with_head.hidden_size}, forced too: half of the "
             "guesses pass.",
         ]

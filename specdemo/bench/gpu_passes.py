@@ -59,7 +59,8 @@ class Sizes:
     buffer: int  # bytes
     ks: tuple[int, ...]
     trees: tuple[int, ...]
-    preset: str  # in which trees and chains are compared
+    readers: tuple[int, ...]
+    preset: str  # in which trees and chains are compared, and readers
     prompts: str
     each: int  # prompts of a category; 0 stands for all
 
@@ -205,9 +206,9 @@ def parts(
     """
     model, made = graphs.model, functions
     buffers = Buffers(model, max(live + count, graph.ROOM))
-    start = torch.tensor([live], device=model.embedding.device)
+    where = torch.tensor([[live] * count, [0] * count], device=model.embedding.device)
     first, keys, values, rotation = model.layers[0], buffers.keys, buffers.values, buffers.rotation
-    x = torch.randn(count, model.embedding.shape[1]).to(start.device, model.dtype)
+    x = torch.randn(count, model.embedding.shape[1]).to(where.device, model.dtype)
 
     def write_kv(layer: Layer, keys: Tensor, values: Tensor, by: ModuleType = functions) -> Tensor:
         return by.write_kv(qkv, layer.head_norms, rotation if layer.rotated else None, keys, values, rows[by])
@@ -216,14 +217,14 @@ def parts(
         return made.swiglu(up) if layer.activate is swiglu else layer.activate(up)
 
     with torch.inference_mode():  # the inputs
-        rows = {by: by.placed(start, None, count, keys.shape[2]) for by in (ops, functions)}
+        rows = {by: by.placed(where, None, count, keys.shape[2]) for by in (ops, functions)}
         qkv = ops.product(first.qkv, x, norm=first.attention_norm)
         q = write_kv(first, keys[0], values[0], ops)
         attended = ops.attend(q, keys[0], values[0], rows[ops])
         up = ops.product(first.up, x, norm=first.mlp_norm)
         inner = first.activate(up)
     # These must live as long as the captured passes.
-    read = [x, start, *rows.values(), qkv, q, attended, up, inner, keys, values]
+    read = [x, where, *rows.values(), qkv, q, attended, up, inner, keys, values]
 
     def weights(inputs: Tensor, outputs: int) -> int:
         return inputs.shape[-1] * outputs * model.embedding.element_size()

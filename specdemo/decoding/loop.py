@@ -149,9 +149,13 @@ class Decoding:
             runner.release()
 
     def _read_prompt(self) -> Generator[Wanted, Tensor, Tensor]:
-        """Read the prompt; where others read too, in pieces beside their rounds, so that they need not wait for all."""
+        """Read the prompt; where others read too, in pieces beside their rounds, so that they need not wait for all.
+
+        Where passes are exact up to fewer rows than a piece has, pieces would change the last bits of its states.
+        """
         runner = self.runner
-        size = PIECE if self.readers > 1 and together_of(runner) else len(self.prompt_ids)
+        pieces = self.readers > 1 and together_of(runner) and not 0 < runner.exact_rows < PIECE
+        size = PIECE if pieces else len(self.prompt_ids)
         states: list[Tensor] = []
         for begin in range(0, len(self.prompt_ids), size):
             logits = yield Pass(runner, self.prompt_ids[begin : begin + size], prompt=not begin)

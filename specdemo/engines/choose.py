@@ -15,7 +15,7 @@ from torch import Tensor
 from ..system.hardware import compute_dtype, free_memory
 from . import ops
 from .cpu.library import library_for
-from .fused import FusedRunner
+from .fused import FusedRunner, SharedPasses
 from .gpu.graph import Capture, CudaCapture, GraphRunner, Graphs
 from .layout import FusedModel, Rope, Weights, head_width, is_hybrid, knows
 from .linear import can_pack
@@ -116,7 +116,9 @@ def _on_gpu(model: FusedModel, slots: int) -> tuple[str, MakeRunner]:
 def _on_cpu(model: FusedModel) -> tuple[str, MakeRunner]:
     """`native` where `native.c` can be compiled for these weights, else `fused`."""
     native = native_model(model)
-    return ("native", partial(NativeRunner, native)) if native else ("fused", partial(FusedRunner, model))
+    if native:
+        return "native", partial(NativeRunner, native)
+    return "fused", partial(FusedRunner, model, together=SharedPasses(model))
 
 
 def ops_for(model: FusedModel) -> ModuleType:

@@ -28,7 +28,7 @@ class EagerRunner(CachedRunner):
     """Runs `model` through its own forward, with a cache of `capacity` tokens.
 
     The cache is allocated at the prefill and lives for one run. `capacity` is also the longest text of the run, which
-    some models depend on, see `settled`.
+    some models depend on, see `settled`. A pass reads one sequence, so there is no `together`.
     """
 
     exact_tree_rows = exact_rows = 0  # the order of sums in a product may depend on the number of rows

@@ -15,8 +15,9 @@ differ, which changes a token only where two logits tie exactly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,11 +28,72 @@ from ..system.progress import check_stopped
 from .layout import FusedModel, Layer
 from .ops import rotate
 from .rows import mask_of, places
-from .runner import CachedRunner, Runner, check_fits
+from .runner import ANY_ROWS, CachedRunner, Pass, Runner, check_fits, in_groups
 
 MOST_ROWS = 9
 QUERIES_AT_ONCE, LEAST_QUERIES = 32, 4
 KEYS_AT_ONCE, LONGEST_SUM, KEY_STEP = 512, 192, 32  # see `padded`
+
+
+class SharedPasses:
+    """Reads the passes of several runners of a model in one, see `Together`: their products, but not their attention.
+
+    A pass has at most as many rows as the runners are exact for, or is that of one runner.
+    """
+
+    def __init__(self, model: FusedModel) -> None:
+        self.model = model
+        self._beginnings: dict[int, SharedPasses] = {}
+
+    def first_layers(self, count: int) -> Any:
+        if count not in self._beginnings:
+            self._beginnings[count] = type(self)(self.model.first_layers(count))
+        return self._beginnings[count]
+
+    @torch.inference_mode()
+    def read(self, passes: Sequence[Pass]) -> list[Tensor]:
+        most, logits = passes[0].runner.exact_rows or ANY_ROWS, list[Tensor]()
+        for group in in_groups(passes, most):
+            begun = [(cast(FusedRunner, one.runner), one.ids, one.parents) for one in group]
+            parts = [runner.begin(ids, parents) for runner, ids, parents in begun]
+            rows = [runner.rows(len(ids), parents) for runner, ids, parents in begun]
+            runners, counts = [runner for runner, _, _ in begun], [len(part) for part in parts]
+            captured = {layer for runner in runners for layer in runner.captured_layers}
+            x, outputs = runners[0].run(torch.cat(parts), rows, captured)
+            end_all(runners, counts, outputs)
+            logits += runners[0].logits(x).split(counts)
+        return logits
+
+
+def end_all(runners: Sequence[FusedRunner], counts: Sequence[int], outputs: Mapping[int, Tensor]) -> None:
+    """End a pass over so many rows of each runner, in which captured layers gave `outputs`, [T, hidden] each."""
+    shares = {layer: output.split(list(counts)) for layer, output in outputs.items()}
+    for place, (runner, count) in enumerate(zip(runners, counts, strict=True)):
+        runner.end(count, {layer: share[place] for layer, share in shares.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a pass that belong to one sequence: `count` tokens after the first `start` of its cache."""
+
+    cache: Cache
+    start: int
+    count: int
+    parents: Sequence[int] | None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    def rotation(self) -> Sequence[Tensor]:
+        at = places(self.start, self.count, self.parents)
+        return [part[at] for part in self.cache.rotation or ()]
+
+    def filled(self, count: int) -> Rows:
+        """These and so many copies of the last. They write keys and values too, which the next pass overwrites before
+        it reads them."""
+        parents = None if self.parents is None else [*self.parents, *[self.parents[-1]] * count]
+        return replace(self, count=self.count + count, parents=parents)
 
 
 class FusedRunner(CachedRunner):
@@ -41,9 +103,11 @@ class FusedRunner(CachedRunner):
     exact_tree_rows = 0
     cannot_branch: str | None = None
 
-    def __init__(self, model: FusedModel, capacity: int) -> None:
+    def __init__(self, model: FusedModel, capacity: int, together: SharedPasses | None = None) -> None:
+        """Runners of the same `together` can be read in one pass."""
         super().__init__(capacity)
         self.model = model
+        self.together: Any = together or SharedPasses(model)
         self.device = model.embedding.device
         self.vocab_size = model.vocab_size
 
@@ -59,14 +123,15 @@ class FusedRunner(CachedRunner):
     def prefill(self, ids: Sequence[int]) -> Tensor:
         self.release()
         self._cache = self._new_cache()
-        return self._logits(self._read(ids)[-1:])
+        return self.logits(self._read(ids)[-1:])
 
     @torch.inference_mode()
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
-        return self._logits(self._read(ids, parents))
+        return self.logits(self._read(ids, parents))
 
     def first_layers(self, count: int, capacity: int) -> Runner:
-        return FusedRunner(self.model.first_layers(count), capacity)
+        together = self.together.first_layers(count)
+        return FusedRunner(together.model, capacity, together)
 
     def rollback(self, length: int) -> None:
         if self._cache:
@@ -78,7 +143,8 @@ class FusedRunner(CachedRunner):
     def _new_cache(self) -> Any:
         return Cache(self.model, self.context)
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
+        """The logits after T tokens, of the outputs of the last layer [T, hidden]."""
         return self.model.head(self.model.norm(self._filled(x)))[: len(x)]
 
     def _filled(self, x: Tensor) -> Tensor:
@@ -88,52 +154,71 @@ class FusedRunner(CachedRunner):
 
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         """Read T more tokens. Returns their hidden states after the last layer, [T, hidden]."""
-        x = self._through(self.begin(ids, parents), self._start, parents)
-        self._cache.length = self._start + len(ids)
+        x, outputs = self.run(self.begin(ids, parents), [self.rows(len(ids), parents)], self.captured_layers)
+        self.end(len(ids), outputs)
         return x
 
     def begin(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None) -> Tensor:
         """Begin a pass over T tokens: their embeddings, [T, hidden]."""
-        assert self._cache is not None, "prefill comes first"
-        check_fits(self, len(ids))
-        self._start = self.length
+        self.place(len(ids))
         return self._embed(ids, self._start, parents)
+
+    def place(self, count: int) -> None:
+        """Begin a pass over `count` tokens after those in the cache.
+
+        Raises:
+            ValueError: the cache has no room for them.
+        """
+        assert self._cache is not None, "prefill comes first"
+        check_fits(self, count)
+        self._start = self.length
+
+    def rows(self, count: int, parents: Sequence[int] | None) -> Any:
+        """The `count` rows of the pass that has begun."""
+        return Rows(self._cache, self._start, count, parents)
+
+    def end(self, count: int, outputs: Mapping[int, Tensor]) -> None:
+        """End the pass over `count` tokens, in which captured layers gave `outputs`, [count, hidden] each."""
+        self._cache.length = self._start + count
+        if self.captured_layers:
+            self.hidden_states = torch.cat([outputs[index] for index in self.captured_layers], -1)
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         x = self.model.embed(to_device(ids, self.device))
         return x if self.model.positions is None else x + self.model.positions[places(start, len(ids), parents)]
 
-    def _through(self, x: Tensor, start: int, parents: Sequence[int] | None) -> Tensor:
-        """Run the layers over T tokens [T, hidden] at position `start`, and write their keys and values.
+    def run(self, x: Tensor, rows: Sequence[Any], captured: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run the layers over x [T, hidden], whose rows are those of one sequence after the other.
 
-        Padding rows write keys and values too, which the next pass overwrites before it reads them.
+        Returns the outputs of the last layer and of the captured ones, [T, hidden] each.
         """
-        model, cache, count, kept = self.model, self._cache, len(x), self.captured_layers
-        assert isinstance(cache, Cache), "prefill comes first"
+        model, count = self.model, len(x)
         x = self._filled(x)
-        end = start + len(x)
-        if parents is not None:
-            parents = [*parents, *[parents[-1]] * (len(x) - count)]
-        mask = self._mask(start, end, x.dtype, parents) if parents or start or end <= MOST_ROWS else None
-        at = places(start, len(x), parents)
-        rotation = [part[at] for part in cache.rotation] if cache.rotation else None
-        read, written = cache.by_layer(0, end if mask is None else mask.shape[1]), cache.by_layer(start, end)
+        rows = [*rows[:-1], rows[-1].filled(len(x) - count)]
+        counts, masks = [one.count for one in rows], [self._mask_of(one, x.dtype) for one in rows]
+        caches = [
+            (one.cache.by_layer(0, one.end if mask is None else mask.shape[1]), one.cache.by_layer(one.start, one.end))
+            for one, mask in zip(rows, masks, strict=True)
+        ]
+        rotation = [_joined(parts) for parts in zip(*(one.rotation() for one in rows), strict=True)]
         outputs: dict[int, Tensor] = {}
 
         for index, layer in enumerate(model.layers):
             if count > MOST_ROWS:  # a prompt, of which one layer may take as long as many rounds
                 check_stopped()
             qk, v = self._split(layer.qkv(layer.attention_norm(x)), layer, rotation)
-            (keys, values), (new_keys, new_values) = read[index], written[index]
-            new_keys.copy_(qk[:, model.heads :].transpose(0, 1))
-            new_values.copy_(v.transpose(0, 1))
-            x = x + layer.out(self._attend(qk, keys, values, mask))
+            attended = list[Tensor]()
+            shares = zip(caches, masks, _apart(qk, counts), _apart(v, counts), strict=True)
+            for (read, written), mask, own_qk, own_v in shares:
+                (keys, values), (new_keys, new_values) = read[index], written[index]
+                new_keys.copy_(own_qk[:, model.heads :].transpose(0, 1))
+                new_values.copy_(own_v.transpose(0, 1))
+                attended.append(self._attend(own_qk, keys, values, mask))
+            x = x + layer.out(_joined(attended))
             x = x + layer.down(layer.activate(layer.up(layer.mlp_norm(x))))
-            if index in kept:
-                outputs[index] = x
-        if kept:
-            self.hidden_states = torch.cat([outputs[index] for index in kept], -1)[:count]
-        return x[:count]
+            if index in captured:
+                outputs[index] = x[:count]
+        return x[:count], outputs
 
     def _split(self, qkv: Tensor, layer: Layer, rotation: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys in one tensor, [T, heads + kv_heads, width], and values [T, kv_heads, width]."""
@@ -169,6 +254,12 @@ class FusedRunner(CachedRunner):
         out = out[0, :, : group * count].unflatten(1, (group, count))
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)
 
+    def _mask_of(self, rows: Rows, dtype: torch.dtype) -> Tensor | None:
+        """The mask of these rows; None for a prompt."""
+        if rows.parents or rows.start or rows.end <= MOST_ROWS:
+            return self._mask(rows.start, rows.end, dtype, rows.parents)
+        return None
+
     def _mask(self, start: int, end: int, dtype: torch.dtype, parents: Sequence[int] | None = None) -> Tensor:
         """0 where a grouped query sees a key, minus infinity elsewhere, [group * T, keys], both sizes padded."""
         group, exact = self.model.heads // self.model.kv_heads, self.model.bit_exact
@@ -179,6 +270,14 @@ class FusedRunner(CachedRunner):
             mask = F.pad(mask_of(parents, start, dtype, self.device), (0, keys - end), value=-torch.inf)
         in_last = group * len(mask) % QUERIES_AT_ONCE
         return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - in_last) if in_last and exact else 0))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _apart(x: Tensor, counts: list[int]) -> Sequence[Tensor]:
+    return [x] if len(counts) == 1 else x.split(counts)
 
 
 class Cache:

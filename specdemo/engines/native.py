@@ -8,11 +8,11 @@ whether or not its rows branch. So greedy text is the same to the last bit with 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from ctypes import byref, c_uint64, pointer
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,11 @@ from ..system.progress import check_stopped
 from . import layout
 from .cpu import library
 from .cpu.library import PackedLinear, address, address_of_rows, as_floats
-from .fused import FusedRunner, round_up
+from .fused import FusedRunner, SharedPasses, round_up
 from .layout import FusedModel, Rope
 from .linear import Linear, Norm, gelu, swiglu
 from .rows import MOST_ROWS, ancestors_of
-from .runner import ANY_ROWS, Pass, Runner
+from .runner import ANY_ROWS, Runner
 
 MOST_AT_ONCE = 256  # tokens of a prompt in one call, since the buffers of a pass grow with them
 
@@ -219,40 +219,22 @@ class NativeCache:
         values[:, :, :, places // step, :, places % step] = values[:, :, :, rows // step, :, rows % step]
 
 
-class NativeModel:
+class NativeModel(SharedPasses):
     """A `FusedModel` as structures of the C library. It reads the passes of several runners in one, see `Together`."""
 
     def __init__(self, model: FusedModel) -> None:
-        self.fused = model
+        super().__init__(model)
         self.layers = NativeLayers(model.layers, model.heads, model.kv_heads, model.width)
         self.head = NativeHead(self.layers, model.norm, model.head)
-        self._beginnings: dict[int, NativeModel] = {}
 
-    def first_layers(self, count: int) -> NativeModel:
-        if count not in self._beginnings:
-            self._beginnings[count] = NativeModel(self.fused.first_layers(count))
-        return self._beginnings[count]
-
-    def run(self, x: Tensor, rows: Sequence[Rows], captured: Collection[int] = ()) -> dict[int, Tensor]:
+    def run(self, x: Tensor, rows: Sequence[Rows], captured: Collection[int]) -> dict[int, Tensor]:
         """Run all layers over x [T, hidden], in place. Returns the outputs of the captured layers, [T, hidden] each."""
         outputs: dict[int, Tensor] = {}
         for part in pairwise(sorted({0, *(index + 1 for index in captured), self.layers.depth})):
             self.layers.run(x, rows, part)
             if (last := part[1] - 1) in captured:
-                outputs[last] = x.to(self.fused.dtype, copy=True)
+                outputs[last] = x.to(self.model.dtype, copy=True)
         return outputs
-
-    @torch.inference_mode()
-    def read(self, passes: Sequence[Pass]) -> list[Tensor]:
-        runners = [cast(NativeRunner, one.runner) for one in passes]
-        parts = [runner.begin(one.ids, one.parents) for runner, one in zip(runners, passes, strict=True)]
-        counts, x = [len(part) for part in parts], torch.cat(parts)
-        rows = [runner.rows(len(part), one.parents) for runner, part, one in zip(runners, parts, passes, strict=True)]
-        outputs = self.run(x, rows, {layer for runner in runners for layer in runner.captured_layers})
-        shares = {layer: output.split(counts) for layer, output in outputs.items()}
-        for place, runner in enumerate(runners):
-            runner.end(counts[place], {layer: share[place] for layer, share in shares.items()})
-        return list(self.head(x).split(counts))
 
 
 def native_model(model: FusedModel) -> NativeModel | None:
@@ -266,7 +248,7 @@ class NativeRunner(FusedRunner):
     exact_rows, exact_tree_rows = ANY_ROWS, MOST_ROWS
 
     def __init__(self, model: NativeModel, capacity: int) -> None:
-        super().__init__(model.fused, capacity)
+        super().__init__(model.model, capacity)
         self.together: NativeModel = model
 
     def first_layers(self, count: int, capacity: int) -> Runner:
@@ -277,11 +259,8 @@ class NativeRunner(FusedRunner):
         tree = None if parents is None else Branches(self._start, ancestors_of(parents))
         return Rows(self._cache, self._start + done, count, tree)
 
-    def end(self, count: int, outputs: Mapping[int, Tensor]) -> None:
-        """End the pass over `count` tokens, in which captured layers gave `outputs`, [count, hidden] each."""
-        self._cache.length = self._start + count
-        if self.captured_layers:
-            self.hidden_states = torch.cat([outputs[index] for index in self.captured_layers], -1)
+    def run(self, x: Tensor, rows: Sequence[Any], captured: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        return x, self.together.run(x, rows, captured)
 
     def _new_cache(self) -> NativeCache:
         return NativeCache(self.together.layers, self.context, self.model.dtype, self.model.rope)
@@ -289,7 +268,7 @@ class NativeRunner(FusedRunner):
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         return super()._embed(ids, start, parents).float()
 
-    def _logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         return self.together.head(x)
 
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:

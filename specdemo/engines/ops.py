@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 from .linear import Linear, Norm, swiglu
 
-__all__ = ["attend", "placed", "product", "rotate", "swiglu", "write_kv"]
+UNIT = 16  # see `placed`
+
+__all__ = ["UNIT", "attend", "placed", "product", "rotate", "swiglu", "write_kv"]
 
 
 def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
@@ -37,19 +39,23 @@ class Placed(NamedTuple):
     seen: Tensor
 
 
-def placed(start: Tensor, branches: Tensor | None, count: int, capacity: int) -> Placed:
+def placed(where: Tensor, branches: Tensor | None, count: int, capacity: int, together: bool = False) -> Placed:
     """What `write_kv` and `attend` need to know of the first `count` rows of a pass, in every layer.
 
     Args:
-        start: the number of tokens in the cache, [1] int64.
+        where: for each row its slot less its number in the pass, which is the number of tokens in the cache if there is
+            one sequence, and the distance of its cache from the one that `write_kv` and `attend` are given, in units of
+            `UNIT` numbers, [2, T] int64.
         branches: see `rows.branches_of`; None if the rows are a chain.
+        together: whether the rows may be of several sequences, chains with caches of their own. Only in Triton.
     """
-    slots = torch.arange(capacity, device=start.device)
+    assert not together, "torch cannot read a cache that it is not given"
+    starts, slots = where[0, :count], torch.arange(capacity, device=where.device)
     if branches is None:
-        positions = slots[:count] + start
+        positions = slots[:count] + starts
         return Placed(positions, positions, slots <= positions[:, None])
-    seen = (slots < start).repeat(count, 1).scatter_(1, branches[:count] + start, True)
-    return Placed(slots[:count] + start, branches[-1, :count] + start, seen)
+    seen = (slots < starts[:, None]).scatter_(1, branches[:count] + starts[:, None], True)
+    return Placed(slots[:count] + starts, branches[-1, :count] + starts, seen)
 
 
 def write_kv(

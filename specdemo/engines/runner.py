@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -108,6 +108,9 @@ class Wanted:
         raise NotImplementedError
 
 
+W = TypeVar("W", bound=Wanted)
+
+
 @dataclass(frozen=True, slots=True)
 class Pass(Wanted):
     """What a runner is to read: a prompt, or more tokens, see `Runner.prefill` and `Runner.forward`."""
@@ -153,6 +156,18 @@ def read_together(passes: Sequence[Wanted]) -> list[Tensor]:
     return [each.read() for each in passes] if together is None or len(passes) == 1 else together.read(passes)
 
 
+def in_groups(passes: Sequence[W], most: int) -> Iterator[list[W]]:
+    """Passes in order, in groups of at most `most` rows; a longer pass is a group of its own."""
+    group, rows = list[W](), 0
+    for one in passes:
+        if group and rows + one.rows > most:
+            yield group
+            group, rows = [], 0
+        group.append(one)
+        rows += one.rows
+    yield group
+
+
 class CannotBranch(BadInput):
     """A runner that reads chains only was given rows that branch; the message says why it cannot read them."""
 
@@ -168,7 +183,10 @@ def check_branches(runner: Runner) -> None:
 
 
 class CachedRunner:
-    """What all runners share: a cache of `capacity` tokens that lives for one run, and the captured hidden states."""
+    """What all runners share: a cache of `capacity` tokens that lives for one run, and the captured hidden states.
+
+    `together` reads its passes and those of others in one, see `together_of`.
+    """
 
     together: Together | None = None
 

@@ -70,7 +70,9 @@ def call(functions: ModuleType, name: str, inputs: list[Any]) -> Any:
     *inputs, start, parents = inputs
     keys, count = inputs[-2], len(inputs[0])
     branches = None if parents is None else branches_of(parents).to(start.device)
-    return getattr(functions, name)(*inputs, functions.placed(start, branches, count, keys.shape[1]))
+    where = start.new_zeros(2, max(graph.TOGETHER))
+    where[0] = start
+    return getattr(functions, name)(*inputs, functions.placed(where, branches, count, keys.shape[1]))
 
 
 def operation_inputs(
@@ -129,6 +131,64 @@ def test_a_row_of_attention_is_the_same_bits_in_every_pass(cuda: torch.device) -
         alone = [call(functions, "attend", [q[at : at + 1], keys, values, start + at, None]) for at in range(17)]
         same += torch.equal(torch.cat(alone), call(functions, "attend", [q, keys, values, start, None]))
     assert same == 20, f"{same} of 20 passes over 17 tokens equal single ones bit by bit"
+
+
+BESIDE = {
+    "one each": [(5, 1), (300, 1), (127, 1)],
+    "several each": [(100, 5), (0, 1), (126, 17), (300, 4)],
+    "many": [(20 * place, 1 + place % 4) for place in range(16)],
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 2, 64), (6, 6, 32), (9, 3, 16)], ids=str)
+def test_a_row_is_the_same_bits_whatever_texts_are_read_beside(
+    cuda: torch.device, dtype: torch.dtype, shape: tuple[int, int, int]
+) -> None:
+    functions = fastest(cuda)
+    if functions is ops:
+        pytest.skip("torch's own operations read no texts together")
+    assert not [name for name, chains in BESIDE.items() if chains_unlike_alone(functions, *shape, chains, cuda, dtype)]
+
+
+def chains_unlike_alone(
+    functions: ModuleType,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    chains: list[tuple[int, int]],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> int:
+    """Of several chains that are read in one pass, how many are not bit for bit what they are in one of their own.
+
+    Each is told by the number of tokens in its cache and of those that are read.
+    """
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    capacity, total = 8 + max(live + count for live, count in chains), sum(count for _, count in chains)
+    caches = [noise(2, kv_heads, capacity, width) for _ in chains]
+    shared = [cache.clone() for cache in caches]
+    norms, rotation = (Norm(noise(width), None, 1e-6),) * 2, (noise(capacity, 1, width), noise(capacity, 1, width))
+    qkv = noise(total, (heads + 2 * kv_heads) * width)
+    slots = [live + row for live, count in chains for row in range(count)]
+    apart = [graph.distance(shared[0], cache) for cache in shared]
+    where = torch.zeros(2, max(graph.TOGETHER), dtype=torch.long)
+    where[0, :total] = torch.tensor(slots) - torch.arange(total)
+    where[1, :total] = torch.tensor(apart).repeat_interleave(torch.tensor([count for _, count in chains]))
+    rows = functions.placed(where.to(device), None, total, capacity, together=True)
+    attended = functions.attend(functions.write_kv(qkv, norms, rotation, *shared[0], rows), *shared[0], rows)
+    differing, begin = 0, 0
+    for (live, count), cache, written in zip(chains, caches, shared, strict=True):
+        own, start = slice(begin, begin + count), torch.tensor([live], device=device)
+        q = call(functions, "write_kv", [qkv[own], norms, rotation, *cache, start, None])
+        alone = call(functions, "attend", [q, *cache, start, None])
+        differing += not (torch.equal(attended[own], alone) and torch.equal(written, cache))
+        begin += count
+    return differing
 
 
 NOT_YET = pytest.mark.xfail(strict=True, reason="so `GraphRunner.exact_tree_rows` is 0 in 16 bits")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdemo.decoding.batch import decode
+from specdemo.decoding.batch import Failed, decode, decode_batch
+from specdemo.decoding.events import Event
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.sampling import probabilities
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines import ops
 from specdemo.engines.eager import EagerRunner
+from specdemo.engines.gpu.graph import GraphRunner
 from specdemo.types import MAX_K, MAX_SEED, Settings
 
 from .helpers import VOCAB, Copying, pair_of, text_of, tiny
@@ -54,6 +56,29 @@ def test_drafts_change_no_bit(device: torch.device) -> None:
         prompt = torch.randint(VOCAB, (30,)).tolist()
         alone = text_of(pair.events(prompt, replace(settings, k=0, tree=False), NoDrafter()))
         same.append(text_of(pair.events(prompt, settings)) == alone)
+    assert all(same), f"{sum(same)} of {len(same)} equal to ours alone"
+
+
+def test_texts_are_those_that_their_prompts_get_alone(device: torch.device) -> None:
+    """Six prompts at once with a draft model, one of them too long for its context; the types as above."""
+    pair = pair_of(tiny("qwen3", device).to(torch.bfloat16 if device.type == "cuda" else torch.float32))
+    if device.type == "cuda" and pair.graphs.ops is ops:
+        pytest.skip("passes are made of torch's own operations, whose rows depend on each other")
+    asked = [Settings(k=place % 4, max_new_tokens=length(device) // (1 + place % 3), seed=place) for place in range(6)]
+    asked = [replace(each, temperature=0.8 * (each.seed % 2)) for each in asked]
+    prompts = [torch.randint(VOCAB, (5 + 20 * place % 63,)).tolist() for place in range(6)]
+
+    def decodings() -> Iterator[Decoding]:
+        for place, (prompt, settings) in enumerate(zip(prompts, asked, strict=True)):
+            rule, capacity = rule_for(settings), len(prompt) + settings.max_new_tokens - (place == 4)
+            yield Decoding(GraphRunner(pair.graphs, capacity), pair.drafter(capacity, rule), prompt, rule)
+
+    texts: dict[int, list[Event | Failed]] = {}
+    for index, event in decode_batch(decodings(), len(prompts)):
+        texts.setdefault(index, []).append(event)
+    assert isinstance(texts.pop(4)[0], Failed)
+    alone = {index: text_of(pair.events(prompts[index], replace(asked[index], k=0), NoDrafter())) for index in texts}
+    same = [text_of(texts[index]) == alone[index] for index in texts]  # type: ignore[arg-type]
     assert all(same), f"{sum(same)} of {len(same)} equal to ours alone"
 
 

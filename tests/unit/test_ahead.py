@@ -32,7 +32,7 @@ from specdemo.racing.trace import read_trace, write_trace
 from specdemo.racing.verdict import judge_lane
 from specdemo.types import AUTO, MATCH, MAX_AHEAD, MAX_K, REJECTION, BadInput, Draft, NotFinite, Settings, Verdict
 from specdemo.ui.race.messages import event_of
-from tests.unit.test_batch import NativeToy
+from tests.unit.test_batch import SharingToy
 from tests.unit.toys import PROMPT, TableRunner, TableToy, alike_toy, decode, ids_of, tiny_model, true_texts
 
 ABLE = [name for name, entry in DRAFTERS.items() if entry.drafts_ahead]
@@ -71,14 +71,14 @@ def toy(tmp_path: Path) -> TableToy:
 
 
 @pytest.fixture(scope="module")
-def native() -> NativeToy:
+def native() -> SharingToy:
     """The draft model is right now and then."""
     model = tiny_model("llama")
     draft = tiny_model("llama", seed=1)
     weights = {name: 0.9 * weight + 0.1 * draft.state_dict()[name] for name, weight in model.state_dict().items()}
     near = type(model)(model.config).eval()
     near.load_state_dict(weights)
-    return NativeToy(model=model, draft_model=near, skip_layers=2)
+    return SharingToy(model=model, draft_model=near, skip_layers=2)
 
 
 def test_a_drafter_says_whether_it_can() -> None:
@@ -92,7 +92,7 @@ def test_a_drafter_says_whether_it_can() -> None:
 @pytest.mark.parametrize("rule", [MATCH, REJECTION])
 @pytest.mark.parametrize("name", ABLE)
 def test_the_text_is_the_one_without(
-    native: NativeToy, name: str, rule: str, temperature: float, each: int, in_turn: bool
+    native: SharingToy, name: str, rule: str, temperature: float, each: int, in_turn: bool
 ) -> None:
     """Also under rejection: a draft that was prepared is the one that would have been drafted."""
     settings = Settings(k=3, temperature=temperature, rule=rule, max_new_tokens=60, seed=each)

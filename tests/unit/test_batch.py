@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +19,13 @@ from specdemo.decoding import batch, loop
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding, rule_for
-from specdemo.engines.native import NativeModel, NativeRunner
-from specdemo.engines.runner import Pass
+from specdemo.engines import linear, ops
+from specdemo.engines.fused import FusedRunner, SharedPasses
+from specdemo.engines.gpu import graph
+from specdemo.engines.gpu.graph import GraphRunner, Graphs
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.native import NativeRunner
+from specdemo.engines.runner import Pass, Wanted
 from specdemo.models import placement
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.presets import DEFAULT_PRESET, PRESETS, find_preset
@@ -28,6 +35,7 @@ from specdemo.studies.prompts import read_prompts
 from specdemo.system import hardware
 from specdemo.types import AUTO, MAX_SEED, REJECTION, BadInput, NotFinite, Settings
 from tests.unit.enumerate_decode import distance, emitted_distribution
+from tests.unit.test_graph import ByAddress
 from tests.unit.toys import (
     DRAFTER_NAMES,
     MODEL_VOCAB,
@@ -42,34 +50,66 @@ from tests.unit.toys import (
     ngram_file,
     oracle,
     random_table,
+    recorded,
     tiny_model,
     true_texts,
 )
 
 
 @dataclass
-class NativeToy(ModelToy):
-    """Tiny models in the C library, whose runners read together."""
+class SharingToy(ModelToy):
+    """Tiny models whose runners read together."""
+
+    engine: str = "native"
 
     @cache  # noqa: B019 (a toy lives as long as its module)
-    def shared(self, which: str) -> NativeModel:
-        return native_runner(getattr(self, which), 8).together
+    def maker(self, which: str) -> Any:
+        """What makes the runners of "model" or of "draft_model"."""
+        model = getattr(self, which)
+        if self.engine == "native":
+            return partial(NativeRunner, native_runner(model, 8).together)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(linear, "library_for", lambda dtype: None)
+            fused = FusedModel.of(model)
+            if self.engine == "fused":
+                return partial(FusedRunner, fused, together=SharedPasses(fused))
+            patch.setattr(graph, "ROOM", 128)
+            functions: Any = ByAddress if self.engine == "graph" else ops
+            return partial(GraphRunner, Graphs(fused, functions, recorded, 1))
 
     __hash__ = object.__hash__
 
     def target_runner(self, capacity: int) -> Any:
-        self.runners.append(NativeRunner(self.shared("model"), capacity))
+        self.runners.append(self.maker("model")(capacity))
         return self.runners[-1]
 
     def draft_runner(self, capacity: int) -> Any:
-        self.draft_runners.append(NativeRunner(self.shared("draft_model"), capacity))
+        self.draft_runners.append(self.maker("draft_model")(capacity))
         return self.draft_runners[-1]
 
 
 @pytest.fixture(scope="module")
-def toy(tmp_path_factory: pytest.TempPathFactory) -> NativeToy:
-    ngrams = ngram_file(tmp_path_factory.mktemp("ngram"), MODEL_VOCAB)
-    return NativeToy(model=tiny_model("llama"), draft_model=tiny_model("llama", seed=1), ngram_table=ngrams)
+def ngrams(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ngram_file(tmp_path_factory.mktemp("ngram"), MODEL_VOCAB)
+
+
+@pytest.fixture(scope="module", params=["native"])
+def toy(request: pytest.FixtureRequest, ngrams: Path) -> SharingToy:
+    """On the C library, unless a test asks for other engines."""
+    models = {"model": tiny_model("llama"), "draft_model": tiny_model("llama", seed=1)}
+    return SharingToy(**models, ngram_table=ngrams, engine=request.param)
+
+
+ENGINES = ["native", "fused", "graph"]  # "ops" are captured passes of torch's operations
+
+
+def on_every_engine(daily: Sequence[tuple[Any, ...]], others: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The parameters of a test: every day the first ones on each engine, and in the C library one in five others."""
+    _, *further = ENGINES
+    slow = [pytest.param(engine, *each, marks=pytest.mark.slow) for engine in (*further, "ops") for each in others]
+    marks = [() if place % 5 == 0 else pytest.mark.slow for place in range(len(others))]
+    native = [pytest.param("native", *each, marks=mark) for each, mark in zip(others, marks, strict=True)]
+    return [*((engine, *each) for engine in ENGINES for each in daily), *native, *slow]
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -97,12 +137,15 @@ def texts_of(events: Iterator[tuple[int, Event | Failed]]) -> dict[int, list[int
     return {index: ids_of(each) for index, each in by_index.items()}
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("count", [2, 16])
-@pytest.mark.parametrize("name", DRAFTER_NAMES)
+EVERY_DAY = [("draft-model", 3, 0.8), ("eagle", 2, 0.0)]
+SOMETIMES = [each for each in product(DRAFTER_NAMES, (2, 16), (0.0, 0.8)) if each not in EVERY_DAY]
+
+
+@pytest.mark.parametrize(
+    ("toy", "name", "count", "temperature"), on_every_engine(EVERY_DAY, SOMETIMES), indirect=["toy"]
+)
 def test_each_text_is_the_one_that_its_prompt_gets_alone(
-    toy: NativeToy, name: str, count: int, temperature: float
+    toy: SharingToy, name: str, count: int, temperature: float
 ) -> None:
     """To the bit, with texts, lengths, seeds and K of their own, chains and trees beside each other."""
     texts = prompts(count)
@@ -126,7 +169,7 @@ def test_each_text_is_the_one_that_its_prompt_gets_alone(
 
 
 @pytest.mark.parametrize("name", ["draft-model", "lookup-eagle", "block"])
-def test_what_is_drafted_and_accepted_does_not_depend_on_what_is_beside(toy: NativeToy, name: str) -> None:
+def test_what_is_drafted_and_accepted_does_not_depend_on_what_is_beside(toy: SharingToy, name: str) -> None:
     settings = [Settings(k=3, temperature=0.8, max_new_tokens=24, seed=seed) for seed in range(5)]
     told: dict[int, dict[int, list[Any]]] = {1: defaultdict(list), 5: defaultdict(list)}
     for at_once, by_index in told.items():
@@ -137,20 +180,22 @@ def test_what_is_drafted_and_accepted_does_not_depend_on_what_is_beside(toy: Nat
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NativeModel, list[int]]]:
-    """The passes that runners share: the model, and the rows of each runner."""
-    read, passes_read = NativeModel.read, list[tuple[NativeModel, list[int]]]()
+def shared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, list[int]]]:
+    """The passes that several share: what reads them together, and the rows of each."""
+    read, passes_read = batch.read_together, list[tuple[Any, list[int]]]()
 
-    def watched(self: NativeModel, passes: Sequence[Pass]) -> list[Tensor]:
-        passes_read.append((self, [each.rows for each in passes]))
-        return read(self, passes)
+    def watched(passes: Sequence[Wanted]) -> list[Tensor]:
+        if len(passes) > 1:
+            passes_read.append((passes[0].together, [each.rows for each in passes]))
+        return read(passes)
 
-    monkeypatch.setattr(NativeModel, "read", watched)
+    monkeypatch.setattr(batch, "read_together", watched)
     return passes_read
 
 
+@pytest.mark.parametrize("toy", ENGINES, indirect=True)
 def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
-    toy: NativeToy, shared: list[tuple[NativeModel, list[int]]]
+    toy: SharingToy, shared: list[tuple[Any, list[int]]]
 ) -> None:
     settings = [Settings(k=2, max_new_tokens=length, seed=length) for length in (12, 5, 9, 12, 3)]
     running: set[int] = set()
@@ -165,7 +210,7 @@ def test_a_pass_reads_the_rows_of_all_and_one_that_ends_makes_room(
 
 @pytest.mark.parametrize("name", ["eagle", "block", "layer-skip", "none"])
 def test_a_long_prompt_is_read_beside_the_rounds_of_others(
-    toy: NativeToy, name: str, shared: list[tuple[NativeModel, list[int]]]
+    toy: SharingToy, name: str, shared: list[tuple[Any, list[int]]]
 ) -> None:
     """Piece by piece; the text and the states that a head reads are those of a prompt read at once."""
     texts = [text * length for text, length in zip(prompts(3), (1, 14, 40), strict=True)]
@@ -178,17 +223,29 @@ def test_a_long_prompt_is_read_beside_the_rounds_of_others(
     assert any(PIECE in rows and len(rows) > 1 for _, rows in shared)
 
 
-def test_a_draft_model_reads_for_all_of_them_at_once(
-    toy: NativeToy, shared: list[tuple[NativeModel, list[int]]]
+@pytest.mark.parametrize(("exact_rows", "read"), [(0, [32, 32, 8]), (9, [72]), (32, [32, 32, 8])])
+def test_pieces_are_not_longer_than_what_an_engine_is_exact_for(
+    exact_rows: int, read: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(TableRunner, "exact_rows", exact_rows)
+    runner = TableRunner(random_table(1))
+    setattr(runner, "together", Counting())  # noqa: B010
+    decoding = Decoding(runner, Scripted(lambda *_: []), [0, 1, 2] * 24, rule_for(Settings(k=0, max_new_tokens=2)))
+    texts_of(decode_batch([decoding], 2))
+    assert [len(ids) for _, ids in runner.passes if len(ids) > 1] == read
+
+
+@pytest.mark.parametrize("toy", ENGINES, indirect=True)
+def test_a_draft_model_reads_for_all_of_them_at_once(toy: SharingToy, shared: list[tuple[Any, list[int]]]) -> None:
     settings = [Settings(k=3, max_new_tokens=12, seed=seed) for seed in range(4)]
     list(decode_batch(decodings(toy, "draft-model", settings, prompts(4)), 4))
     models = [(model, len(rows)) for model, rows in shared]
-    assert (toy.shared("draft_model"), 4) in models
-    assert (toy.shared("model"), 4) in models
+    assert (toy.draft_runner(8).together, 4) in models
+    assert (toy.target_runner(8).together, 4) in models
 
 
-def test_one_that_fails_leaves_the_others_alone(toy: NativeToy) -> None:
+@pytest.mark.parametrize("toy", ENGINES, indirect=True)
+def test_one_that_fails_leaves_the_others_alone(toy: SharingToy) -> None:
     """A drafter whose probability is no number, and a prompt that has no room."""
     texts, settings = prompts(4), [Settings(k=2, max_new_tokens=9, temperature=0.8, seed=seed) for seed in range(4)]
     alone = texts_of(decode_batch(decodings(toy, "none", settings, texts), 1))
@@ -211,7 +268,8 @@ class Doubtful(Scripted):
         return replace(super().propose(context, k), q=torch.full((k,), torch.nan))
 
 
-def test_closing_it_frees_every_cache(toy: NativeToy) -> None:
+@pytest.mark.parametrize("toy", ENGINES, indirect=True)
+def test_closing_it_frees_every_cache(toy: SharingToy) -> None:
     going = decode_batch(decodings(toy, "draft-model", [Settings(max_new_tokens=30)] * 3, prompts(3)), 3)
     for _ in range(12):
         next(going)

@@ -74,6 +74,11 @@ def test_every_measurement_gives_its_rows() -> None:
     trees = found["trees of nanogpt-shakespeare"]
     assert len(trees) == 2 * 5  # by the bigram table: the fastest chain, auto, two trees, auto
     assert all(row["to_best_chain"] > 0 for what, row in trees.items() if "fastest" not in what)
+    readers = found["readers of nanogpt-shakespeare"]
+    drafting = [f"{size} at once, {way}" for size in (1, 2) for way in ("alone", "ngram, K = 3")]
+    assert [*readers] == drafting
+    assert all(row["to_alone"] is None if "alone" in what else row["to_alone"] > 0 for what, row in readers.items())
+    assert readers["2 at once, alone"]["tokens_per_round"] == 1
     printed = bench_gpu.table(rows, TINY)
     assert len(printed.splitlines()) > len(rows)
     assert "of the shape tiny" in printed
@@ -103,7 +108,7 @@ def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured
 
     def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:
         made = whole(model, functions or kernels)
-        made._free[0].run(1)  # as a capture does
+        made._free[0].passes.run(1)  # as a capture does
         return made
 
     monkeypatch.setattr(gpu_passes, "captured", captured)
@@ -198,8 +203,8 @@ def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: py
     assert "pass, graph, T = 1, ms " in done.stderr  # what is left of a run that is cut off
     found = json.loads((tmp_path / "gpu.json").read_text())
     *_, last = found["measurements"]
-    assert last["what"] == "lookup-ngram at T = 1, trees or chains, K = auto"
-    assert min(last["rows"], last["tokens_per_round"]) >= 1
+    assert last["what"] == "2 at once, ngram, K = 3"
+    assert min(last["to_alone"], last["tokens_per_round"] - 1) > 0
     assert found["environment"].keys() >= {"torch", "commit", "device"}
     assert found["command"].startswith("python -m specdemo")
 

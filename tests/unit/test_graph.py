@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -28,10 +29,10 @@ from specdemo.engines import choose, gpu, ops
 from specdemo.engines.choose import ops_for, runner_maker
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.gpu import graph
-from specdemo.engines.gpu.graph import LONGEST, CudaCapture, GraphRunner, Graphs, GraphSlot, Outcome, Work
+from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, CudaCapture, GraphRunner, Graphs, Outcome, Work
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.rows import MOST_ROWS, branches_of
-from specdemo.engines.runner import Runner
+from specdemo.engines.runner import Pass, Runner, read_together
 from specdemo.system.progress import attended
 from specdemo.types import MAX_NODES, Settings
 
@@ -102,17 +103,17 @@ def test_a_captured_pass_is_the_same_operations_on_the_same_memory_at_every_leng
     architecture: str, count: int, tree: bool
 ) -> None:
     graphs = graphs_of(architecture)
-    slot = graphs.acquire(GraphRunner(graphs, 1), 1)
+    passes = graphs.acquire(GraphRunner(graphs, 1), 1).passes
     watched = []
     for length in (0, 3, 110):
-        slot.start.fill_(length)
-        slot.branches.copy_(branches_of([-1, 0, *[length % 2] * 4][:count]))
+        passes.where[0].fill_(length)
+        passes.branches.copy_(branches_of([-1, 0, *[length % 2] * 4][:count]))
         with OperationRecorder() as watch:
-            slot.run(count, slot.branches if tree else None)
+            passes.run(count, passes.branches if tree else None)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
-    assert {_memory(slot.ids), _memory(slot.start), _memory(slot.cache.keys)} <= watched[0][1]
-    assert (_memory(slot.branches) in watched[0][1]) == tree
+    assert {_memory(passes.ids), _memory(passes.where), _memory(passes.cache.keys)} <= watched[0][1]
+    assert (_memory(passes.branches) in watched[0][1]) == tree
 
 
 class CountedWaits(TorchDispatchMode):
@@ -488,8 +489,169 @@ def test_where_the_kernels_fail_torchs_own_operations_run(
         choose.captured(FusedModel.of(tiny_model("llama")), recorded, 1)
 
 
+# Several texts in one pass ---------------------------------------------------------------------------------
+
+
+class ByAddress:
+    """In place of the kernels: torch's operations on the caches that lie at the distances which the rows tell."""
+
+    product, swiglu = staticmethod(ops.product), staticmethod(ops.swiglu)
+
+    @staticmethod
+    def placed(where: Tensor, branches: Tensor | None, count: int, capacity: int, together: bool = False) -> Any:
+        return where[:, :count], branches, together
+
+    @staticmethod
+    def write_kv(qkv: Tensor, norms: Any, rotation: Any, keys: Tensor, values: Tensor, rows: Any) -> Tensor:
+        each = apart(qkv, keys, values, *rows)
+        return torch.cat([ops.write_kv(some, norms, rotation, *cache, placed) for some, cache, placed in each])
+
+    @staticmethod
+    def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Any) -> Tensor:
+        return torch.cat([ops.attend(some, *cache, placed) for some, cache, placed in apart(q, keys, values, *rows)])
+
+
+def apart(
+    x: Tensor, keys: Tensor, values: Tensor, where: Tensor, branches: Tensor | None, together: bool
+) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], ops.Placed]]:
+    """The rows of a cache, or each of the rows of several, with its keys and values and where it stands there."""
+    size = 1 if together else len(x)
+    for row in range(0, len(x), size):
+        start, distance = where[:, row].tolist()
+        further = distance * ops.UNIT * keys.element_size()
+        cache = lying_at(keys.data_ptr() + further, keys), lying_at(values.data_ptr() + further, values)
+        own = torch.tensor([[start + row] * size, [0] * size])
+        yield x[row : row + size], cache, ops.placed(own, branches, size, keys.shape[1])
+
+
+def lying_at(address: int, like: Tensor) -> Tensor:
+    """The tensor of the shape and type of another that lies at an address."""
+    memory = (ctypes.c_char * like.nbytes).from_address(address)
+    return torch.frombuffer(memory, dtype=like.dtype).view(like.shape)
+
+
+@dataclass
+class Several:
+    """Runners of captured passes, beside eager ones that read each text alone."""
+
+    graphs: Graphs
+    model: Any
+
+    def begun(self, starts: Sequence[int], context: int = 128) -> list[tuple[GraphRunner, EagerRunner]]:
+        """Pairs of runners that have read prompts of these lengths."""
+        both = [(GraphRunner(self.graphs, context), EagerRunner(self.model, context)) for _ in starts]
+        for start, pair in zip(starts, both, strict=True):
+            for runner in pair:
+                runner.capture_hidden_states([2, 0])
+                runner.prefill([(7 * place + start) % MODEL_VOCAB for place in range(start)])
+        return both
+
+    def check(self, both: Sequence[tuple[GraphRunner, EagerRunner]], texts: Sequence[Any], parents: Any = None) -> None:
+        """Read these tokens after each text, in one pass; of the first text they may be a tree."""
+        branches = [parents, *[None] * (len(texts) - 1)]
+        found = read_together([Pass(ours, *each) for (ours, _), *each in zip(both, texts, branches, strict=True)])
+        for (ours, eager), ids, logits, branch in zip(both, texts, found, branches, strict=True):
+            torch.testing.assert_close(logits, eager.forward(ids, branch), atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(ours.hidden_states, eager.hidden_states, atol=1e-4, rtol=1e-4)
+            assert ours.length == eager.length
+
+
+@pytest.fixture(params=["by address"])
+def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Several:
+    """With few captured lengths, since each text has a slot."""
+    monkeypatch.setattr(graph, "LENGTHS", (LONGEST, 3, 2, 1))
+    monkeypatch.setattr(graph, "TREES", (9,))
+    monkeypatch.setattr(graph, "TOGETHER", (2, 4, 8, 16, 32, 48))
+    model = tiny_model("qwen3")
+    functions: Any = ByAddress if request.param == "by address" else ops
+    return Several(Graphs(FusedModel.of(model), functions, recorded, 1), model)
+
+
+on_both = pytest.mark.parametrize("several", ["by address", "uncaptured"], indirect=True)
+
+
+TEXTS = [
+    pytest.param([3, 8], [[4], [7, 7, 1]], id="2 texts"),
+    pytest.param([8, 4, 20], [torch.tensor([5, 6]), [3], list(range(LONGEST))], id="a draft on the device"),
+    pytest.param([5, 9], [list(range(40)), [3]], id="a piece of a prompt"),
+    pytest.param(range(2, 34, 2), [[place, 9, 5][: 1 + place % 3] for place in range(16)], id="16 texts"),
+    pytest.param([4, 9, 5, 7], [list(range(LONGEST))] * 4, id="more rows than are captured"),
+    pytest.param([4, 9], [list(range(49)), [5]], id="more rows than are captured of one text"),
+    pytest.param([127, 4, 126], [[3], [2, 1], [5, 6]], id="the end of a cache"),
+]
+
+
+@pytest.mark.parametrize(("starts", "texts"), TEXTS)
+def test_several_texts_are_read_in_one_pass(several: Several, starts: Sequence[int], texts: Sequence[Any]) -> None:
+    """Each gets what it gets alone, and goes on alone and with others, in another order and from where it was cut."""
+    both = several.begun(starts)
+    several.check(both, texts)
+    for place, (ours, eager) in enumerate(both):
+        ours.rollback(ours.length - 2 - place % 2)
+        eager.rollback(eager.length - 2 - place % 2)
+    several.check(both[1:], [[6]] * len(both[1:]))
+    several.check(both[1:][::-1], [[1]] * len(both[1:]))
+
+
+@on_both
+def test_a_tree_and_a_text_of_another_capacity_are_read_beside_others(several: Several) -> None:
+    both = [*several.begun([6, 4, 3])[::-1], *several.begun([5], 200)]
+    several.check(both, [[4, 8, 9, 3], [2, 6], [1], [1, 2]], [-1, 0, 0, 1])
+    for runner in both[0]:
+        runner.keep([0, 2])
+    several.check(both, [[1], [2], [3], [4]])
+
+
+def test_passes_over_several_texts_are_captured_when_they_are_first_needed_and_told(several: Several) -> None:
+    """Once for a number of rows and a capacity, whichever texts there are; and the longest bounds them."""
+    told, both = list[str](), several.begun([3, 4, 5])
+    with attended(lambda: False, told.append):
+        several.check(both[:2], [[1], [2]])
+        several.check(both[1:], [[1], [2]])
+        assert told == ["capturing the passes over 2 tokens of several texts"]
+        several.check(both, [[1], [2], [3]])
+        assert told[1:] == ["capturing the passes over 4 tokens of several texts"]
+        for ours, _ in both:
+            ours.release()
+        both = several.begun([9, 7, 8])
+        several.check(both, [[1], [2], [3]])
+        assert len(told) == 2
+        several.check(both, [list(range(LONGEST))] * 3)  # of which two fit into a pass
+    assert told[2:] == ["capturing the passes over 48 tokens of several texts"]
+
+
+def test_slots_of_a_capacity_share_the_passes_that_the_kernels_can_read_them_by(several: Several) -> None:
+    """With torch's operations each slot has its own."""
+    captured = 0
+
+    def counted(work: Work) -> Work:
+        nonlocal captured
+        captured += 1
+        return recorded(work)
+
+    for functions, times in ((cast(Any, ByAddress), 1), (ops, 2)):
+        captured = 0
+        graphs = Graphs(several.graphs.model, functions, counted, 2)
+        assert captured == times * (len(graph.LENGTHS) + len(graph.TREES))
+        lanes = Several(graphs, several.model)
+        both = lanes.begun([3, 5])
+        for ids in ([1], [2, 3], [7]):  # in turn
+            for pair in both:
+                lanes.check([pair], [ids])
+
+
+@on_both
+def test_numbers_that_are_none_stay_with_their_text(several: Several) -> None:
+    both = several.begun([3, 6, 9])
+    both[1][0]._cache.values[:, :, :2].fill_(torch.nan)
+    first, second, third = read_together([Pass(ours, [1, 2]) for ours, _ in both])
+    assert second.isnan().all()
+    for logits, (_, eager) in ((first, both[0]), (third, both[2])):
+        torch.testing.assert_close(logits, eager.forward([1, 2]), atol=1e-4, rtol=1e-4)
+
+
 def test_a_slot_holds_a_pass_for_every_draft() -> None:
-    slot = GraphSlot(FusedModel.of(tiny_model("llama")), ops, recorded, 64)
-    assert sorted(slot._passes) == list(range(1, LONGEST + 1))
-    assert sorted(slot._trees) == [9, LONGEST, 24, 32, 48, MOST_ROWS]
-    assert slot.ids.max() < MODEL_VOCAB
+    passes = CapturedPasses(FusedModel.of(tiny_model("llama")), ops, recorded, 64)
+    assert sorted(passes._passes) == list(range(1, LONGEST + 1))
+    assert sorted(passes._trees) == [9, LONGEST, 24, 32, 48, MOST_ROWS]
+    assert passes.ids.max() < MODEL_VOCAB

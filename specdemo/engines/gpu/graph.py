@@ -7,12 +7,13 @@ not depend on the length of the text.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
-from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, Generic, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -22,14 +23,16 @@ from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K
 from .. import ops as torch_ops
-from ..fused import Cache, FusedRunner, round_up
+from ..fused import Cache, FusedRunner, SharedPasses, end_all, round_up
 from ..layout import FusedModel
 from ..linear import swiglu
 from ..rows import MOST_ROWS, branches_of
-from ..runner import Runner, check_fits
+from ..runner import Pass, Runner, in_groups
 
-LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass is not captured
+LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass of one text is not captured
 LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: shorter passes reuse the memory of the longest
+# Rows of the passes for several sequences. They are captured when they are first needed.
+TOGETHER = 2, 4, 8, 16, 32, 48, 64, 96, 144
 # Rows of the passes for trees. A slot serves any run, so they are always captured. They are few, and trees are padded
 # to them. They make a capture take a third more time, and the memory of the largest pass.
 TREES = MOST_ROWS, 48, 32, 24, LONGEST, 9
@@ -153,48 +156,79 @@ class SlotPool(Generic[S]):
         self._free.append(slot)
 
 
-class GraphSlot(Slot):
-    """The cache of a run of the target, and its captured passes: of chains and of trees, by the number of rows."""
+class CapturedPasses:
+    """Captured passes over chains and trees, by the number of rows: of one sequence, or of chains of several.
+
+    Torch's operations work on `cache`. Triton's kernels work on any cache of that capacity, which a pass finds by its
+    distance from `cache`; so there all slots of a capacity share their passes.
+    """
 
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, capacity: int) -> None:
-        self.model, self.ops, self.capacity = model, ops, capacity
+        self.model, self.ops, self.capture = model, ops, capture
         self.cache = Cache(model, capacity)
-        self.ids = torch.zeros(MOST_ROWS, dtype=torch.long, device=model.embedding.device)
-        self.start = torch.zeros(1, dtype=torch.long, device=model.embedding.device)
-        self.branches = to_device(branches_of(range(-1, MOST_ROWS - 1)), self.ids.device)
+        device, most = model.embedding.device, max(*TREES, *TOGETHER)
+        self.ids = torch.zeros(most, dtype=torch.long, device=device)
+        self.where, self.where_together = torch.zeros(2, 2, most, dtype=torch.long, device=device)  # see `ops.placed`
+        self.first_line = to_device(torch.tensor([[1], [0]]), device)
+        self.branches = to_device(branches_of(range(-1, MOST_ROWS - 1)), device)
         self._trees = {rows: capture(partial(self.run, rows, self.branches)) for rows in TREES}
         self._passes = {count: capture(partial(self.run, count)) for count in LENGTHS}
+        self._together: dict[int, Work] = {}
 
-    def read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Outcome:
-        """Run a pass over T tokens after those in the cache. The next pass overwrites what this returns.
+    def place(self, cache: Cache) -> Tensor:
+        """The `where` of a pass at the beginning of a cache."""
+        place = torch.zeros_like(self.where)
+        place[1] = distance(self.cache.keys, cache.keys)
+        return place
+
+    def read(self, slot: GraphSlot, ids: Sequence[int] | Tensor, parents: Sequence[int] | None) -> Outcome:
+        """Run a pass over T tokens after those in the cache of a slot. The next pass overwrites what this returns.
 
         A tree is padded with copies of its last row, which write keys and values after those of the T tokens, and have
         outputs.
         """
-        count = len(ids)
-        self.start.fill_(self.cache.length)
+        count, length = len(ids), slot.cache.length
+        torch.add(slot.place, self.first_line, alpha=length, out=self.where)  # one launch
         self.ids[:count].copy_(to_device(ids, self.ids.device))
         if parents is None:
             return self._passes[count]()
         self.branches.copy_(to_device(branches_of(parents), self.ids.device))
         rows = min(rows for rows in TREES if rows >= count)
-        if self.cache.length + rows > self.capacity:  # no room for the copies
+        if length + rows > slot.capacity:  # no room for the copies
             return self.run(count, self.branches)
         self.ids[count:rows] = self.ids[count - 1]
         return self._trees[rows]()
 
-    def clear(self) -> None:
-        self.cache.clear()
+    def read_together(self, chains: Sequence[tuple[Cache, Sequence[int] | Tensor]]) -> Outcome:
+        """Run a pass over the tokens of several chains, each after those in its cache.
+
+        It is padded with copies of the last row, which write the same keys and values to the same place.
+        """
+        slots, caches = list[int](), list[int]()
+        for cache, ids in chains:
+            slots += range(cache.length, cache.length + len(ids))
+            caches += [distance(self.cache.keys, cache.keys)] * len(ids)
+        count = len(slots)
+        rows = min(rows for rows in TOGETHER if rows >= count)
+        slots, caches = (part + part[-1:] * (rows - count) for part in (slots, caches))
+        where = torch.tensor([[slot - row for row, slot in enumerate(slots)], caches])
+        self.where_together[:, :rows].copy_(to_device(where, self.ids.device))
+        torch.cat([to_device(ids, self.ids.device) for _, ids in chains], out=self.ids[:count])
+        self.ids[count:rows] = self.ids[count - 1]
+        if rows not in self._together:  # a capture runs the pass too, so it needs its inputs
+            tell(f"capturing the passes over {rows} tokens of several texts")
+            self._together[rows] = self.capture(partial(self.run, rows, together=True))
+        return self._together[rows]()
 
     @torch.inference_mode()
-    def run(self, count: int, branches: Tensor | None = None) -> Outcome:
-        """The pass that is captured. It reads `ids`, `start`, the branches and the cache, and nothing on the host."""
-        model, ops, cache, start = self.model, self.ops, self.cache, self.start
+    def run(self, count: int, branches: Tensor | None = None, together: bool = False) -> Outcome:
+        """The pass that is captured. It reads `ids`, `where`, the branches and the cache, and nothing on the host."""
+        model, ops, cache, where = self.model, self.ops, self.cache, self.where_together if together else self.where
         x = model.embed(self.ids[:count])
         if model.positions is not None:
-            depths = torch.arange(count, device=start.device) if branches is None else branches[-1, :count]
-            x = x + F.embedding(start + depths, model.positions)
-        rows = ops.placed(start, branches, count, cache.keys.shape[2])
+            depths = torch.arange(count, device=where.device) if branches is None else branches[-1, :count]
+            x = x + F.embedding(where[0, :count] + depths, model.positions)
+        rows = ops.placed(where, branches, count, cache.keys.shape[2], together)
         outputs = []
         for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
             qkv = ops.product(layer.qkv, x, norm=layer.attention_norm)
@@ -206,11 +240,48 @@ class GraphSlot(Slot):
         return ops.product(model.head, x, norm=model.norm), outputs
 
 
+def distance(keys: Tensor, others: Tensor) -> int:
+    """From the keys of one cache to those of another of the same shape, see `ops.placed`; the same as of the values."""
+    units, rest = divmod(others.data_ptr() - keys.data_ptr(), torch_ops.UNIT * keys.element_size())
+    assert rest == 0, "memory comes in multiples of 64 bytes"
+    return units
+
+
+class GraphSlot(Slot):
+    """The cache of a run of the target, and the captured passes that work on it."""
+
+    def __init__(self, passes: CapturedPasses, cache: Cache, capacity: int) -> None:
+        self.passes, self.cache, self.capacity = passes, cache, capacity
+        self.place = passes.place(cache)
+
+    def clear(self) -> None:
+        self.cache.clear()
+
+
+def new_slot(
+    shared: WeakValueDictionary[int, CapturedPasses],
+    model: FusedModel,
+    ops: ModuleType,
+    capture: Capture,
+    capacity: int,
+) -> GraphSlot:
+    """A slot with the passes that others of its capacity have in `shared`, or that it puts there."""
+    passes = None if ops is torch_ops else shared.get(capacity)
+    if passes:
+        return GraphSlot(passes, Cache(model, capacity), capacity)
+    passes = shared[capacity] = CapturedPasses(model, ops, capture, capacity)
+    return GraphSlot(passes, passes.cache, capacity)
+
+
 class Graphs(SlotPool[GraphSlot]):
+    """The captured passes of a model, and the caches of its runs. With torch's operations a captured pass works on one
+    cache, so there `SharedPasses` reads sequences together, uncaptured."""
+
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
         self.model, self.ops, self.capture = model, ops, capture
+        self.together = SharedPasses(model) if ops is torch_ops else GraphPasses(model)
         self._parts: dict[int, Graphs] = {}
-        super().__init__(slots, partial(GraphSlot, model, ops, capture))
+        super().__init__(slots, partial(new_slot, WeakValueDictionary(), model, ops, capture))
 
     def first_layers(self, count: int) -> Graphs:
         """Captured passes of the first layers, for one run, captured at the first call."""
@@ -218,6 +289,41 @@ class Graphs(SlotPool[GraphSlot]):
             tell("capturing the passes of the first layers")
             self._parts[count] = Graphs(self.model.first_layers(count), self.ops, self.capture, 1)
         return self._parts[count]
+
+
+class GraphPasses(SharedPasses):
+    """Reads chains of several runners in captured passes, each of as many as have the same capacity, and trees in turn.
+
+    The kernels add up a row as in a pass of its own, so the number of rows is only bounded by what is captured.
+    """
+
+    @torch.inference_mode()
+    def read(self, passes: Sequence[Pass]) -> list[Tensor]:
+        groups = defaultdict[object, list[int]](list)
+        for place, one in enumerate(passes):
+            chain = one.parents is None and one.rows <= max(TOGETHER)
+            groups[cast(GraphRunner, one.runner).slot.capacity if chain else place, chain].append(place)
+        logits = dict[int, Tensor]()
+        for places in groups.values():
+            logits |= zip(places, self._read([passes[place] for place in places]), strict=True)
+        return [logits[place] for place in range(len(passes))]
+
+    def _read(self, passes: Sequence[Pass]) -> list[Tensor]:
+        """The logits of chains of the same capacity, or of one pass of any kind."""
+        logits = list[Tensor]()
+        for group in in_groups(passes, max(TOGETHER)):
+            if len(group) == 1:
+                logits.append(group[0].read())
+                continue
+            runners, counts = [cast(GraphRunner, one.runner) for one in group], [one.rows for one in group]
+            for runner, count in zip(runners, counts, strict=True):
+                runner.place(count)
+            slots, total = [runner.slot for runner in runners], sum(counts)
+            chains = [(slot.cache, one.ids) for slot, one in zip(slots, group, strict=True)]
+            found, outputs = slots[0].passes.read_together(chains)
+            end_all(runners, counts, {layer: output[:total] for layer, output in enumerate(outputs)})
+            logits += found[:total].clone().split(counts)
+        return logits
 
 
 def capacity_for(context: int) -> int:
@@ -233,7 +339,7 @@ class GraphRunner(FusedRunner):
     """A `FusedRunner` that acquires a slot at the prefill and replays the slot's passes."""
 
     def __init__(self, graphs: Graphs, capacity: int) -> None:
-        super().__init__(graphs.model, capacity)
+        super().__init__(graphs.model, capacity, graphs.together)
         graphs.reserve(self, capacity)
         # Torch's attention uses a mask. Triton compiles the attention of chains and of trees to different sums, which
         # agree in float32 but not in 16 bits (measured on an H100).
@@ -241,6 +347,12 @@ class GraphRunner(FusedRunner):
         self.exact_tree_rows = MOST_ROWS if exact else 0
         self._graphs = graphs
         self._slot: GraphSlot | None = None
+
+    @property
+    def slot(self) -> GraphSlot:
+        """Its slot, from the prefill to the release."""
+        assert self._slot is not None, "prefill comes first"
+        return self._slot
 
     @property
     def exact_rows(self) -> int:
@@ -251,12 +363,10 @@ class GraphRunner(FusedRunner):
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         if self._slot is None or len(ids) > (LONGEST if parents is None else MOST_ROWS):
             return super().forward(ids, parents)
-        check_fits(self, len(ids))
-        self._start, count = self.length, len(ids)
-        logits, outputs = self._slot.read(ids, parents)
-        self._slot.cache.length += count
-        if self.captured_layers:
-            self.hidden_states = torch.cat([outputs[layer][:count] for layer in self.captured_layers], -1)
+        count = len(ids)
+        self.place(count)
+        logits, outputs = self._slot.passes.read(self._slot, ids, parents)
+        self.end(count, {layer: outputs[layer][:count] for layer in self.captured_layers})
         return logits[:count].clone()
 
     def first_layers(self, count: int, capacity: int) -> Runner:

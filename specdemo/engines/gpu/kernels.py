@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, float16, float32
 
+from .. import ops
 from ..linear import Linear, Norm
 from ..rows import MOST_ROWS
 
@@ -28,6 +29,7 @@ PARTS = 4  # in parts that are summed side by side, one warp each, so that none 
 STAGES, WIDE_STAGES = 5, 4  # steps in flight: as many as leave room for three programs on a processor of an H100
 KEY_BYTES = 128  # bytes of a column of the keys that a program reads at a time
 LEAST_CHUNK, MOST_CHUNKS = 128, 32
+UNIT = tl.constexpr(ops.UNIT)  # the compiler, which knows it, reads 16 bytes at a time
 LINE = tl.constexpr(MOST_ROWS)  # numbers of a path
 NOTHING = tl.constexpr(-1e30)  # a logit whose weight is 0; minus infinity less itself would be NaN
 
@@ -139,14 +141,17 @@ def _swiglu(x, out, INNER: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no
 class Placed(NamedTuple):
     """The arguments of `ops.placed`. A chain has no paths and depths, and its kernels read none."""
 
-    start: Tensor
+    starts: Tensor
+    caches: Tensor
     paths: Tensor | None
     depths: Tensor | None
+    together: bool
 
 
-def placed(start: Tensor, branches: Tensor | None, count: int, capacity: int) -> Placed:
+def placed(where: Tensor, branches: Tensor | None, count: int, capacity: int, together: bool = False) -> Placed:
     """See `ops.placed`."""
-    return Placed(start, None, None) if branches is None else Placed(start, branches[:-1], branches[-1])
+    paths, depths = (None, None) if branches is None else (branches[:-1], branches[-1])
+    return Placed(where[0], where[1], paths, depths, together)
 
 
 def write_kv(
@@ -164,7 +169,7 @@ def write_kv(
     cos, sin = rotation or (qkv, qkv)
     q_weight, k_weight = (norm.weight for norm in head_norms) if head_norms else (qkv, qkv)
     _write_kv[(count, heads + 2 * kv_heads)](
-        *(qkv, q, keys, values, cos, sin, q_weight, k_weight, rows.start, rows.depths, capacity),
+        *(qkv, q, keys, values, cos, sin, q_weight, k_weight, rows.starts, rows.caches, rows.depths, capacity),
         head_norms[0].eps if head_norms else 0.0,
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -187,7 +192,8 @@ def _write_kv(  # type: ignore[no-untyped-def]
     sin,
     q_weight,
     k_weight,
-    start,
+    starts,
+    caches,
     depths,
     capacity,
     eps,
@@ -199,13 +205,15 @@ def _write_kv(  # type: ignore[no-untyped-def]
     BRANCHING: tl.constexpr,
 ):
     token, head = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(start) + token
-    position = tl.load(start) + tl.load(depths + token) if BRANCHING else slot
+    start = tl.load(starts + token)
+    slot = start + token
+    position = start + tl.load(depths + token) if BRANCHING else slot
+    cache = tl.load(caches + token) * UNIT
     low = tl.arange(0, HALF)
     high = HALF + low
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * 2 * HALF
     if head >= HEADS + KV_HEADS:
-        target = values + ((head - HEADS - KV_HEADS) * capacity + slot) * 2 * HALF
+        target = values + cache + ((head - HEADS - KV_HEADS) * capacity + slot) * 2 * HALF
         tl.store(target + low, tl.load(source + low))
         tl.store(target + high, tl.load(source + high))
     else:
@@ -228,21 +236,25 @@ def _write_kv(  # type: ignore[no-untyped-def]
             tl.store(queries + (token * HEADS + head) * 2 * HALF + low, a)
             tl.store(queries + (token * HEADS + head) * 2 * HALF + high, b)
         else:
-            target = keys + ((head - HEADS) * capacity + slot) * 2 * HALF
+            target = keys + cache + ((head - HEADS) * capacity + slot) * 2 * HALF
             tl.store(target + low, a)
             tl.store(target + high, b)
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
-    """See `ops.attend`. A program attends to one chunk of the context; `_combine` adds the chunks up."""
+    """See `ops.attend`. A program attends to one chunk of the context; `_combine` adds the chunks up.
+
+    All rows of a program are of one sequence. Where there are several, it has those of one token.
+    """
     (count, heads, width), (kv_heads, capacity, _) = q.shape, keys.shape
     group = heads // kv_heads
     chunk = max(LEAST_CHUNK, triton.next_power_of_2(triton.cdiv(capacity, MOST_CHUNKS)))
     chunks = triton.cdiv(capacity, chunk)
     found = q.new_empty(chunks, count * heads, width, dtype=float32)
     peak, weight = q.new_empty(2, chunks, count * heads, dtype=float32)
-    _attend[(kv_heads, triton.cdiv(count * group, ROWS), chunks)](
-        *(q, keys, values, *rows, found, peak, weight, count, capacity, width**-0.5),
+    size = max(size for size in range(1, ROWS + 1) if group % size == 0) if rows.together else ROWS
+    _attend[(kv_heads, triton.cdiv(count * group, size), chunks)](
+        *(q, keys, values, *rows[:-1], found, peak, weight, count, size, capacity, width**-0.5),
         HEADS=heads,
         GROUP=group,
         WIDTH=width,
@@ -253,7 +265,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
     )
     out = q.new_empty(count, heads * width)
     _combine[(count * heads,)](
-        *(found, peak, weight, rows.start, out, count),
+        *(found, peak, weight, rows.starts, out, count),
         HEADS=heads,
         WIDTH=width,
         CHUNK=chunk,
@@ -262,18 +274,20 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["count", "size"])
 def _attend(  # type: ignore[no-untyped-def]
     q,
     keys,
     values,
-    start,
+    starts,
+    caches,
     paths,
     depths,
     found,
     peak,
     weight,
     count,
+    size,
     capacity,
     scale,
     HEADS: tl.constexpr,
@@ -285,18 +299,19 @@ def _attend(  # type: ignore[no-untyped-def]
     BRANCHING: tl.constexpr,
 ):
     kv_head, block, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    live = tl.load(start).to(tl.int32)
-    row = block * ROWS + tl.arange(0, ROWS)  # a query: a token and one of the heads that share this key head
+    place = tl.arange(0, ROWS)
+    row = block * size + place  # a query: a token and one of the heads that share this key head
     token = row // GROUP
-    last = tl.minimum((block * ROWS + ROWS - 1) // GROUP, count - 1)
-    inside = token < count
+    one, last = block * size // GROUP, tl.minimum((block * size + size - 1) // GROUP, count - 1)  # tokens
+    inside = (place < size) & (token < count)
+    live = tl.load(starts + one).to(tl.int32)
     begin = chunk * CHUNK
     end = tl.minimum(begin + CHUNK, live + last + 1)
     if begin < end:
         column = tl.arange(0, WIDTH)
         at = token * HEADS + kv_head * GROUP + row % GROUP
         query = tl.load(q + at[:, None] * WIDTH + column[None, :], mask=inside[:, None], other=0)
-        first = kv_head.to(tl.int64) * capacity * WIDTH
+        first = kv_head.to(tl.int64) * capacity * WIDTH + tl.load(caches + one) * UNIT
         most = tl.full([ROWS], NOTHING, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sums = tl.zeros([ROWS, WIDTH], tl.float32)
@@ -312,16 +327,16 @@ def _attend(  # type: ignore[no-untyped-def]
                 query, keys + first, values + first, index, valid, seen, scale, most, total, sums, WIDTH
             )
         if BRANCHING:  # then the tokens of this block one by one
-            for place in range(0, (ROWS - 1) // GROUP + 2):
-                one = block * ROWS // GROUP + place
-                if one <= last:
-                    own, reach = token == one, live + tl.load(depths + one).to(tl.int32) + 1
+            for further in range(0, (ROWS - 1) // GROUP + 2):
+                each = one + further
+                if each <= last:
+                    own, reach = token == each, live + tl.load(depths + each).to(tl.int32) + 1
                     for offset in range(0, CHUNK, KEYS):
                         step = begin + offset
                         if (step >= end) & (step < reach):
                             index = step + tl.arange(0, KEYS)
                             valid = index < reach
-                            behind = tl.load(paths + one * LINE + index - live, mask=valid & (index >= live), other=0)
+                            behind = tl.load(paths + each * LINE + index - live, mask=valid & (index >= live), other=0)
                             slot = tl.where(index < live, index, live + behind)
                             new_most, new_total, new_sums = _step(
                                 *(query, keys + first, values + first, slot, valid, valid[None, :], scale),
@@ -357,7 +372,7 @@ def _combine(  # type: ignore[no-untyped-def]
     found,
     peak,
     weight,
-    start,
+    starts,
     out,
     count,
     HEADS: tl.constexpr,
@@ -367,7 +382,7 @@ def _combine(  # type: ignore[no-untyped-def]
 ):
     at = tl.program_id(0)
     chunk = tl.arange(0, CHUNKS)
-    used = chunk * CHUNK <= tl.load(start).to(tl.int32) + at // HEADS  # the others were not written
+    used = chunk * CHUNK <= tl.load(starts + at // HEADS).to(tl.int32) + at // HEADS  # the others were not written
     row = chunk * count * HEADS + at
     peaks = tl.load(peak + row, mask=used, other=NOTHING)
     share = tl.exp(peaks - tl.max(peaks, 0))
