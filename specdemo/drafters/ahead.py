@@ -68,8 +68,10 @@ class DraftingAhead(ModelDrafter):
         in_turn: prepare before the target verifies, so that each can be timed by itself.
     """
 
+    in_turn = False
+
     def __init__(self, drafter: DraftModel, target: Runner, rule: Rule) -> None:
-        self.drafter, self.rule, self.in_turn = drafter, rule, False
+        self.drafter, self.rule = drafter, rule
         device = drafter.runner.device
         self._shares = device == target.device  # drafter and target take time from each other
         self._threads = torch.get_num_threads() if self._shares and device.type == "cpu" else 1
