@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     batch, race = Later("specdemo.decoding.batch"), Later("specdemo.racing.race")
 
-ABLE = {name: entry.description for name, entry in DRAFTERS.items() if entry.drafts_ahead}
+ABLE = {name: name for name, entry in DRAFTERS.items() if entry.drafts_ahead}
 ALONE, PLAIN, TOGETHER, SIMULATED = "target alone", "speculation", "ahead, same cores", "ahead, simulated"
 TIMELINE_ROUNDS = 8
 SIMULATION = (
@@ -77,7 +77,7 @@ class DraftsAhead(Study):
                     write(self.loaded, self.asked["drafter"], ids, self.settings, method, each, prompt.id)
                 )
                 self.done += 1
-                yield f"{method}{f', {each} outcomes for each place' if each else ''}"
+                yield f"{method}, {outcomes(each)}" if each else method
 
     def methods(self) -> list[tuple[str, int]]:
         ahead = [(method, each) for each in self.fan_outs for method in (TOGETHER, SIMULATED)]
@@ -238,7 +238,7 @@ def in_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             best = max(found, key=lambda row: row["speedup"].mean)
             words.append(
                 f"Drafting ahead is {_told(best['speedup'])} as fast as drafting in turn {where}, with "
-                f"{best['fan_out']} outcomes for each place; {best['hits'].mean:.0%} of the drafts were ready. {why}"
+                f"{outcomes(best['fan_out'])}; {best['hits'].mean:.0%} of the drafts were ready. {why}"
             )
     measured, simulation = (
         next((row for row in rows if row["method"] == method and row["speedup"]), None)
@@ -250,6 +250,10 @@ def in_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"On shared cores a pass takes {longer:.2f} times as long as alone, which the simulation leaves out."
         )
     return words
+
+
+def outcomes(each: int) -> str:
+    return f"{each} outcome{'s' * (each > 1)} for each place"
 
 
 def _told(spread: Spread) -> str:

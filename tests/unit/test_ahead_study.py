@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from specdemo.studies.ahead import (
     SIMULATED,
     SIMULATION,
     TOGETHER,
+    DraftsAhead,
     Part,
     Text,
     in_words,
@@ -25,6 +27,7 @@ from specdemo.studies.ahead import (
     summarise,
 )
 from specdemo.types import Ahead
+from specdemo.ui.lab.pictures import shown_by
 
 pytestmark = pytest.mark.usefixtures("loads_once")
 
@@ -72,10 +75,27 @@ def test_rows_compare_the_same_prompts_and_words_name_the_best() -> None:
     assert [round(row["speedup"].mean, 3) if row["speedup"] else None for row in rows] == [0.5, None, 0.8, 1.111, 1.25]
     assert [row["hits"] and row["hits"].mean for row in rows] == [None, None, 0.75, 0.75, 0.75]
     first, second, third = in_words(rows)
-    assert first.startswith("Drafting ahead is 0.80 times as fast as drafting in turn on this machine, with 1 outcomes")
+    assert first.startswith("Drafting ahead is 0.80 times as fast as drafting in turn on this machine, with 1 outcome ")
     assert second.startswith("Drafting ahead is 1.25 times as fast as drafting in turn with a second device")
     assert second.endswith(SIMULATION)
     assert third == "On shared cores a pass takes 1.00 times as long as alone, which the simulation leaves out."
+
+
+def test_its_picture_shows_speeds_hits_and_rounds_to_scale() -> None:
+    study = DraftsAhead.__new__(DraftsAhead)
+    study.fan_outs = (1, 3)
+    rounds = tuple(simulated([Part(0.1, 0.4, 0.2, False), Part(0.0, 0.4, 0.2, True)]))
+    texts = [replace(text(*method, name, 2.0, 15), timeline=rounds) for method in study.methods() for name in "ab"]
+    for count in range(len(texts) + 1):
+        study.texts = texts[:count]
+        picture = shown_by(DraftsAhead).picture(study)
+        assert bool(picture) == bool(count)
+    (section,) = picture
+    assert section
+    assert all(figure.plot for figure in section.figures)
+    plots = [json.loads(figure.plot) for figure in section.figures]
+    assert "target: verifies, 400 ms" in plots[2]["description"]
+    assert len(section.tables[0].rows) == 6
 
 
 def test_it_is_run_by_a_command(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...drafters.names import DRAFTERS
 from ...studies import theory
-from ...studies.ahead import SIMULATED, TOGETHER, DraftsAhead
+from ...studies.ahead import SIMULATED, TOGETHER, DraftsAhead, outcomes
 from ...studies.domains import CATEGORY, KIND, POSITION, Domains
 from ...studies.examination import Doctor
 from ...studies.explain import Explained, Measured, Theory, explain_race, rounded
@@ -271,7 +271,7 @@ def of_ahead(study: DraftsAhead) -> Picture:
     rows, (verdict, *words) = study.rows(), study.words() or [""]
     named = [
         {
-            "name": f"{row['method']}{', ' + str(row['fan_out']) + ' outcomes' if row['fan_out'] else ''}",
+            "name": f"{row['method']}{', ' + outcomes(row['fan_out']) if row['fan_out'] else ''}",
             "value": row["tokens_per_second"].mean,
             "low": row["tokens_per_second"].low,
             "high": row["tokens_per_second"].high,
@@ -282,7 +282,7 @@ def of_ahead(study: DraftsAhead) -> Picture:
         (method, [[r["fan_out"], r["hits"].mean, r["hits"].low, r["hits"].high] for r in rows if r["method"] == method])
         for method in (TOGETHER, SIMULATED)
     ]
-    x = {"label": "outcomes prepared for each place", "format": ",.0f"}
+    x, ready = {"label": "outcomes prepared for each place", "format": ",.0f"}, {"label": "of the drafts", **SHARE}
     simulation = next((text for text in reversed(study.texts) if text.timeline), None)
     plots = [
         bars(
@@ -291,10 +291,10 @@ def of_ahead(study: DraftsAhead) -> Picture:
             {"label": "tokens/s", "format": ".0f"},
             named,
         ),
-        lines("Drafts that were ready", "How often an outcome that was prepared for came true.", x, SHARE, hits),
+        lines("Drafts that were ready", "How often an outcome that was prepared for came true.", x, ready, hits),
         spans(
-            f"Some rounds to scale, simulated, {simulation.fan_out} outcomes for each place",
-            "Above the target, below the drafter. What is prepared while the target verifies is used, or thrown away.",
+            f"Some rounds to scale, simulated, {outcomes(simulation.fan_out)}",
+            "The drafter above, the target below. What is prepared while the target verifies is used, or thrown away.",
             simulation.timeline,
         )
         if simulation
