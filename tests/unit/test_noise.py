@@ -43,6 +43,12 @@ def test_every_seed_position_and_purpose_has_a_key_of_its_own() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_the_numbers_are_those_of_this_version_in_whose_traces_they_were_drawn() -> None:
+    assert noise.VERSION == 1
+    assert (key_of(1, 2), key_of(1, 2, 1)) == (0x6D339D1740130EDD, 0x76E36D629CAE6121)
+    assert uniform(key_of(1, 2), 3) == 0.9530972680037906
+
+
 def test_small_uniforms_are_as_frequent_as_they_should_be() -> None:
     """What tokens with a probability down to 1e-7 are drawn by."""
     size, rows = 2**20, 12
