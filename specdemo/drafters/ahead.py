@@ -133,7 +133,9 @@ class DraftingAhead(ModelDrafter):
 
     def release(self) -> None:
         if self._collect():
-            self.drafter.release()  # a drafter that stalls is freed with its thread
+            self.drafter.release()
+        elif self._threads > 1:  # a drafter that stalls is freed with its thread
+            torch.set_num_threads(self._threads)
 
     # Preparing --------------------------------------------------------------------------------------------------
 
