@@ -22,7 +22,7 @@ from torch import Tensor
 from ..decoding.drafter import Drafter, ModelDrafter
 from ..decoding.rule import Drawn, Rule
 from ..engines.rows import MOST_ROWS
-from ..engines.runner import Runner, Wanted, check_branches
+from ..engines.runner import Runner, Wanted
 from ..types import AUTO, Ahead, BadInput, Draft, Verdict
 from .chain import fitted
 from .draft_model import DraftModel
@@ -91,7 +91,8 @@ class DraftingAhead(ModelDrafter):
         """
         if not isinstance(drafter, DraftModel):
             raise BadInput("A draft model with another tokenizer cannot draft ahead.")
-        check_branches(drafter.runner)
+        if reason := drafter.runner.cannot_branch:
+            raise BadInput(f"The draft model cannot draft ahead: {reason}.")
         return cls(drafter, target, rule)
 
     @property
