@@ -159,7 +159,7 @@ def try_out(loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: S
         limit = drafter_class(drafter).context_limit(loaded.parts) or loaded.context
         new_tokens = min(TRIED_TOKENS, min(limit, loaded.context) - len(prompt_ids))
         for k, tree in TRIED[: 4 if settings.tree else 2]:
-            short = replace(settings, k=k, tree=tree, max_new_tokens=new_tokens, stop=())
+            short = replace(settings, k=k, tree=tree, max_new_tokens=new_tokens, stop=(), ahead=0)
             run = decode(decoding_of(loaded, drafter, prompt_ids, rule_for(short), costs))
             with closing(run) as events:  # type: ignore[type-var]
                 next(events)  # the prefill; the first draft reads the prompt as well

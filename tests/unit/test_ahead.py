@@ -26,7 +26,7 @@ from specdemo.drafters import ahead
 from specdemo.drafters.ahead import DraftingAhead, fan_out
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.racing.asked import read_lanes
-from specdemo.racing.race import check_rule, race
+from specdemo.racing.race import check_rule, race, start
 from specdemo.racing.stats import Stats
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.racing.verdict import judge_lane
@@ -288,6 +288,13 @@ def test_auto_prepares_nothing_where_drafter_and_target_share_a_device(toy: Tabl
     assert lane.could_hit > 0
     assert lane.outcomes == 0
     assert judge_lane(plain, lane).notes[0].startswith("No draft was prepared ahead: the drafter")
+
+
+def test_auto_learns_what_a_draft_costs_that_was_not_prepared(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftingAhead, "_prepare_next", None)  # which the trials would call
+    start(toy, "draft-model", PROMPT, replace(SETTINGS, k=AUTO))  # type: ignore[arg-type]
+    (costs,) = toy.costs.values()
+    assert costs.tried == {("draft-model", False)}
 
 
 def test_a_lane_drafts_ahead_and_its_trace_says_so(toy: TableToy, monkeypatch: pytest.MonkeyPatch) -> None:
