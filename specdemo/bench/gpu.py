@@ -37,7 +37,7 @@ from ..racing.provenance import commit
 from ..racing.stats import Stats
 from ..studies.prompts import read_prompts, some
 from ..studies.readers import ALONE as WITHOUT
-from ..studies.readers import decode_group, summarise
+from ..studies.readers import decode_group, group_of, summarise
 from ..studies.tables import text_table, told
 from ..system.hardware import device_name
 from ..types import AUTO, MATCH, MAX_K, MAX_NODES, Settings
@@ -238,7 +238,7 @@ def preset_readers(on: Gpu) -> None:
         for size in on.sizes.readers:
             groups = []
             for repeat in range(GROUPS + 1):
-                prompts = [ids[(repeat * size + place) % len(ids)] for place in range(size)]
+                prompts = group_of(ids, size, repeat)
                 groups += [decode_group(loaded, name, prompts, settings, repeat) for name in called]
             for row in summarise([group for group in groups if group.repeat]):
                 on.add(

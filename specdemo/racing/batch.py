@@ -31,15 +31,7 @@ def batch(loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settin
     Raises:
         BadInput: as for `race.race`.
     """
-    check_drafter(loaded, drafter)
-    check_rule(drafter, settings)
-    if settings.ahead and at_once > 1:
-        raise BadInput("Several prompts at once cannot be drafted ahead.")
-    for prompt in prompts:
-        check_fits(loaded, len(prompt), settings, drafter)
-    bytes_per_token = loaded.token_bytes["target"] + loaded.token_bytes.get(drafter, 0)
-    longest = max(map(len, prompts)) + settings.max_new_tokens
-    check_caches([bytes_per_token] * min(at_once, len(prompts)), longest, loaded.device)
+    check_prompts(loaded, drafter, prompts, settings, at_once)
     settings = replace(settings, k=0) if drafter == "none" else settings
     costs = costs_of(loaded, settings, at_once)
 
@@ -49,6 +41,27 @@ def batch(loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settin
             yield decoding_of(loaded, drafter, prompt, rule_for(seeded), costs)
 
     yield from decode_batch(decodings(), at_once)
+
+
+def check_prompts(
+    loaded: Loaded, drafter: str, prompts: Sequence[Sequence[int]], settings: Settings, at_once: int, lanes: int = 1
+) -> None:
+    """Refuse prompts at once that the preset or the memory cannot serve, before any of them takes memory.
+
+    Args:
+        lanes: in how many runs the target reads each prompt, of which one has the drafter.
+    Raises:
+        BadInput: as for `race.race`.
+    """
+    check_drafter(loaded, drafter)
+    check_rule(drafter, settings)
+    if settings.ahead and at_once > 1:
+        raise BadInput("Several prompts at once cannot be drafted ahead.")
+    for prompt in prompts:
+        check_fits(loaded, len(prompt), settings, drafter)
+    bytes_per_token = lanes * loaded.token_bytes["target"] + loaded.token_bytes.get(drafter, 0)
+    longest = max(map(len, prompts)) + settings.max_new_tokens
+    check_caches([bytes_per_token] * min(at_once, len(prompts)), longest, loaded.device)
 
 
 def race_asked(loaded: Loaded, asked: Request) -> Iterator[Entry]:
@@ -69,26 +82,11 @@ def race_readers(loaded: Loaded, asked: Request, prompts: Sequence[Sequence[int]
     Raises:
         BadInput: as for `race.race`.
     """
-    check_readers(loaded, asked, prompts)
+    check_prompts(loaded, asked.drafter, prompts, asked.settings, len(prompts), lanes=2)
     if asked.drafter != "none":
         costs_of(loaded, asked.settings, len(prompts))  # measured before the first of them runs
     runs = [batch(loaded, drafter, prompts, asked.settings, len(prompts)) for drafter in ("none", asked.drafter)]
     yield from entries_of(loaded, asked, prompts, runs)
-
-
-def check_readers(loaded: Loaded, asked: Request, prompts: Sequence[Sequence[int]]) -> None:
-    """Refuse several readers that the preset or the memory cannot serve, before any of them takes memory.
-
-    Raises:
-        BadInput: as for `race.race`.
-    """
-    check_drafter(loaded, asked.drafter)
-    check_rule(asked.drafter, asked.settings)
-    for prompt in prompts:
-        check_fits(loaded, len(prompt), asked.settings, asked.drafter)
-    target, longest = loaded.token_bytes["target"], max(map(len, prompts)) + asked.settings.max_new_tokens
-    of_both = 2 * target + loaded.token_bytes.get(asked.drafter, 0)
-    check_caches([of_both] * len(prompts), longest, loaded.device)
 
 
 def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> Iterator[Entry]:
@@ -102,7 +100,7 @@ def again(loaded: Loaded, header: dict[str, Any], recorded: Sequence[Entry]) -> 
         return
     asked = race.asked_again(loaded, header)
     prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
-    check_readers(loaded, asked, prompts)
+    check_prompts(loaded, asked.drafter, prompts, asked.settings, len(prompts), lanes=2)
 
     def decodings(lanes: Iterable[str]) -> Iterator[Decoding]:
         for name, prompt in zip(lanes, prompts, strict=True):

@@ -219,8 +219,7 @@ def summarise(texts: Sequence[Text], methods: Sequence[tuple[str, int]]) -> list
         ahead = [(text.hits, text.drafts) for text in mine if text.drafts]
         row["hits"] = pooled_rate(ahead, 1.0) if ahead else None
         row["prepared"] = fmean(text.prepared for text in mine) if ahead else None
-        for name in ("passing", "drafting", "preparing"):
-            key = {"passing": "pass_ms", "drafting": "draft_ms", "preparing": "prepare_ms"}[name]
+        for key, name in (("pass_ms", "passing"), ("draft_ms", "drafting"), ("prepare_ms", "preparing")):
             row[key] = 1000 * fmean(getattr(text, name) for text in mine) or None
         rows.append(row)
     return rows

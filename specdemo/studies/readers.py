@@ -61,7 +61,7 @@ class Readers(Study):
         ids = [self.loaded.encode(prompt.prompt) for prompt in self.prompts_read]
         for repeat in range(self.asked["repeats"]):
             for size in self.sizes:
-                prompts = [ids[(repeat * size + place) % len(ids)] for place in range(size)]
+                prompts = group_of(ids, size, repeat)
                 for drafter in (ALONE, self.asked["drafter"])[:: 1 if repeat % 2 else -1]:
                     self.groups.append(decode_group(self.loaded, drafter, prompts, self.settings, repeat))
                     self.done += 1
@@ -95,6 +95,11 @@ class Group:
     tokens: int
     rounds: int
     seconds: float
+
+
+def group_of(ids: Sequence[Sequence[int]], size: int, repeat: int) -> list[Sequence[int]]:
+    """The prompts of a group; those of the next repeat follow them."""
+    return [ids[(repeat * size + place) % len(ids)] for place in range(size)]
 
 
 def decode_group(
