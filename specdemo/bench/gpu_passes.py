@@ -31,6 +31,7 @@ from ..engines.gpu import graph
 from ..engines.gpu.graph import GraphRunner, Graphs, Outcome
 from ..engines.layout import FusedModel, Layer
 from ..engines.linear import swiglu
+from ..engines.rows import MOST_ROWS, branches_of
 from ..engines.runner import Runner
 from ..system.hardware import seconds_of
 from ..types import MAX_K, Draft, Settings, Verdict
@@ -213,16 +214,15 @@ def parts(
     def write_kv(layer: Layer, keys: Tensor, values: Tensor, by: ModuleType = functions) -> Tensor:
         return by.write_kv(qkv, layer.head_norms, rotation if layer.rotated else None, keys, values, rows[by])
 
-    def activate(layer: Layer, *_: Tensor) -> Tensor:
-        return made.swiglu(up) if layer.activate is swiglu else layer.activate(up)
-
     with torch.inference_mode():  # the inputs
-        rows = {by: by.placed(where, None, count, keys.shape[2]) for by in (ops, functions)}
+        table = branches_of(range(-1, MOST_ROWS - 1)).to(where.device)
+        chain = where, table[:count], table[-1, :count], keys.shape[2]
+        rows = {by: by.placed(*chain) for by in (ops, functions)}
         qkv = ops.product(first.qkv, x, norm=first.attention_norm)
         q = write_kv(first, keys[0], values[0], ops)
         attended = ops.attend(q, keys[0], values[0], rows[ops])
         up = ops.product(first.up, x, norm=first.mlp_norm)
-        inner = first.activate(up)
+        inner, gated = first.activate(up), first.activate is swiglu
     # These must live as long as the captured passes.
     read = [x, where, *rows.values(), qkv, q, attended, up, inner, keys, values]
 
@@ -236,8 +236,7 @@ def parts(
         "write_kv": (write_kv, None),
         "attend": (lambda _, keys, values: made.attend(q, keys, values, rows[made]), cached),
         "out": (lambda layer, *_: made.product(layer.out, attended, plus=x), weights(attended, x.shape[1])),
-        "up": (lambda layer, *_: made.product(layer.up, x, norm=layer.mlp_norm), weights(x, up.shape[1])),
-        "activate": (activate, None),
+        "up": (lambda layer, *_: made.product(layer.up, x, norm=layer.mlp_norm, gated=gated), weights(x, up.shape[1])),
         "down": (lambda layer, *_: made.product(layer.down, inner, plus=x), weights(inner, x.shape[1])),
     }
 

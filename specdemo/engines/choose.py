@@ -127,7 +127,7 @@ def ops_for(model: FusedModel) -> ModuleType:
     if device.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(device) >= OLDEST:
         from .gpu import kernels
 
-        if kernels.usable(model.width) and can_build(kernels.swiglu, device):
+        if kernels.usable(model.width) and can_build(kernels.probe, device):
             return kernels
     return ops
 
@@ -136,7 +136,7 @@ def can_build(kernel: Callable[[Tensor], Tensor], device: torch.device) -> bool:
     """Whether Triton can build a kernel. It needs a C compiler and Python's headers, which small containers lack."""
     try:
         with torch.cuda.device(device):  # Triton launches on the current one
-            kernel(torch.zeros(1, 2, device=device))
+            kernel(torch.zeros(1, 16, device=device))
     except Exception:  # any error, since torch's operations can replace the kernels
         log.warning("Triton cannot build its kernels: torch's own operations run instead.", exc_info=True)
         return False

@@ -16,13 +16,18 @@ from .linear import Linear, Norm, swiglu
 
 UNIT = 16  # see `placed`
 
-__all__ = ["UNIT", "attend", "placed", "product", "rotate", "swiglu", "write_kv"]
+__all__ = ["UNIT", "attend", "placed", "product", "rotate", "write_kv"]
 
 
-def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
-    """step(norm(x)) + plus, [T, in] -> [T, out]; `norm` and `plus` are left out if None."""
-    x = norm(x) if norm else x
-    return step(x) if plus is None else step(x) + plus
+def product(
+    step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None, gated: bool = False
+) -> Tensor:
+    """step(norm(x)) + plus, [T, in] -> [T, out]; `norm` and `plus` are left out if None.
+
+    `gated`: swiglu(step(norm(x))), [T, in] -> [T, out / 2].
+    """
+    x = step(norm(x) if norm else x)
+    return swiglu(x) if gated else x if plus is None else x + plus
 
 
 class Placed(NamedTuple):
@@ -39,23 +44,22 @@ class Placed(NamedTuple):
     seen: Tensor
 
 
-def placed(where: Tensor, branches: Tensor | None, count: int, capacity: int, together: bool = False) -> Placed:
-    """What `write_kv` and `attend` need to know of the first `count` rows of a pass, in every layer.
+def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> Placed:
+    """What `write_kv` and `attend` need to know of the T rows of a pass, in every layer.
 
     Args:
-        where: for each row its slot less its number in the pass, which is the number of tokens in the cache if there is
-            one sequence, and the distance of its cache from the one that `write_kv` and `attend` are given, in units of
-            `UNIT` numbers, [2, T] int64.
-        branches: see `rows.branches_of`; None if the rows are a chain.
-        together: whether the rows may be of several sequences, chains with caches of their own. Only in Triton.
+        where: for each row the number of tokens in its cache, and the distance of this cache from the one that
+            `write_kv` and `attend` are given, in units of `UNIT` numbers, [2, T or more] int64.
+        paths: the slots that each row sees after those tokens, from the first of these slots, its own last, uint8
+            [T, MOST_ROWS]; after its end a path repeats it.
+        depths: how many ancestors each row has, uint8 [T]. See `rows.branches_of`.
+        apart: whether the rows may be of several sequences, chains with caches of their own. Only in Triton.
     """
-    assert not together, "torch cannot read a cache that it is not given"
-    starts, slots = where[0, :count], torch.arange(capacity, device=where.device)
-    if branches is None:
-        positions = slots[:count] + starts
-        return Placed(positions, positions, slots <= positions[:, None])
-    seen = (slots < starts[:, None]).scatter_(1, branches[:count] + starts[:, None], True)
-    return Placed(slots[:count] + starts, branches[-1, :count] + starts, seen)
+    assert not apart, "torch cannot read a cache that it is not given"
+    starts, slots = where[0, : len(depths)], torch.arange(capacity, device=where.device)
+    paths = paths + starts[:, None]
+    seen = (slots < starts[:, None]).scatter_(1, paths, True)
+    return Placed(paths[:, -1], depths + starts, seen)
 
 
 def write_kv(

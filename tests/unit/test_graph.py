@@ -109,7 +109,7 @@ def test_a_captured_pass_is_the_same_operations_on_the_same_memory_at_every_leng
         passes.where[0].fill_(length)
         passes.branches.copy_(branches_of([-1, 0, *[length % 2] * 4][:count]))
         with OperationRecorder() as watch:
-            passes.run(count, passes.branches if tree else None)
+            passes.run(count, passes.branches if tree else passes.chain)
         watched.append((watch.seen, watch.outside))
     assert watched[0] == watched[1] == watched[2]
     assert {_memory(passes.ids), _memory(passes.where), _memory(passes.cache.keys)} <= watched[0][1]
@@ -445,13 +445,13 @@ def test_only_a_gpu_captures() -> None:
 def test_kernels_that_cannot_be_built_are_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: bool
 ) -> None:
-    def swiglu(x: Tensor) -> Tensor:
+    def probe(x: Tensor) -> Tensor:
         assert current == [device]  # of several GPUs Triton would take the first
         if broken:
             raise RuntimeError("Failed to find C compiler.")
-        return ops.swiglu(x)
+        return x
 
-    kernels = SimpleNamespace(usable=lambda width: True, swiglu=swiglu)
+    kernels = SimpleNamespace(usable=lambda width: True, probe=probe)
     monkeypatch.setattr(gpu, "kernels", kernels, raising=False)
     monkeypatch.setattr(choose, "find_spec", lambda name: name == "triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -495,11 +495,11 @@ def test_where_the_kernels_fail_torchs_own_operations_run(
 class ByAddress:
     """In place of the kernels: torch's operations on the caches that lie at the distances which the rows tell."""
 
-    product, swiglu = staticmethod(ops.product), staticmethod(ops.swiglu)
+    product = staticmethod(ops.product)
 
     @staticmethod
-    def placed(where: Tensor, branches: Tensor | None, count: int, capacity: int, together: bool = False) -> Any:
-        return where[:, :count], branches, together
+    def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> tuple[Any, ...]:
+        return where, paths, depths, apart
 
     @staticmethod
     def write_kv(qkv: Tensor, norms: Any, rotation: Any, keys: Tensor, values: Tensor, rows: Any) -> Tensor:
@@ -512,16 +512,16 @@ class ByAddress:
 
 
 def apart(
-    x: Tensor, keys: Tensor, values: Tensor, where: Tensor, branches: Tensor | None, together: bool
+    x: Tensor, keys: Tensor, values: Tensor, where: Tensor, paths: Tensor, depths: Tensor, apart: bool
 ) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor], ops.Placed]]:
     """The rows of a cache, or each of the rows of several, with its keys and values and where it stands there."""
-    size = 1 if together else len(x)
+    size = 1 if apart else len(x)
     for row in range(0, len(x), size):
-        start, distance = where[:, row].tolist()
+        distance, own = int(where[1, row]), slice(row, row + size)
         further = distance * ops.UNIT * keys.element_size()
         cache = lying_at(keys.data_ptr() + further, keys), lying_at(values.data_ptr() + further, values)
-        own = torch.tensor([[start + row] * size, [0] * size])
-        yield x[row : row + size], cache, ops.placed(own, branches, size, keys.shape[1])
+        ends = torch.minimum(paths[own], depths[own, None]) if apart else paths[own]
+        yield x[own], cache, ops.placed(where[:, own], ends, depths[own], keys.shape[1])
 
 
 def lying_at(address: int, like: Tensor) -> Tensor:

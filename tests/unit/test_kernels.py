@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -49,7 +48,7 @@ torch.manual_seed(0)
 graph.ROOM, test_passes.CONTEXT, test_passes.LENGTHS = 128, 20, (3,)  # what is read in a pass and more
 test_passes.TREES = test_passes.TREES[:1]
 models.ops_for, test_kernels.READS = lambda model: kernels, ((1, 0), (3, 126))
-kernels.MANY, test_kernels.WIDE = 600, 650  # larger parts begin earlier: programs run one after the other here
+kernels.NARROW, test_kernels.WIDE = 600, 650  # larger parts begin earlier: programs run one after the other here
 kernels.MOST_CHUNKS, test_kernels.LONG = 2, 512
 cpu = torch.device("cpu")
 Linear.of = lambda weight, bias, parts=1: Linear.unpacked(weight, bias)  # as on a GPU
@@ -57,6 +56,18 @@ for dtype in (torch.float32, torch.float16):
     test_kernels.test_operations_agree_with_float64(cpu, dtype, (6, 2, 16))
 for family in ("qwen3", "gpt2"):
     test_passes.test_logits_are_those_of_transformers(cpu, family, None)
+"""
+# Triton 3.6 does not know that NumPy 2.4 makes no number of an array with one.
+WITH_NUMPY = """
+from triton.runtime import interpreter
+
+as_triton_does = interpreter._patch_lang_tensor
+
+def patched(tensor, scope):
+    as_triton_does(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+interpreter._patch_lang_tensor = patched
 """
 # As a GPU does it: with a row the same bits whatever rows are beside it. NumPy does not promise that.
 BY_ROWS = """
@@ -131,7 +142,8 @@ for runner, ids, logits in zip(runners, texts, together):
 
 SLOW = pytest.mark.slow
 EXACT = {"few trees": FEW_TREES, "all trees": ALL_TREES, "pass over a tree": PASSED_TREES, "several texts": SEVERAL}
-SCRIPTS = {"draw": DRAWN, "pass": PASSED, **{name: BY_ROWS + script for name, script in EXACT.items()}}
+SCRIPTS = {"draw": DRAWN, "pass": WITH_NUMPY + PASSED}
+SCRIPTS |= {name: WITH_NUMPY + BY_ROWS + script for name, script in EXACT.items()}
 
 
 @pytest.mark.parametrize(
@@ -143,10 +155,10 @@ def test_the_kernels_compute_what_torch_does_and_trees_to_the_last_bit_as_chains
     assert done.returncode == 0, done.stderr
 
 
-PRODUCT = {"INNER": 576, "NORMED": True, "BIASED": True, "ADDED": True, "ROWS": 16, "COLUMNS": 32, "PARTS": 4}
+PRODUCT = {"INNER": 576, "NORMED": True, "BIASED": True, "ADDED": True, "GATED": False, "ROWS": 16, "COLUMNS": 32}
+PRODUCT |= {"PARTS": 4}
 ATTEND = {"HEADS": 9, "GROUP": 3, "WIDTH": 64, "CHUNK": 128, "ROWS": 16}
 WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}
-CHAIN, TREE = {"BRANCHING": False, "paths": None, "depths": None}, {"BRANCHING": True}
 
 
 @pytest.mark.sampled(7)
@@ -156,12 +168,12 @@ CHAIN, TREE = {"BRANCHING": False, "paths": None, "depths": None}, {"BRANCHING":
     ("name", "floats", "integers", "constants"),
     [
         ("_product", "eps", ["count", "outer"], PRODUCT),
-        ("_swiglu", "", [], {"INNER": 1536, "STEP": 1024}),
-        ("_write_kv", "eps", ["capacity"], WRITE | CHAIN),
-        ("_write_kv", "eps", ["capacity"], WRITE | TREE),
-        ("_attend", "scale", ["count", "size", "capacity"], ATTEND | CHAIN),
-        ("_attend", "scale", ["count", "size", "capacity"], ATTEND | TREE),
-        ("_combine", "", ["count"], {"HEADS": 9, "WIDTH": 64, "CHUNK": 128, "CHUNKS": 8}),
+        ("_product", "eps", ["count", "outer"], PRODUCT | {"COLUMNS": 8}),
+        ("_product", "eps", ["count", "outer"], PRODUCT | {"GATED": True, "ADDED": False}),
+        ("_product", "eps", ["count", "outer"], PRODUCT | {"ROWS": 32}),
+        ("_write_kv", "eps", ["capacity"], WRITE),
+        ("_attend", "scale", ["capacity"], ATTEND),
+        ("_combine", "", [], {"WIDTH": 64, "CHUNK": 128, "CHUNKS": 8}),
     ],
 )
 def test_the_kernels_compile_for_a_gpu(
@@ -169,28 +181,36 @@ def test_the_kernels_compile_for_a_gpu(
 ) -> None:
     from specdemo.engines.gpu import kernels
 
-    size, options = NUMBERS[number], {"_product": {"num_stages": kernels.WIDE_STAGES}, "_write_kv": {"num_warps": 1}}
+    size, options = NUMBERS[number], {"_product": {"num_stages": kernels.MANY_STAGES}, "_write_kv": {"num_warps": 1}}
     sized = {"_product": {"STEP": kernels.STEP_BYTES // size}, "_attend": {"KEYS": kernels.KEY_BYTES // size}}
     types = dict.fromkeys(integers, "i32") | {floats: "fp32"}
     if name in ("_attend", "_combine"):  # what programs leave for each other
         types |= dict.fromkeys(("found", "peak", "weight"), "*fp32")
-    constants = {**constants, **sized.get(name, {})}
+    constants = {**constants, **sized.get(name, {}), "EARLY": capability >= 90}
     compiled = built(getattr(kernels, name), types, number, constants, capability, options.get(name))
     assert compiled.asm["cubin"]
     assert compiled.metadata.shared <= SHARED
 
 
 @pytest.mark.skipif(not TRITON.startswith("3.6."), reason="other versions may have other ways to lay tiles out")
-@pytest.mark.parametrize("columns", [16, 32])
+@pytest.mark.parametrize("columns", [8, 32])
 @pytest.mark.parametrize("normed", [True, False])
 def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> None:
     """What Triton makes of them, which small changes of the source undo: 16 bytes are copied at a time, and laid out
     so that no reads of shared memory wait for each other; a processor holds three programs."""
     from specdemo.engines.gpu import kernels
 
-    constants = {**PRODUCT, "INNER": 2560, "NORMED": normed, "BIASED": False, "COLUMNS": columns, "STEP": 256}
+    constants = {
+        **PRODUCT,
+        "INNER": 2560,
+        "NORMED": normed,
+        "BIASED": False,
+        "COLUMNS": columns,
+        "STEP": 256,
+        "EARLY": True,
+    }
     types = {"count": "i32", "outer": "i32", "eps": "fp32"}
-    stages = kernels.STAGES if columns == kernels.COLUMNS else kernels.WIDE_STAGES
+    stages = {kernels.FEW: kernels.FEW_STAGES, kernels.MANY: kernels.MANY_STAGES}[columns]
     compiled = built(kernels._product, types, "bf16", constants, 90, {"num_stages": stages})
     tiles = re.findall(r"swizzled_shared<{(.*), order = \[\d, \d, 0\]}>", compiled.asm["ttgir"])
     assert tiles == ["vec = 8, perPhase = 1, maxPhase = 8"] * 2  # rows and weights
@@ -198,28 +218,6 @@ def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> N
     step = 256 * (16 + columns) * 2  # bytes; each of 128 threads copies its share before the loop and in it
     assert copies.count(16) == step // (128 * 16) * stages
     assert 3 * (compiled.metadata.shared + RESERVED) <= PROCESSOR
-
-
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("capability", [90, 80])
-@pytest.mark.parametrize("number", NUMBERS)
-def test_the_attention_of_a_tree_adds_up_by_the_same_instructions_as_that_of_a_chain(
-    number: str, capability: int
-) -> None:
-    """It has them twice, for the text and for a branch, and nothing else that computes with fractions."""
-    from specdemo.engines.gpu import kernels
-
-    constants = {**ATTEND, "KEYS": kernels.KEY_BYTES // NUMBERS[number]}
-    types = {"count": "i32", "size": "i32", "capacity": "i32", "scale": "fp32"}
-    types |= dict.fromkeys(("found", "peak", "weight"), "*fp32")
-    chain, tree = (
-        Counter(re.findall(r"\b((?:add|sub|mul|fma|max|ex2|mma|cvt)\.[\w.]*f\d\d[\w.]*)", compiled.asm["ptx"]))
-        for compiled in (
-            built(kernels._attend, types, number, constants | kind, capability, None) for kind in (CHAIN, TREE)
-        )
-    )
-    assert len(chain) > 4
-    assert tree == {instruction: 2 * count for instruction, count in chain.items()}
 
 
 def built(
@@ -232,6 +230,7 @@ def built(
 
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     pointers = dict.fromkeys(("paths", "depths"), "*u8") | dict.fromkeys(("starts", "caches"), "*i64")
+    types = {name: kind for name, kind in types.items() if name in kernel.arg_names}
     types = pointers | dict.fromkeys(constants, "constexpr") | types
     signature = {argument: types.get(argument, f"*{number}") for argument in kernel.arg_names}
     even = [(place,) for place, (name, kind) in enumerate(signature.items()) if kind[0] == "*" or name == "outer"]

@@ -170,9 +170,11 @@ class CapturedPasses:
         self.ids = torch.zeros(most, dtype=torch.long, device=device)
         self.where, self.where_together = torch.zeros(2, 2, most, dtype=torch.long, device=device)  # see `ops.placed`
         self.first_line = to_device(torch.tensor([[1], [0]]), device)
-        self.branches = to_device(branches_of(range(-1, MOST_ROWS - 1)), device)
+        self.chain = to_device(branches_of(range(-1, MOST_ROWS - 1)), device)
+        self.branches = self.chain.clone()
+        self.paths, self.depths = self.chain[MOST_ROWS - 1].repeat(most, 1), self.chain.new_zeros(most)  # of several
         self._trees = {rows: capture(partial(self.run, rows, self.branches)) for rows in TREES}
-        self._passes = {count: capture(partial(self.run, count)) for count in LENGTHS}
+        self._passes = {count: capture(partial(self.run, count, self.chain)) for count in LENGTHS}
         self._together: dict[int, Work] = {}
 
     def place(self, cache: Cache) -> Tensor:
@@ -184,8 +186,7 @@ class CapturedPasses:
     def read(self, slot: GraphSlot, ids: Sequence[int] | Tensor, parents: Sequence[int] | None) -> Outcome:
         """Run a pass over T tokens after those in the cache of a slot. The next pass overwrites what this returns.
 
-        A tree is padded with copies of its last row, which write keys and values after those of the T tokens, and have
-        outputs.
+        A tree is padded with copies of its last row, which write the same keys and values to the same place.
         """
         count, length = len(ids), slot.cache.length
         torch.add(slot.place, self.first_line, alpha=length, out=self.where)  # one launch
@@ -194,8 +195,6 @@ class CapturedPasses:
             return self._passes[count]()
         self.branches.copy_(to_device(branches_of(parents), self.ids.device))
         rows = min(rows for rows in TREES if rows >= count)
-        if length + rows > slot.capacity:  # no room for the copies
-            return self.run(count, self.branches)
         self.ids[count:rows] = self.ids[count - 1]
         return self._trees[rows]()
 
@@ -204,38 +203,46 @@ class CapturedPasses:
 
         It is padded with copies of the last row, which write the same keys and values to the same place.
         """
-        slots, caches = list[int](), list[int]()
+        places = list[tuple[int, int, int]]()
         for cache, ids in chains:
-            slots += range(cache.length, cache.length + len(ids))
-            caches += [distance(self.cache.keys, cache.keys)] * len(ids)
-        count = len(slots)
+            places += [(cache.length, distance(self.cache.keys, cache.keys), depth) for depth in range(len(ids))]
+        count = len(places)
         rows = min(rows for rows in TOGETHER if rows >= count)
-        slots, caches = (part + part[-1:] * (rows - count) for part in (slots, caches))
-        where = torch.tensor([[slot - row for row, slot in enumerate(slots)], caches])
-        self.where_together[:, :rows].copy_(to_device(where, self.ids.device))
+        places += places[-1:] * (rows - count)
+        where = to_device(torch.tensor(places).T, self.ids.device)
+        self.where_together[:, :rows].copy_(where[:2])
+        self.depths[:rows].copy_(where[2])
         torch.cat([to_device(ids, self.ids.device) for _, ids in chains], out=self.ids[:count])
         self.ids[count:rows] = self.ids[count - 1]
         if rows not in self._together:  # a capture runs the pass too, so it needs its inputs
             tell(f"capturing the passes over {rows} tokens of several texts")
-            self._together[rows] = self.capture(partial(self.run, rows, together=True))
+            self._together[rows] = self.capture(partial(self.run, rows))
         return self._together[rows]()
 
     @torch.inference_mode()
-    def run(self, count: int, branches: Tensor | None = None, together: bool = False) -> Outcome:
-        """The pass that is captured. It reads `ids`, `where`, the branches and the cache, and nothing on the host."""
-        model, ops, cache, where = self.model, self.ops, self.cache, self.where_together if together else self.where
+    def run(self, count: int, branches: Tensor | None = None) -> Outcome:
+        """The pass that is captured: with `branches` (`branches_of`) of one sequence, else of chains of several.
+
+        It reads `ids`, `where`, the branches and the cache, and nothing on the host.
+        """
+        model, ops, cache, where = self.model, self.ops, self.cache, self.where
+        paths, depths = self.paths[:count], self.depths[:count]
+        if branches is None:
+            where = self.where_together
+        else:
+            paths, depths = branches[:count], branches[-1, :count]
+        rows = ops.placed(where, paths, depths, cache.keys.shape[2], branches is None)
         x = model.embed(self.ids[:count])
         if model.positions is not None:
-            depths = torch.arange(count, device=where.device) if branches is None else branches[-1, :count]
             x = x + F.embedding(where[0, :count] + depths, model.positions)
-        rows = ops.placed(where, branches, count, cache.keys.shape[2], together)
         outputs = []
         for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
             qkv = ops.product(layer.qkv, x, norm=layer.attention_norm)
             q = ops.write_kv(qkv, layer.head_norms, cache.rotation if layer.rotated else None, keys, values, rows)
             x = ops.product(layer.out, ops.attend(q, keys, values, rows), plus=x)
-            activate = ops.swiglu if layer.activate is swiglu else layer.activate
-            x = ops.product(layer.down, activate(ops.product(layer.up, x, norm=layer.mlp_norm)), plus=x)
+            gated = layer.activate is swiglu
+            inner = ops.product(layer.up, x, norm=layer.mlp_norm, gated=gated)
+            x = ops.product(layer.down, inner if gated else layer.activate(inner), plus=x)
             outputs.append(x)
         return ops.product(model.head, x, norm=model.norm), outputs
 
@@ -301,7 +308,7 @@ class GraphPasses(SharedPasses):
     def read(self, passes: Sequence[Pass]) -> list[Tensor]:
         groups = defaultdict[object, list[int]](list)
         for place, one in enumerate(passes):
-            chain = one.parents is None and one.rows <= max(TOGETHER)
+            chain = one.parents is None and one.rows <= MOST_ROWS
             groups[cast(GraphRunner, one.runner).slot.capacity if chain else place, chain].append(place)
         logits = dict[int, Tensor]()
         for places in groups.values():
@@ -341,10 +348,7 @@ class GraphRunner(FusedRunner):
     def __init__(self, graphs: Graphs, capacity: int) -> None:
         super().__init__(graphs.model, capacity, graphs.together)
         graphs.reserve(self, capacity)
-        # Torch's attention uses a mask. Triton compiles the attention of chains and of trees to different sums, which
-        # agree in float32 but not in 16 bits (measured on an H100).
-        exact = graphs.ops is not torch_ops and graphs.model.dtype == torch.float32
-        self.exact_tree_rows = MOST_ROWS if exact else 0
+        self.exact_tree_rows = 0 if graphs.ops is torch_ops else MOST_ROWS  # torch's attention uses a mask
         self._graphs = graphs
         self._slot: GraphSlot | None = None
 

@@ -4,31 +4,39 @@ A layer has a dozen small operations around its products. On a fast GPU each tak
 most of them are fused into a product here. Sums are float32.
 
 The order of a row's sums depends only on the shape of the weights, and attention cuts the context into chunks that
-depend only on the capacity. A row of a tree reads the keys and values of its branch from wherever they lie, and adds
-them up like those of a chain. So a token's logits are the same bits whatever else a pass reads, and greedy text is the
-same with and without a draft.
+depend only on the capacity. A row reads the keys and values of its branch from wherever they lie; a chain is a branch
+whose tokens lie one after the other, and has the same compiled kernels. So a token's logits are the same bits whatever
+else a pass reads, and text is the same with and without a draft.
+
+From compute capability 9.0 on the programs of a kernel take their places as soon as those of the one before have done
+most of their work (programmatic dependent launch). They request their first weights, which no kernel writes, and wait.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor, float16, float32
+from triton.language.extra import cuda
 
 from .. import ops
 from ..linear import Linear, Norm
 from ..rows import MOST_ROWS
 
 ROWS = 16  # rows of a program: the least that the matrix units take
-GATED = 1024  # numbers of a row that a program gates
-COLUMNS, MANY = 16, 8192  # columns of a product that a program computes; twice that for a product of more than MANY
+LARGE = 2**23  # a product of more weights than these computes twice as many rows in a program, if there are so many
+FEW, FEW_STAGES = 8, 5  # columns of a product that a program computes, and steps in flight: of a product of up to
+NARROW = 2048  # so many columns, where more programs share the work,
+MANY, MANY_STAGES = 32, 4  # and of others
 STEP_BYTES = 512  # bytes of a row of the weights that a program reads at a time,
 PARTS = 4  # in parts that are summed side by side, one warp each, so that none waits for another
-STAGES, WIDE_STAGES = 5, 4  # steps in flight: as many as leave room for three programs on a processor of an H100
-KEY_BYTES = 128  # bytes of a column of the keys that a program reads at a time
+KEY_BYTES = 256  # bytes of a column of the keys that a program reads at a time
 LEAST_CHUNK, MOST_CHUNKS = 128, 32
+EARLY_FROM = (9, 0)  # the compute capability
 UNIT = tl.constexpr(ops.UNIT)  # the compiler, which knows it, reads 16 bytes at a time
 LINE = tl.constexpr(MOST_ROWS)  # numbers of a path
 NOTHING = tl.constexpr(-1e30)  # a logit whose weight is 0; minus infinity less itself would be NaN
@@ -39,27 +47,50 @@ def usable(width: int) -> bool:
     return width in (16, 32, 64, 128)
 
 
-def product(step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None) -> Tensor:
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether a kernel may start before the one before it has ended."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= EARLY_FROM
+
+
+def launched_on(device: torch.device) -> dict[str, Any]:
+    """How kernels are launched."""
+    return {"EARLY": True, "launch_pdl": True} if starts_early(device) else {"EARLY": False}
+
+
+def probe(x: Tensor) -> Tensor:
+    """A small kernel for x [1, 16], which tells whether Triton can build one."""
+    return product(Linear.unpacked(x.new_ones(16, 16), None), x)
+
+
+def product(
+    step: Linear, x: Tensor, norm: Norm | None = None, plus: Tensor | None = None, gated: bool = False
+) -> Tensor:
     """See `ops.product`. Every program computes some columns, with all of their sums."""
     assert step.weight is not None, "nothing is packed on a GPU"
     if norm is not None and (norm.bias is not None or x.dtype == float16):  # float16 may overflow without the scale
         x, norm = norm(x), None
     (count, _), (outer, inner) = x.shape, step.weight.shape
-    out = x.new_empty(count, outer)
-    columns, stages = (COLUMNS, STAGES) if outer <= MANY else (2 * COLUMNS, WIDE_STAGES)
+    columns, stages = (FEW, FEW_STAGES) if outer <= NARROW else (MANY, MANY_STAGES)
+    rows = 2 * ROWS if count > ROWS and step.weight.numel() > LARGE else ROWS
     size = min(STEP_BYTES // x.element_size(), max(16, triton.next_power_of_2(inner)))
-    _product[(triton.cdiv(count, ROWS), triton.cdiv(outer, columns))](
+    if gated:
+        outer //= 2
+    out = x.new_empty(count, outer)
+    _product[(triton.cdiv(count, rows), triton.cdiv(outer, columns // 2 if gated else columns))](
         *(x, step.weight, x if step.bias is None else step.bias, norm.weight if norm else x),
         *(x if plus is None else plus, out, count, outer, norm.eps if norm else 0.0),
         INNER=inner,
         NORMED=norm is not None,
         BIASED=step.bias is not None,
         ADDED=plus is not None,
-        ROWS=ROWS,
+        GATED=gated,
+        ROWS=rows,
         COLUMNS=columns,
         STEP=size,
         PARTS=min(PARTS, size // 16),
         num_stages=stages,
+        **launched_on(x.device),
     )
     return out
 
@@ -79,14 +110,22 @@ def _product(  # type: ignore[no-untyped-def]
     NORMED: tl.constexpr,
     BIASED: tl.constexpr,
     ADDED: tl.constexpr,
+    GATED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
     PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     # Rows run fastest: programs that read the same weights follow each other, so they find them in the cache.
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    OWN: tl.constexpr = COLUMNS // 2 if GATED else COLUMNS  # columns of the result
+    place = tl.arange(0, COLUMNS)
+    column = tl.program_id(1) * OWN + place % OWN
+    own, line = column < outer, column + place // OWN * outer  # the lines of the gates come first, then the others
+    if EARLY:
+        _request(weight, line, own, INNER, STEP)
+        cuda.gdc_wait()
     step = tl.arange(0, PARTS)[:, None] * (STEP // PARTS) + tl.arange(0, STEP // PARTS)[None, :]
     sums = tl.zeros([PARTS, ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([PARTS, ROWS, ROWS], tl.float32)
@@ -96,8 +135,8 @@ def _product(  # type: ignore[no-untyped-def]
         at, inside = row[None, :, None] * INNER + index[:, None, :], (row < count)[None, :, None] & valid[:, None, :]
         some = tl.load(x + at, mask=inside, other=0)
         part = tl.load(
-            weight + column[None, None, :].to(tl.int64) * INNER + index[:, :, None],
-            mask=(column < outer)[None, None, :] & valid[:, :, None],
+            weight + line[None, None, :].to(tl.int64) * INNER + index[:, :, None],
+            mask=own[None, None, :] & valid[:, :, None],
             other=0,
         )
         if NORMED:  # the scale of a row is known and applied after the loop
@@ -108,50 +147,47 @@ def _product(  # type: ignore[no-untyped-def]
             scales = tl.load(norm + index, mask=valid, other=0).to(tl.float32)
             some = (some.to(tl.float32) * scales[:, None, :]).to(x.dtype.element_ty)
         sums += tl.dot(some, part, input_precision="ieee")
+    if EARLY:
+        cuda.gdc_launch_dependents()
     sums = tl.sum(sums, 0)
     if NORMED:
         diagonal = tl.arange(0, ROWS)[:, None] == tl.arange(0, ROWS)[None, :]
         square = tl.sum(tl.where(diagonal, tl.sum(squares, 0), 0), 1)
         sums *= tl.rsqrt(square / INNER + eps)[:, None]
     if BIASED:
-        sums += tl.load(bias + column, mask=column < outer, other=0).to(tl.float32)[None, :]
+        sums += tl.load(bias + line, mask=own, other=0).to(tl.float32)[None, :]
+    if GATED:
+        sums = sums.to(x.dtype.element_ty).to(tl.float32)
+        gate, up = tl.split(tl.permute(tl.reshape(sums, [ROWS, 2, OWN]), (0, 2, 1)))
+        sums = gate * tl.sigmoid(gate) * up
+        column = tl.program_id(1) * OWN + tl.arange(0, OWN)
     at, inside = row[:, None] * outer + column[None, :], (row < count)[:, None] & (column < outer)[None, :]
     if ADDED:
         sums = sums.to(x.dtype.element_ty).to(tl.float32) + tl.load(plus + at, mask=inside, other=0).to(tl.float32)
     tl.store(out + at, sums.to(out.dtype.element_ty), mask=inside)
 
 
-def swiglu(x: Tensor) -> Tensor:
-    """See `linear.swiglu`. A launch of its own: else each program of the product that reads it would compute it."""
-    count, inner = len(x), x.shape[1] // 2
-    out = x.new_empty(count, inner)
-    _swiglu[(count, triton.cdiv(inner, GATED))](x, out, INNER=inner, STEP=GATED)
-    return out
-
-
 @triton.jit
-def _swiglu(x, out, INNER: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, index = tl.program_id(0), tl.program_id(1) * STEP + tl.arange(0, STEP)
-    valid = index < INNER
-    gate = tl.load(x + row * 2 * INNER + index, mask=valid, other=0).to(tl.float32)
-    up = tl.load(x + row * 2 * INNER + INNER + index, mask=valid, other=0).to(tl.float32)
-    tl.store(out + row * INNER + index, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=valid)
+def _request(weight, line, own, INNER: tl.constexpr, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Fetch what the first step reads of some lines of the weights into the L2 cache, without waiting for it."""
+    index = tl.arange(0, 4)[:, None] * (STEP // 4)  # as many lines of the cache
+    at = weight + line[None, :].to(tl.int64) * INNER + index
+    address = tl.where(own[None, :] & (index < INNER), at, weight).to(tl.int64)
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; // $0", "=r,l", [address], tl.int32, is_pure=False, pack=1)
 
 
 class Placed(NamedTuple):
-    """The arguments of `ops.placed`. A chain has no paths and depths, and its kernels read none."""
+    """The arguments of `ops.placed`."""
 
     starts: Tensor
     caches: Tensor
-    paths: Tensor | None
-    depths: Tensor | None
-    together: bool
+    paths: Tensor
+    depths: Tensor
 
 
-def placed(where: Tensor, branches: Tensor | None, count: int, capacity: int, together: bool = False) -> Placed:
+def placed(where: Tensor, paths: Tensor, depths: Tensor, capacity: int, apart: bool = False) -> Placed:
     """See `ops.placed`."""
-    paths, depths = (None, None) if branches is None else (branches[:-1], branches[-1])
-    return Placed(where[0], where[1], paths, depths, together)
+    return Placed(where[0], where[1], paths, depths)
 
 
 def write_kv(
@@ -169,15 +205,15 @@ def write_kv(
     cos, sin = rotation or (qkv, qkv)
     q_weight, k_weight = (norm.weight for norm in head_norms) if head_norms else (qkv, qkv)
     _write_kv[(count, heads + 2 * kv_heads)](
-        *(qkv, q, keys, values, cos, sin, q_weight, k_weight, rows.starts, rows.caches, rows.depths, capacity),
-        head_norms[0].eps if head_norms else 0.0,
+        *(qkv, q, keys, values, cos, sin, q_weight, k_weight),
+        *(rows.starts, rows.caches, rows.paths, rows.depths, capacity, head_norms[0].eps if head_norms else 0.0),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=width // 2,
         NORMED=head_norms is not None,
         ROTATED=rotation is not None,
-        BRANCHING=rows.depths is not None,
         num_warps=1,
+        **launched_on(qkv.device),
     )
     return q
 
@@ -194,6 +230,7 @@ def _write_kv(  # type: ignore[no-untyped-def]
     k_weight,
     starts,
     caches,
+    paths,
     depths,
     capacity,
     eps,
@@ -202,13 +239,15 @@ def _write_kv(  # type: ignore[no-untyped-def]
     HALF: tl.constexpr,
     NORMED: tl.constexpr,
     ROTATED: tl.constexpr,
-    BRANCHING: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     token, head = tl.program_id(0), tl.program_id(1)
-    start = tl.load(starts + token)
-    slot = start + token
-    position = start + tl.load(depths + token) if BRANCHING else slot
+    start, depth = tl.load(starts + token), tl.load(depths + token)
+    slot, position = start + tl.load(paths + token * LINE + depth), start + depth
     cache = tl.load(caches + token) * UNIT
+    if EARLY:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
     low = tl.arange(0, HALF)
     high = HALF + low
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * 2 * HALF
@@ -242,9 +281,9 @@ def _write_kv(  # type: ignore[no-untyped-def]
 
 
 def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
-    """See `ops.attend`. A program attends to one chunk of the context; `_combine` adds the chunks up.
+    """See `ops.attend`. A program attends to one chunk of the context, for the heads of one token that share its keys.
 
-    All rows of a program are of one sequence. Where there are several, it has those of one token.
+    `_combine` adds the chunks up.
     """
     (count, heads, width), (kv_heads, capacity, _) = q.shape, keys.shape
     group = heads // kv_heads
@@ -252,29 +291,29 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rows: Placed) -> Tensor:
     chunks = triton.cdiv(capacity, chunk)
     found = q.new_empty(chunks, count * heads, width, dtype=float32)
     peak, weight = q.new_empty(2, chunks, count * heads, dtype=float32)
-    size = max(size for size in range(1, ROWS + 1) if group % size == 0) if rows.together else ROWS
-    _attend[(kv_heads, triton.cdiv(count * group, size), chunks)](
-        *(q, keys, values, *rows[:-1], found, peak, weight, count, size, capacity, width**-0.5),
+    _attend[(kv_heads * triton.cdiv(group, ROWS), count, chunks)](
+        *(q, keys, values, *rows, found, peak, weight, capacity, width**-0.5),
         HEADS=heads,
         GROUP=group,
         WIDTH=width,
         CHUNK=chunk,
         ROWS=ROWS,
-        KEYS=KEY_BYTES // q.element_size(),
-        BRANCHING=rows.depths is not None,
+        KEYS=min(KEY_BYTES // q.element_size(), chunk),
+        **launched_on(q.device),
     )
     out = q.new_empty(count, heads * width)
-    _combine[(count * heads,)](
-        *(found, peak, weight, rows.starts, out, count),
-        HEADS=heads,
+    _combine[(count, heads)](
+        *(found, peak, weight, rows.starts, rows.depths, out),
         WIDTH=width,
         CHUNK=chunk,
         CHUNKS=triton.next_power_of_2(chunks),
+        num_warps=1,
+        **launched_on(q.device),
     )
     return out
 
 
-@triton.jit(do_not_specialize=["count", "size"])
+@triton.jit
 def _attend(  # type: ignore[no-untyped-def]
     q,
     keys,
@@ -286,8 +325,6 @@ def _attend(  # type: ignore[no-untyped-def]
     found,
     peak,
     weight,
-    count,
-    size,
     capacity,
     scale,
     HEADS: tl.constexpr,
@@ -296,94 +333,67 @@ def _attend(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    BRANCHING: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    kv_head, block, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    place = tl.arange(0, ROWS)
-    row = block * size + place  # a query: a token and one of the heads that share this key head
-    token = row // GROUP
-    one, last = block * size // GROUP, tl.minimum((block * size + size - 1) // GROUP, count - 1)  # tokens
-    inside = (place < size) & (token < count)
-    live = tl.load(starts + one).to(tl.int32)
-    begin = chunk * CHUNK
-    end = tl.minimum(begin + CHUNK, live + last + 1)
+    BLOCKS: tl.constexpr = (GROUP + ROWS - 1) // ROWS
+    kv_head, token, begin = tl.program_id(0) // BLOCKS, tl.program_id(1), tl.program_id(2) * CHUNK
+    start = tl.load(starts + token).to(tl.int32)
+    end = start + tl.load(depths + token).to(tl.int32) + 1
+    if EARLY:
+        cuda.gdc_wait()
     if begin < end:
-        column = tl.arange(0, WIDTH)
-        at = token * HEADS + kv_head * GROUP + row % GROUP
-        query = tl.load(q + at[:, None] * WIDTH + column[None, :], mask=inside[:, None], other=0)
-        first = kv_head.to(tl.int64) * capacity * WIDTH + tl.load(caches + one) * UNIT
+        head = tl.program_id(0) % BLOCKS * ROWS + tl.arange(0, ROWS)  # of those that share this key head
+        inside, column = (head < GROUP)[:, None], tl.arange(0, WIDTH)
+        at = token * HEADS + kv_head * GROUP + head
+        query = tl.load(q + at[:, None] * WIDTH + column[None, :], mask=inside, other=0)
+        first = kv_head.to(tl.int64) * capacity * WIDTH + tl.load(caches + token) * UNIT
         most = tl.full([ROWS], NOTHING, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         sums = tl.zeros([ROWS, WIDTH], tl.float32)
-        # In a tree, first the steps over the cache, which all tokens see alike. What a row adds up before it has seen a
-        # key gets the weight 0 as soon as it sees one.
-        if BRANCHING:
-            end = begin + tl.maximum(live - begin, 0) // KEYS * KEYS
-        for offset in range(0, CHUNK, KEYS):
+        for offset in range(0, CHUNK, KEYS):  # a step in which no key is seen gets the weight 0 of `fade`
             index = begin + offset + tl.arange(0, KEYS)
-            valid = index < end
-            seen = valid[None, :] if BRANCHING else index[None, :] <= live + token[:, None]
-            most, total, sums = _step(
-                query, keys + first, values + first, index, valid, seen, scale, most, total, sums, WIDTH
-            )
-        if BRANCHING:  # then the tokens of this block one by one
-            for further in range(0, (ROWS - 1) // GROUP + 2):
-                each = one + further
-                if each <= last:
-                    own, reach = token == each, live + tl.load(depths + each).to(tl.int32) + 1
-                    for offset in range(0, CHUNK, KEYS):
-                        step = begin + offset
-                        if (step >= end) & (step < reach):
-                            index = step + tl.arange(0, KEYS)
-                            valid = index < reach
-                            behind = tl.load(paths + each * LINE + index - live, mask=valid & (index >= live), other=0)
-                            slot = tl.where(index < live, index, live + behind)
-                            new_most, new_total, new_sums = _step(
-                                *(query, keys + first, values + first, slot, valid, valid[None, :], scale),
-                                *(most, total, sums, WIDTH),
-                            )
-                            most, total = tl.where(own, new_most, most), tl.where(own, new_total, total)
-                            sums = tl.where(own[:, None], new_sums, sums)
-        at += chunk * count * HEADS
-        tl.store(found + at[:, None] * WIDTH + column[None, :], sums, mask=inside[:, None])
-        tl.store(peak + at, most, mask=inside)
-        tl.store(weight + at, total, mask=inside)
+            seen = index < end
+            slot = tl.load(paths + token * LINE + index - start, mask=seen & (index >= start), other=0)
+            slot = tl.where(index < start, index, start + slot)
+            key = tl.load(keys + first + slot[None, :] * WIDTH + column[:, None], mask=seen[None, :], other=0)
+            logits = tl.dot(query, key, input_precision="ieee") * scale
+            logits = tl.where(seen[None, :], logits, NOTHING)
+            higher = tl.maximum(most, tl.max(logits, 1))
+            share = tl.exp(logits - higher[:, None])
+            fade = tl.exp(most - higher)
+            value = tl.load(values + first + slot[:, None] * WIDTH + column[None, :], mask=seen[:, None], other=0)
+            sums = sums * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
+            total = total * fade + tl.sum(share, 1)
+            most = higher
+        if EARLY:
+            cuda.gdc_launch_dependents()
+        at += tl.program_id(2) * tl.num_programs(1) * HEADS
+        tl.store(found + at[:, None] * WIDTH + column[None, :], sums, mask=inside)
+        tl.store(peak + at, most, mask=head < GROUP)
+        tl.store(weight + at, total, mask=head < GROUP)
 
 
 @triton.jit
-def _step(  # type: ignore[no-untyped-def]
-    query, keys, values, slot, valid, seen, scale, most, total, sums, WIDTH: tl.constexpr
-):
-    """Add the `valid` ones of some slots to what was attended to before."""
-    column = tl.arange(0, WIDTH)
-    key = tl.load(keys + slot[None, :] * WIDTH + column[:, None], mask=valid[None, :], other=0)
-    logits = tl.dot(query, key, input_precision="ieee") * scale
-    logits = tl.where(seen, logits, NOTHING)
-    higher = tl.maximum(most, tl.max(logits, 1))
-    share = tl.exp(logits - higher[:, None])
-    fade = tl.exp(most - higher)
-    value = tl.load(values + slot[:, None] * WIDTH + column[None, :], mask=valid[:, None], other=0)
-    sums = sums * fade[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
-    return higher, total * fade + tl.sum(share, 1), sums
-
-
-@triton.jit(do_not_specialize=["count"])
 def _combine(  # type: ignore[no-untyped-def]
     found,
     peak,
     weight,
     starts,
+    depths,
     out,
-    count,
-    HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
-    at = tl.program_id(0)
+    token, queries = tl.program_id(0), tl.num_programs(0) * tl.num_programs(1)
+    at = token * tl.num_programs(1) + tl.program_id(1)
     chunk = tl.arange(0, CHUNKS)
-    used = chunk * CHUNK <= tl.load(starts + at // HEADS).to(tl.int32) + at // HEADS  # the others were not written
-    row = chunk * count * HEADS + at
+    used = chunk * CHUNK <= tl.load(starts + token) + tl.load(depths + token)  # the others were not written
+    if EARLY:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
+    row = chunk * queries + at
     peaks = tl.load(peak + row, mask=used, other=NOTHING)
     share = tl.exp(peaks - tl.max(peaks, 0))
     total = tl.sum(share * tl.load(weight + row, mask=used, other=0), 0)
