@@ -83,6 +83,7 @@ class Drafter:
     # Set by K = auto. A chain ends with the token at which the chance that all its tokens pass falls below this. A tree
     # holds no token but the first with a lower chance to pass.
     stop_below: float = 0.0
+    reads_alone: bool = False  # set by the loop where no passes of other prompts can be one with its own
 
     @property
     def drafts_on(self) -> torch.device | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..engines.gpu.graph import CudaCapture
 from ..engines.runner import Pass, Runner, Wanted, together_of
 from ..system.hardware import elapsed_seconds, timestamp
 from ..types import (
@@ -102,6 +103,8 @@ class Decoding:
                 raise BadInput("The prompt is empty.")
             check_room(len(prompt_ids), settings, runner.context)
             given = settings.k if self.ks is None else self.ks
+            rule.use(runner)
+            drafter.reads_alone = self.readers == 1
             control = DraftLengthController(given, self.costs, len(prompt_ids), settings.tree)
 
             began = self._clock()
@@ -115,14 +118,14 @@ class Decoding:
             index, last = 0, None
             while reason is None:
                 # Draft: the drafter guesses what follows the text.
-                drafting_on, waited = drafter.drafts_on or runner.device, self.waited
+                drafting_on, waited = drafter.drafts_on or runner.device, self._away()
                 began, drafts_from = self._clock(), timestamp(drafting_on)
                 most = settings.max_new_tokens - (len(ids) - len(prompt_ids)) - 1  # a round emits up to k + 1
                 k = control.choose(most, last, drafter.draft_source(ids), self.readers)
                 draft = Draft()
                 if k:
                     draft = yield from drafter.drafting(ids, k, most if control.branches else None)
-                drafted, waited = timestamp(drafting_on), self.waited - waited
+                drafted, waited = timestamp(drafting_on), self._away() - waited
 
                 # Pass: the target reads the pending token and the draft.
                 logits = yield Pass(runner, _rows(ids[-1], draft), row_parents(draft))  # [k + 1, V]
@@ -165,8 +168,12 @@ class Decoding:
             runner.hidden_states = torch.cat(states)
         return logits[-1:]
 
+    def _away(self) -> float:
+        """Seconds of its time in which others went on, or operations were captured, which is done once."""
+        return self.waited + CudaCapture.seconds
+
     def _clock(self) -> float:
-        return time.perf_counter() - self.waited
+        return time.perf_counter() - self._away()
 
 
 def _rows(pending: int, draft: Draft) -> Sequence[int] | Tensor:

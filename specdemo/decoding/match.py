@@ -8,17 +8,19 @@ text that the target alone writes with that seed. A drafter draws with the same 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..system.hardware import to_device
+from ..system.hardware import packed, to_device, unpacked
 from ..types import MATCH, MAX_K, Draft, Settings, Verdict
 from . import noise
 from .rule import Rule
 from .sampling import certainty, largest, probabilities
-from .walk import drafted_probs, follow, row_depths
+from .walk import drafted_probs, follow, parent_rows, row_depths
 
 
 class Match(Rule):
@@ -31,9 +33,12 @@ class Match(Rule):
     def key(self, position: int) -> int:
         return noise.key_of(self.settings.seed, position)
 
-    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
-        """Draw with the noise that the target will use."""
-        return noise.draw(probs, [self.key(position)], token_ids)[0].clamp(min=0)
+    def _draft_numbers(self, positions: Iterable[int]) -> Tensor:
+        """The keys of the noise that the target will use."""
+        return torch.tensor([noise.signed(self.key(position)) for position in positions], dtype=torch.int64)
+
+    def _draw(self, probs: Tensor, number: Tensor, token_ids: Tensor | None) -> Tensor:
+        return noise.draw(probs, number, token_ids)[0].clamp(min=0)
 
     def _shares(self, logits: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
         """softmax(logits - T ln e), with the noise e that the target will use.
@@ -59,12 +64,30 @@ class Match(Rule):
         return self._noise[known]
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
-        if self.settings.temperature == 0:
+        device, k = logits.device, len(draft.token_ids)
+        x, q = (to_device(part, device) if isinstance(part, Tensor) else None for part in (draft.token_ids, draft.q))
+        if not self.settings.temperature:
+            vector, _ = self._tested(logits, None, x, q, None)
+            sizes = k + 1, k + 1, k + 1, 0
+        else:
+            keys = to_device(self._draft_numbers(position + depth for depth in row_depths(draft)), device)
+            x = to_device(draft.token_ids, device)
+            vector, probs = self._tested(logits, keys, x, q, parent_rows(draft, device))
+            self._end_round(position, probs)
+            sizes = k + 1, k + 1, k + 1, k
+        own, own_p, margins, p, q_x, ids = unpacked(vector, *sizes, 0 if q is None else k, 0 if x is None else k)
+        return follow(draft, own, own_p, margins, p, q_x, ids or cast(Sequence[int], draft.token_ids))
+
+    def _test(
+        self, logits: Tensor, keys: Tensor | None, x: Tensor | None, q: Tensor | None, rows: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """What `follow` needs, in one vector, and the target's probabilities if it draws."""
+        if keys is None:
             values, tokens, margins = largest(logits)  # [k + 1] each
-            return follow(draft, tokens, certainty(values), margins)
-        probs = self._target_probs(logits, position)
-        tokens, margins = noise.draw(probs, [self.key(position + depth) for depth in row_depths(draft)])
+            return packed(tokens, certainty(values), margins, q, x), None
+        assert x is not None
+        probs = probabilities(logits, self.settings)
+        tokens, margins = noise.draw(probs, keys)
         tokens = tokens.clamp(min=0)  # -1: nothing to draw, and then p of token 0 is 0 or NaN
         p = probs.gather(1, tokens[:, None])[:, 0]
-        x = to_device(draft.token_ids, probs.device)  # [k]
-        return follow(draft, tokens, p, margins, drafted_probs(probs, x, draft.parents))
+        return packed(tokens, p, margins, drafted_probs(probs, x, rows), q, x), probs

@@ -52,43 +52,43 @@ def uniform(key: int, index: int) -> float:
     return ((mix(key + (index + 1) * STEP & MASK) >> 11) + 0.5) * 2.0**-53
 
 
-def uniforms(key: int, ids: Tensor) -> Tensor:
-    """u of some tokens, int64 [N] -> float64 [N], inside (0, 1)."""
-    x = (ids + 1) * signed(STEP) + signed(key)
+def uniforms(key: int | Tensor, ids: Tensor) -> Tensor:
+    """u of some tokens, int64 [N] -> float64 [N], inside (0, 1); for keys int64 [T, 1] [T, N]."""
+    x = (ids + 1) * signed(STEP) + (key if isinstance(key, Tensor) else signed(key))
     x = (x ^ _shifted(x, 30)) * signed(FIRST)  # int64 products wrap, as those of unsigned numbers do
     x = (x ^ _shifted(x, 27)) * signed(SECOND)
     x = x ^ _shifted(x, 31)
     return (_shifted(x, 11).double() + 0.5) * 2.0**-53
 
 
-def draw(probs: Tensor, keys: Sequence[int], token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def draw(probs: Tensor, keys: Tensor | Sequence[int], token_ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Draw a token from each row.
 
     Args:
         probs: [T, V], non-negative; rows may be unnormalised.
-        keys: the key of each row's noise, see `key_of`.
+        keys: the key of each row's noise, see `key_of`; in a tensor int64 [T] they are `signed`.
         token_ids: the target's tokens that the columns stand for, rising, int64 [V] on the device of `probs`; None if
             they are all of them. A drafter with a smaller vocabulary draws with the noise of the same tokens.
     Returns:
         The columns drawn, int64 [T], -1 where no probability is above 0 or one is not finite, and their margins,
         float64 [T]: ln(p / e) of the drawn token less that of the second best, infinite where only one is possible.
     """
+    if not isinstance(keys, Tensor):
+        keys = to_device([signed(key) for key in keys], probs.device)
     if probs.dtype == torch.float32:
-        numbers = torch.tensor([signed(key) for key in keys], dtype=torch.int64)
         if probs.is_cuda and find_spec("triton"):
             from ..engines.gpu import noise
 
-            return noise.race(probs, to_device(numbers, probs.device), token_ids)
+            return noise.race(probs, keys, token_ids)
         if probs.device.type == "cpu" and (functions := library()):
-            probs = probs.contiguous()
+            probs, keys = probs.contiguous(), keys.contiguous()
             tokens, margins = torch.empty(len(keys), dtype=torch.int64), torch.empty(len(keys), dtype=torch.float64)
             names = None if token_ids is None else token_ids.data_ptr()
             found = tokens.data_ptr(), margins.data_ptr()
-            functions.race(probs.data_ptr(), *probs.shape, numbers.data_ptr(), names, *found)
+            functions.race(probs.data_ptr(), *probs.shape, keys.data_ptr(), names, *found)
             return tokens, margins
     ids = torch.arange(probs.shape[-1], device=probs.device) if token_ids is None else token_ids
-    u = torch.stack([uniforms(key, ids) for key in keys])
-    scores = probs.double().log() - torch.log(-torch.log1p(-u))  # ln(p / e)
+    scores = probs.double().log() - torch.log(-torch.log1p(-uniforms(keys[:, None], ids)))  # ln(p / e)
     best, tokens = scores.max(-1)  # the lowest id on a tie
     others = scores.scatter(-1, tokens[:, None], -torch.inf).amax(-1)
     bad = ~probs.isfinite().all(-1) | (best == -torch.inf)

@@ -12,12 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..system.hardware import to_device, to_host
+from ..system.hardware import packed, to_device, unpacked
 from ..types import REJECTION, Draft, Settings, Verdict, parents_or_chain
 from . import noise
 from .rule import Rule
-from .sampling import one_hot, sample
-from .walk import check_finite, drafted_probs, follow, kind_after, row_depths
+from .sampling import one_hot, probabilities, sample
+from .walk import check_finite, drafted_probs, follow, kind_after, parent_rows, row_depths
 
 TESTING, DRAFTING = 1, 2  # purposes of random numbers, see `noise.key_of`
 
@@ -61,18 +61,38 @@ def verify(
     Raises:
         NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
     """
-    k, device = len(draft.token_ids), target_probs.device
-    x, draws = (to_device(numbers, device) for numbers in (draft.token_ids, draws))  # [k], [k + 1]
-    p = drafted_probs(target_probs, x, draft.parents)  # [k]
-    if draft.parents is not None:
-        tokens = sample(target_probs, draws) % target_probs.shape[-1]
-        return follow(draft, tokens, target_probs.gather(1, tokens[:, None])[:, 0], p=p)
+    return judged(draft, draws, outcome_of(target_probs, *read_of(draft, draws, target_probs.device), passes, left))
 
-    draft_probs = None if draft.probs is None else draft.probs.to(target_probs)  # [k, V]
+
+def read_of(
+    draft: Draft, draws: Tensor, device: torch.device
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]:
+    """What `outcome_of` reads of a draft: tokens, their `probs` or `q`, the draws, and the rows of their parents."""
+    q = None if draft.q is None else to_device(draft.q, device)
+    return to_device(draft.token_ids, device), draft.probs, q, to_device(draws, device), parent_rows(draft, device)
+
+
+def outcome_of(
+    target_probs: Tensor,
+    x: Tensor,
+    draft_probs: Tensor | None,
+    q: Tensor | None,
+    draws: Tensor,
+    rows: Tensor | None,
+    passes: Term,
+    left: Term,
+) -> Tensor:
+    """What `judged` needs, in one vector."""
+    k, p = len(x), drafted_probs(target_probs, x, rows)  # [k]
+    if rows is not None:
+        tokens = sample(target_probs, draws) % target_probs.shape[-1]
+        return packed(tokens, target_probs.gather(1, tokens[:, None])[:, 0], p, q, x)
+
     if draft_probs is not None:
+        draft_probs = draft_probs.to(target_probs)  # [k, V]
         q = draft_probs.gather(1, x[:, None]).squeeze(1)  # [k]
     else:
-        q = torch.ones_like(p) if draft.q is None else to_device(draft.q, device).to(p.dtype)
+        q = torch.ones_like(p) if q is None else q.to(p.dtype)
     passed = draws[:k] < passes(p, q)
     accepted = passed.cumprod(0).sum(0, keepdim=True)  # [1], how many passed before the first failure
 
@@ -82,7 +102,16 @@ def verify(
     token = sample(rest, draws[k:]) % rest.shape[-1]  # [1]
 
     token_p = p_next.gather(1, token[:, None])[0]
-    n, own, own_p, p_x, q_x, drawn, ids = to_host(accepted, token, token_p, p, q, draws, x)
+    return packed(accepted, token, token_p, p, q, draws, x)
+
+
+def judged(draft: Draft, draws: Tensor, vector: Tensor) -> Verdict:
+    """The verdict on a draft."""
+    k = len(draft.token_ids)
+    if draft.parents is not None:
+        own, token_p, p_x, q_x, ids = unpacked(vector, k + 1, k + 1, k, 0 if draft.q is None else k, k)
+        return follow(draft, own, token_p, (), p_x, q_x, ids)
+    n, own, own_p, p_x, q_x, drawn, ids = unpacked(vector, 1, 1, 1, k, k, k + 1, k)
     check_finite([*p_x, *own_p], q_x)
     path = range(int(n[0]))
     kind = kind_after(path, parents_or_chain(None, k))
@@ -112,15 +141,35 @@ class Rejection(Rule):
         key = noise.key_of(self.settings.seed, self._round, purpose)
         return torch.tensor([noise.uniform(key, index) for index in indices], dtype=torch.float64)
 
-    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
-        draw = self._uniforms(DRAFTING, [position])
-        return sample(probs, to_device(draw, probs.device)) % probs.shape[-1]
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return (*super().kind, *self._parts)
+
+    def _draft_numbers(self, positions: Iterable[int]) -> Tensor:
+        return self._uniforms(DRAFTING, positions)
+
+    def _draw(self, probs: Tensor, number: Tensor, token_ids: Tensor | None) -> Tensor:
+        return sample(probs, number) % probs.shape[-1]
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         # The walk takes one row of each depth, so rows of the same depth may share a number.
         draws = self._uniforms(TESTING, row_depths(draft))
         self._round += 1
-        return verify(self._target_probs(logits, position), draft, draws, *self._parts)
+        vector, probs = self._tested(logits, *read_of(draft, draws, logits.device))
+        self._end_round(position, probs)
+        return judged(draft, draws, vector)
+
+    def _test(
+        self,
+        logits: Tensor,
+        x: Tensor,
+        draft_probs: Tensor | None,
+        q: Tensor | None,
+        draws: Tensor,
+        rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        probs = probabilities(logits, self.settings)
+        return outcome_of(probs, x, draft_probs, q, draws, rows, *self._parts), probs
 
 
 def _draft_probs_at(position: Tensor, x: Tensor, draft_probs: Tensor | None, like: Tensor) -> Tensor:

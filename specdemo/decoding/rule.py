@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from ..engines.runner import Runner, captured_by
 from ..types import Draft, Settings, Verdict
 from .sampling import certainty, largest, probabilities
 
@@ -62,34 +63,49 @@ class Rule:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self._tested: Callable[..., tuple[Tensor, Any]] = self._test
         self._draft_probs: list[tuple[Tensor, Tensor | None]] = []
 
-    def draw_draft(self, logits: Tensor, position: int, token_ids: Tensor | None = None) -> Drawn:
+    def use(self, runner: Runner) -> None:
+        """Test by captured operations, where the runner's device has some."""
+        self._tested = captured_by(runner, self.kind, self._test)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What draws and tests depend on, beside their numbers and what a rule was given: what is captured for one kind
+        serves all rules of it."""
+        settings = self.settings
+        return (type(self), settings.temperature, settings.top_k, settings.top_p)
+
+    def draft_numbers(self, positions: Iterable[int]) -> Tensor | None:
+        """The random numbers with which tokens are drafted for these positions of the text, one each, on the host; None
+        at temperature 0. Positions count from 0, the prompt included."""
+        return self._draft_numbers(positions) if self.settings.temperature else None
+
+    def draw(self, logits: Tensor, number: Tensor | None, token_ids: Tensor | None = None) -> Drawn:
         """Draw a drafted token from logits [1, V], or choose the largest at temperature 0. A GPU is not waited for.
 
-        If no token can be drawn, the result is some column with a q that `verify` refuses.
+        If no token can be drawn, the result is some column with a q that `verify` refuses. `take` those that are
+        drafted.
 
         Args:
-            position: of the token in the text, the prompt included, from 0.
+            number: of its position, [1] on the device of the logits, see `draft_numbers`.
             token_ids: the target's tokens that the columns stand for, int64 [V], rising; None if they are all of them.
         """
-        if self.settings.temperature == 0:
+        if number is None:
             values, columns, _ = largest(logits)
             return Drawn(columns, certainty(values), None)
         probs = probabilities(logits, self.settings)
-        column = self._draw(probs, position, token_ids)
-        self._draft_probs.append((probs, token_ids))
+        column = self._draw(probs, number, token_ids)
         return Drawn(column, probs[0].gather(0, column), probs)
 
-    def of_next_round(self) -> Rule:
-        """A rule that draws the drafts of the next round before this one is verified. `take` those that are used."""
-        rule = copy(self)
-        rule._draft_probs = []
-        return rule
+    def take(self, drawn: Sequence[Drawn], token_ids: Tensor | None = None) -> None:
+        """Take tokens that were drawn for drafted in this round."""
+        self._draft_probs += [(token.probs, token_ids) for token in drawn if token.probs is not None]
 
-    def take(self, drawn: Sequence[Drawn]) -> None:
-        """Take tokens for drafted in this round that were drawn before it began, see `of_next_round`."""
-        self._draft_probs += [(token.probs, None) for token in drawn if token.probs is not None]
+    def of_next_round(self) -> Rule:
+        """A rule that draws the drafts of the next round before this one is verified."""
+        return copy(self)
 
     def likeliest(
         self, logits: Tensor, position: int, count: int, token_ids: Tensor | None = None
@@ -126,12 +142,18 @@ class Rule:
         """
         raise NotImplementedError
 
-    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+    def _test(self, logits: Tensor, *read: Any) -> tuple[Tensor, Any]:
+        """The part of `verify` on the device: what the host needs in one vector, and the target's probabilities."""
+        raise NotImplementedError
+
+    def _draft_numbers(self, positions: Iterable[int]) -> Tensor:
+        """See `draft_numbers`, on the host."""
+        raise NotImplementedError
+
+    def _draw(self, probs: Tensor, number: Tensor, token_ids: Tensor | None) -> Tensor:
         """A column of `probs` [1, V], int64 [1]."""
         raise NotImplementedError
 
-    def _target_probs(self, logits: Tensor, position: int) -> Tensor:
-        """`probabilities` of the target's logits, kept as the last round's."""
-        probs = probabilities(logits, self.settings)
-        self.last_round, self._draft_probs = LastRound(position, probs, self._draft_probs), []
-        return probs
+    def _end_round(self, position: int, target_probs: Tensor) -> None:
+        """Keep what was read as the last round's."""
+        self.last_round, self._draft_probs = LastRound(position, target_probs, self._draft_probs), []

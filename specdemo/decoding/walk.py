@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from ..engines.rows import depths_of
-from ..system.hardware import to_device, to_host
+from ..system.hardware import to_device
 from ..types import Draft, NotFinite, TokenKind, Verdict, parents_or_chain
 from .rule import DRAFTER_OVERFLOWED, TARGET_OVERFLOWED
 
@@ -27,11 +28,20 @@ def row_depths(draft: Draft) -> Sequence[int]:
     return range(len(draft.token_ids) + 1) if parents is None else depths_of(parents)
 
 
-def drafted_probs(target_probs: Tensor, x: Tensor, parents: Sequence[int] | None) -> Tensor:
-    """The target's probability of each drafted token x [k], from its distribution after each row [k + 1, V]."""
-    if parents is None:  # an index for the rows would take three times as long
+def drafted_probs(target_probs: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
+    """The target's probability of each drafted token x [k], from its distribution after each row [k + 1, V].
+
+    Args:
+        rows: those of the tokens' parents, int64 [k]; None for a chain.
+    """
+    if rows is None:  # an index for the rows would take three times as long
         return target_probs[: len(x)].gather(1, x[:, None])[:, 0]
-    return target_probs[to_device([parent + 1 for parent in parents], x.device), x]
+    return target_probs[rows, x]
+
+
+def parent_rows(draft: Draft, device: torch.device) -> Tensor | None:
+    """See `drafted_probs`."""
+    return None if draft.parents is None else to_device([parent + 1 for parent in draft.parents], device)
 
 
 def walk(parents: Sequence[int], passed: Sequence[bool]) -> list[int]:
@@ -45,7 +55,13 @@ def walk(parents: Sequence[int], passed: Sequence[bool]) -> list[int]:
 
 
 def follow(
-    draft: Draft, tokens: Tensor, token_p: Tensor, margins: Tensor | None = None, p: Tensor | None = None
+    draft: Draft,
+    own: Sequence[float],
+    own_p: Sequence[float],
+    margins: Sequence[float],
+    p: Sequence[float],
+    q: Sequence[float],
+    x: Sequence[float],
 ) -> Verdict:
     """Walk as long as the target's own token was drafted.
 
@@ -53,14 +69,15 @@ def follow(
     SpecInfer, arXiv 2305.09781).
 
     Args:
-        tokens, token_p, margins: what the target draws after each row, [k + 1], see `noise.draw`.
-        p: the target's probabilities of the drafted tokens, [k]; None if it is certain of its own.
+        own, own_p, margins: what the target draws after each row, [k + 1], see `noise.draw`; no margins if it draws
+            by none.
+        p: the target's probabilities of the drafted tokens, [k]; empty if it is certain of its own.
+        q: the drafter's, [k]; empty if they were chosen.
+        x: the drafted tokens, [k].
     Raises:
         NotFinite: the logits of the target or of the drafter were not finite where the round depends on them.
     """
-    parents = parents_or_chain(draft.parents, len(draft.token_ids))
-    told = (to_device(part, tokens.device) if isinstance(part, Tensor) else part for part in (draft.q, draft.token_ids))
-    own, own_p, margin, p_x, q, x = to_host(tokens, token_p, margins, p, *told)
+    parents = parents_or_chain(draft.parents, len(x))
     passed = [own[parent + 1] == token for parent, token in zip(parents, x, strict=True)]
     path = walk(parents, passed)
     rows = [0, *(node + 1 for node in path)]
@@ -70,10 +87,10 @@ def follow(
         token_id=int(own[rows[-1]]),
         kind=kind_after(path, parents),
         token_p=own_p[rows[-1]],
-        p=p_x if p is not None else [float(passes) for passes in passed],
-        q=q if draft.q is not None else [1.0] * len(x),
+        p=p or [float(passes) for passes in passed],
+        q=q or [1.0] * len(x),
         drafted=[int(token) for token in x],
-        margins=[margin[row] for row in rows] if margin else (),
+        margins=[margins[row] for row in rows] if margins else (),
         target_ids=[int(token) for token in own],
         parents=draft.parents,
     )

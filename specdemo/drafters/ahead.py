@@ -23,6 +23,7 @@ from ..decoding.drafter import Drafter, ModelDrafter
 from ..decoding.rule import Drawn, Rule
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import Runner, Wanted
+from ..system.hardware import to_device
 from ..types import AUTO, Ahead, BadInput, Draft, Verdict
 from .chain import fitted
 from .draft_model import DraftModel
@@ -179,10 +180,9 @@ class DraftingAhead(ModelDrafter):
                 runner.keep([])
                 first = len(token_ids) - len(branches)
                 position = len(context) + 1 + len(branches[0].drawn)
-                drawn = [
-                    rule.draw_draft(row[None], position + branch.outcome[0])
-                    for row, branch in zip(logits, branches, strict=True)
-                ]
+                numbers = rule.draft_numbers(position + branch.outcome[0] for branch in branches)
+                each = [None] * len(branches) if numbers is None else to_device(numbers, logits.device).split(1)
+                drawn = [rule.draw(row, number) for row, number in zip(logits.split(1), each, strict=True)]
                 parents += range(first, len(token_ids))
                 token_ids += torch.cat([each.column for each in drawn]).tolist()
                 for row, branch, each in zip(logits, branches, drawn, strict=True):

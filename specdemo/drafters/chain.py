@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..decoding.drafter import answered
+from ..decoding.drafter import alone, answered
 from ..decoding.rule import Drawn, Rule
+from ..engines.gpu.graph import CapturedFunctions
 from ..engines.runner import Wanted
+from ..system.hardware import to_device
 from ..types import Draft
 
 NextLogits = Callable[[Sequence[Tensor]], Tensor]
@@ -43,20 +46,75 @@ def draw_chain(
     A drafter that knows only some of the target's `vocab_size` tokens gives their `token_ids` [V'], rising, and their
     logits [1, V']. The other tokens have probability 0.
     """
+    numbers = rule.draft_numbers(range(position, position + k))
+    drawn = yield from draws(next_logits, k, rule, numbers, token_ids, vocab_size, stop_below, begun, all_pass)
+    rule.take(drawn[len(begun) :], token_ids)
+    return chain_of(drawn, rule, token_ids, vocab_size)
+
+
+def draws(
+    next_logits: NextPass,
+    k: int,
+    rule: Rule,
+    numbers: Tensor | None,
+    token_ids: Tensor | None,
+    vocab_size: int,
+    stop_below: float = 0.0,
+    begun: Sequence[Drawn] = (),
+    all_pass: float = 1.0,
+) -> Generator[Wanted, Tensor, list[Drawn]]:
+    """The tokens of `draw_chain`, drawn with these numbers (`Rule.draft_numbers`)."""
     drawn = [*begun]
     tokens = [token.column for token in begun]
     for i in range(len(begun), k):
         logits = (yield from answered(next_logits(tokens)))[-1:]
         if token_ids is None and vocab_size:
             logits = fitted(logits, vocab_size)
-        drawn.append(rule.draw_draft(logits, position + i, token_ids))
+        if numbers is not None:
+            numbers = to_device(numbers, logits.device)
+        drawn.append(rule.draw(logits, None if numbers is None else numbers[i : i + 1], token_ids))
         column = drawn[-1].column
         tokens.append(column if token_ids is None else token_ids[column])
         if stop_below and logits.is_cpu:
             all_pass *= rule.confidence(logits, drawn[-1])
             if all_pass < stop_below:
                 break
-    return chain_of(drawn, rule, token_ids, vocab_size)
+    return drawn
+
+
+class CapturedChains:
+    """Draws chains on a GPU, all of their draws and the passes between them by one captured call for each length."""
+
+    def __init__(
+        self,
+        following: Callable[..., NextLogits],
+        functions: CapturedFunctions,
+        token_ids: Tensor | None,
+        vocab_size: int,
+    ) -> None:
+        """
+        Args:
+            following: from what is given at the beginning, tensors, the logits of each token.
+            functions: keeps what is captured; of this `following` alone.
+        """
+        self.following, self.functions = following, functions
+        self.token_ids, self.vocab_size = token_ids, vocab_size
+
+    def draw(self, given: Sequence[Tensor], k: int, rule: Rule, position: int) -> Draft:
+        """See `draw_chain`."""
+        numbers = rule.draft_numbers(range(position, position + k))
+        call = self.functions(rule.kind, self._call_by(rule))
+        drawn, tensors = call(k, numbers if numbers is None else to_device(numbers, given[0].device), *given)
+        rule.take(drawn, self.token_ids)
+        return Draft(*tensors)
+
+    def _call_by(self, rule: Rule) -> Callable[..., tuple[list[Drawn], tuple[Any, ...]]]:
+        def call(k: int, numbers: Tensor | None, *given: Tensor) -> tuple[list[Drawn], tuple[Any, ...]]:
+            drawn = alone(draws(self.following(*given), k, rule, numbers, self.token_ids, self.vocab_size))
+            draft = chain_of(drawn, rule, self.token_ids, self.vocab_size)
+            return drawn, (draft.token_ids, draft.probs, draft.q)
+
+        return call
 
 
 def chain_of(drawn: Sequence[Drawn], rule: Rule, token_ids: Tensor | None = None, vocab_size: int = 0) -> Draft:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from ..decoding.drafter import Drafter, DrafterParts, ModelDrafter
 from ..decoding.rule import Drawn, Rule
+from ..engines.gpu.graph import GraphRunner
 from ..engines.rows import MOST_ROWS
 from ..engines.runner import Pass, Runner, Wanted
 from ..types import BadInput, Draft, Verdict
-from .chain import draw_chain, fitted
+from .chain import CapturedChains, draw_chain, fitted
 from .text_draft_model import LONGER, TextDraftModel
 from .tree import Named, grow_by_depth
 
@@ -97,6 +98,11 @@ class DraftModel(ModelDrafter):
         runner, first = self.runner, self._unread(context, drawn)
         if first is None:
             return Draft()
+        if self.reads_alone and not drawn and isinstance(runner, GraphRunner):
+            logits = (yield first)[-1:]
+            passes = runner.begin_chain(k - 1)
+            chains = CapturedChains(passes.following, passes.functions, None, self.vocab_size)
+            return chains.draw([logits], k, self.rule, len(context))
 
         def next_logits(tokens: Sequence[Tensor]) -> Pass:
             return Pass(runner, tokens[-1]) if len(tokens) > len(drawn) else first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..types import BadInput
 from .rows import is_beginning, path_rows
 
+T = TypeVar("T")
 ANY_ROWS = 2**31 - 1  # `exact_rows` of a runner whose logits never depend on the number of rows
 
 
@@ -141,6 +142,16 @@ class Together(Protocol):
         Raises:
             ValueError: as `Runner.forward` does.
         """
+
+
+def captured_by(runner: Runner, key: object, function: Callable[..., T]) -> Callable[..., T]:
+    """A function of tensors as its calls are captured by a runner of captured passes; else the function itself.
+
+    Args:
+        key: functions with the same one compute the same.
+    """
+    captured: Callable[..., Callable[..., T]] | None = getattr(runner, "captured", None)
+    return captured(key, function) if captured else function
 
 
 def together_of(runner: Runner) -> Together | None:

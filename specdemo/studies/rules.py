@@ -26,7 +26,7 @@ class NoiseUsedTwice(Match):
 class LikeliestByRatio(Rejection):
     """Rejection sampling of tokens that were chosen: the drafter's likeliest is tested as if it was drawn from q."""
 
-    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+    def _draw(self, probs: Tensor, number: Tensor, token_ids: Tensor | None) -> Tensor:
         return probs.argmax(-1)
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
@@ -148,17 +149,15 @@ def to_device(numbers: Sequence[int] | Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def to_host(*parts: Tensor | Sequence[float] | None) -> list[Sequence[float]]:
-    """Vectors on a device as lists, in one transfer: on a GPU the only wait.
+def packed(*parts: Tensor | None) -> Tensor:
+    """Vectors as one, float64, so that one transfer brings them to the host; None is empty."""
+    return torch.cat([part.double() for part in parts if part is not None])
 
-    What is no tensor is on the host and stays as it is; None is empty.
-    """
-    numbers = torch.cat([part.double() for part in parts if isinstance(part, Tensor)]).tolist()
-    lists, end = list[Sequence[float]](), 0
-    for part in parts:
-        begin, end = end, end + (part.shape[0] if isinstance(part, Tensor) else 0)
-        lists.append(numbers[begin:end] if isinstance(part, Tensor) else part or ())
-    return lists
+
+def unpacked(vector: Tensor, *sizes: int) -> list[list[float]]:
+    """Vectors of these sizes that were `packed`, as lists: on a GPU the only wait of a round."""
+    numbers, ends = vector.tolist(), [*accumulate(sizes)]
+    return [numbers[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 Timestamp: TypeAlias = "float | torch.cuda.Event"

@@ -107,7 +107,7 @@ class Scripted(Rejection):
         super().__init__(settings)
         self.walk, self.rule = walk, rule
 
-    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
+    def _draw(self, probs: Tensor, number: Tensor, token_ids: Tensor | None) -> Tensor:
         weights = probs[0].tolist()
         return torch.tensor([self.walk.choose([(x, weight / sum(weights)) for x, weight in enumerate(weights)])])
 

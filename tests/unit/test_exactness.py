@@ -305,14 +305,14 @@ class Reseeded(Rejection):
 
     def _uniforms(self, purpose: int, indices: Iterable[int]) -> Tensor:
         self._round = 0
-        return super()._uniforms(purpose, indices if purpose == TESTING else [0])
+        return super()._uniforms(purpose, indices if purpose == TESTING else [0 for _ in indices])
 
 
 class Shared(Rejection):
     """Proposes and accepts with the same numbers."""
 
-    def _draw(self, probs: Tensor, position: int, token_ids: Tensor | None) -> Tensor:
-        return super()._draw(probs, len(self._draft_probs), token_ids)  # the place in the draft
+    def _draft_numbers(self, positions: Iterable[int]) -> Tensor:
+        return super()._draft_numbers(range(len([*positions])))  # the places in the draft
 
     def _uniforms(self, purpose: int, indices: Iterable[int]) -> Tensor:
         return super()._uniforms(TESTING, indices)

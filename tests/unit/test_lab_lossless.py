@@ -158,7 +158,7 @@ def test_what_the_rules_accept_is_what_they_accept_in_many_drafts(seed: int) -> 
     settings, rows, total = Settings(temperature=1.0), torch.cat([p, p[-1:]]).log(), 0
     for run in range(runs):
         rule = Match(replace(settings, seed=run))
-        drafted = [int(rule.draw_draft(q[i : i + 1].log(), 9 + i).column) for i in range(k)]
+        drafted = [int(rule.draw(q[i : i + 1].log(), rule.draft_numbers([9 + i])).column) for i in range(k)]
         total += rule.verify(rows, Draft(drafted), 9).accepted
     assert total / runs == pytest.approx(means["match"], abs=0.06)
 

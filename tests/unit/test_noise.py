@@ -169,7 +169,7 @@ def test_the_match_rule_emits_what_the_target_draws_whatever_is_drafted() -> Non
         assert verdict.kind is (TokenKind.BONUS if right == 3 else TokenKind.RESAMPLED)
         assert len(verdict.margins) == right + 1
     assert rule.verify(logits[:1], Draft(), 20).kind is TokenKind.TARGET
-    drafted = [rule.draw_draft(logits[i : i + 1], 20 + i) for i in range(4)]
+    drafted = [rule.draw(logits[i : i + 1], rule.draft_numbers([20 + i])) for i in range(4)]
     assert [int(token.column) for token in drafted] == own  # a drafter that knows p drafts it
     assert [float(token.q) for token in drafted] == pytest.approx(p[range(4), own].tolist())
     with pytest.raises(NotFinite):

@@ -147,7 +147,7 @@ class EnumeratedMatch(Match):
         self.draft = draft
         return super().verify(logits, draft, position)
 
-    def draw(self, probs: Tensor, keys: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def drawn(self, probs: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """In place of `noise.draw`."""
         assert len(keys) == len(probs)
         drawn = torch.full((len(probs),), VOCAB - 1)
@@ -172,7 +172,7 @@ def texts_with(
                 rule: Rule = rejection(settings, runs)
             else:
                 rule = chosen = EnumeratedMatch(settings, runs)
-                patch.setattr(match.noise, "draw", chosen.draw)
+                patch.setattr(match.noise, "draw", chosen.drawn)
             events = list(batch.decode(Decoding(TableRunner(table), make_drafter(), PROMPT, rule, frozenset({eos}))))
         emitted[tuple(ids_of(events))] += runs.weight
     return dict(emitted)

@@ -51,6 +51,9 @@ class HeadBackend(Protocol):
     def clear(self) -> None:
         """Forget the text."""
 
+    def state(self) -> tuple[Tensor, ...]:
+        """What `advance` changes, if it is on a device."""
+
 
 class Placed(NamedTuple):
     """Where the T tokens of a pass stand: the entries that they write, and the positions by which they are rotated.
@@ -97,6 +100,9 @@ class TorchBackend:
     def clear(self) -> None:
         """Set all to zeros. Masked entries are read too, and a weight of zero does not undo a stray infinity."""
         self.entries.zero_()
+
+    def state(self) -> tuple[Tensor, ...]:
+        return (self._live,) if self.captured else ()
 
     def rows(self, parents: Sequence[int], count: int) -> Tensor:
         return to_device(branches_of(parents)[len(parents) - count : len(parents)], self.entries.device)
@@ -168,6 +174,9 @@ class NativeBackend:
 
     def clear(self) -> None:
         self.seek(0)  # the library reads live entries only
+
+    def state(self) -> tuple[Tensor, ...]:
+        return ()
 
     def rows(self, parents: Sequence[int], count: int) -> Branches:
         return Branches(self.cache.length, ancestors_of(parents))

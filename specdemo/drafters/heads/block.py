@@ -23,9 +23,12 @@ class BlockPasses(LayeredPasses):
         self.last = ready.zeros(shape.hidden)  # the fused state of the last token read
         self.masks = ready.zeros(max(shape.block_size - 1, 0), dtype=torch.long) + (shape.mask_token or 0)
 
-    def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
+    def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         self.read(states)
-        return self.with_bigrams(self.block(tokens[-1:], k), tokens[-1:])
+        return self.block(tokens[-1:], k), tokens[-1:]
+
+    def following(self, *given: Tensor) -> NextLogits:
+        return self.with_bigrams(*given)
 
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         both, longest = self.states_and_tokens(), self.ready.head.shape.most_drafted

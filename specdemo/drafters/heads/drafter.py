@@ -17,7 +17,7 @@ from ...engines.runner import Runner, Wanted
 from ...system.hardware import to_device
 from ...system.progress import tell
 from ...types import MAX_K, Draft, Verdict
-from ..chain import draw_chain
+from ..chain import CapturedChains, draw_chain
 from ..tree import grow_by_logits
 from .files import load_head, load_published
 from .networks import Head
@@ -111,7 +111,11 @@ class HeadDrafter(ModelDrafter):
         """A tree takes one pass, as a chain does; only the bigram term tells the branches apart."""
         passes, states, tokens = self._unread_with(context)
         deepest = min(k, self.ready.head.shape.most_drafted, *([] if depth is None else [depth, DEEPEST]))
-        next_logits, known, size = passes.begin(states, tokens, deepest), self.ready.token_ids, self.runner.vocab_size
+        known, size = self.ready.token_ids, self.runner.vocab_size
+        if depth is None and passes.functions:
+            chains = CapturedChains(passes.following, passes.functions, known, size)
+            return chains.draw(passes.start(states, tokens, deepest), deepest, self.rule, len(context))
+        next_logits = passes.begin(states, tokens, deepest)
         if depth is None:
             return (yield from draw_chain(next_logits, deepest, self.rule, len(context), known, size, self.stop_below))
         return grow_by_logits(next_logits, k, deepest, self.rule, len(context), known, self.stop_below)

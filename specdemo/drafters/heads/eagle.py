@@ -13,7 +13,7 @@ from ...decoding.drafter import answered
 from ...engines.runner import Wanted
 from ...system.hardware import to_device
 from ...types import Draft
-from ..chain import NextPass
+from ..chain import NextLogits, NextPass
 from ..tree import WIDTH, Named, grow_by_depth
 from .backends import NativeBackend
 from .drafter import HeadDrafter
@@ -33,6 +33,16 @@ class EaglePasses(LayeredPasses):
             return EaglePass(self, drawn[-1]) if drawn else EaglePass(self, tokens, states)
 
         return next_pass
+
+    def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
+        return (self.first(states, tokens),)
+
+    def following(self, *given: Tensor) -> NextLogits:
+        (logits,) = given
+        return lambda drawn: EaglePasses.next(self, drawn[-1]) if drawn else logits  # not the captured `next`
+
+    def state(self) -> tuple[Tensor, ...]:
+        return (self.output, *super().state())
 
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         both, hidden = self.states_and_tokens(), self.ready.head.shape.hidden

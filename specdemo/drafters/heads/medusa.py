@@ -124,8 +124,11 @@ class MedusaHead(Head):
 class MedusaPasses(HeadPasses):
     """A few products over the target's last state. Nothing is kept of the text."""
 
-    def begin(self, states: Tensor, tokens: Tensor, k: int) -> NextLogits:
-        return self.with_bigrams(self.guess(states[-1:], tokens[-1:], k), tokens[-1:])
+    def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
+        return self.guess(states[-1:], tokens[-1:], k), tokens[-1:]
+
+    def following(self, *given: Tensor) -> NextLogits:
+        return self.with_bigrams(*given)
 
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         one, longest = self.states_and_tokens()[-1], self.ready.head.shape.places

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...engines.cpu.library import PackedLinear
-from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, CapturedFunction, Slot, SlotPool, Work
+from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, CapturedFunction, CapturedFunctions, Slot, SlotPool, Work
 from ...engines.layout import Linear, Norm, Step
 from ...system.hardware import compute_dtype, to_device
 from ..chain import NextLogits, NextPass
@@ -120,13 +120,19 @@ class ReadyHead(Generic[H]):
                 return capture(work)
 
             slot.capture(from_the_start)
+            slot.functions = CapturedFunctions(capture, *slot.state())  # in the middle of a run, after its entries
             return slot
 
         self.slots = SlotPool(1, new_slot)
 
 
 class HeadPasses(Slot):
-    """What a kind of head computes in a run. A slot of captured passes serves run after run."""
+    """What a kind of head computes in a run. A slot of captured passes serves run after run.
+
+    `functions` keep its captured chains; None if nothing is captured.
+    """
+
+    functions: CapturedFunctions | None = None
 
     def __init__(self, ready: ReadyHead[Any], capacity: int, captured: bool = False) -> None:
         """Passes for a text of at most `capacity` tokens; `captured` says that `capture` will follow."""
@@ -143,7 +149,19 @@ class HeadPasses(Slot):
 
         Their entries become live. Returns a function that gives the logits of the next k tokens, one by one.
         """
+        return self.following(*self.start(states, tokens, k))
+
+    def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
+        """`begin`, up to what depends on the tokens that are drawn: what `following` needs."""
         raise NotImplementedError
+
+    def following(self, *given: Tensor) -> NextLogits:
+        """What gives the logits of the next tokens, from what `start` gave. It can be captured."""
+        raise NotImplementedError
+
+    def state(self) -> tuple[Tensor, ...]:
+        """What `following` changes, on the device."""
+        return ()
 
     def calls(self) -> dict[str, Sequence[tuple[Any, ...]]]:
         """The names of the methods that drafts call, with the arguments of each call to capture."""
@@ -162,7 +180,7 @@ class HeadPasses(Slot):
         return [(states[:count], tokens[:count]) for count in LENGTHS]
 
     def with_bigrams(self, logits: Tensor, pending: Tensor) -> NextLogits:
-        """A function that gives, one by one, the logits [k, V'] of all places, with the bigram term."""
+        """`following` for the logits [k, V'] of all places: gives them one by one, with the bigram term."""
 
         def next_logits(drawn: Sequence[Tensor]) -> Tensor:
             place = len(drawn)
@@ -183,3 +201,6 @@ class LayeredPasses(HeadPasses):
 
     def clear(self) -> None:
         self.backend.clear()
+
+    def state(self) -> tuple[Tensor, ...]:
+        return self.backend.state()

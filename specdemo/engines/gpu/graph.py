@@ -7,12 +7,13 @@ not depend on the length of the text.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import ModuleType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -36,6 +37,7 @@ TOGETHER = 2, 4, 8, 16, 32, 48, 64, 96, 144
 # Rows of the passes for trees. A slot serves any run, so they are always captured. They are few, and trees are padded
 # to them. They make a capture take a third more time, and the memory of the largest pass.
 TREES = MOST_ROWS, 48, 32, 24, LONGEST, 9
+MOST_SHAPES, MOST_KINDS = 2 * MAX_K, 4  # of functions that are captured when they are first called
 ROOM = 1024  # the least capacity of a slot, in tokens
 
 Outcome = tuple[Tensor, list[Tensor]]  # logits [T, V], and the output of each layer, [T, hidden]
@@ -44,14 +46,20 @@ Capture = Callable[[Work], Work]
 
 
 class CudaCapture:
-    """Makes CUDA graphs that share a memory pool, since none needs what another has left in it."""
+    """Makes CUDA graphs that share a memory pool, since none needs what another has left in it.
+
+    Attributes:
+        seconds: that captures have taken in this process.
+    """
+
+    seconds: ClassVar[float] = 0.0
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Work) -> Work:
-        graph = torch.cuda.CUDAGraph()
+        began, graph = time.perf_counter(), torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()  # during a capture torch cannot free cached memory
         with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
@@ -66,6 +74,7 @@ class CudaCapture:
                 raise
             graph.capture_end()
         torch.cuda.synchronize(self.device)
+        CudaCapture.seconds += time.perf_counter() - began
 
         def replay() -> Any:
             graph.replay()
@@ -77,20 +86,55 @@ class CudaCapture:
 class CapturedFunction:
     """A function of tensors whose calls are captured. The next call overwrites what the last one returned."""
 
-    def __init__(self, function: Callable[..., Any], capture: Capture, buffers: Iterable[tuple[Any, ...]]) -> None:
-        """Capture a call for each tuple of arguments in `buffers`. Later calls copy their tensors into these."""
-        self.function = function
+    def __init__(
+        self, function: Callable[..., Any], capture: Capture, buffers: Iterable[tuple[Any, ...]], most: int = 0
+    ) -> None:
+        """Capture a call for each tuple of arguments in `buffers`. Later calls copy their tensors into these.
+
+        Args:
+            most: calls for arguments of other shapes are captured when they come, up to so many.
+        """
+        self.function, self.capture, self.most = function, capture, most
         self._calls = {_shapes(own): (own, capture(partial(function, *own))) for own in buffers}
 
+    @torch.inference_mode()
     def __call__(self, *arguments: Any) -> Any:
         """Replay the call that was captured for arguments of these shapes; without one, call the function."""
-        own, replay = self._calls.get(_shapes(arguments), (None, None))
-        if own is None or replay is None:
+        shapes = _shapes(arguments)
+        if shapes not in self._calls and len(self._calls) < self.most:
+            own = tuple(part.clone() if isinstance(part, Tensor) else part for part in arguments)
+            self._calls[shapes] = own, self.capture(partial(self.function, *own))
+        own, replay = self._calls.get(shapes, ((), None))
+        if replay is None:
             return self.function(*arguments)
         for buffer, argument in zip(own, arguments, strict=True):
             if isinstance(buffer, Tensor):
                 buffer.copy_(argument)
         return replay()
+
+
+class CapturedFunctions:
+    """Functions of tensors by what they compute, captured for each shape when it comes. The oldest make room.
+
+    `state` are tensors that they change.
+    """
+
+    def __init__(self, capture: Capture, *state: Tensor) -> None:
+        self.capture, self.state = capture, state
+        self._known: dict[object, CapturedFunction] = {}
+
+    def _captured(self, work: Work) -> Work:
+        """A capture calls the work once, so it changes what the first replay must find."""
+        before = [part.clone() for part in self.state]
+        replay = self.capture(work)
+        for part, old in zip(self.state, before, strict=True):
+            part.copy_(old)
+        return replay
+
+    def __call__(self, key: object, function: Callable[..., Any]) -> CapturedFunction:
+        known = self._known.pop(key, None) or CapturedFunction(function, self._captured, (), MOST_SHAPES)
+        self._known = {**dict([*self._known.items()][1 - MOST_KINDS :]), key: known}
+        return known
 
 
 def _shapes(arguments: Iterable[Any]) -> tuple[Any, ...]:
@@ -176,6 +220,7 @@ class CapturedPasses:
         self._trees = {rows: capture(partial(self.run, rows, self.branches)) for rows in TREES}
         self._passes = {count: capture(partial(self.run, count, self.chain)) for count in LENGTHS}
         self._together: dict[int, Work] = {}
+        self.functions = CapturedFunctions(capture, self.where, self.ids)  # chains of tokens, see `following`
 
     def place(self, cache: Cache) -> Tensor:
         """The `where` of a pass at the beginning of a cache."""
@@ -183,13 +228,17 @@ class CapturedPasses:
         place[1] = distance(self.cache.keys, cache.keys)
         return place
 
+    def seek(self, slot: GraphSlot) -> None:
+        """Make the end of a slot's text the place of the next pass."""
+        torch.add(slot.place, self.first_line, alpha=slot.cache.length, out=self.where)  # one launch
+
     def read(self, slot: GraphSlot, ids: Sequence[int] | Tensor, parents: Sequence[int] | None) -> Outcome:
         """Run a pass over T tokens after those in the cache of a slot. The next pass overwrites what this returns.
 
         A tree is padded with copies of its last row, which write the same keys and values to the same place.
         """
-        count, length = len(ids), slot.cache.length
-        torch.add(slot.place, self.first_line, alpha=length, out=self.where)  # one launch
+        count = len(ids)
+        self.seek(slot)
         self.ids[:count].copy_(to_device(ids, self.ids.device))
         if parents is None:
             return self._passes[count]()
@@ -218,6 +267,20 @@ class CapturedPasses:
             tell(f"capturing the passes over {rows} tokens of several texts")
             self._together[rows] = self.capture(partial(self.run, rows))
         return self._together[rows]()
+
+    def following(self, logits: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
+        """What gives the logits after each token of a chain, where those of the first token are given and `where` is
+        its place. It can be captured."""
+
+        def next_logits(tokens: Sequence[Tensor]) -> Tensor:
+            if not tokens:
+                return logits
+            self.ids[:1] = tokens[-1]
+            logits_after, _ = self.run(1, self.chain)
+            self.where[0] += 1
+            return logits_after
+
+        return next_logits
 
     @torch.inference_mode()
     def run(self, count: int, branches: Tensor | None = None) -> Outcome:
@@ -287,6 +350,7 @@ class Graphs(SlotPool[GraphSlot]):
     def __init__(self, model: FusedModel, ops: ModuleType, capture: Capture, slots: int) -> None:
         self.model, self.ops, self.capture = model, ops, capture
         self.together = SharedPasses(model) if ops is torch_ops else GraphPasses(model)
+        self.functions = CapturedFunctions(capture)
         self._parts: dict[int, Graphs] = {}
         super().__init__(slots, partial(new_slot, WeakValueDictionary(), model, ops, capture))
 
@@ -363,6 +427,10 @@ class GraphRunner(FusedRunner):
         """`LONGEST` with Triton's kernels, 0 with torch's operations."""
         return 0 if self._graphs.ops is torch_ops else LONGEST
 
+    def captured(self, key: object, function: Callable[..., Any]) -> Callable[..., Any]:
+        """See `engines.runner.captured_by`."""
+        return self._graphs.functions(key, function)
+
     @torch.inference_mode()
     def forward(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         if self._slot is None or len(ids) > (LONGEST if parents is None else MOST_ROWS):
@@ -372,6 +440,13 @@ class GraphRunner(FusedRunner):
         logits, outputs = self._slot.passes.read(self._slot, ids, parents)
         self.end(count, {layer: outputs[layer][:count] for layer in self.captured_layers})
         return logits[:count].clone()
+
+    def begin_chain(self, count: int) -> CapturedPasses:
+        """The passes whose `following` gives the logits of a chain, of which `count` tokens will be read."""
+        self.place(count)
+        self.slot.passes.seek(self.slot)
+        self.end(count, {})
+        return self.slot.passes
 
     def first_layers(self, count: int, capacity: int) -> Runner:
         return GraphRunner(self._graphs.first_layers(count), capacity)
