@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.racing.race import PLAIN
+from specdemo.ui.serving.head import modules
 from specdemo.ui.serving.line import MAX_WAITING
-from specdemo.ui.serving.modules import modules
 
 from .browser import fill, run, sentence, tokens_shown, wait_until
 from .conftest import Tabs, Visit

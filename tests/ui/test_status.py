@@ -28,7 +28,7 @@ from specdemo.ui.replay.recordings import recordings
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving.head import Head
 from specdemo.ui.serving.line import MODEL
-from specdemo.ui.serving.status import _news
+from specdemo.ui.serving.stream import _news
 
 from .browser import run, served_engine, tokens_shown, wait_until
 from .conftest import HIDE, Visit

@@ -22,7 +22,6 @@ from specdemo.models.loaded import Loaded, load
 from specdemo.racing.compare import NEAR_TIE
 from specdemo.racing.race import start
 from specdemo.studies import greedy as greedy_lab
-from specdemo.studies.acceptance import Accepted, accepted_of
 from specdemo.studies.greedy import greedy
 from specdemo.studies.lossless import (
     CAUGHT,
@@ -37,7 +36,7 @@ from specdemo.studies.lossless import (
 )
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.remember import Remembering, from_one_context
-from specdemo.studies.rules import BROKEN, emitted_distribution, harm, make_rule
+from specdemo.studies.rules import BROKEN, Accepted, accepted_of, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
 from specdemo.types import REJECTION, RULES, BadInput, Draft, Settings, Token
 
