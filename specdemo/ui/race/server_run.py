@@ -12,7 +12,7 @@ from ...racing.compare import OWN_DRAFTER
 from ...racing.trace import Entry
 from ...servers.address import Address
 from ...servers.dialects import connected
-from ...servers.race import TURNS, Asked, ServerRace, outcome, trace_header
+from ...servers.race import TURNS, ServerRace, outcome, trace_header
 from ...types import REJECTION
 from ..engine import Engine
 from .run import Run
@@ -44,7 +44,7 @@ class ServerRun(Run):
     def _race(self, engine: Engine, loaded: Any) -> Generator[Entry]:
         # What the servers draft, and how, is theirs.
         settings = replace(self.request.settings, k=0, tree=False, rule=REJECTION)
-        race, disturbed = ServerRace(Asked(self.request.prompt, self.request.raw, settings)), engine.beside.watch()
+        race, disturbed = ServerRace(replace(self.request, settings=settings)), engine.beside.watch()
         self.header = {"environment": {}}
         places, self._places = self._places, []
         with self._limited(), ExitStack() as opened:
