@@ -19,12 +19,12 @@ from typer import Argument, Option
 
 from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of, with_head
 from ..racing.asked import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
+from ..studies.tables import Columns, Rows, Table, aligned, text_table, write_csv, write_json
 from ..system.imports import import_quickly
 from ..types import SETTINGS, BadInput, Field, Settings, read_k
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from ..studies.tables import Columns, Rows, Table
 
 Item = TypeVar("Item")
 PROMPTS = PRESETS / "prompts"
@@ -287,8 +287,6 @@ class Files:
         check_writable(self.json_, self.csv)
 
     def write(self, found: Any, rows: Sequence[Any]) -> None:
-        from ..studies.tables import write_csv
-
         save_json(self.json_, found)
         if self.csv:
             write_csv(self.csv, rows)
@@ -297,22 +295,16 @@ class Files:
 def save_json(path: Path | None, found: Any) -> None:
     """Write what was found to a file, if one was asked for."""
     if path:
-        from ..studies.tables import write_json
-
         write_json(path, found)
 
 
 def show(table: Table) -> None:
     """Print a table, with the names of its columns that the files have."""
-    from ..studies.tables import aligned
-
     typer.echo(aligned([table.names, *table.rows]) + "\n")
 
 
 def show_table(rows: Rows, columns: Columns) -> None:
     """Print rows as a table."""
-    from ..studies.tables import text_table
-
     typer.echo(text_table(rows, columns) + "\n")
 
 
