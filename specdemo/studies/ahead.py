@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..decoding.events import Round
 from ..drafters.names import DRAFTERS
 from ..system.imports import Later
-from ..types import COMMAND, MAX_AHEAD, BadInput, Field, Settings
+from ..types import COMMAND, MAX_AHEAD, BadInput, Field
 from .statistics import Spread, geometric_mean, pooled_rate
 from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, some_of_each, temperature_field
 from .tables import Table, table
@@ -73,11 +73,36 @@ class DraftsAhead(Study):
         for prompt in self.prompts_read:
             ids = self.loaded.encode(prompt.prompt)
             for method, each in self.methods():
-                self.texts.append(
-                    write(self.loaded, self.asked["drafter"], ids, self.settings, method, each, prompt.id)
-                )
+                self.texts.append(self._write(prompt.id, ids, method, each))
                 self.done += 1
                 yield f"{method}, {outcomes(each)}" if each else method
+
+    def _write(self, prompt: str, prompt_ids: Sequence[int], method: str, fan_out: int) -> Text:
+        """Write a text by a method.
+
+        Raises:
+            BadInput: as `race.start` does.
+        """
+        drafter, k = ("none", 0) if method == ALONE else (self.asked["drafter"], self.settings.k)
+        settings = replace(self.settings, ahead=fan_out, k=k)
+        race.check_fits(self.loaded, len(prompt_ids), settings, drafter)
+        decoding = race.decoding_of(self.loaded, drafter, prompt_ids, race.rule_for(settings), None)
+        if method == SIMULATED:
+            decoding.drafter.in_turn = True  # type: ignore[attr-defined]
+        with closing(batch.decode(decoding)) as events:  # type: ignore[type-var]
+            rounds = [event for event in events if isinstance(event, Round)]
+        parts = parts_of(rounds, in_turn=method == SIMULATED)
+        timeline = simulated(parts) if method == SIMULATED else ()
+        seconds = timeline[-1].ends if timeline else sum(event.seconds for event in rounds)
+        told = [event.ahead for event in rounds if event.ahead]
+        return Text(
+            *(method, fan_out, prompt, sum(len(event.emitted) for event in rounds), seconds),
+            *(sum(each.hit for each in told), len(told), fmean([each.prepared for each in told] or [0])),
+            fmean([part.passing for part in parts] or [0]),
+            fmean([part.drafting for part in parts if not part.hit] or [0]),
+            fmean([part.preparing for part in parts] or [0]),
+            tuple(timeline[: 3 * TIMELINE_ROUNDS]),
+        )
 
     def methods(self) -> list[tuple[str, int]]:
         ahead = [(method, each) for each in self.fan_outs for method in (TOGETHER, SIMULATED)]
@@ -129,36 +154,6 @@ class Text:
     drafting: float
     preparing: float
     timeline: tuple[Span, ...] = ()
-
-
-def write(
-    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, method: str, fan_out: int, prompt: str
-) -> Text:
-    """Write a text by a method.
-
-    Raises:
-        BadInput: as `race.start` does.
-    """
-    drafter = "none" if method == ALONE else drafter
-    settings = replace(settings, ahead=fan_out, k=0 if method == ALONE else settings.k)
-    race.check_fits(loaded, len(prompt_ids), settings, drafter)
-    decoding = race.decoding_of(loaded, drafter, prompt_ids, race.rule_for(settings), None)
-    if method == SIMULATED:
-        decoding.drafter.in_turn = True  # type: ignore[attr-defined]
-    with closing(batch.decode(decoding)) as events:  # type: ignore[type-var]
-        rounds = [event for event in events if isinstance(event, Round)]
-    parts = parts_of(rounds, in_turn=method == SIMULATED)
-    timeline = simulated(parts) if method == SIMULATED else ()
-    seconds = timeline[-1].ends if timeline else sum(event.seconds for event in rounds)
-    told = [event.ahead for event in rounds if event.ahead]
-    return Text(
-        *(method, fan_out, prompt, sum(len(event.emitted) for event in rounds), seconds),
-        *(sum(each.hit for each in told), len(told), fmean([each.prepared for each in told] or [0])),
-        fmean([part.passing for part in parts] or [0]),
-        fmean([part.drafting for part in parts if not part.hit] or [0]),
-        fmean([part.preparing for part in parts] or [0]),
-        tuple(timeline[: 3 * TIMELINE_ROUNDS]),
-    )
 
 
 class Part(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,8 +15,7 @@ from ..decoding.events import Round, branches
 from ..racing.text import LaneText
 from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
 from ..system.imports import Later
-from ..types import COMMAND, BadInput, DraftOutcome, Field, Settings
-from .prompts import Prompt
+from ..types import COMMAND, BadInput, DraftOutcome, Field
 from .statistics import pooled_rate, rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_fields, settings_in, temperature_field
 from .tables import Table, table
@@ -67,12 +66,19 @@ class Domains(Study):
             drafted = [entry for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
             self.counts.add(Path(trace.name.removesuffix(".gz")).stem, drafted)
             yield "Reading traces"
-        if self.texts:
-            texts = domains(self.loaded, self.asked["drafter"], self.texts, settings_in(self.asked))
-            for prompt, entries in texts:
-                self.counts.add(prompt.category, entries)
-                self.done += 1
-                yield "Writing texts"
+        if not self.texts:
+            return
+        loaded, drafter, settings = self.loaded, self.asked["drafter"], settings_in(self.asked)
+        race.check_drafter(loaded, drafter)
+        prompt_ids = [loaded.encode(prompt.prompt) for prompt in self.texts]
+        for ids in prompt_ids:
+            race.check_fits(loaded, len(ids), settings, drafter)
+        for prompt, ids in zip(self.texts, prompt_ids, strict=True):
+            text = LaneText(loaded.tokenizer, ids, loaded.eos_ids)
+            with closing(race.start(loaded, drafter, ids, settings)) as events:  # type: ignore[type-var]
+                self.counts.add(prompt.category, [Entry(SPECULATIVE, event, text.read(event)) for event in events])
+            self.done += 1
+            yield "Writing texts"
 
     def words(self) -> list[str]:
         return self.counts.in_words()
@@ -156,24 +162,6 @@ class Counts:
 
     def _parts(self, by: str, name: str) -> dict[str, tuple[float, float]]:
         return {text: (count["accepted"], count["tested"]) for text, count in self.groups[by, name].items()}
-
-
-def domains(
-    loaded: Loaded, drafter: str, prompts: Sequence[Prompt], settings: Settings
-) -> Iterator[tuple[Prompt, list[Entry]]]:
-    """Generate on every prompt with the drafter; yields each prompt with what to count, one text at a time.
-
-    Raises:
-        BadInput: the drafter cannot be used here, or a prompt has no room.
-    """
-    race.check_drafter(loaded, drafter)
-    prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in prompts}
-    for ids in prompt_ids.values():
-        race.check_fits(loaded, len(ids), settings, drafter)
-    for prompt in prompts:
-        text = LaneText(loaded.tokenizer, prompt_ids[prompt.id], loaded.eos_ids)
-        with closing(race.start(loaded, drafter, prompt_ids[prompt.id], settings)) as events:  # type: ignore[type-var]
-            yield prompt, [Entry(SPECULATIVE, event, text.read(event)) for event in events]
 
 
 # What kind of token a token is -------------------------------------------------------------------------------

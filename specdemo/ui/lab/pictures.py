@@ -168,10 +168,10 @@ def race_numbers(run: Run | None) -> tuple[dict[str, float], Measured]:
 def of_sweep(study: Sweep) -> Picture:
     if not study.runs:
         return []
-    rows, plan = study.rows(), study.plan
-    axis, values = ("temperature", plan.temperatures) if study.over_temperatures else ("k", plan.ks)
+    rows = study.rows()
+    axis, values = ("temperature", study.temperatures) if study.over_temperatures else ("k", study.ks)
     places = {value: place for place, value in enumerate(values)}
-    drafters = list(plan.drafters)
+    drafters = study.asked["drafters"]
     categories = list(dict.fromkeys(row["category"] for row in rows))
 
     rows = sorted(({**row, "place": places[row[axis]]} for row in rows), key=lambda row: row["place"])

@@ -68,7 +68,11 @@ def add_race(
                 elem_id="race",
             )
     fields = [form[name] for name in FIELDS]
-    asks: list[Asks] = [("begin", form["run"], fields, lambda values: _read(values, engine, budgets))]
+
+    def read(values: Sequence[Any]) -> Run:
+        return Run(read_form(values, engine.presets, budgets.new_tokens), budgets.race_seconds)
+
+    asks: list[Asks] = [("begin", form["run"], fields, read)]
     if budgets.own_models:
         button, more = own_server
         asks.append(("ask", button, [*fields, *more], lambda values: read_servers(values, engine, budgets)))
@@ -88,10 +92,6 @@ def _answers(runs: Runs) -> list[Any]:
             return run.trace() if run else None
 
     return [trace, halting(runs)]
-
-
-def _read(values: Sequence[Any], engine: Engine, budgets: Budgets) -> Run:
-    return Run(read_form(values, engine.presets, budgets.new_tokens), budgets.race_seconds)
 
 
 def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> None:
