@@ -69,7 +69,7 @@ def doctor(
         study = Doctor(*sides, DoctorPlan(prompts, settings, counts, lengths, seconds))
         for _ in with_progress(study.run(), study.steps):
             pass
-    found = Diagnosis.of(study)
+    found = Diagnosis(study)
     if csv:
         write_csv(csv, found.rows())
     if html:

@@ -92,7 +92,7 @@ class Doctor(Study):
     def found(self) -> diagnosis.Diagnosis | None:
         """What there is so far."""
         if self._found is None and self.doctor is not None:
-            self._found = diagnosis.Diagnosis.of(self.doctor)
+            self._found = diagnosis.Diagnosis(self.doctor)
         return self._found
 
     def words(self) -> list[str]:
