@@ -125,11 +125,6 @@ def test_a_broken_rejection_rule_fails_on_paper_too(loaded: Loaded, broken: str)
     assert ("DIFFERS FROM" if wrong else "equals") in exact_in_words(rounds)[0]
 
 
-def test_an_unknown_broken_rule_is_refused(loaded: Loaded) -> None:
-    with pytest.raises(BadInput, match="no broken rule called 'honest'"):
-        list(exact(loaded, "draft-model", loaded.encode(PROMPT), HOT, "honest"))
-
-
 # What each rule accepts ------------------------------------------------------------------------------------
 
 
@@ -271,6 +266,8 @@ def test_what_cannot_be_tested_is_refused(loaded: Loaded) -> None:
     ids = loaded.encode(PROMPT)
     with pytest.raises(BadInput, match="above 0"):
         next(sampling(loaded, "ngram", ids, replace(HOT, temperature=0)))
+    with pytest.raises(BadInput, match="no broken rule called 'honest'"):
+        next(exact(loaded, "ngram", ids, HOT, "honest"))
     with pytest.raises(BadInput, match="two tokens"):
         next(sampling(loaded, "ngram", ids[:1], HOT))
     with pytest.raises(BadInput, match="proposed nothing"):
