@@ -15,7 +15,6 @@ from ..system.imports import Later
 from ..types import COMMAND, MAX_AHEAD, BadInput, Field
 from .statistics import Spread, geometric_mean, pooled_rate
 from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, some_of_each, temperature_field
-from .tables import Table, table
 
 if TYPE_CHECKING:
     from ..decoding import batch
@@ -54,6 +53,18 @@ class DraftsAhead(Study):
             only=COMMAND,
         ),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
+    )
+    heading = "All figures, and their 95% intervals over prompts"
+    columns = (
+        ("method", "method", ""),
+        ("fan_out", "outcomes for each place", ",.0f"),
+        ("tokens_per_second", "tokens/s", ".1f"),
+        ("speedup", "times speculation", "times"),
+        ("hits", "drafts that were ready", ".0%"),
+        ("prepared", "outcomes prepared", ".1f"),
+        ("pass_ms", "a pass, ms", "ms"),
+        ("draft_ms", "a draft, ms", "ms"),
+        ("prepare_ms", "preparing, ms", "ms"),
     )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
@@ -110,20 +121,6 @@ class DraftsAhead(Study):
 
     def words(self) -> list[str]:
         return in_words(self.rows())
-
-    def tables(self) -> list[Table]:
-        columns = [
-            ("method", "method", ""),
-            ("fan_out", "outcomes for each place", ",.0f"),
-            ("tokens_per_second", "tokens/s", ".1f"),
-            ("speedup", "times speculation", "times"),
-            ("hits", "drafts that were ready", ".0%"),
-            ("prepared", "outcomes prepared", ".1f"),
-            ("pass_ms", "a pass, ms", "ms"),
-            ("draft_ms", "a draft, ms", "ms"),
-            ("prepare_ms", "preparing, ms", "ms"),
-        ]
-        return [table("All figures, and their 95% intervals over prompts", columns, self.rows())]
 
     def rows(self) -> list[dict[str, Any]]:
         return summarise(self.texts, self.methods())

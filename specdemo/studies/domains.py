@@ -18,7 +18,6 @@ from ..system.imports import Later
 from ..types import COMMAND, BadInput, DraftOutcome, Field
 from .statistics import pooled_rate, rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_fields, settings_in, temperature_field
-from .tables import Table, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -49,6 +48,13 @@ class Domains(Study):
         *prompt_fields("domains", 2, 3),
         NEW_TOKENS,
         Field("traces", "Traces", "traces", help=SEVERAL_TRACES, only=COMMAND),
+    )
+    heading = "Counts"
+    columns = (
+        *(("by", "by", ""), ("name", "group", "")),
+        *((name, name, ",.0f") for name in COUNTED),
+        *(("acceptance_rate", "acceptance rate", ".0%"), ("low", "from", ".0%"), ("high", "to", ".0%")),
+        ("draft_efficiency", "draft efficiency", ".0%"),
     )
 
     @classmethod
@@ -82,13 +88,6 @@ class Domains(Study):
 
     def words(self) -> list[str]:
         return self.counts.in_words()
-
-    def tables(self) -> list[Table]:
-        columns = [("by", "by", ""), ("name", "group", "")]
-        columns += [(name, name, ",.0f") for name in ("drafted", "tested", "accepted")]
-        columns += [("acceptance_rate", "acceptance rate", ".0%"), ("low", "from", ".0%"), ("high", "to", ".0%")]
-        columns += [("draft_efficiency", "draft efficiency", ".0%")]
-        return [table("Counts", columns, self.rows())]
 
     def rows(self) -> list[dict[str, Any]]:
         return self.counts.rows()

@@ -10,7 +10,7 @@ from ..drafters import names
 from ..models.presets import PRESETS
 from ..types import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
 from .prompts import Prompt, read_prompts, readable
-from .tables import Table
+from .tables import Table, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -61,6 +61,7 @@ class Study:
         fields: of the form and of the command.
         button: what the button says.
         has_page: whether there is a report in HTML.
+        heading, columns: of its table, see `tables.table`.
         left_out: what is not measured, in a sentence.
     """
 
@@ -70,6 +71,8 @@ class Study:
     fields: ClassVar[tuple[Field, ...]] = ()
     button: ClassVar[str] = "Run"
     has_page: ClassVar[bool] = False
+    heading: ClassVar[str] = ""
+    columns: ClassVar[Sequence[tuple[str, str, str]]] = ()
 
     @classmethod
     def form(cls, servers: bool = True) -> list[Field]:
@@ -119,8 +122,8 @@ class Study:
         return []
 
     def tables(self) -> list[Table]:
-        """What a person reads besides."""
-        return []
+        """What a person reads besides: the rows by the `columns`, if there are any."""
+        return [table(self.heading, self.columns, self.rows())] if self.columns else []
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of the CSV file."""
