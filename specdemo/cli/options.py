@@ -270,6 +270,7 @@ class Decoding(Decoded):  # type: ignore[misc,valid-type]
 
 
 def read_prompt(prompt: str) -> str:
+    """The prompt, or for - what stands on stdin. Raises: BadInput: that is not text."""
     try:
         return sys.stdin.read() if prompt == "-" else prompt
     except UnicodeDecodeError as error:
@@ -287,6 +288,7 @@ class Files:
         check_writable(self.json_, self.csv)
 
     def write(self, found: Any, rows: Sequence[Any]) -> None:
+        """Write `found` as JSON and `rows` as CSV, each if a file was named."""
         save_json(self.json_, found)
         if self.csv:
             write_csv(self.csv, rows)
@@ -339,6 +341,7 @@ def printable(text: str) -> str:
 
 
 def say(lines: Iterable[str]) -> None:
+    """Print sentences, one on each line."""
     for line in lines:
         typer.echo(line)
 

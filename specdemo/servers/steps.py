@@ -307,6 +307,7 @@ class Counters:
     by_position: tuple[int, ...] = ()
 
     def since(self, before: Counters) -> Counters:
+        """What was counted after another reading."""
         earlier = before.by_position + (0,) * (len(self.by_position) - len(before.by_position))
         positions = tuple(now - then for now, then in zip(self.by_position, earlier, strict=False))
         counts = self.rounds - before.rounds, self.drafted - before.drafted, self.accepted - before.accepted

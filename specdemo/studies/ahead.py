@@ -244,6 +244,7 @@ def in_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def outcomes(each: int) -> str:
+    """How many outcomes are prepared for at each place, in words."""
     return f"{each} outcome{'s' * (each > 1)} for each place"
 
 

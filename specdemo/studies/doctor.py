@@ -213,6 +213,7 @@ class Crowd:
 
     @property
     def tokens_per_second(self) -> float:
+        """Of all requests together."""
         return self.tokens / self.seconds
 
     @property

@@ -112,6 +112,7 @@ def _figures(p: Tensor, q: Tensor, rule: str, broken: str) -> tuple[float, float
 
 
 def exact_in_words(drafts: Sequence[DraftOnPaper]) -> list[str]:
+    """What was computed, in sentences; the probabilities are in double precision."""
     positions = [position for draft in drafts for position in draft.positions]
     if not positions:
         return ["Nothing was drafted in this text, so there was nothing to compute."]

@@ -34,11 +34,13 @@ PROMPT_FILE = Field(
 
 
 def k_field(value: int, group: str = "") -> Field:
+    """The field of K, in drafted tokens per round, which begins with `value`."""
     label, words = "Draft length K (drafted tokens per round)", "Tokens drafted in one round."
     return Field("k", label, "whole", value, 1, MAX_K, group=group, help=words)
 
 
 def temperature_field(value: float, low: float = 0) -> Field:
+    """The field of the temperature, from `low` to 2."""
     return Field("temperature", "Temperature", "number", value, low, 2, help=SETTINGS["temperature"].help)
 
 
