@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
+import httpx
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message
 
 from ..jobs import Job
 from ..runs import Runs
@@ -50,22 +50,10 @@ async def may_see(request: Request) -> bool:
 
     Asks Gradio's own route, with the cookies of the request.
     """
-
-    async def receive() -> Message:
-        return {"type": "http.request"}
-
-    scope = {**request.scope, "method": "GET", "path": request.scope.get("root_path", "") + LOGIN_CHECK}
-    scope |= {"raw_path": scope["path"].encode(), "query_string": b""}
-    for own in ("endpoint", "path_params", "route"):  # found for the route that was asked for
-        scope.pop(own, None)
-    answered: list[int] = []
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            answered.append(message["status"])
-
-    await request.app(scope, receive, send)
-    return answered == [200]
+    root, cookies = request.scope.get("root_path", ""), {"cookie": request.headers.get("cookie", "")}
+    gradio = httpx.ASGITransport(request.app, root_path=root)
+    async with httpx.AsyncClient(transport=gradio, trust_env=False, base_url="http://localhost") as client:
+        return (await client.get(root + LOGIN_CHECK, headers=cookies)).status_code == 200
 
 
 def _after(last: str) -> int:
