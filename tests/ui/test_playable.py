@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from dataclasses import replace
@@ -283,7 +284,7 @@ def test_a_file_that_takes_too_much_is_given_up(
 ) -> None:
     monkeypatch.setattr(module, limit, value)
     assert posted(url, b"") == {"error": opening.NOT_OPENED}
-    monkeypatch.setattr(routes, "AT_ONCE", 0)
+    monkeypatch.setattr(routes, "OPENING", asyncio.Semaphore(0))
     assert posted(url, b"") == {"error": "Others are opening files just now. Try again in a moment."}
 
 

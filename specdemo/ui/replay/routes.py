@@ -13,13 +13,12 @@ from ..values import to_json
 from .opening import NOT_OPENED, OPENING_SECONDS, opened
 from .recordings import prepared
 
-AT_ONCE = 2  # files that are opened at the same time; whoever comes next is asked to try again
+OPENING = asyncio.Semaphore(2)  # files at the same time; whoever comes next is asked to try again
 
 
 def replay_routes() -> list[Route]:
     """`/recordings/<file>`: a recording, to be kept by the browser. `/replays`: a trace is posted, and what the script
     plays comes back."""
-    opening = 0
 
     async def recording(request: WebRequest) -> Response:
         if not await may_see(request):
@@ -31,18 +30,15 @@ def replay_routes() -> list[Route]:
         return Response(found[1], media_type="application/json", headers=headers)
 
     async def replay(request: WebRequest) -> Response:
-        nonlocal opening
         if not await may_see(request):
             return Response(status_code=401)
-        if opening >= AT_ONCE:
+        if OPENING.locked():
             return _json(to_json({"error": "Others are opening files just now. Try again in a moment."}))
-        opening += 1
-        try:
-            return _json(await asyncio.wait_for(opened(request.stream()), OPENING_SECONDS))
-        except asyncio.TimeoutError:
-            return _json(to_json({"error": NOT_OPENED}))
-        finally:
-            opening -= 1
+        async with OPENING:
+            try:
+                return _json(await asyncio.wait_for(opened(request.stream()), OPENING_SECONDS))
+            except asyncio.TimeoutError:
+                return _json(to_json({"error": NOT_OPENED}))
 
     return [Route("/recordings/{file}", recording), Route("/replays", replay, methods=["POST"])]
 
