@@ -50,11 +50,8 @@ ReaderCount = Annotated[int, Option("--readers", help=AT_ONCE.help)]
 Drafters = Annotated[str, Option("--drafters", help="Drafters, separated by commas; by default all that can run.")]
 PromptFile = Annotated[Path, Option("--prompts", help="A file of prompts: JSON lines of id, category and prompt.")]
 Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
-TopK = Annotated[int, Option(help=SETTINGS["top_k"].help)]
-TopP = Annotated[float, Option(help=SETTINGS["top_p"].help)]
 MaxNewTokens = Annotated[int, Option(help="The most tokens of each text.")]
 Seed = Annotated[int, Option(help=SETTINGS["seed"].help)]
-RuleName = Annotated[str, Option(help=SETTINGS["rule"].help)]
 Tree = Annotated[bool, Option("--tree/--chain", help=SETTINGS["tree"].help)]
 TreeIfAsked = Annotated[
     bool | None, Option("--tree/--chain", help=f"{SETTINGS['tree'].help} By default as the preset has it.")
