@@ -34,7 +34,7 @@ def add_race(
 
     Args:
         prompts: example prompts by category.
-        recording: what a page opens with that no link fills in, see `recordings`; empty for nothing.
+        recording: what a page opens with that no link fills in, see `replay.routes`; empty for nothing.
     """
     with gr.Row(elem_id="stage"):
         with gr.Column(scale=0, min_width=330, elem_id="controls"):
