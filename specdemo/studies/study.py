@@ -10,7 +10,7 @@ from ..drafters import names
 from ..models.presets import PRESETS
 from ..types import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
 from .prompts import Prompt, read_prompts, readable
-from .tables import Table, table
+from .tables import Table, grouped, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -177,7 +177,5 @@ def settings_in(asked: Mapping[str, Any]) -> Settings:
 
 def some_of_each(file: str, count: int) -> list[Prompt]:
     """The first prompts of each category of a prompt file, the categories in turn."""
-    groups: dict[str, list[Prompt]] = {}
-    for prompt in read_prompts(PROMPT_FILES / f"{file}.jsonl"):
-        groups.setdefault(prompt.category, []).append(prompt)
+    groups = grouped(read_prompts(PROMPT_FILES / f"{file}.jsonl"), lambda prompt: prompt.category)
     return [group[place] for place in range(count) for group in groups.values() if place < len(group)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from contextlib import nullcontext
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -53,16 +54,10 @@ class Head:
                 message["headers"] = [*message["headers"], KEEP]
             await send(message)
 
-        if scope["type"] == "http" and scope["path"].startswith("/assets/"):
-            await self.app(scope, receive, send_to_keep)
-        elif scope["type"] == "http" and scope["path"] == "/":
-            with self.runs.engine.beside.work():
-                await self.app(scope, receive, send_on)
-        elif scope["type"] == "http" and scope["path"].rstrip("/") in TELLING:
-            with self.runs.engine.beside.work():
-                await self.app(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+        path = scope["path"] if scope["type"] == "http" else ""
+        changed = send_to_keep if path.startswith("/assets/") else send_on if path == "/" else send
+        with self.runs.engine.beside.work() if path == "/" or path.rstrip("/") in TELLING else nullcontext():
+            await self.app(scope, receive, changed)
 
 
 @cache
