@@ -18,10 +18,9 @@ from ..racing.provenance import provenance
 from ..racing.trace import read_trace, trace_lines
 from ..studies.lab import STUDIES
 from ..studies.prompts import read_prompts, readable
-from ..studies.study import Study, settings_in
+from ..studies.study import PROMPT_FILES, Study, settings_in
 from ..types import SETTINGS, BadInput, Field, Settings, read_k
 from .options import (
-    PROMPTS,
     AsJson,
     Drafter,
     Drafters,
@@ -165,7 +164,7 @@ def lossless(
     rounds: Annotated[int, Option(min=0, help="Rounds to sample from one context; 0 skips this check.")] = 3000,
     broken: Annotated[str, Option(help="Sample by a broken rule, to see the test catch it.")] = "",
     prompt: Annotated[str, Option(help="The prompt whose answer is the context.")] = "Tell me about the sea.",
-    prompts: PromptFile = PROMPTS / "domains.jsonl",
+    prompts: PromptFile = PROMPT_FILES / "domains.jsonl",
     limit: Annotated[int, Option(min=0, help="Prompts whose texts are compared; 0 skips this check.")] = 8,
     transformers: Annotated[bool, Option(help="Also check the target alone against transformers.")] = True,
     server: Annotated[str | None, Option(help="Also check it against llama.cpp's server of the same file.")] = None,

@@ -17,8 +17,9 @@ import typer
 from tqdm import tqdm
 from typer import Argument, Option
 
-from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of, with_head
+from ..models.presets import DEFAULT_PRESET, Preset, find_preset, preset_of, with_head
 from ..racing.asked import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
+from ..studies.study import DRAFTER, DRAFTERS, NEW_TOKENS, PROMPT_FILE
 from ..studies.tables import Columns, Rows, Table, aligned, text_table, write_csv, write_json
 from ..system.imports import import_quickly
 from ..types import SETTINGS, BadInput, Field, Settings, read_k
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from ..models.loaded import Loaded
 
 Item = TypeVar("Item")
-PROMPTS = PRESETS / "prompts"
 
 PresetName = Annotated[str, Option("--preset", help="The models to use; `presets` lists the choices.")]
 DType = Annotated[
@@ -36,7 +36,7 @@ DType = Annotated[
 Device = Annotated[str, Option(help="The device: auto, cpu or cuda.")]
 AnyK = Annotated[Any, Option("-k", "--k", parser=read_k, metavar="K", help=SETTINGS["k"].help)]
 Ks = Annotated[str, Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
-Drafter = Annotated[str | None, Option(help="The drafter; by default the preset's own. `none` is the target alone.")]
+Drafter = Annotated[str | None, Option(help=DRAFTER.help)]
 LaneNames = Annotated[
     list[str] | None,
     Option(
@@ -47,10 +47,10 @@ LaneNames = Annotated[
     ),
 ]
 ReaderCount = Annotated[int, Option("--readers", help=AT_ONCE.help)]
-Drafters = Annotated[str, Option("--drafters", help="Drafters, separated by commas; by default all that can run.")]
-PromptFile = Annotated[Path, Option("--prompts", help="A file of prompts: JSON lines of id, category and prompt.")]
+Drafters = Annotated[str, Option("--drafters", help=DRAFTERS.help)]
+PromptFile = Annotated[Path, Option("--prompts", help=PROMPT_FILE.help)]
 Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
-MaxNewTokens = Annotated[int, Option(help="The most tokens of each text.")]
+MaxNewTokens = Annotated[int, Option(help=NEW_TOKENS.help)]
 Seed = Annotated[int, Option(help=SETTINGS["seed"].help)]
 Tree = Annotated[bool, Option("--tree/--chain", help=SETTINGS["tree"].help)]
 TreeIfAsked = Annotated[
