@@ -14,7 +14,7 @@ from ..drafters.names import DRAFTERS
 from ..system.imports import Later
 from ..types import COMMAND, MAX_AHEAD, BadInput, Field
 from .statistics import Spread, geometric_mean, pooled_rate
-from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, some_of_each, temperature_field
+from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, temperature_field
 
 if TYPE_CHECKING:
     from ..decoding import batch
@@ -75,8 +75,7 @@ class DraftsAhead(Study):
         self.settings = settings_in(asked)
         race.check_drafter(loaded, asked["drafter"])
         race.check_rule(asked["drafter"], replace(self.settings, ahead=1))
-        prompts = self.readable(asked.get("prompts") or some_of_each("domains", 3))
-        self.prompts_read = prompts[: asked["repeats"]]
+        self.prompts_read = self.readable(self.prompts("domains"))[: asked["repeats"]]
         self.texts: list[Text] = []
         self.steps = len(self.prompts_read) * (2 + 2 * len(self.fan_outs))
 

@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeVar
 
 from ..decoding.events import Event, emitted_tokens
 from ..models.loaded import Loaded
-from ..models.presets import PRESETS
 from ..racing.compare import Comparison, compared, tokens_of
 from ..racing.lanes import race_lanes
 from ..racing.race import start
@@ -29,6 +28,7 @@ from ..servers.steps import Told
 from ..system.progress import Stopped, attended, check_stopped
 from ..types import REJECTION, BadInput, Settings, Token
 from .prompts import Prompt, read_prompts, some
+from .study import PROMPT_FILES
 
 AT_ONCE = 1, 2, 4, 8, 16
 CONTEXTS = 256, 1024, 4096  # tokens of a prompt, about
@@ -171,7 +171,7 @@ class DoctorPlan:
             raise BadInput("The time must be above 0 seconds.")
 
     def prompts(self) -> list[Prompt]:
-        return some(read_prompts(PRESETS / "prompts" / "domains.jsonl"), self.each)
+        return some(read_prompts(PROMPT_FILES / "domains.jsonl"), self.each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +369,7 @@ def _lengthened(question: str, tokens: int, number: int) -> str:
 
     The notes do not repeat themselves within 5,000 tokens, or a look-up of n-grams would find too much.
     """
-    notes = [prompt.prompt for prompt in read_prompts(PRESETS / "prompts" / "written.jsonl")]
+    notes = [prompt.prompt for prompt in read_prompts(PROMPT_FILES / "written.jsonl")]
     begin = number * len(notes) // CONTEXT_PROMPTS
     wanted, text = int(tokens * TOKEN_LETTERS) - len(question), ""
     for note in islice(cycle(notes), begin, None):

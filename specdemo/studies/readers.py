@@ -11,7 +11,7 @@ from ..decoding.events import Finished, Round
 from ..system.imports import Later
 from ..types import AUTO, COMMAND, FORM, SETTINGS, BadInput, Field, Settings, read_k
 from .statistics import Spread, geometric_mean
-from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, settings_in, some_of_each, temperature_field
+from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, settings_in, temperature_field
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -61,7 +61,7 @@ class Readers(Study):
         if not all(1 <= size <= MOST_READERS for size in self.sizes):
             raise BadInput(f"There can be 1 to {MOST_READERS} readers at once.")
         self.settings = settings_in({**asked, "k": read_k(str(asked["k"]))})
-        self.prompts_read = self.readable(asked.get("prompts") or some_of_each("domains", 3))
+        self.prompts_read = self.readable(self.prompts("domains"))
         self.groups: list[Group] = []
         self.steps = 2 * len(self.sizes) * asked["repeats"]
 

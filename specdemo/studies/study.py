@@ -152,8 +152,8 @@ class Study:
         return [self.asked[name] for name in names.split()]
 
     def prompts(self, file: str) -> list[Prompt]:
-        """Those of the command line, or as many of a file that ships as the form says, of each category."""
-        prompts = self.asked["prompts"]
+        """Those of the command line, or as many of a file that ships as the form says, else 3, of each category."""
+        prompts = self.asked.get("prompts", 3)
         return some_of_each(file, prompts) if isinstance(prompts, int) else prompts
 
     def readable(self, prompts: Sequence[Prompt]) -> list[Prompt]:
