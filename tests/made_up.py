@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from specdemo.studies.study import DRAFTER, Study
-from specdemo.studies.tables import Table, table
 from specdemo.types import Field
 
 
@@ -17,6 +16,7 @@ class Counting(Study):
     summary = "Count from one on."
     fields = (Field("to", "Count to", "whole", 3, 1, 9, help="The last number."), DRAFTER)
     button = "Count"
+    heading, columns = "Counted", (("n", "the number", ".1f"),)
 
     def run(self) -> Iterator[str]:
         self.steps = self.asked["to"]
@@ -26,9 +26,6 @@ class Counting(Study):
 
     def words(self) -> list[str]:
         return [f"Up to {self.done}."]
-
-    def tables(self) -> list[Table]:
-        return [table("Counted", [("n", "the number", ".1f")], self.rows())]
 
     def rows(self) -> list[dict[str, Any]]:
         return [{"n": number + 1} for number in range(self.done)]

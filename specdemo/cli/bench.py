@@ -16,10 +16,10 @@ from typer import Argument, Option
 from ..models.presets import PRESETS
 from ..models.results import joined, read_results, results_path
 from ..studies.prompts import read_prompts, some
+from ..studies.study import PROMPT_FILES
 from ..system.imports import import_quickly
 from ..types import AUTO, MATCH, MAX_K, BadInput, Settings, read_k
 from .options import (
-    PROMPTS,
     Device,
     Drafters,
     DType,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Measure speed on this machine.", no_args_is_help=True)
 
-HELD_OUT = PROMPTS / "heldout.jsonl"
+HELD_OUT = PROMPT_FILES / "heldout.jsonl"
 DRAFTER_COLUMNS: Columns = {
     **{"drafter": "", "temperature": "g", "k": "", "speed_up": ".2f", "speed_up_from": ".2f", "speed_up_to": ".2f"},
     **{"tokens_per_round": ".2f", "acceptance_rate": ".0%", "draft_efficiency": ".0%", "draft_cost": ".0%"},

@@ -18,10 +18,9 @@ from ..racing.provenance import provenance
 from ..racing.trace import read_trace, trace_lines
 from ..studies.lab import STUDIES
 from ..studies.prompts import read_prompts, readable
-from ..studies.study import Study, settings_in
-from ..types import MATCH, BadInput, Field, Settings, read_k
+from ..studies.study import PROMPT_FILES, Study, settings_in
+from ..types import SETTINGS, BadInput, Field, Settings, read_k
 from .options import (
-    PROMPTS,
     AsJson,
     Drafter,
     Drafters,
@@ -31,11 +30,7 @@ from .options import (
     Models,
     ModelsOrEager,
     PromptFile,
-    RuleName,
-    Seed,
     Temperatures,
-    TopK,
-    TopP,
     Tree,
     numbers,
     options_of,
@@ -152,6 +147,9 @@ def explain(trace: Annotated[Path, Option(help="A trace, as `record` writes it."
     files.write(asdict(found), [asdict(part) for part in found.parts])
 
 
+Sampling = options_of(SETTINGS[name] for name in ("top_k", "top_p", "seed", "rule"))
+
+
 @app.command()
 @with_options
 def lossless(
@@ -161,15 +159,12 @@ def lossless(
     drafter: Drafter = None,
     ks: Ks = "2",
     temperatures: Temperatures = "0,1",
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    seed: Seed = 0,
-    rule: RuleName = MATCH,
+    chosen: Sampling,  # type: ignore[valid-type]
     tree: Tree = False,
     rounds: Annotated[int, Option(min=0, help="Rounds to sample from one context; 0 skips this check.")] = 3000,
     broken: Annotated[str, Option(help="Sample by a broken rule, to see the test catch it.")] = "",
     prompt: Annotated[str, Option(help="The prompt whose answer is the context.")] = "Tell me about the sea.",
-    prompts: PromptFile = PROMPTS / "domains.jsonl",
+    prompts: PromptFile = PROMPT_FILES / "domains.jsonl",
     limit: Annotated[int, Option(min=0, help="Prompts whose texts are compared; 0 skips this check.")] = 8,
     transformers: Annotated[bool, Option(help="Also check the target alone against transformers.")] = True,
     server: Annotated[str | None, Option(help="Also check it against llama.cpp's server of the same file.")] = None,
@@ -189,7 +184,7 @@ def lossless(
     from .servers import SERVER_KEY, named
 
     settings = [
-        Settings(k, temperature, top_k, top_p, max_new_tokens, seed, rule=rule, tree=tree)
+        Settings(k=k, temperature=temperature, max_new_tokens=max_new_tokens, tree=tree, **asdict(chosen))
         for k, temperature in product(numbers(ks, read_k, "Values of K"), numbers(temperatures, float, "Temperatures"))
     ]
     sampled_with = next((one for one in settings if one.temperature > 0), None)

@@ -270,13 +270,10 @@ def figures(stats: dict[str, Any]) -> str:
     if stats["tokens_per_second"]:
         line += f", {stats['tokens_per_second']:.1f} tokens/s"
     if stats["drafted"]:
-        line += f", {stats['tokens_per_round']:.2f} tokens per round, {shares(stats)}"
+        line += f", {stats['tokens_per_round']:.2f} tokens per round"
+        line += f", acceptance rate {stats['acceptance_rate']:.0%} (of tested)"
+        line += f", draft efficiency {stats['draft_efficiency']:.0%} (of drafted)"
     return line
-
-
-def shares(stats: dict[str, Any]) -> str:
-    rate, efficiency = stats["acceptance_rate"], stats["draft_efficiency"]
-    return f"acceptance rate {rate:.0%} (of tested), draft efficiency {efficiency:.0%} (of drafted)"
 
 
 def table(outcome: dict[str, Any], drafter: str, why: bool = False) -> str:

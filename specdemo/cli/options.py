@@ -17,17 +17,17 @@ import typer
 from tqdm import tqdm
 from typer import Argument, Option
 
-from ..models.presets import DEFAULT_PRESET, PRESETS, Preset, find_preset, preset_of, with_head
+from ..models.presets import DEFAULT_PRESET, Preset, find_preset, preset_of, with_head
 from ..racing.asked import AT_ONCE, MOST_DRAFTED, DraftedLane, Request, fitted, parameters, read_lanes, with_readers
+from ..studies.study import DRAFTER, DRAFTERS, NEW_TOKENS, PROMPT_FILE
+from ..studies.tables import Columns, Rows, Table, aligned, text_table, write_csv, write_json
 from ..system.imports import import_quickly
 from ..types import SETTINGS, BadInput, Field, Settings, read_k
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
-    from ..studies.tables import Columns, Rows, Table
 
 Item = TypeVar("Item")
-PROMPTS = PRESETS / "prompts"
 
 PresetName = Annotated[str, Option("--preset", help="The models to use; `presets` lists the choices.")]
 DType = Annotated[
@@ -36,7 +36,7 @@ DType = Annotated[
 Device = Annotated[str, Option(help="The device: auto, cpu or cuda.")]
 AnyK = Annotated[Any, Option("-k", "--k", parser=read_k, metavar="K", help=SETTINGS["k"].help)]
 Ks = Annotated[str, Option("-k", "--k", help="Values of K from 1 to 16, or auto, separated by commas.")]
-Drafter = Annotated[str | None, Option(help="The drafter; by default the preset's own. `none` is the target alone.")]
+Drafter = Annotated[str | None, Option(help=DRAFTER.help)]
 LaneNames = Annotated[
     list[str] | None,
     Option(
@@ -47,14 +47,11 @@ LaneNames = Annotated[
     ),
 ]
 ReaderCount = Annotated[int, Option("--readers", help=AT_ONCE.help)]
-Drafters = Annotated[str, Option("--drafters", help="Drafters, separated by commas; by default all that can run.")]
-PromptFile = Annotated[Path, Option("--prompts", help="A file of prompts: JSON lines of id, category and prompt.")]
+Drafters = Annotated[str, Option("--drafters", help=DRAFTERS.help)]
+PromptFile = Annotated[Path, Option("--prompts", help=PROMPT_FILE.help)]
 Temperatures = Annotated[str, Option("--temperature", help="Temperatures, separated by commas.")]
-TopK = Annotated[int, Option(help=SETTINGS["top_k"].help)]
-TopP = Annotated[float, Option(help=SETTINGS["top_p"].help)]
-MaxNewTokens = Annotated[int, Option(help="The most tokens of each text.")]
+MaxNewTokens = Annotated[int, Option(help=NEW_TOKENS.help)]
 Seed = Annotated[int, Option(help=SETTINGS["seed"].help)]
-RuleName = Annotated[str, Option(help=SETTINGS["rule"].help)]
 Tree = Annotated[bool, Option("--tree/--chain", help=SETTINGS["tree"].help)]
 TreeIfAsked = Annotated[
     bool | None, Option("--tree/--chain", help=f"{SETTINGS['tree'].help} By default as the preset has it.")
@@ -270,6 +267,7 @@ class Decoding(Decoded):  # type: ignore[misc,valid-type]
 
 
 def read_prompt(prompt: str) -> str:
+    """The prompt, or for - what stands on stdin. Raises: BadInput: that is not text."""
     try:
         return sys.stdin.read() if prompt == "-" else prompt
     except UnicodeDecodeError as error:
@@ -287,8 +285,7 @@ class Files:
         check_writable(self.json_, self.csv)
 
     def write(self, found: Any, rows: Sequence[Any]) -> None:
-        from ..studies.tables import write_csv
-
+        """Write `found` as JSON and `rows` as CSV, each if a file was named."""
         save_json(self.json_, found)
         if self.csv:
             write_csv(self.csv, rows)
@@ -297,22 +294,16 @@ class Files:
 def save_json(path: Path | None, found: Any) -> None:
     """Write what was found to a file, if one was asked for."""
     if path:
-        from ..studies.tables import write_json
-
         write_json(path, found)
 
 
 def show(table: Table) -> None:
     """Print a table, with the names of its columns that the files have."""
-    from ..studies.tables import aligned
-
     typer.echo(aligned([table.names, *table.rows]) + "\n")
 
 
 def show_table(rows: Rows, columns: Columns) -> None:
     """Print rows as a table."""
-    from ..studies.tables import text_table
-
     typer.echo(text_table(rows, columns) + "\n")
 
 
@@ -347,6 +338,7 @@ def printable(text: str) -> str:
 
 
 def say(lines: Iterable[str]) -> None:
+    """Print sentences, one on each line."""
     for line in lines:
         typer.echo(line)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import typer
 
-from ..racing.compare import other_draws
+from ..racing.asked import Request
+from ..racing.compare import OWN_DRAFTER, other_draws
 from ..racing.trace import read_trace, save_trace, trace_lines
 from ..servers.address import Address
 from ..servers.dialects import Dialect, connected
-from ..servers.race import TURNS, Asked, outcome, race_servers, trace_header
+from ..servers.race import TURNS, outcome, race_servers, trace_header
 from ..types import REJECTION, Settings
 from .options import FIGURES, Decoding, check_writable, lanes_table, printable, read_prompt
 
@@ -54,7 +55,7 @@ def race_server(
     most = NEW_TOKENS if decoding.max_new_tokens is None else decoding.max_new_tokens
     # Two servers share no random numbers, so above temperature 0 their texts are not to be compared.
     settings = Settings(0, *sampling, most, decoding.seed, REJECTION, stop=tuple(decoding.stop or ()))
-    asked = Asked(read_prompt(prompt), decoding.raw is True, settings)
+    asked = Request(read_prompt(prompt), "", OWN_DRAFTER, settings, decoding.raw is True)
     address = baseline if baseline and "://" in baseline else None
     with pair_connected(server, address) as (dialect, plain):
         recorded = read_trace(trace_lines(Path(baseline))) if baseline and not address else None

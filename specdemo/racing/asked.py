@@ -57,6 +57,7 @@ class DraftedLane:
 
 
 def lanes_by_name(lanes: Sequence[DraftedLane]) -> dict[str, DraftedLane]:
+    """A single lane is called SPECULATIVE, each of several by its drafter and K."""
     return {SPECULATIVE: lanes[0]} if len(lanes) == 1 else {lane.name: lane for lane in lanes}
 
 

@@ -65,23 +65,16 @@ def check_prompts(
 
 
 def race_asked(loaded: Loaded, asked: Request) -> Iterator[Entry]:
-    """The race that is asked for: see `race.race`, or `race_readers` if there are several.
-
-    Raises:
-        BadInput: as these do.
-    """
-    prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
-    if not asked.others:
-        return race.race(loaded, asked.drafter, prompts[0], asked.settings, asked.isolated, asked.more)
-    return race_readers(loaded, asked, prompts)
-
-
-def race_readers(loaded: Loaded, asked: Request, prompts: Sequence[Sequence[int]]) -> Iterator[Entry]:
-    """Decode the prompts of all readers at once without a drafter, and at once with it, see `entries_of`.
+    """The race that is asked for, see `race.race`. The prompts of several readers are decoded at once without a
+    drafter, and at once with it, see `entries_of`.
 
     Raises:
         BadInput: as for `race.race`.
     """
+    prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
+    if not asked.others:
+        yield from race.race(loaded, asked.drafter, prompts[0], asked.settings, asked.isolated, asked.more)
+        return
     check_prompts(loaded, asked.drafter, prompts, asked.settings, len(prompts), lanes=2)
     if asked.drafter != "none":
         costs_of(loaded, asked.settings, len(prompts))  # measured before the first of them runs

@@ -82,6 +82,7 @@ class Figures:
 
     @property
     def needed(self) -> float:
+        """The cost of a mean round, in tokens of the target alone: so many it must emit to break even."""
         return self.tokens / self.speed_up
 
     @property
@@ -143,6 +144,7 @@ def memory_share(lane: Stats, pass_bytes: int | None, rate: float | None) -> flo
 
 
 def memory_shares(lanes: Mapping[str, Stats], environment: Mapping[str, Any]) -> dict[str, float | None]:
+    """`memory_share` of each lane, by what the environment of the race tells."""
     read, rate = weight_bytes(environment), memory_rate_of(environment)
     return {name: memory_share(lane, read, rate) for name, lane in lanes.items()}
 

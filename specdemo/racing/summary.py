@@ -35,24 +35,24 @@ UNLIKELY = 1 / 200  # how often a poor head may be doubted by chance
 CAUSES = "the layers it reads", "its rope_theta", "the chat template", "the thinking mode", "a quantized target"
 
 
-def outcome(
+def summary(
     loaded: Loaded,
     prompt_ids: Sequence[int],
     settings: Settings,
     entries: Sequence[Entry],
     drafted: Mapping[str, DraftedLane | None] | None = None,
-) -> Outcome:
-    """What came of a race of a loaded preset, and whether a published head seems to be wired wrongly.
+) -> dict[str, Any]:
+    """What came of a race of one reader, ready for JSON.
 
     Args:
         drafted: the lanes with a drafter by name; by default one, of an unknown K.
     """
     lanes = {PLAIN: None, **({SPECULATIVE: None} if drafted is None else drafted)}
-    return _outcome(loaded, settings, entries, lanes, dict.fromkeys(lanes, prompt_ids))
+    return _outcome(loaded, settings, entries, lanes, dict.fromkeys(lanes, prompt_ids)).as_dict()
 
 
 def outcome_of(loaded: Loaded, asked: Request, entries: Sequence[Entry]) -> Outcome:
-    """`outcome` of the race that was asked for."""
+    """What came of the race that was asked for, and whether a published head seems to be wired wrongly."""
     prompts = [loaded.encode(prompt, asked.raw) for prompt in asked.prompts]
     read = dict(zip(asked.lanes, cycle(prompts), strict=False))
     lanes = {**dict.fromkeys(asked.lanes), **asked.drafted}
@@ -78,11 +78,6 @@ def _outcome(
             doubts.setdefault(asked.drafter, doubt)
     reports = {lane: report(loaded, prompts[lane], events) for lane, events in found.events.items()}
     return replace(found, verdicts=verdicts, sentence=" ".join([found.sentence, *doubts.values()]), reports=reports)
-
-
-def summary(*race: Any) -> dict[str, Any]:
-    """`outcome`, ready for JSON."""
-    return outcome(*race).as_dict()
 
 
 def measured(environment: dict[str, Any]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class Address:
 
     @property
     def url(self) -> str:
+        """Where requests go: to the pinned IP address if there is one."""
         return f"{self.scheme}://{_bracketed(self.pinned or self.host)}:{self.port}"
 
 

@@ -68,4 +68,5 @@ FLAGS = {
 
 
 def k_flag(engine: str, k: int) -> str:
+    """The flag with which an engine drafts K tokens in a round."""
     return FLAGS[engine].k.replace("{k_and_one}", str(k + 1)).replace("{k}", str(k))

@@ -20,7 +20,7 @@ from pydantic import Strict, ValidationError
 from ..models.tables import table_as
 from ..types import BadInput, FinishReason, Settings
 from .client import Client, Count, Ids, Number, Tokens, at
-from .steps import LIKELIEST, UNFINISHED, Counters, Prompt, Step, Told, check, check_limit, read_counters
+from .steps import LIKELIEST, UNFINISHED, Counters, Prompt, Step, Told, check_limit, read_counters
 
 REASONS = {"eos": FinishReason.EOS, "limit": FinishReason.LENGTH, "word": FinishReason.STOP}
 
@@ -107,7 +107,7 @@ class LlamaCpp:
                 "Some rounds ended inside a character, and the server told of them together with the next: what was "
                 "drafted in each of them is unknown."
             )
-        check(told, before, self.counters, tokens)
+        told.check(before, self.counters, tokens)
 
 
 def asked_of(prompt: Prompt | Sequence[int], settings: Settings) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..decoding.events import Event
-from ..racing.asked import PLAIN, SPECULATIVE, DraftedLane
+from ..racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request
 from ..racing.compare import OWN_DRAFTER
 from ..racing.lanes import Lane, race_lanes
 from ..racing.outcome import Outcome, report
@@ -22,24 +22,15 @@ from .steps import Prompt, Told, events_of
 TURNS = "The two lanes took turns, so that neither slowed the other down: a server cannot be stopped between rounds."
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked of both servers."""
-
-    prompt: str
-    raw: bool
-    settings: Settings
-
-
 Baseline = Dialect | tuple[dict[str, Any], list[Entry]] | None
 """Another server, the trace of one, or nothing."""
 
 
 @dataclass(slots=True)
 class ServerRace:
-    """A race: its lanes, their entries so far, and at the end the facts about their servers."""
+    """A race: what is asked of both servers, its lanes, their entries so far, and at the end what the servers told."""
 
-    asked: Asked
+    asked: Request
     lanes: Sequence[str] = ()
     entries: list[Entry] = field(default_factory=list)
     servers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -50,34 +41,29 @@ class ServerRace:
         Raises:
             BadInput: a server cannot be asked or answers something else, or the trace is of another race.
         """
-        asked = self.asked
-        self.lanes = (SPECULATIVE,) if baseline is None else (PLAIN, SPECULATIVE)
-        lanes: list[Lane] = []
-        told: dict[str, tuple[Dialect, Told]] = {}
-        if isinstance(baseline, tuple):
-            lane, self.servers[PLAIN] = _recorded(asked, server, *baseline)
-            lanes.append(lane)
-        for name, dialect in ((PLAIN, baseline), (SPECULATIVE, server)):
-            if dialect is not None and not isinstance(dialect, tuple):
-                lane, answer = server_lane(name, dialect, asked.prompt, asked.raw, asked.settings)
-                lanes.append(lane)
-                told[name] = dialect, answer
+        asked, lanes, told = self.asked, dict[str, Lane](), dict[str, tuple[Dialect, Told]]()
+        for name, side in ((PLAIN, baseline), (SPECULATIVE, server)):
+            if isinstance(side, tuple):
+                lanes[name], self.servers[name] = _recorded(asked, server, *side)
+            elif side is not None:
+                lanes[name], answer = server_lane(name, side, asked.prompt, asked.raw, asked.settings)
+                told[name] = side, answer
+        self.lanes = tuple(lanes)
         try:
-            with closing(race_lanes(lanes, isolated=True)) as entries:  # type: ignore[type-var]
+            with closing(race_lanes([*lanes.values()], isolated=True)) as entries:  # type: ignore[type-var]
                 for entry in entries:
                     self.entries.append(entry)
                     yield entry
         finally:
             self.servers |= {name: told_of(*found) for name, found in told.items()}
 
-    def of(self, lane: str) -> list[Entry]:
-        return [entry for entry in self.entries if entry.lane == lane]
+    @property
+    def begun(self) -> list[str]:
+        """The lanes that have an event."""
+        return [lane for lane in self.lanes if any(entry.lane == lane for entry in self.entries)]
 
-    def events(self, lane: str) -> list[Event]:
-        return [entry.event for entry in self.of(lane)]
 
-
-def race_servers(asked: Asked, server: Dialect, baseline: Baseline) -> ServerRace:
+def race_servers(asked: Request, server: Dialect, baseline: Baseline) -> ServerRace:
     """A whole race, see `ServerRace.run`."""
     race = ServerRace(asked)
     for _ in race.run(server, baseline):
@@ -86,7 +72,7 @@ def race_servers(asked: Asked, server: Dialect, baseline: Baseline) -> ServerRac
 
 
 def _recorded(
-    asked: Asked, server: Dialect, header: dict[str, Any], entries: Sequence[Entry]
+    asked: Request, server: Dialect, header: dict[str, Any], entries: Sequence[Entry]
 ) -> tuple[Lane, dict[str, Any]]:
     """The lane of a trace in which nothing was drafted, and the header's facts about its server."""
     lanes = {lane["name"]: lane.get("server") for lane in header["lanes"]}
@@ -101,7 +87,9 @@ def _recorded(
         raise BadInput("The trace was recorded with another prompt or other settings, so it is no baseline.")
     if facts.get("model") != server.facts["model"]:
         raise BadInput(f"The trace was recorded with another model than {server.facts['model']}, so it is no baseline.")
-    return recorded_lane(PLAIN, events), facts
+    text = ServerText()
+    text.coming.extend(entry.spans for entry in events)
+    return Lane(PLAIN, (entry.event for entry in events), text), facts
 
 
 def outcome(race: ServerRace) -> Outcome:
@@ -110,17 +98,17 @@ def outcome(race: ServerRace) -> Outcome:
     Unknown figures are None. Without a baseline there is no lane `plain`, and nothing to compare.
     """
     lanes = {name: DraftedLane(OWN_DRAFTER, 0) for name in race.lanes}  # the server's own drafter and K are unknown
-    begun = [name for name in lanes if race.of(name)]
     settings = replace(race.asked.settings, rule=REJECTION)  # servers share no random numbers
-    found = Outcome.of(settings, race.entries, lanes, alone=PLAIN if len(begun) == 2 else None)
-    if PLAIN not in begun:
+    found = Outcome.of(settings, race.entries, lanes, alone=PLAIN if len(race.begun) == 2 else None)
+    if PLAIN not in race.begun:
         sentence = "There is no baseline to compare with: give a second server, or a trace, with --baseline."
         found = replace(found, sentence=sentence)
-    return replace(found, reports={name: _report(race, name, found.stats[name]) for name in begun})
+    return replace(found, reports={lane: _report(race, lane, found) for lane in race.begun})
 
 
-def _report(race: ServerRace, lane: str, stats: Stats) -> dict[str, Any]:
-    found = report("".join(text for entry in race.of(lane) for text in entry.spans.emitted), race.events(lane), stats)
+def _report(race: ServerRace, lane: str, outcome: Outcome) -> dict[str, Any]:
+    text = "".join(text for entry in race.entries if entry.lane == lane for text in entry.spans.emitted)
+    found = report(text, outcome.events[lane], outcome.stats[lane])
     figures, totals = found["stats"], race.servers[lane].get("totals") or {}
     if figures["drafted"] is None and totals.get("drafted"):  # the totals include rounds that cannot be told apart
         figures |= {name: totals[name] for name in ("drafted", "accepted")}
@@ -131,9 +119,8 @@ def _report(race: ServerRace, lane: str, stats: Stats) -> dict[str, Any]:
 def trace_header(race: ServerRace) -> dict[str, Any]:
     """The header of a race's trace, which holds neither an address nor a key."""
     drafters = {PLAIN: "none", SPECULATIVE: OWN_DRAFTER}
-    names = [name for name in drafters if race.events(name)]
     return {
-        "lanes": [{"name": name, "drafter": drafters[name], "server": race.servers[name]} for name in names],
+        "lanes": [{"name": name, "drafter": drafters[name], "server": race.servers[name]} for name in race.begun],
         "preset": str(race.servers[SPECULATIVE]["model"]),
         "drafter": OWN_DRAFTER,
         "prompt": race.asked.prompt,
@@ -196,13 +183,6 @@ def gap(dialect: Dialect, prompt: Prompt, before: Sequence[Token], pair: Sequenc
     found = dialect.logprobs(prompt, [token.id for token in before if token.id is not None])
     known = [found[token.id] for token in pair if token.id in found]
     return abs(known[0] - known[1]) if len(known) == 2 else None
-
-
-def recorded_lane(name: str, entries: list[Entry]) -> Lane:
-    """A lane that replays a trace."""
-    text = ServerText()
-    text.coming.extend(entry.spans for entry in entries)
-    return Lane(name, (entry.event for entry in entries), text)
 
 
 def told_of(dialect: Dialect, told: Told) -> dict[str, Any]:

@@ -70,6 +70,31 @@ class Told:
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
 
+    def check(self, before: Counters | None, read: Callable[[], Counters | None], tokens: int) -> Counters | None:
+        """The server's counters for this answer; None if it does not say, or if it answered others at the same time."""
+        if before is None:
+            return None
+        until = time.perf_counter() + COUNTING_SECONDS
+        while True:
+            now = read()
+            counted = None if now is None else now.since(before)
+            if counted is None or counted.tokens >= tokens or time.perf_counter() > until:
+                break
+            time.sleep(0.02)
+        if counted is None or counted.tokens != tokens:
+            self.notes.append(
+                "The server's counters include other requests, so the rounds were not checked against them."
+            )
+            return None
+        pairs = zip(
+            (self.rounds, self.drafted, self.accepted), (counted.rounds, counted.drafted, counted.accepted), strict=True
+        )
+        self.by_position = counted.by_position
+        self.counted = all(mine in (None, theirs) for mine, theirs in pairs)
+        if not self.counted:
+            self.notes.append("The server's stream and its counters disagree.")
+        return counted
+
 
 def steps_of(pieces: Iterable[tuple[float, Sequence[int], str]], most: int, told: Told) -> list[Step]:
     """The pieces of a stream as steps: when each came, its tokens and their text. Text without a token is the rest.
@@ -307,6 +332,7 @@ class Counters:
     by_position: tuple[int, ...] = ()
 
     def since(self, before: Counters) -> Counters:
+        """What was counted after another reading."""
         earlier = before.by_position + (0,) * (len(self.by_position) - len(before.by_position))
         positions = tuple(now - then for now, then in zip(self.by_position, earlier, strict=False))
         counts = self.rounds - before.rounds, self.drafted - before.drafted, self.accepted - before.accepted
@@ -332,27 +358,3 @@ def read_counters(client: Client, prefix: str, tokens: str) -> Counters | None:
     rounds, drafted, accepted = (int(sums[f"spec_decode_num_{name}_total"]) for name in names)
     by_position = tuple(int(positions[place]) for place in sorted(positions))
     return Counters(int(sums[tokens]), rounds, drafted, accepted, by_position)
-
-
-def check(told: Told, before: Counters | None, read: Callable[[], Counters | None], tokens: int) -> Counters | None:
-    """The server's counters for this answer; None if it does not say, or if it answered others at the same time."""
-    if before is None:
-        return None
-    until = time.perf_counter() + COUNTING_SECONDS
-    while True:
-        now = read()
-        counted = None if now is None else now.since(before)
-        if counted is None or counted.tokens >= tokens or time.perf_counter() > until:
-            break
-        time.sleep(0.02)
-    if counted is None or counted.tokens != tokens:
-        told.notes.append("The server's counters include other requests, so the rounds were not checked against them.")
-        return None
-    pairs = zip(
-        (told.rounds, told.drafted, told.accepted), (counted.rounds, counted.drafted, counted.accepted), strict=True
-    )
-    told.by_position = counted.by_position
-    told.counted = all(mine in (None, theirs) for mine, theirs in pairs)
-    if not told.counted:
-        told.notes.append("The server's stream and its counters disagree.")
-    return counted

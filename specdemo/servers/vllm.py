@@ -14,19 +14,7 @@ from typing import Annotated, Any
 from ..models.tables import table_as
 from ..types import Settings
 from .client import Client, Count, Ids, Number, Tokens, at
-from .steps import (
-    LIKELIEST,
-    Counters,
-    Prompt,
-    Step,
-    Told,
-    check,
-    read_counters,
-    reason_in,
-    recovered,
-    steps_of,
-    texts_split,
-)
+from .steps import LIKELIEST, Counters, Prompt, Step, Told, read_counters, reason_in, recovered, steps_of, texts_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +96,7 @@ class VLLM:
         sent = self.client.stream(Message, "/v1/completions", **asked, **sampling, **wanted, **salt)
         told.prompt_tokens = len(prompt) if isinstance(prompt, list) else None
         steps = steps_of(pieces(sent, told), settings.max_new_tokens, told)
-        counted = check(told, before, self.counters, sum(len(step.ids) for step in steps))
+        counted = told.check(before, self.counters, sum(len(step.ids) for step in steps))
         if told.rounds is None and counted is not None:
             told.rounds, told.drafted, told.accepted = counted.rounds, counted.drafted, counted.accepted
             told.k = len(counted.by_position) or None

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..decoding.events import Round
 from ..drafters.names import DRAFTERS
 from ..system.imports import Later
-from ..types import COMMAND, MAX_AHEAD, BadInput, Field, Settings
+from ..types import COMMAND, MAX_AHEAD, BadInput, Field
 from .statistics import Spread, geometric_mean, pooled_rate
-from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, some_of_each, temperature_field
-from .tables import Table, table
+from .study import NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, k_field, settings_in, temperature_field
 
 if TYPE_CHECKING:
     from ..decoding import batch
@@ -55,6 +54,18 @@ class DraftsAhead(Study):
         ),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
     )
+    heading = "All figures, and their 95% intervals over prompts"
+    columns = (
+        ("method", "method", ""),
+        ("fan_out", "outcomes for each place", ",.0f"),
+        ("tokens_per_second", "tokens/s", ".1f"),
+        ("speedup", "times speculation", "times"),
+        ("hits", "drafts that were ready", ".0%"),
+        ("prepared", "outcomes prepared", ".1f"),
+        ("pass_ms", "a pass, ms", "ms"),
+        ("draft_ms", "a draft, ms", "ms"),
+        ("prepare_ms", "preparing, ms", "ms"),
+    )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
@@ -64,8 +75,7 @@ class DraftsAhead(Study):
         self.settings = settings_in(asked)
         race.check_drafter(loaded, asked["drafter"])
         race.check_rule(asked["drafter"], replace(self.settings, ahead=1))
-        prompts = self.readable(asked.get("prompts") or some_of_each("domains", 3))
-        self.prompts_read = prompts[: asked["repeats"]]
+        self.prompts_read = self.readable(self.prompts("domains"))[: asked["repeats"]]
         self.texts: list[Text] = []
         self.steps = len(self.prompts_read) * (2 + 2 * len(self.fan_outs))
 
@@ -73,11 +83,36 @@ class DraftsAhead(Study):
         for prompt in self.prompts_read:
             ids = self.loaded.encode(prompt.prompt)
             for method, each in self.methods():
-                self.texts.append(
-                    write(self.loaded, self.asked["drafter"], ids, self.settings, method, each, prompt.id)
-                )
+                self.texts.append(self._write(prompt.id, ids, method, each))
                 self.done += 1
                 yield f"{method}, {outcomes(each)}" if each else method
+
+    def _write(self, prompt: str, prompt_ids: Sequence[int], method: str, fan_out: int) -> Text:
+        """Write a text by a method.
+
+        Raises:
+            BadInput: as `race.start` does.
+        """
+        drafter, k = ("none", 0) if method == ALONE else (self.asked["drafter"], self.settings.k)
+        settings = replace(self.settings, ahead=fan_out, k=k)
+        race.check_fits(self.loaded, len(prompt_ids), settings, drafter)
+        decoding = race.decoding_of(self.loaded, drafter, prompt_ids, race.rule_for(settings), None)
+        if method == SIMULATED:
+            decoding.drafter.in_turn = True  # type: ignore[attr-defined]
+        with closing(batch.decode(decoding)) as events:  # type: ignore[type-var]
+            rounds = [event for event in events if isinstance(event, Round)]
+        parts = parts_of(rounds, in_turn=method == SIMULATED)
+        timeline = simulated(parts) if method == SIMULATED else ()
+        seconds = timeline[-1].ends if timeline else sum(event.seconds for event in rounds)
+        told = [event.ahead for event in rounds if event.ahead]
+        return Text(
+            *(method, fan_out, prompt, sum(len(event.emitted) for event in rounds), seconds),
+            *(sum(each.hit for each in told), len(told), fmean([each.prepared for each in told] or [0])),
+            fmean([part.passing for part in parts] or [0]),
+            fmean([part.drafting for part in parts if not part.hit] or [0]),
+            fmean([part.preparing for part in parts] or [0]),
+            tuple(timeline[: 3 * TIMELINE_ROUNDS]),
+        )
 
     def methods(self) -> list[tuple[str, int]]:
         ahead = [(method, each) for each in self.fan_outs for method in (TOGETHER, SIMULATED)]
@@ -85,20 +120,6 @@ class DraftsAhead(Study):
 
     def words(self) -> list[str]:
         return in_words(self.rows())
-
-    def tables(self) -> list[Table]:
-        columns = [
-            ("method", "method", ""),
-            ("fan_out", "outcomes for each place", ",.0f"),
-            ("tokens_per_second", "tokens/s", ".1f"),
-            ("speedup", "times speculation", "times"),
-            ("hits", "drafts that were ready", ".0%"),
-            ("prepared", "outcomes prepared", ".1f"),
-            ("pass_ms", "a pass, ms", "ms"),
-            ("draft_ms", "a draft, ms", "ms"),
-            ("prepare_ms", "preparing, ms", "ms"),
-        ]
-        return [table("All figures, and their 95% intervals over prompts", columns, self.rows())]
 
     def rows(self) -> list[dict[str, Any]]:
         return summarise(self.texts, self.methods())
@@ -129,36 +150,6 @@ class Text:
     drafting: float
     preparing: float
     timeline: tuple[Span, ...] = ()
-
-
-def write(
-    loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, method: str, fan_out: int, prompt: str
-) -> Text:
-    """Write a text by a method.
-
-    Raises:
-        BadInput: as `race.start` does.
-    """
-    drafter = "none" if method == ALONE else drafter
-    settings = replace(settings, ahead=fan_out, k=0 if method == ALONE else settings.k)
-    race.check_fits(loaded, len(prompt_ids), settings, drafter)
-    decoding = race.decoding_of(loaded, drafter, prompt_ids, race.rule_for(settings), None)
-    if method == SIMULATED:
-        decoding.drafter.in_turn = True  # type: ignore[attr-defined]
-    with closing(batch.decode(decoding)) as events:  # type: ignore[type-var]
-        rounds = [event for event in events if isinstance(event, Round)]
-    parts = parts_of(rounds, in_turn=method == SIMULATED)
-    timeline = simulated(parts) if method == SIMULATED else ()
-    seconds = timeline[-1].ends if timeline else sum(event.seconds for event in rounds)
-    told = [event.ahead for event in rounds if event.ahead]
-    return Text(
-        *(method, fan_out, prompt, sum(len(event.emitted) for event in rounds), seconds),
-        *(sum(each.hit for each in told), len(told), fmean([each.prepared for each in told] or [0])),
-        fmean([part.passing for part in parts] or [0]),
-        fmean([part.drafting for part in parts if not part.hit] or [0]),
-        fmean([part.preparing for part in parts] or [0]),
-        tuple(timeline[: 3 * TIMELINE_ROUNDS]),
-    )
 
 
 class Part(NamedTuple):
@@ -252,6 +243,7 @@ def in_words(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def outcomes(each: int) -> str:
+    """How many outcomes are prepared for at each place, in words."""
     return f"{each} outcome{'s' * (each > 1)} for each place"
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..system.imports import Later
 from ..types import SETTINGS, BadInput, Field, Settings
-from .broken import DESCRIPTIONS
 from .study import DRAFTER, PROMPT, Study, k_field, some_of_each, temperature_field
 
 if TYPE_CHECKING:
@@ -17,6 +16,13 @@ if TYPE_CHECKING:
 else:
     greedy = Later("specdemo.studies.greedy")
     lossless = Later("specdemo.studies.lossless")
+
+DESCRIPTIONS = {  # of the broken rules of `rules`
+    "accept-if-p-exceeds-q": "A drafted token passes only if p > q",
+    "resample-from-p": "A rejected token is replaced by a draw from p, not from the residual",
+    "likeliest-by-ratio": "The drafter's likeliest token is tested as if it had been drawn from q",
+    "noise-used-twice": "The noise of a position is used again at the next",
+}
 
 
 class Lossless(Study):

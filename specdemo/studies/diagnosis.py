@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
@@ -20,9 +20,8 @@ OF_A_CROWD = "at_once", "texts", "tokens_per_second", "alone_tokens_per_second",
 WORTH = 0.03  # how much faster another K must be by the model to be named
 
 
-@dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, ready for JSON (`as_dict`).
+    """What was found so far, ready for JSON (`as_dict`).
 
     Attributes:
         positions: for each position of a draft how many of the texts' drafts there were, how many guesses were tested
@@ -37,60 +36,32 @@ class Diagnosis:
         texts: how many texts were compared, how many are the same, and where the others part.
     """
 
-    engine: Mapping[str, Any]
-    baseline: Mapping[str, Any] | None
-    plan: Mapping[str, Any]
-    speed_up: Spread | None
-    tokens_per_round: Spread | None
-    often: float | None
-    positions: Sequence[Mapping[str, Any]]
-    round: Mapping[str, Any]
-    break_even: Mapping[str, float | None]
-    kinds: Sequence[Mapping[str, Any]]
-    at_once: Sequence[Mapping[str, Any]]
-    contexts: Sequence[Mapping[str, Any]]
-    texts: Mapping[str, Any]
-    samples: Sequence[Mapping[str, Any]]
-    left_out: Sequence[str]
-    best_k: int | None
-
-    @classmethod
-    def of(cls, doctor: Doctor) -> Diagnosis:
-        """Whatever there is so far."""
+    def __init__(self, doctor: Doctor) -> None:
         usual = [sample for sample in doctor.samples if sample.context is None]
-        positions, often = _positions(usual), _often(usual)
-        round_ = _round(usual)
-        cost = round_["cost"].mean if round_["cost"] else None
-        reached = [row["unconditional"].mean for row in positions]
         kinds = grouped(usual, lambda sample: sample.prompt.category)
+        longer = grouped((sample for sample in doctor.samples if sample.context), lambda sample: sample.context)
         notes = dict.fromkeys(note for sample in usual for note in sample.with_drafts.notes)
-        return cls(
-            engine=doctor.with_drafts.facts,
-            baseline=doctor.alone.facts if doctor.alone else None,
-            plan=asdict(doctor.plan),
-            speed_up=_speed_up(usual),
-            tokens_per_round=_tokens_per_round(usual),
-            often=often,
-            positions=positions,
-            round=round_,
-            break_even={"tokens_per_round": cost, "alpha": _alpha(cost, often, len(positions))},
-            kinds=[_group({"kind": kind}, found) for kind, found in kinds.items()],
-            at_once=[{name: getattr(crowd, name) for name in OF_A_CROWD} for crowd in doctor.crowds],
-            contexts=[
-                _group({"context": length}, found)
-                for length, found in grouped(doctor.samples, lambda sample: sample.context).items()
-                if length
-            ],
-            texts=_texts(doctor.samples),
-            samples=[_sample(sample) for sample in doctor.samples],
-            left_out=[*doctor.left_out, *notes],
-            best_k=_best_k(reached, cost, often),
-        )
+        self.engine = doctor.with_drafts.facts
+        self.baseline = doctor.alone.facts if doctor.alone else None
+        self.plan = asdict(doctor.plan)
+        self.speed_up = _speed_up(usual)
+        self.tokens_per_round = _tokens_per_round(usual)
+        self.often = _often(usual)
+        self.positions = _positions(usual)
+        self.round = _round(usual)
+        cost = self.round["cost"].mean if self.round["cost"] else None
+        self.break_even = {"tokens_per_round": cost, "alpha": _alpha(cost, self.often, len(self.positions))}
+        self.kinds = [_group({"kind": kind}, found) for kind, found in kinds.items()]
+        self.at_once = [{name: getattr(crowd, name) for name in OF_A_CROWD} for crowd in doctor.crowds]
+        self.contexts = [_group({"context": length}, found) for length, found in longer.items()]
+        self.texts = _texts(doctor.samples)
+        self.samples = [_sample(sample) for sample in doctor.samples]
+        self.left_out = [*doctor.left_out, *notes]
+        self.best_k = _best_k([row["unconditional"].mean for row in self.positions], cost, self.often)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, the sentences first."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        return {"verdict": self.verdict, "advice": self.advice(), **fields}
+        return {"verdict": self.verdict, "advice": self.advice(), **vars(self)}
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of the CSV file: `part` says what a row is of."""

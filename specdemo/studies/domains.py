@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +15,9 @@ from ..decoding.events import Round, branches
 from ..racing.text import LaneText
 from ..racing.trace import SPECULATIVE, Entry, read_trace, trace_lines
 from ..system.imports import Later
-from ..types import COMMAND, BadInput, DraftOutcome, Field, Settings
-from .kinds import Kind, kind_of
-from .prompts import Prompt
+from ..types import COMMAND, BadInput, DraftOutcome, Field
 from .statistics import pooled_rate, rates_differ
 from .study import DRAFTER, NEW_TOKENS, RULE, SEED, Study, k_field, prompt_fields, settings_in, temperature_field
-from .tables import Table, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -50,6 +49,13 @@ class Domains(Study):
         NEW_TOKENS,
         Field("traces", "Traces", "traces", help=SEVERAL_TRACES, only=COMMAND),
     )
+    heading = "Counts"
+    columns = (
+        *(("by", "by", ""), ("name", "group", "")),
+        *((name, name, ",.0f") for name in COUNTED),
+        *(("acceptance_rate", "acceptance rate", ".0%"), ("low", "from", ".0%"), ("high", "to", ".0%")),
+        ("draft_efficiency", "draft efficiency", ".0%"),
+    )
 
     @classmethod
     def needs_models(cls, asked: Mapping[str, Any]) -> bool:
@@ -66,22 +72,22 @@ class Domains(Study):
             drafted = [entry for entry in read_trace(trace_lines(trace))[1] if entry.lane == SPECULATIVE]
             self.counts.add(Path(trace.name.removesuffix(".gz")).stem, drafted)
             yield "Reading traces"
-        if self.texts:
-            texts = domains(self.loaded, self.asked["drafter"], self.texts, settings_in(self.asked))
-            for prompt, entries in texts:
-                self.counts.add(prompt.category, entries)
-                self.done += 1
-                yield "Writing texts"
+        if not self.texts:
+            return
+        loaded, drafter, settings = self.loaded, self.asked["drafter"], settings_in(self.asked)
+        race.check_drafter(loaded, drafter)
+        prompt_ids = [loaded.encode(prompt.prompt) for prompt in self.texts]
+        for ids in prompt_ids:
+            race.check_fits(loaded, len(ids), settings, drafter)
+        for prompt, ids in zip(self.texts, prompt_ids, strict=True):
+            text = LaneText(loaded.tokenizer, ids, loaded.eos_ids)
+            with closing(race.start(loaded, drafter, ids, settings)) as events:  # type: ignore[type-var]
+                self.counts.add(prompt.category, [Entry(SPECULATIVE, event, text.read(event)) for event in events])
+            self.done += 1
+            yield "Writing texts"
 
     def words(self) -> list[str]:
         return self.counts.in_words()
-
-    def tables(self) -> list[Table]:
-        columns = [("by", "by", ""), ("name", "group", "")]
-        columns += [(name, name, ",.0f") for name in ("drafted", "tested", "accepted")]
-        columns += [("acceptance_rate", "acceptance rate", ".0%"), ("low", "from", ".0%"), ("high", "to", ".0%")]
-        columns += [("draft_efficiency", "draft efficiency", ".0%")]
-        return [table("Counts", columns, self.rows())]
 
     def rows(self) -> list[dict[str, Any]]:
         return self.counts.rows()
@@ -157,19 +163,71 @@ class Counts:
         return {text: (count["accepted"], count["tested"]) for text, count in self.groups[by, name].items()}
 
 
-def domains(
-    loaded: Loaded, drafter: str, prompts: Sequence[Prompt], settings: Settings
-) -> Iterator[tuple[Prompt, list[Entry]]]:
-    """Generate on every prompt with the drafter; yields each prompt with what to count, one text at a time.
+# What kind of token a token is -------------------------------------------------------------------------------
 
-    Raises:
-        BadInput: the drafter cannot be used here, or a prompt has no room.
+
+class Kind(str, Enum):
+    """The kinds that acceptance is counted by."""
+
+    PUNCTUATION = "punctuation"
+    FUNCTION_WORD = "function word"
+    CONTENT_WORD = "content word"
+    NUMBER = "number"
+    SYMBOL = "whitespace or code symbol"
+    CONTINUATION = "word continuation"
+
+
+PUNCTUATION = frozenset(".,;:!?'\"()-\u2013\u2014\u2026\u2018\u2019\u201c\u201d\u00ab\u00bb\u00bf\u00a1")
+
+# Articles, pronouns, prepositions, conjunctions, auxiliaries and particles of English.
+_ENGLISH = """
+    a about above after again against all also am among an and another any are around as at be because been before
+    being below between both but by can could did do does doing down during each either few for from had has have
+    having he her here hers herself him himself his how i if in into is it its itself just may me might mine more
+    most much must my myself neither no nor not of off on once one only onto or other our ours ourselves out over own
+    same shall she should since so some such than that the their theirs them themselves then there these they this
+    those through to too toward towards under until up upon us very was we were what when where which while who whom
+    whose why will with within without would yes yet you your yours yourself yourselves
+"""
+FUNCTION_WORDS = frozenset(_ENGLISH.split())
+
+
+def kind_of(token: str, before: str) -> Kind:
+    """The kind of a token with this text after the text `before`; the first rule that fits decides.
+
+    1. A token without any visible character is whitespace (or part of a character: a continuation).
+    2. One without letters is a number if it holds a digit, punctuation if every visible character is a mark of prose,
+       and a code symbol otherwise.
+    3. One with letters that is written right after a letter, a digit, an underscore or an apostrophe within a word
+       continues that word.
+    4. The rest begin words: function words by a list of English ones, else content words.
+
+    It looks backwards only, so that a rejected guess, which nothing follows, is sorted by the same rules: the first
+    piece of a longer word counts as the word it looks like. Scripts without spaces come out as continuations.
     """
-    race.check_drafter(loaded, drafter)
-    prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in prompts}
-    for ids in prompt_ids.values():
-        race.check_fits(loaded, len(ids), settings, drafter)
-    for prompt in prompts:
-        text = LaneText(loaded.tokenizer, prompt_ids[prompt.id], loaded.eos_ids)
-        with closing(race.start(loaded, drafter, prompt_ids[prompt.id], settings)) as events:  # type: ignore[type-var]
-            yield prompt, [Entry(SPECULATIVE, event, text.read(event)) for event in events]
+    visible = token.strip()
+    if not visible:
+        return Kind.SYMBOL if token else Kind.CONTINUATION
+    if not any(_is_letter(c) for c in visible):
+        if any(c.isnumeric() for c in visible):
+            return Kind.NUMBER
+        return Kind.PUNCTUATION if PUNCTUATION.issuperset(visible) else Kind.SYMBOL
+    if not token[0].isspace() and _in_word(token, before):
+        return Kind.CONTINUATION
+    word = visible.strip("".join(PUNCTUATION)).lower()
+    return Kind.FUNCTION_WORD if word in FUNCTION_WORDS else Kind.CONTENT_WORD
+
+
+def _in_word(token: str, before: str) -> bool:
+    """Whether the token's first character goes on with the word that `before` ends in."""
+    if before[-1:] in ("'", "\u2019"):  # don + ' + t, but not the opening mark of a quotation
+        return _is_wordy(before[-2:-1])
+    return _is_wordy(before[-1:]) and (_is_wordy(token[0]) or token[0] in "'\u2019")
+
+
+def _is_wordy(character: str) -> bool:
+    return character == "_" or character.isalnum() or _is_letter(character)
+
+
+def _is_letter(character: str) -> bool:
+    return bool(character) and unicodedata.category(character)[0] in "LM"  # letters and the marks on them

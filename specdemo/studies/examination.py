@@ -16,13 +16,11 @@ from .tables import Table, table
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
     from ..servers import dialects
-    from . import diagnosis, doctor, report, writers
-    from .writers import Writer
+    from . import diagnosis, doctor, report
 else:
     diagnosis = Later("specdemo.studies.diagnosis")
     doctor = Later("specdemo.studies.doctor")
     report = Later("specdemo.studies.report")
-    writers = Later("specdemo.studies.writers")
     dialects = Later("specdemo.servers.dialects")
 
 SERVERS, PRESET, BOUNDS = "Your servers", "Or the preset", "How much"
@@ -75,11 +73,11 @@ class Doctor(Study):
                 yield words
                 self._found = None  # more is known by now
 
-    def _sides(self, opened: ExitStack) -> tuple[Writer, Writer | None]:
+    def _sides(self, opened: ExitStack) -> tuple[doctor.Writer, doctor.Writer | None]:
         names = ("server", "server_key"), ("baseline", "baseline_key")
         pairs = [(self.asked.get(address), self.asked.get(key)) for address, key in names]
         server, baseline = (
-            writers.ServerWriter(opened.enter_context(dialects.connected(Address.read(address), key)))
+            doctor.ServerWriter(opened.enter_context(dialects.connected(Address.read(address), key)))
             if address
             else None
             for address, key in pairs
@@ -88,13 +86,13 @@ class Doctor(Study):
             return server, baseline
         if baseline is not None:
             raise BadInput("Give the address of the server, too: a preset is its own baseline.")
-        return writers.PresetWriter(self.loaded, *self.given("drafter k")), writers.PresetWriter(self.loaded, "none", 0)
+        return doctor.PresetWriter(self.loaded, *self.given("drafter k")), doctor.PresetWriter(self.loaded, "none", 0)
 
     @property
     def found(self) -> diagnosis.Diagnosis | None:
         """What there is so far."""
         if self._found is None and self.doctor is not None:
-            self._found = diagnosis.Diagnosis.of(self.doctor)
+            self._found = diagnosis.Diagnosis(self.doctor)
         return self._found
 
     def words(self) -> list[str]:

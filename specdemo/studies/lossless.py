@@ -26,9 +26,8 @@ from ..models.loaded import Loaded
 from ..racing.probabilities import target_and_draft_probs
 from ..racing.race import check_drafter, check_fits, start
 from ..types import MAX_K, MAX_NODES, MAX_SEED, BadInput, Settings, Token, TokenKind
-from .acceptance import BY_RATIO, Accepted, Tested, accepted_of, each_rule
 from .remember import Remembering, from_one_context
-from .rules import emitted_distribution, harm, make_rule
+from .rules import BY_RATIO, Accepted, Tested, accepted_of, each_rule, emitted_distribution, harm, make_rule
 from .statistics import POWER, Distances, chi_square, smallest_caught
 from .tables import grouped
 
@@ -49,7 +48,7 @@ class DraftPosition:
 
     `error` is their largest difference in any token, `overlap` the sum of min(p, q), which is the probability that a
     guess passes here under rejection sampling (Leviathan et al., theorem 3.5). `harm` is the least total variation of
-    a broken rule here. `children` are the rules for a tree that branches here, see `children.each_rule`.
+    a broken rule here. `children` are the rules for a tree that branches here, see `rules.each_rule`.
     """
 
     round: int
@@ -113,6 +112,7 @@ def _figures(p: Tensor, q: Tensor, rule: str, broken: str) -> tuple[float, float
 
 
 def exact_in_words(drafts: Sequence[DraftOnPaper]) -> list[str]:
+    """What was computed, in sentences; the probabilities are in double precision."""
     positions = [position for draft in drafts for position in draft.positions]
     if not positions:
         return ["Nothing was drafted in this text, so there was nothing to compute."]

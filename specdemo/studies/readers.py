@@ -11,8 +11,7 @@ from ..decoding.events import Finished, Round
 from ..system.imports import Later
 from ..types import AUTO, COMMAND, FORM, SETTINGS, BadInput, Field, Settings, read_k
 from .statistics import Spread, geometric_mean
-from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, settings_in, some_of_each, temperature_field
-from .tables import Table, table
+from .study import DRAFTER, NEW_TOKENS, PROMPT_FILE, PROMPT_FILES, Study, settings_in, temperature_field
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -46,6 +45,15 @@ class Readers(Study):
         Field("sizes", "Readers at once", "wholes", "1,2,4,8,16", help=SIZES_HELP, only=COMMAND),
         replace(PROMPT_FILE, value=PROMPT_FILES / "domains.jsonl"),
     )
+    heading = "All figures, and their 95% intervals over groups of prompts"
+    columns = (
+        ("batch", "readers", ",.0f"),
+        ("drafter", "drafter", ""),
+        ("tokens_per_second", "tokens/s of all", ".1f"),
+        ("tokens_per_second_per_reader", "tokens/s of each", ".1f"),
+        ("tokens_per_round", "tokens per round", ".2f"),
+        ("speedup", "times the target alone", "times"),
+    )
 
     def __init__(self, loaded: Loaded, asked: Mapping[str, Any]) -> None:
         super().__init__(loaded, asked)
@@ -53,7 +61,7 @@ class Readers(Study):
         if not all(1 <= size <= MOST_READERS for size in self.sizes):
             raise BadInput(f"There can be 1 to {MOST_READERS} readers at once.")
         self.settings = settings_in({**asked, "k": read_k(str(asked["k"]))})
-        self.prompts_read = self.readable(asked.get("prompts") or some_of_each("domains", 3))
+        self.prompts_read = self.readable(self.prompts("domains"))
         self.groups: list[Group] = []
         self.steps = 2 * len(self.sizes) * asked["repeats"]
 
@@ -69,17 +77,6 @@ class Readers(Study):
 
     def words(self) -> list[str]:
         return in_words(self.rows(), self.asked["drafter"])
-
-    def tables(self) -> list[Table]:
-        columns = [
-            ("batch", "readers", ",.0f"),
-            ("drafter", "drafter", ""),
-            ("tokens_per_second", "tokens/s of all", ".1f"),
-            ("tokens_per_second_per_reader", "tokens/s of each", ".1f"),
-            ("tokens_per_round", "tokens per round", ".2f"),
-            ("speedup", "times the target alone", "times"),
-        ]
-        return [table("All figures, and their 95% intervals over groups of prompts", columns, self.rows())]
 
     def rows(self) -> list[dict[str, Any]]:
         return summarise(self.groups)
@@ -124,8 +121,8 @@ def decode_group(
 
 def summarise(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """A row for each number of readers, alone and with the drafter. `speedup` is of the groups in pairs, None alone."""
-    rows = []
-    for size, drafter in dict.fromkeys((group.size, group.drafter) for group in sorted(groups, key=_order)):
+    rows, in_order = [], sorted(groups, key=lambda group: (group.size, group.drafter != ALONE))
+    for size, drafter in dict.fromkeys((group.size, group.drafter) for group in in_order):
         mine = {group.repeat: group for group in groups if (group.size, group.drafter) == (size, drafter)}
         alone = {group.repeat: _rate(group) for group in groups if (group.size, group.drafter) == (size, ALONE)}
         pairs = {str(at): [_rate(group) / alone[at]] for at, group in mine.items() if at in alone}
@@ -138,10 +135,6 @@ def summarise(groups: Sequence[Group]) -> list[dict[str, Any]]:
         speedup = None if drafter == ALONE else geometric_mean(pairs)
         rows.append({**row, "tokens_per_round": tokens / rounds, "speedup": speedup})
     return rows
-
-
-def _order(group: Group) -> tuple[int, bool]:
-    return group.size, group.drafter != ALONE
 
 
 def _rate(group: Group) -> float:

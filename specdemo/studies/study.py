@@ -10,7 +10,7 @@ from ..drafters import names
 from ..models.presets import PRESETS
 from ..types import COMMAND, FORM, MAX_K, OF_SERVERS, SETTINGS, Field, Settings
 from .prompts import Prompt, read_prompts, readable
-from .tables import Table
+from .tables import Table, grouped, table
 
 if TYPE_CHECKING:
     from ..models.loaded import Loaded
@@ -34,11 +34,13 @@ PROMPT_FILE = Field(
 
 
 def k_field(value: int, group: str = "") -> Field:
+    """The field of K, in drafted tokens per round, which begins with `value`."""
     label, words = "Draft length K (drafted tokens per round)", "Tokens drafted in one round."
     return Field("k", label, "whole", value, 1, MAX_K, group=group, help=words)
 
 
 def temperature_field(value: float, low: float = 0) -> Field:
+    """The field of the temperature, from `low` to 2."""
     return Field("temperature", "Temperature", "number", value, low, 2, help=SETTINGS["temperature"].help)
 
 
@@ -61,6 +63,7 @@ class Study:
         fields: of the form and of the command.
         button: what the button says.
         has_page: whether there is a report in HTML.
+        heading, columns: of its table, see `tables.table`.
         left_out: what is not measured, in a sentence.
     """
 
@@ -70,6 +73,8 @@ class Study:
     fields: ClassVar[tuple[Field, ...]] = ()
     button: ClassVar[str] = "Run"
     has_page: ClassVar[bool] = False
+    heading: ClassVar[str] = ""
+    columns: ClassVar[Sequence[tuple[str, str, str]]] = ()
 
     @classmethod
     def form(cls, servers: bool = True) -> list[Field]:
@@ -119,8 +124,8 @@ class Study:
         return []
 
     def tables(self) -> list[Table]:
-        """What a person reads besides."""
-        return []
+        """What a person reads besides: the rows by the `columns`, if there are any."""
+        return [table(self.heading, self.columns, self.rows())] if self.columns else []
 
     def rows(self) -> list[dict[str, Any]]:
         """The table of the CSV file."""
@@ -147,8 +152,8 @@ class Study:
         return [self.asked[name] for name in names.split()]
 
     def prompts(self, file: str) -> list[Prompt]:
-        """Those of the command line, or as many of a file that ships as the form says, of each category."""
-        prompts = self.asked["prompts"]
+        """Those of the command line, or as many of a file that ships as the form says, else 3, of each category."""
+        prompts = self.asked.get("prompts", 3)
         return some_of_each(file, prompts) if isinstance(prompts, int) else prompts
 
     def readable(self, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -172,7 +177,5 @@ def settings_in(asked: Mapping[str, Any]) -> Settings:
 
 def some_of_each(file: str, count: int) -> list[Prompt]:
     """The first prompts of each category of a prompt file, the categories in turn."""
-    groups: dict[str, list[Prompt]] = {}
-    for prompt in read_prompts(PROMPT_FILES / f"{file}.jsonl"):
-        groups.setdefault(prompt.category, []).append(prompt)
+    groups = grouped(read_prompts(PROMPT_FILES / f"{file}.jsonl"), lambda prompt: prompt.category)
     return [group[place] for place in range(count) for group in groups.values() if place < len(group)]

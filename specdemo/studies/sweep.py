@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,6 @@ from ..racing.asked import PLAIN, SPECULATIVE
 from ..racing.stats import Stats
 from ..system.imports import Later
 from ..types import COMMAND, FORM, MATCH, MAX_K, BadInput, Field, Settings
-from .prompts import Prompt
 from .statistics import Spread, best_of, geometric_mean, log_means, pooled_rate
 from .study import DRAFTERS, NEW_TOKENS, RULE, Study, prompt_fields
 from .tables import Rows, Table, grouped, table
@@ -62,21 +62,56 @@ class Sweep(Study):
         self.runs: list[Run] = []
         self.over_temperatures = asked.get("vary") == TEMPERATURE_SWEEP
         if "vary" not in asked:
-            ks, temperatures = self.given("ks temperatures")
+            self.ks, self.temperatures = self.given("ks temperatures")
         elif self.over_temperatures:
-            ks, temperatures = (0, asked["k"]), TEMPERATURES
+            self.ks, self.temperatures = (0, asked["k"]), TEMPERATURES
         else:
-            ks, temperatures = KS, (asked["temperature"],)
-        drafters, seeds, new_tokens = self.given("drafters seeds max_new_tokens")
-        prompts, rule = self.prompts("easy-hard"), asked.get("rule", MATCH)
-        self.plan = SweepPlan(prompts, drafters, ks, temperatures, range(seeds), new_tokens, rule)
-        self.steps = self.plan.steps
+            self.ks, self.temperatures = KS, (asked["temperature"],)
+        self.texts = self.prompts("easy-hard")
+        # The target alone runs with every one of the cases.
+        self.cases = [(drafter, k) for drafter in asked["drafters"] for k in self.ks if k]
+        self.steps = len(self.texts) * len(self.temperatures) * asked["seeds"] * len(self.cases)
+
+    def settings(self, k: int | str, temperature: float, seed: int) -> Settings:
+        """Those of one text. Raises: BadInput: one is out of range."""
+        new_tokens, rule = self.asked["max_new_tokens"], self.asked.get("rule", MATCH)
+        return Settings(k=k, temperature=temperature, max_new_tokens=new_tokens, seed=seed, rule=rule)
 
     def run(self) -> Iterator[str]:
-        for run in sweep(self.loaded, self.plan):
-            self.runs.append(run)
-            self.done += 1
-            yield "Writing texts"
+        """Each run is a race: the drafter and the target alone take turns, so both run on the machine in the same
+        state. The order of the cases moves on by one with every text, and within a case the lane that begins changes,
+        so no case always comes first. A short race of each case comes before all others, to warm up.
+
+        Raises:
+            BadInput: a setting out of range, a drafter that cannot be used here, a prompt without room, or no K above
+                0.
+        """
+        loaded, cases = self.loaded, self.cases
+        if not cases:
+            raise BadInput("Give at least one drafter and one K above 0: the target alone runs with them anyway.")
+        texts = [*product(range(self.asked["seeds"]), self.texts, self.temperatures)]
+        prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in self.texts}
+        for drafter, k in cases:
+            race.check_drafter(loaded, drafter)
+            for seed, prompt, temperature in texts:
+                race.check_fits(loaded, len(prompt_ids[prompt.id]), self.settings(k, temperature, seed), drafter)
+        for drafter, k in cases:
+            short = self.settings(k, self.temperatures[0], 0)
+            short = replace(short, max_new_tokens=min(WARM_UP, short.max_new_tokens))
+            _race(loaded, drafter, prompt_ids[self.texts[0].id], short, False)
+        for turn, (seed, prompt, temperature) in enumerate(texts):
+            first = turn % len(cases)
+            for index, (drafter, k) in enumerate([*cases[first:], *cases[:first]]):
+                settings = self.settings(k, temperature, seed)
+                plain, stats = _race(loaded, drafter, prompt_ids[prompt.id], settings, (turn + index) % 2 == 1)
+                run = Run(
+                    *(prompt.id, prompt.category, drafter, k, temperature, seed),
+                    *(stats.tokens, stats.rounds, stats.drafted, stats.tested, stats.accepted, stats.seconds),
+                    *(stats.tokens_per_second, plain.tokens_per_second, stats.pace.to(plain.pace)),
+                )
+                self.runs.append(run)
+                self.done += 1
+                yield "Writing texts"
 
     def words(self) -> list[str]:
         if self.over_temperatures:
@@ -85,7 +120,7 @@ class Sweep(Study):
 
     def tables(self) -> list[Table]:
         rows = self.rows()
-        several = len(self.plan.prompts) > len({row["category"] for row in rows})  # see `summarise`
+        several = len(self.texts) > len({row["category"] for row in rows})  # see `summarise`
         columns = [
             ("category", "prompts", ""),
             ("temperature", "T", ".3g"),
@@ -131,69 +166,6 @@ class Run:
     speedup: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class SweepPlan:
-    """What to run: every drafter and K, at every temperature, on every prompt, with every seed."""
-
-    prompts: Sequence[Prompt]
-    drafters: Sequence[str]
-    ks: Sequence[int | str] = KS
-    temperatures: Sequence[float] = (0.0,)
-    seeds: Sequence[int] = (0,)
-    max_new_tokens: int = 64
-    rule: str = MATCH
-
-    @property
-    def cases(self) -> list[tuple[str, int | str]]:
-        """Each drafter with each K above 0; the target alone runs with every one of them."""
-        return [(drafter, k) for drafter in self.drafters for k in self.ks if k]
-
-    @property
-    def texts(self) -> list[tuple[Prompt, float, int]]:
-        """Every prompt at every temperature with every seed."""
-        return [(prompt, t, seed) for seed in self.seeds for prompt in self.prompts for t in self.temperatures]
-
-    @property
-    def steps(self) -> int:
-        return len(self.texts) * len(self.cases)
-
-    def settings(self, k: int | str, temperature: float, seed: int) -> Settings:
-        return Settings(k=k, temperature=temperature, max_new_tokens=self.max_new_tokens, seed=seed, rule=self.rule)
-
-
-def sweep(loaded: Loaded, plan: SweepPlan) -> Iterator[Run]:
-    """Run the plan; whatever was yielded by the time it is closed can be summarised.
-
-    Each run is a race: the drafter and the target alone take turns, so both run on the machine in the same state. The
-    order of the cases moves on by one with every text, and within a case the lane that begins changes, so no case
-    always comes first. A short race of each case comes before all others, to warm up.
-
-    Raises:
-        BadInput: a setting out of range, a drafter that cannot be used here, a prompt without room, or no K above 0.
-    """
-    cases, texts = plan.cases, plan.texts
-    if not cases:
-        raise BadInput("Give at least one drafter and one K above 0: the target alone runs with them anyway.")
-    prompt_ids = {prompt.id: loaded.encode(prompt.prompt) for prompt in plan.prompts}
-    for drafter, k in cases:
-        race.check_drafter(loaded, drafter)
-        for prompt, temperature, seed in texts:
-            race.check_fits(loaded, len(prompt_ids[prompt.id]), plan.settings(k, temperature, seed), drafter)
-    for drafter, k in cases:
-        short = replace(plan.settings(k, texts[0][1], 0), max_new_tokens=min(WARM_UP, plan.max_new_tokens))
-        _race(loaded, drafter, prompt_ids[plan.prompts[0].id], short, False)
-    for turn, (prompt, temperature, seed) in enumerate(texts):
-        first = turn % len(cases)
-        for index, (drafter, k) in enumerate([*cases[first:], *cases[:first]]):
-            settings = plan.settings(k, temperature, seed)
-            plain, stats = _race(loaded, drafter, prompt_ids[prompt.id], settings, (turn + index) % 2 == 1)
-            yield Run(
-                *(prompt.id, prompt.category, drafter, k, temperature, seed),
-                *(stats.tokens, stats.rounds, stats.drafted, stats.tested, stats.accepted, stats.seconds),
-                *(stats.tokens_per_second, plain.tokens_per_second, stats.pace.to(plain.pace)),
-            )
-
-
 def _race(
     loaded: Loaded, drafter: str, prompt_ids: Sequence[int], settings: Settings, drafter_first: bool
 ) -> tuple[Stats, Stats]:
@@ -224,12 +196,12 @@ def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
         return seen.index(key[0]), key[1], key[2] != ALONE, seen.index(key[2]), isinstance(key[3], str), key[3]
 
     return [
-        {**dict(zip(("category", "temperature", "drafter", "k"), key, strict=True)), **_figures(groups[key], *key[2:])}
+        {**dict(zip(("category", "temperature", "drafter", "k"), key, strict=True)), **_figures(groups[key], key[2])}
         for key in sorted(groups, key=order)
     ]
 
 
-def _figures(runs: Sequence[Run], drafter: str, k: int | str) -> dict[str, Any]:
+def _figures(runs: Sequence[Run], drafter: str) -> dict[str, Any]:
     units = _units(runs)
     if drafter == ALONE:
         speeds = {unit: [run.alone for run in mine if run.alone] for unit, mine in units.items()}

@@ -104,6 +104,7 @@ def write_json(path: Path, result: Any) -> None:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """`csv_text` as a file in UTF-8."""
     path.write_bytes(csv_text(rows).encode())
 
 

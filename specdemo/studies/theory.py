@@ -40,6 +40,7 @@ class Costs:
         return (min(k, 1) if self.parallel else k) * self.draft + self.verify(k)
 
     def verify(self, k: int) -> float:
+        """v(K + 1), in target passes: of the pass that checks K drafted tokens."""
         return self.passes[k] if self.passes else 1.0
 
     @property

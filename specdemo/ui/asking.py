@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import gradio as gr
 
 from .engine import Engine, EngineTrouble
 from .jobs import Job
 from .runs import Runs
-from .serving.line import MODEL, QUIET, checked, job, refusal
+from .serving.line import MODEL, QUIET, job
 from .values import to_json
 
 Asks = tuple[str, gr.Button, list[Any], Callable[[Sequence[Any]], Job]]
@@ -27,6 +28,18 @@ def wire_job(engine: Engine, runs: Runs, work: str, part: Any, script: str, asks
             raw values.
     """
 
+    def checker(read: Callable[[Sequence[Any]], Job], event: str) -> Any:
+        def check(*values: Any) -> str:
+            """Before the job joins the line, where it could wait for minutes only to fail. The script then triggers the
+            `event`, or says why not."""
+            try:
+                read(values)
+            except Exception as error:
+                return _refusal(engine.sentence(error))
+            return to_json({"go": event, "id": uuid4().hex})
+
+        return check
+
     def runner(read: Callable[[Sequence[Any]], Job]) -> Any:
         @job(work)
         def run(request: gr.Request, *values: Any) -> Iterator[str]:
@@ -34,7 +47,7 @@ def wire_job(engine: Engine, runs: Runs, work: str, part: Any, script: str, asks
             try:
                 begun = runs.begin(read(values), request.session_hash, request.client, on_page=True)
             except Exception as error:
-                yield refusal(engine.sentence(error))
+                yield _refusal(engine.sentence(error))
                 return
             yield to_json({"run": begun.id})
             with suppress(EngineTrouble):  # the page was told by the run's last message
@@ -46,18 +59,23 @@ def wire_job(engine: Engine, runs: Runs, work: str, part: Any, script: str, asks
     def refused(request: gr.Request) -> Any:
         """Why it was not let into the line."""
         sentence = runs.refusal(request.session_hash, work)
-        return refusal(sentence) if sentence else gr.skip()
+        return _refusal(sentence) if sentence else gr.skip()
 
     running = []
     for event, button, fields, read in asks:
         given = {"inputs": fields, "outputs": part, "preprocess": False, **QUIET}
         pressed, unable = f"(...values) => {script}.wait(values, '{button.elem_id}')", f"() => {script}.unable()"
-        button.click(checked(engine, read, event), queue=False, js=pressed, **given).failure(None, js=unable)
+        button.click(checker(read, event), queue=False, js=pressed, **given).failure(None, js=unable)
         # Whatever was checked gets into the line, or the page would wait for a job that Gradio does not run.
         running.append(getattr(part, event)(runner(read), trigger_mode="multiple", **given, **MODEL))
         told = running[-1].failure(refused, None, part, queue=False, **QUIET)
         told.then(None, js=unable)  # if nothing was told
     part.cancel(None, cancels=running)
+
+
+def _refusal(sentence: str) -> str:
+    """Why a job is not run, for the script of a part."""
+    return to_json({"error": sentence, "id": uuid4().hex})  # new, or the page would see no change
 
 
 def halting(runs: Runs) -> Callable[[Any], None]:

@@ -32,6 +32,7 @@ class Durations:
         self._current: tuple[Timed | None, float] | None = None  # None in it: work of which nothing is known
 
     def begin(self, timed: Timed | None) -> None:
+        """The work in progress, of which nothing is known if it is None."""
         self._current = timed, time.monotonic()
 
     def end(self, whole: bool) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from ..drafters.names import DRAFTERS, drafter_class
@@ -260,7 +260,7 @@ class Engine:
         last = None
         try:
             while last is not END:
-                batch = [items.get(), *_at_once(items)]
+                batch = [items.get(), *(items.get() for _ in range(items.qsize()))]  # nobody else takes from it
                 last = batch[-1]
                 if fresh := batch[:-1] if last is END else batch:
                     yield fresh
@@ -367,12 +367,3 @@ def facts(loaded: Any) -> tuple[str, ...]:
     missing = loaded.missing_heads.values()
     notes = dtype, stored, environment.get("device_name"), own, offloaded, on_disk, by_text, *missing
     return tuple(str(note) for note in notes if note)
-
-
-def _at_once(items: SimpleQueue[Any]) -> Iterator[Any]:
-    """The items that are in the queue now."""
-    while True:
-        try:
-            yield items.get_nowait()
-        except Empty:
-            return

@@ -9,11 +9,9 @@ from starlette.middleware import Middleware
 
 from .replay.routes import replay_routes
 from .runs import Runs
-from .serving.head import Head
+from .serving.head import Head, modules_route, script_tags, style_tags
 from .serving.line import Door
-from .serving.modules import modules_route, script_tags, style_tags
-from .serving.status import status_route
-from .serving.stream import stream_route
+from .serving.stream import status_route, stream_route
 
 FONT = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "sans-serif")
 MONO = ("ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")

@@ -15,7 +15,7 @@ from .lab.tab import add_lab
 from .part import Part
 from .race.form import describe, menu
 from .race.tab import add_race, fill_from_link, wire_presets
-from .replay.recordings import opening_file
+from .replay.routes import opening_file
 from .replay.tab import add_replay
 from .runs import Runs
 from .serving.line import MAX_WAITING, QUIET, is_heard, place_of

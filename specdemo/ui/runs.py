@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 from .engine import Engine
 from .jobs import GRACE_SECONDS, Job
@@ -38,7 +37,7 @@ class Place:
 
 
 class Runs:
-    """The latest jobs by id, and the one in progress of each session.
+    """The latest jobs by id.
 
     `engine` plays them, `place` says where a session waits, `heard` whether the page of a session still hears of what
     Gradio runs for it: `build_page` sets them, for the routes beside Gradio's.
@@ -57,7 +56,6 @@ class Runs:
         self.heard: Callable[[str], bool] = lambda session: False
         self._runs: OrderedDict[str, Job] = OrderedDict()
         self._sizes: dict[str, int] = {}
-        self._current: WeakValueDictionary[str, Job] = WeakValueDictionary()
         self._refusals: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -75,8 +73,6 @@ class Runs:
             self._runs[job.id] = job
             self._sizes[job.id] = job.size
             self._forget()
-            if session:
-                self._current[session] = job
         return job
 
     def play(self, job: Job, engine: Engine) -> Iterator[Any]:
@@ -137,7 +133,5 @@ class Runs:
 
         To be called in the server's event loop.
         """
-        with self._lock:
-            job = self._current.get(session or "")
-        if job is not None:
+        if (job := self.latest(session, Job)) is not None:
             job.stop_unless_followed(lambda: self.heard(job.session))

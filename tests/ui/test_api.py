@@ -114,8 +114,6 @@ def test_a_lane_may_draft_trees(client: Client, script: Script, asked: dict[str,
     [
         ({"drafter": "ngram:4,ngram:4"}, "The lane ngram:4 is given twice."),
         ({"drafter": "ngram:4,"}, "A lane is a drafter and its K, from 1 to 16 or auto, as in eagle:4 or ngram:auto"),
-        ({"drafter": "ngram:4,none:2"}, "The target alone races in any case: leave out the lane none:2."),
-        ({"drafter": "ngram:1,ngram:2,ngram:3,ngram:4"}, "At most 3 lanes with a drafter race the target alone"),
         ({"drafter": "ngram:4,draft-model:2"}, "The drafter draft-model cannot be used here"),
         ({"drafter": "ngram:4", "k": 3}, "Each lane says its own K: leave out k."),
         ({"drafter": "ngram:4", "tree": True}, "Each lane says whether it drafts trees"),
@@ -123,10 +121,8 @@ def test_a_lane_may_draft_trees(client: Client, script: Script, asked: dict[str,
         ({"prompt": " \n"}, "The prompt is empty: type something first."),
         ({"prompt": 5}, "The prompt must be a text."),
         ({"prompt": "x" * 200_001}, "The prompt has 200,001 characters; at most 200,000 are taken."),
-        ({"k": 2.5}, "K must be a whole number from 0 to 16, not 2.5."),
         ({"k": 17}, "K must be a whole number from 0 to 16, not 17."),
         ({"k": "4"}, "K must be a whole number from 0 to 16, not '4'."),
-        ({"k": True}, "K must be a whole number from 0 to 16, not True."),
         ({"temperature": 2.1}, "temperature must be a number from 0 to 2, not 2.1."),
         ({"top_p": -1}, "top-p must be a number from 0 to 1, not -1."),
         ({"top_p": 0}, "top-p must be above 0 (and at most 1, which turns it off)."),
@@ -146,17 +142,6 @@ def test_bad_values_are_refused_in_words(client: Client, script: Script, asked: 
         client.predict(**{"prompt": "one two", **asked}, api_name="/compare" if "drafter" in asked else "/race")
     assert words in str(refusal.value)
     assert script.open_races == 0
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_json_does_not_know_are_refused(url: str, script: Script, number: str) -> None:
-    sound = '4, 0, 0, 1.0, null, false, false, "match", false, 1, 0'
-    body = f'{{"data": ["one", "scripted", "none", 1, {number}, {sound}]}}'
-    call = f"{url}gradio_api/call/compare"
-    with urlopen(Request(call, body.encode(), {"content-type": "application/json"})) as answer:
-        event = json.load(answer)["event_id"]
-    with urlopen(f"{call}/{event}") as answer:
-        assert b"temperature must be a number from 0 to 2" in answer.read()
 
 
 def test_a_failure_in_the_engine_is_told_and_the_next_call_works(client: Client, script: Script) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdemo.studies.broken import DESCRIPTIONS
+from specdemo.studies.checks import DESCRIPTIONS
 from specdemo.studies.lab import STUDIES
 from specdemo.studies.rules import BROKEN
 from specdemo.studies.study import some_of_each

@@ -12,7 +12,7 @@ from specdemo.racing.race import PLAIN, SPECULATIVE
 from specdemo.racing.stats import Stats, speed_up
 from specdemo.racing.trace import read_trace
 from specdemo.ui.replay.playable import playable
-from specdemo.ui.replay.recordings import OPENING
+from specdemo.ui.replay.routes import OPENING
 
 from .browser import run, tokens_of, tokens_shown
 from .conftest import Tabs, Visit, listening, visits

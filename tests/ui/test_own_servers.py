@@ -22,8 +22,7 @@ from specdemo.ui.budgets import Budgets
 from specdemo.ui.engine import EngineTrouble
 from specdemo.ui.lab.run import LabRun
 from specdemo.ui.race.form import FIELDS
-from specdemo.ui.race.own_servers import read_servers
-from specdemo.ui.race.server_run import Place, ServerRun
+from specdemo.ui.race.own_servers import Place, ServerRun, read_servers
 from specdemo.ui.replay.playable import uploaded
 from tests.unit.fake_server import FakeServer, head, llamacpp_answers, replayed, replayed_alone, serving
 

@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from specdemo.racing.race import PLAIN
+from specdemo.ui.serving.head import modules
 from specdemo.ui.serving.line import MAX_WAITING
-from specdemo.ui.serving.modules import modules
 
 from .browser import fill, run, sentence, tokens_shown, wait_until
 from .conftest import Tabs, Visit
@@ -131,24 +131,10 @@ def test_there_is_room_for_the_longest_result(visit: Visit, script: Script) -> N
 
 
 FOCUSED = (
-    *(
-        "#prompt textarea",
-        "#drafter .wrap:has(> .wrap-inner)",
-        "#k input[type=range]",
-        "#k input[type=number]",
-        "#auto input",
-    ),
+    *("#prompt textarea", "#drafter .wrap:has(> .wrap-inner)", "#k input[type=range]", "#k input[type=number]"),
+    *("#auto input", "#run", "#stop", ".sd-hide input", ".sd-chip", ".sd-help", "#race .sd-pane"),
     *("#temperature input[type=range]", "#max-new-tokens input", "#seed input", "#preset .wrap:has(> .wrap-inner)"),
-    *(
-        "#more button",
-        "#run",
-        "#stop",
-        ".sd-hide input",
-        ".sd-chip",
-        ".sd-help",
-        "#race .sd-pane",
-        "#tabs button[role=tab]:visible",
-    ),
+    *("#more button", "#tabs button[role=tab]:visible"),
 )
 
 

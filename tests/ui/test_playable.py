@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from dataclasses import replace
@@ -26,7 +27,7 @@ from specdemo.ui.race.run import Run
 from specdemo.ui.replay import opening, routes
 from specdemo.ui.replay.opening import MAX_TRACE
 from specdemo.ui.replay.playable import playable, uploaded
-from specdemo.ui.replay.recordings import RECORDINGS, SUFFIX, recordings
+from specdemo.ui.replay.routes import RECORDINGS, SUFFIX, recordings
 
 from .scripted import PRESETS, Script, ScriptedLoaded
 
@@ -283,7 +284,7 @@ def test_a_file_that_takes_too_much_is_given_up(
 ) -> None:
     monkeypatch.setattr(module, limit, value)
     assert posted(url, b"") == {"error": opening.NOT_OPENED}
-    monkeypatch.setattr(routes, "AT_ONCE", 0)
+    monkeypatch.setattr(routes, "AT_ONCE", asyncio.Semaphore(0))
     assert posted(url, b"") == {"error": "Others are opening files just now. Try again in a moment."}
 
 

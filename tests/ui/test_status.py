@@ -24,11 +24,11 @@ from specdemo.ui.jobs import RACE
 from specdemo.ui.lab import tab
 from specdemo.ui.lab.results import Results
 from specdemo.ui.page import build_page
-from specdemo.ui.replay.recordings import recordings
+from specdemo.ui.replay.routes import recordings
 from specdemo.ui.runs import Runs
 from specdemo.ui.serving.head import Head
 from specdemo.ui.serving.line import MODEL
-from specdemo.ui.serving.status import _news
+from specdemo.ui.serving.stream import _news
 
 from .browser import run, served_engine, tokens_shown, wait_until
 from .conftest import HIDE, Visit

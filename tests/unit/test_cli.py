@@ -46,17 +46,8 @@ def test_generate_prints_one_json_object_that_adds_up(command, drafter):
 
 
 def test_generate_streams_the_same_text_that_json_holds(command):
-    words = [
-        "generate",
-        "--prompt",
-        "List three colours.",
-        "--max-new-tokens",
-        "10",
-        "--drafter",
-        "prompt-lookup",
-        "-k",
-        "3",
-    ]
+    how = "--max-new-tokens 10 --drafter prompt-lookup -k 3"
+    words = ["generate", "--prompt", "List three colours.", *how.split()]
     _, streamed, err = command(*words)
     _, out, _ = command(*words, "--json")
     plain = "".join(part.partition("m")[2] if part.startswith("[") else part for part in streamed.split("\x1b"))
@@ -65,17 +56,8 @@ def test_generate_streams_the_same_text_that_json_holds(command):
 
 
 def test_race_lanes_agree_in_float32(command):
-    words = [
-        "--prompt",
-        "Repeat: one two three four.",
-        "--drafter",
-        "prompt-lookup",
-        "-k",
-        "3",
-        "--max-new-tokens",
-        "16",
-    ]
-    status, out, _ = command("race", *words, "--dtype", "float32", "--json")
+    words = "--drafter prompt-lookup -k 3 --max-new-tokens 16 --dtype float32 --json"
+    status, out, _ = command("race", "--prompt", "Repeat: one two three four.", *words.split())
     outcome = json.loads(out)
     assert status == 0
     assert outcome["comparison"] == {"identical": True, "first_difference": None, "margin": None}

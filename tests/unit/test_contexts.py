@@ -10,12 +10,12 @@ from specdemo.bench.throughput import read
 from specdemo.models.loaded import load
 from specdemo.racing.asked import DraftedLane
 from specdemo.racing.race import race, start
-from specdemo.studies.domains import domains
+from specdemo.studies.domains import Domains
 from specdemo.studies.greedy import greedy
 from specdemo.studies.lossless import sampling
 from specdemo.studies.profile import profile
 from specdemo.studies.prompts import Prompt
-from specdemo.studies.sweep import SweepPlan, sweep
+from specdemo.studies.sweep import Sweep
 from specdemo.types import BadInput, Settings
 
 from ..conftest import Command
@@ -58,15 +58,16 @@ def test_a_short_draft_model_limits_the_drafter_draft_model_alone(
     target, draft = pairs["llama"]
     loaded = load(preset_of(target, draft), "float32", "cpu")
     ids, prompts = loaded.encode("the cat sat"), [Prompt("one", "test", "the cat sat")]
-    longer, plan = Settings(max_new_tokens=60), SweepPlan(prompts, ["draft-model"], [4], max_new_tokens=60)
+    longer, asked = Settings(max_new_tokens=60), {"prompts": prompts, "max_new_tokens": 60}
+    swept = {**asked, "drafters": ["draft-model"], "ks": [4], "temperatures": [0.0], "seeds": 1}
     assert text_of(loaded, "prompt-lookup", max_new_tokens=60) == text_of(loaded, "none", max_new_tokens=60)
     runs = (  # whoever asks for one: the page and its API, the command line, the studies and the benches
         lambda: start(loaded, "draft-model", ids, longer),
         lambda: next(race(loaded, "prompt-lookup", ids, longer, more=[DraftedLane("draft-model", 4)])),
         lambda: next(greedy(loaded, prompts, ["draft-model"], longer)),
-        lambda: next(domains(loaded, "draft-model", prompts, longer)),
+        lambda: next(Domains(loaded, {**asked, "drafter": "draft-model"}).run()),
         lambda: next(sampling(loaded, "draft-model", ids * 2, Settings(temperature=1.0))),
-        lambda: next(sweep(loaded, plan)),
+        lambda: next(Sweep(loaded, swept).run()),
         lambda: next(profile(loaded, ids, ["draft-model"], new_tokens=60)),
         lambda: read(loaded, prompts[0], 60, "draft-model"),
     )

@@ -25,10 +25,18 @@ from specdemo.servers.steps import Told
 from specdemo.studies import doctor as doctors
 from specdemo.studies import theory
 from specdemo.studies.diagnosis import WORTH, Diagnosis, _alpha, _best_k
-from specdemo.studies.doctor import CONTEXT_PROMPTS, LEAST_TEXTS, Doctor, DoctorPlan, Sample, _lengthened
+from specdemo.studies.doctor import (
+    CONTEXT_PROMPTS,
+    LEAST_TEXTS,
+    Doctor,
+    DoctorPlan,
+    Sample,
+    Written,
+    _lengthened,
+    _of_server,
+)
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.tables import json_text
-from specdemo.studies.writers import Written, _of_server
 from specdemo.system.progress import check_stopped
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Settings, Token, TokenKind
 
@@ -87,7 +95,7 @@ def examined(mine: Scripted, alone: Scripted | None, plan: DoctorPlan = SMALL) -
     study = Doctor(mine, alone, plan)
     for _ in study.run():
         pass
-    return study, Diagnosis.of(study)
+    return study, Diagnosis(study)
 
 
 # Figures ----------------------------------------------------------------------------------------------------
@@ -145,7 +153,7 @@ def test_figures_add_up_whatever_the_texts_are(texts: Sequence[tuple[Rounds, flo
     for number, (rounds, seconds) in enumerate(texts):
         prompt = Prompt(f"p{number}", "kind", "Hi")
         study.samples.append(Sample(prompt, written(rounds, seconds), written(ALONE, alone_seconds)))
-    found = Diagnosis.of(study)
+    found = Diagnosis(study)
     drafts = sum(drafted > 0 for rounds, _ in texts for drafted, _ in rounds)
     for place, row in enumerate(found.positions):
         assert row["drafts"] == drafts
@@ -214,13 +222,12 @@ def test_what_a_server_keeps_to_itself_stays_unknown() -> None:
     assert (nothing.drafts, nothing.places) == (None, None)
     study = Doctor(Scripted(DRAFTED, 1), None, SMALL)
     study.samples = [Sample(study.prompts[0], shorter, None)]
-    found = Diagnosis.of(study)
+    found = Diagnosis(study)
     assert [row["conditional"] for row in found.positions] == [None] * 4
     assert found.verdict.endswith("only a baseline shows whether that pays.")
     study.samples = [Sample(study.prompts[0], nothing, None)]
     assert (
-        "What was accepted at each position is unknown. Start it with --metrics to know."
-        in Diagnosis.of(study).advice()
+        "What was accepted at each position is unknown. Start it with --metrics to know." in Diagnosis(study).advice()
     )
 
 
@@ -255,7 +262,7 @@ def test_texts_that_part_are_told_with_their_margin() -> None:
     for gap, number in ((0.02, 3), (4.0, 0), (None, 1)):
         comparison = Comparison(False, number, gap)
         study.samples.append(Sample(Prompt(f"p{number}", "kind", "Hi"), text, text, comparison))
-    lines = Diagnosis.of(study).advice()
+    lines = Diagnosis(study).advice()
     assert "3 of 3 texts differ." in lines
     assert any(line.startswith("p3: from token 4 on; the two tokens were 0.02 of a logit apart") for line in lines)
     assert any(line.endswith("4 of a logit apart there, more than rounding explains: report this.") for line in lines)
@@ -268,7 +275,7 @@ def test_a_crowd_and_long_prompts_that_slow_it_down_are_told() -> None:
     for context, seconds in ((256, 0.1), (1024, 0.2)):
         pair = written(DRAFTED, seconds), written(ALONE, 0.1)
         study.samples.append(Sample(study.prompts[0], *pair, context=context))
-    lines = Diagnosis.of(study).advice()
+    lines = Diagnosis(study).advice()
     assert any(
         line.startswith("With 8 or more requests at once it is slower than the baseline: fewer slots") for line in lines
     )

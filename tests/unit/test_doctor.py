@@ -22,10 +22,9 @@ from specdemo.racing.trace import PLAIN, SPECULATIVE
 from specdemo.servers.dialects import Dialect
 from specdemo.studies import doctor as doctors
 from specdemo.studies.diagnosis import Diagnosis
-from specdemo.studies.doctor import Doctor, DoctorPlan
+from specdemo.studies.doctor import Doctor, DoctorPlan, PresetWriter, ServerWriter
 from specdemo.studies.report import html_report
 from specdemo.studies.tables import csv_text, json_text
-from specdemo.studies.writers import PresetWriter, ServerWriter
 from specdemo.system.progress import Stopped, attended
 from specdemo.types import BadInput, Settings
 
@@ -230,7 +229,7 @@ def test_a_preset_is_examined_by_itself(loaded: Loaded) -> None:
     study = Doctor(PresetWriter(loaded, "draft-model", 3), PresetWriter(loaded, "none", 0), plan)
     for _ in study.run():
         pass
-    found = Diagnosis.of(study)
+    found = Diagnosis(study)
     assert len(found.samples) == 8
     assert found.texts["same"] == 8
     assert found.left_out == ["Several requests at once were not measured: this engine runs one text at a time."]
@@ -247,7 +246,7 @@ def test_a_real_server_is_examined(real: dict[str, Dialect]) -> None:
     study.prompts = study.prompts[:3]
     for _ in study.run():
         pass
-    now, found = real[SPECULATIVE].counters(), Diagnosis.of(study)
+    now, found = real[SPECULATIVE].counters(), Diagnosis(study)
     assert before is not None
     assert now is not None
     counted = now.since(before)

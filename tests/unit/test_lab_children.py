@@ -8,9 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdemo.studies.acceptance import BY_RATIO, IN_TURN, OWN_DRAW, SIZES, each_rule, emitted_with
 from specdemo.studies.lossless import DraftOnPaper, DraftPosition, children_means, exact_in_words
-from specdemo.studies.rules import BROKEN, emitted_distribution
+from specdemo.studies.rules import (
+    BROKEN,
+    BY_RATIO,
+    IN_TURN,
+    OWN_DRAW,
+    SIZES,
+    each_rule,
+    emitted_distribution,
+    emitted_with,
+)
 
 P, Q = (torch.tensor(row, dtype=torch.float64) for row in ([0.5, 0.3, 0.2], [0.7, 0.2, 0.1]))
 weights = st.lists(st.floats(1e-3, 1), min_size=3, max_size=9)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from specdemo.decoding.events import Finished, Prefilled, Round
 from specdemo.racing.trace import Entry, Spans
-from specdemo.studies.domains import CATEGORY, KIND, POSITION, Counts
-from specdemo.studies.kinds import Kind, kind_of
+from specdemo.studies.domains import CATEGORY, KIND, POSITION, Counts, Kind, kind_of
 from specdemo.types import DraftedToken, DraftOutcome, FinishReason, Token, TokenKind
 
 A, R, U = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED

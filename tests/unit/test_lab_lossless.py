@@ -22,7 +22,6 @@ from specdemo.models.loaded import Loaded, load
 from specdemo.racing.compare import NEAR_TIE
 from specdemo.racing.race import start
 from specdemo.studies import greedy as greedy_lab
-from specdemo.studies.acceptance import Accepted, accepted_of
 from specdemo.studies.greedy import greedy
 from specdemo.studies.lossless import (
     CAUGHT,
@@ -37,7 +36,7 @@ from specdemo.studies.lossless import (
 )
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.remember import Remembering, from_one_context
-from specdemo.studies.rules import BROKEN, emitted_distribution, harm, make_rule
+from specdemo.studies.rules import BROKEN, Accepted, accepted_of, emitted_distribution, harm, make_rule
 from specdemo.studies.statistics import Distances, chi_square, smallest_caught
 from specdemo.types import REJECTION, RULES, BadInput, Draft, Settings, Token
 
@@ -124,11 +123,6 @@ def test_a_broken_rejection_rule_fails_on_paper_too(loaded: Loaded, broken: str)
     rounds = list(exact(loaded, "draft-model", loaded.encode(PROMPT), HOT, broken))
     wrong = broken != "noise-used-twice"  # which keeps to p in every single token
     assert ("DIFFERS FROM" if wrong else "equals") in exact_in_words(rounds)[0]
-
-
-def test_an_unknown_broken_rule_is_refused(loaded: Loaded) -> None:
-    with pytest.raises(BadInput, match="no broken rule called 'honest'"):
-        list(exact(loaded, "draft-model", loaded.encode(PROMPT), HOT, "honest"))
 
 
 # What each rule accepts ------------------------------------------------------------------------------------
@@ -272,6 +266,8 @@ def test_what_cannot_be_tested_is_refused(loaded: Loaded) -> None:
     ids = loaded.encode(PROMPT)
     with pytest.raises(BadInput, match="above 0"):
         next(sampling(loaded, "ngram", ids, replace(HOT, temperature=0)))
+    with pytest.raises(BadInput, match="no broken rule called 'honest'"):
+        next(exact(loaded, "ngram", ids, HOT, "honest"))
     with pytest.raises(BadInput, match="two tokens"):
         next(sampling(loaded, "ngram", ids[:1], HOT))
     with pytest.raises(BadInput, match="proposed nothing"):

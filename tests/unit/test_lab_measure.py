@@ -13,13 +13,13 @@ import pytest
 from specdemo.models.loaded import Loaded
 from specdemo.studies import profile as profiling
 from specdemo.studies import theory
-from specdemo.studies.domains import CATEGORY, Counts, domains
+from specdemo.studies.domains import CATEGORY, Domains
 from specdemo.studies.profile import Timing, costs, in_words, profile, steps
 from specdemo.studies.prompts import Prompt
 from specdemo.studies.statistics import Spread
-from specdemo.studies.sweep import Run, SweepPlan, best_k, summarise, sweep
+from specdemo.studies.sweep import Run, Sweep, best_k, summarise
 from specdemo.studies.tables import text_table, write_csv, write_json
-from specdemo.types import BadInput, Settings
+from specdemo.types import BadInput
 
 PROMPTS = [Prompt("a", "easy", "the cat sat on the mat"), Prompt("b", "hard", "one two three")]
 
@@ -110,11 +110,16 @@ def test_a_prompt_without_room_is_refused(loaded: Loaded) -> None:
 # Sweep -----------------------------------------------------------------------------------------------------
 
 
+SWEEP: dict[str, Any] = {"prompts": PROMPTS, "drafters": ["ngram"], "ks": (0, 1), "temperatures": (0.0,)}
+SWEEP |= {"seeds": 1, "max_new_tokens": 8}
+
+
 def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
-    plan = SweepPlan(PROMPTS, ["ngram", "layer-skip"], (0, 1, 3), (0.0, 1.0), (0, 1), max_new_tokens=8)
-    runs = list(sweep(loaded, plan))
-    assert len(runs) == plan.steps == 2 * 2 * 2 * 4
-    assert [(run.drafter, run.k) for run in runs[:4]] == plan.cases
+    two = {"drafters": ["ngram", "layer-skip"], "temperatures": (0.0, 1.0), "seeds": 2}
+    study = Sweep(loaded, {**SWEEP, **two, "ks": (0, 1, 3)})
+    assert len(list(study.run())) == study.steps == study.done == 2 * 2 * 2 * 4
+    runs = study.runs
+    assert [(run.drafter, run.k) for run in runs[:4]] == study.cases
     for run in runs:
         assert run.accepted <= run.tested <= run.drafted
         assert run.tokens_per_second is not None
@@ -122,7 +127,7 @@ def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
         assert run.tokens_per_second > (run.tokens - 1) / run.seconds  # after the prompt
         assert run.speedup == pytest.approx(run.tokens_per_second / run.alone)
     rows = summarise(runs)
-    cases = [("none", 0), *plan.cases]
+    cases = [("none", 0), *study.cases]
     assert [(row["category"], row["temperature"], row["drafter"], row["k"]) for row in rows] == [
         (category, t, *case) for category in ("easy", "hard") for t in (0.0, 1.0) for case in cases
     ]
@@ -131,14 +136,15 @@ def test_a_sweep_runs_the_plan(loaded: Loaded) -> None:
 
 
 def test_a_sweep_that_cannot_run_is_refused_before_it_starts(loaded: Loaded) -> None:
-    with pytest.raises(BadInput, match="temperature"):
-        next(sweep(loaded, SweepPlan(PROMPTS, ["ngram"], temperatures=(0.0, 3.0))))
-    with pytest.raises(BadInput, match="one K above 0"):
-        next(sweep(loaded, SweepPlan(PROMPTS, ["ngram"], (0,))))
-    with pytest.raises(BadInput, match="psychic"):
-        next(sweep(loaded, SweepPlan(PROMPTS, ["psychic"])))
-    with pytest.raises(BadInput, match="context"):
-        next(sweep(loaded, SweepPlan(PROMPTS, ["ngram"], max_new_tokens=100_000)))
+    refused: dict[str, dict[str, Any]] = {
+        "temperature": {"temperatures": (0.0, 3.0)},
+        "one K above 0": {"ks": (0,)},
+        "psychic": {"drafters": ["psychic"]},
+        "context": {"max_new_tokens": 100_000},
+    }
+    for words, wrong in refused.items():
+        with pytest.raises(BadInput, match=words):
+            next(Sweep(loaded, {**SWEEP, **wrong}).run())
 
 
 def run(
@@ -214,10 +220,9 @@ def test_texts_without_a_pace_name_no_k() -> None:
 
 
 def test_domains_counts_what_the_drafter_did(loaded: Loaded) -> None:
-    counts = Counts()
-    for prompt, entries in domains(loaded, "ngram", PROMPTS, Settings(k=3, max_new_tokens=12)):
-        counts.add(prompt.category, entries)
-    rows = [row for row in counts.rows() if row["by"] == CATEGORY]
+    study = Domains(loaded, {"drafter": "ngram", "prompts": PROMPTS, "k": 3, "max_new_tokens": 12})
+    assert len(list(study.run())) == study.steps == len(PROMPTS)
+    rows = [row for row in study.rows() if row["by"] == CATEGORY]
     assert [row["name"] for row in rows] == ["easy", "hard"]
     assert all(row["drafted"] >= row["tested"] > 0 for row in rows)
 

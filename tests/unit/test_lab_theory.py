@@ -152,21 +152,17 @@ SPECULATIVE: list[Event] = [
 ]
 
 
-def test_the_parts_add_up_to_the_gap() -> None:
+def test_the_parts_by_hand_add_up_to_the_gap() -> None:
     found = explain(PLAIN, SPECULATIVE)
     measured = (12 / 0.705) / (12 / 1.32)  # after the prompt, of which the first draft read 0.005 s
     assert found.measured == pytest.approx(measured)
     assert found.parts[-1].speedup == pytest.approx(found.measured)
     assert found.predicted + sum(part.change for part in found.parts) == pytest.approx(measured)
-
-
-def test_the_parts_by_hand() -> None:
-    found = explain(PLAIN, SPECULATIVE)
     alpha = 8 / 10  # of ten tested eight passed; 0.065 s of drafts over twelve tokens, in passes of 0.1 s
     assert (found.k, found.alpha) == (4, pytest.approx(alpha))
     assert found.draft_cost == pytest.approx(0.65 / 12)
     assert found.verify_cost == pytest.approx(1.16)
-    assert found.by_position == pytest.approx([3 / 4, 1, 1 / 2, 1])
+    assert found.by_position == (3 / 4, 1, 1 / 2, 1)  # of what was tested
     assert found.predicted == pytest.approx(expected_tokens(alpha, 4) / (1 + 4 * 0.65 / 12))
     assert [part.name for part in found.parts] == ["drafts", "positions", "rounds", "checking", "overhead"]
 
@@ -175,15 +171,6 @@ def test_what_a_part_is_worth_does_not_depend_on_an_order() -> None:
     values = {"": 1.0, "a": 2.0, "b": 4.0, "ab": 9.0}
     found = _shapley(lambda there: values["".join(sorted(there))], ["a", "b"])
     assert found == pytest.approx({"a": ((2 - 1) + (9 - 4)) / 2, "b": ((4 - 1) + (9 - 2)) / 2})
-
-
-def test_the_first_drafts_reading_of_the_prompt_is_no_part_of_the_rounds() -> None:
-    late = round_([A, A], 0.52, 0.1, 0.62)  # half a second longer than the others
-    found = explain(
-        [prefilled(0.3), *[round_([], 0.0, 0.1, 0.1)] * 15],
-        [prefilled(0.3), late, *[round_([A, A], 0.02, 0.1, 0.12)] * 4],
-    )
-    assert found.predicted == pytest.approx(3 / 1.2) == found.measured
 
 
 def test_drafts_made_at_once_are_explained_by_what_a_draft_costs() -> None:
@@ -196,16 +183,17 @@ def test_drafts_made_at_once_are_explained_by_what_a_draft_costs() -> None:
     assert found.in_words()[0].startswith("100% of the tested guesses passed, a draft cost 20% of a target pass")
 
 
-def test_a_race_that_follows_the_theory_leaves_no_gap() -> None:
+@pytest.mark.parametrize("reading", [0, 0.5])
+def test_a_race_that_follows_the_theory_leaves_no_gap(reading: float) -> None:
+    """The first draft takes longer by the seconds in which it reads the prompt: they are no part of the rounds."""
     plain: list[Event] = [prefilled(0.3), *[round_([], 0.0, 0.1, 0.1)] * 15]
-    speculative: list[Event] = [prefilled(0.2), *[round_([A, A], 0.02, 0.1, 0.12)] * 5]
-    found = explain(plain, speculative)
-    assert found.predicted == pytest.approx(3 / 1.2)
+    first = round_([A, A], 0.02 + reading, 0.1, 0.12 + reading)
+    found = explain(plain, [prefilled(0.2), first, *[round_([A, A], 0.02, 0.1, 0.12)] * 4])
+    assert found.predicted == pytest.approx(3 / 1.2) == found.measured
     assert [part.change for part in found.parts] == pytest.approx([0] * 5)
 
 
-def test_acceptance_by_position_counts_only_what_was_tested() -> None:
-    assert explain(PLAIN, SPECULATIVE).by_position == (3 / 4, 1, 1 / 2, 1)
+def test_a_position_that_was_never_tested_has_no_acceptance() -> None:
     never_tested = round_([A, R, U], 0.02, 0.13, 0.17)
     assert explain(PLAIN, [prefilled(0.3), never_tested]).by_position == (1, 0, None)
 

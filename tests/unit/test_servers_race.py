@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 from specdemo.cli import main as cli
 from specdemo.cli.servers import BASELINE_KEY, SERVER_KEY
 from specdemo.decoding.events import Round
-from specdemo.racing.compare import other_draws
+from specdemo.racing.asked import Request
+from specdemo.racing.compare import OWN_DRAFTER, other_draws
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import PLAIN, SPECULATIVE, read_trace, trace_lines
 from specdemo.servers.address import Address
 from specdemo.servers.client import Client
 from specdemo.servers.dialects import Dialect, find_dialect
-from specdemo.servers.race import Asked, outcome, race_servers
+from specdemo.servers.race import outcome, race_servers
 from specdemo.types import BadInput, Settings
 from specdemo.ui.replay.playable import playable
 
@@ -33,6 +34,10 @@ def run(*args: str) -> str:
     if result.exception is not None:
         raise result.exception
     return result.stdout
+
+
+def request(prompt: str, settings: Settings, raw: bool = False) -> Request:
+    return Request(prompt, "", OWN_DRAFTER, settings, raw)
 
 
 def test_two_servers_race(
@@ -137,13 +142,14 @@ def test_the_rounds_of_the_real_server_are_those_that_it_counted(
 ) -> None:
     before = {lane: dialect.counters() for lane, dialect in real.items()}
     settings = Settings(max_new_tokens=64, temperature=temperature, seed=3)
-    race = race_servers(Asked(prompt, False, settings), real[SPECULATIVE], real[PLAIN])
-    found = outcome(race).as_dict()
+    race = race_servers(request(prompt, settings), real[SPECULATIVE], real[PLAIN])
+    ended = outcome(race)
+    found = ended.as_dict()
     for lane, dialect in real.items():
         now, then = dialect.counters(), before[lane]
         assert now is not None
         assert then is not None
-        counted, events = now.since(then), race.events(lane)
+        counted, events = now.since(then), ended.events[lane]
         stats, server = Stats.of(events), found[lane]["server"]
         assert server["counters_agree"] is True
         assert stats.tokens == counted.tokens
@@ -175,7 +181,7 @@ def test_the_real_server_reads_a_chat_as_its_template_says(real: dict[str, Diale
     assert prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert real[PLAIN].prompt_of("Hi", True) == "Hi"
     with pytest.raises(BadInput, match=r"\(400: .*exceeds.*context"):
-        race_servers(Asked("word " * 3000, True, Settings(max_new_tokens=4)), real[PLAIN], None)
+        race_servers(request("word " * 3000, Settings(max_new_tokens=4), raw=True), real[PLAIN], None)
 
 
 @pytest.mark.servers
@@ -187,8 +193,8 @@ def test_the_rounds_of_a_running_vllm_are_those_that_it_counted() -> None:
         assert dialect.facts["engine"] == "vLLM"
         for prompt in TEXTS:
             before = dialect.counters()
-            race = race_servers(Asked(prompt, False, Settings(max_new_tokens=64)), dialect, None)
-            now, stats = dialect.counters(), Stats.of(race.events(SPECULATIVE))
+            race = race_servers(request(prompt, Settings(max_new_tokens=64)), dialect, None)
+            now, stats = dialect.counters(), outcome(race).stats[SPECULATIVE]
             assert before is not None
             assert now is not None
             counted = now.since(before)

@@ -24,7 +24,7 @@ from specdemo.studies.statistics import (
     pooled_rate,
     rates_differ,
 )
-from specdemo.studies.sweep import SweepPlan, best_k, summarise, sweep
+from specdemo.studies.sweep import Sweep, best_k, summarise
 from specdemo.types import DraftedToken, DraftOutcome, Settings, Token, TokenKind
 
 # By hand ---------------------------------------------------------------------------------------------------
@@ -156,13 +156,17 @@ class Simulation:
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Any:
     prompts = [Prompt(str(n), "any", str(n)) for n in range(10)]
-    plan = SweepPlan(prompts, ["ngram"], (0, *SPEED_UPS), max_new_tokens=64)
+    asked = {"prompts": prompts, "drafters": ["ngram"], "ks": (0, *SPEED_UPS), "temperatures": (0.0,)}
+    asked |= {"seeds": 1, "max_new_tokens": 64}
     monkeypatch.setattr("specdemo.racing.race.check_drafter", lambda loaded, drafter: None)
 
     def swept(seed: int) -> tuple[list[sweeping.Run], Simulation]:
         simulation = Simulation(seed, prompts)
         monkeypatch.setattr("specdemo.racing.race.start", simulation.start)
-        return list(sweep(simulation.loaded(), plan)), simulation
+        study = Sweep(simulation.loaded(), asked)
+        for _ in study.run():
+            pass
+        return study.runs, simulation
 
     return swept
 

@@ -167,6 +167,8 @@ def test_speed_up_is_the_ratio_of_tokens_a_second() -> None:
     assert plain.tokens_per_second == pytest.approx(10)
     assert speed_up(Stats(), lane(3, 1, 0.1, [])) is None
     assert speed_up(lane(3, 1, 0.1, []), Stats()) is None
+    assert speed_up(ALONE, lane(30, 1, 0.08, [])) is None  # that is chance
+    assert speed_up(ALONE, lane(30, 1, 0.08, [R])) == pytest.approx(1.25)
 
 
 ALONE = lane(30, 1, 0.1, [])  # 31 tokens in 3 s
@@ -215,11 +217,6 @@ ALONE = lane(30, 1, 0.1, [])  # 31 tokens in 3 s
 )
 def test_the_sentence(speculative: Stats, sentence: str) -> None:
     assert race_verdict(ALONE, speculative) == sentence
-
-
-def test_what_is_chance_is_no_speed_up() -> None:
-    assert speed_up(ALONE, lane(30, 1, 0.08, [])) is None
-    assert speed_up(ALONE, lane(30, 1, 0.08, [R])) == pytest.approx(1.25)
 
 
 def raced(prompt: float, rounds: list[Round]) -> Stats:

@@ -16,6 +16,7 @@ from ...studies.explain import Explained, Measured, Theory, explain_race, rounde
 from ...studies.profile import Profile
 from ...studies.readers import ALONE as ALONE_IN_ROWS
 from ...studies.readers import Readers
+from ...studies.statistics import Spread
 from ...studies.study import Study
 from ...studies.sweep import Sweep
 from ...types import BadInput
@@ -167,18 +168,19 @@ def race_numbers(run: Run | None) -> tuple[dict[str, float], Measured]:
 def of_sweep(study: Sweep) -> Picture:
     if not study.runs:
         return []
-    rows, plan = study.rows(), study.plan
-    axis, values = ("temperature", plan.temperatures) if study.over_temperatures else ("k", plan.ks)
+    rows = study.rows()
+    axis, values = ("temperature", study.temperatures) if study.over_temperatures else ("k", study.ks)
     places = {value: place for place, value in enumerate(values)}
-    drafters = list(plan.drafters)
+    drafters = study.asked["drafters"]
     categories = list(dict.fromkeys(row["category"] for row in rows))
 
-    def curve(figure: str, category: str, drafter: str) -> list[list[float | None]]:
+    rows = sorted(({**row, "place": places[row[axis]]} for row in rows), key=lambda row: row["place"])
+
+    def curve(figure: str, category: str, drafter: str) -> list[Point]:
         """The K sweep of a drafter begins with K = 0, the target alone."""
         names = {drafter, "none"} if axis == "k" else {drafter}
         mine = [row for row in rows if row["category"] == category and row["drafter"] in names]
-        points = [(places[row[axis]], row[figure]) for row in mine if row[figure] is not None]
-        return [[at, spread.mean, spread.low, spread.high] for at, spread in sorted(points, key=lambda point: point[0])]
+        return _points(mine, "place", figure)
 
     def plot(title: str, words: str, figure: str, y: dict[str, Any], alone: bool = False, rules: Any = ()) -> Figure:
         shown = [*drafters, "none"] if alone and axis == "temperature" else drafters
@@ -187,10 +189,7 @@ def of_sweep(study: Sweep) -> Picture:
             for category in categories
             for drafter in shown
         ]
-        x = {
-            "label": DRAFT_LENGTH if axis == "k" else "temperature",
-            "ticks": [f"{at:g}" for at in places],
-        }
+        x = {"label": DRAFT_LENGTH if axis == "k" else "temperature", "ticks": [f"{at:g}" for at in places]}
         return lines(title, words, x, {"format": ".1f", "from": 0, **y}, series, rules)
 
     share = {"label": "share of drafted tokens", **SHARE}
@@ -241,14 +240,7 @@ def of_readers(study: Readers) -> Picture:
 
     def plot(title: str, words: str, figure: str, y: dict[str, Any], rules: Any = ()) -> Figure:
         series = [
-            (
-                name,
-                [
-                    [row["batch"], row[figure].mean, row[figure].low, row[figure].high]
-                    for row in rows
-                    if row["drafter"] == drafter and row[figure] is not None
-                ],
-            )
+            (name, _points([row for row in rows if row["drafter"] == drafter], "batch", figure))
             for drafter, name in names.items()
         ]
         x = {"label": "readers at once", "format": ",.0f"}
@@ -270,16 +262,11 @@ def of_ahead(study: DraftsAhead) -> Picture:
         return []
     rows, (verdict, *words) = study.rows(), study.words() or [""]
     named = [
-        {
-            "name": f"{row['method']}{', ' + outcomes(row['fan_out']) if row['fan_out'] else ''}",
-            "value": row["tokens_per_second"].mean,
-            "low": row["tokens_per_second"].low,
-            "high": row["tokens_per_second"].high,
-        }
+        _bar(f"{row['method']}{', ' + outcomes(row['fan_out']) if row['fan_out'] else ''}", row["tokens_per_second"])
         for row in rows
     ]
     hits = [
-        (method, [[r["fan_out"], r["hits"].mean, r["hits"].low, r["hits"].high] for r in rows if r["method"] == method])
+        (method, _points([row for row in rows if row["method"] == method], "fan_out", "hits"))
         for method in (TOGETHER, SIMULATED)
     ]
     x, ready = {"label": "outcomes prepared for each place", "format": ",.0f"}, {"label": "of the drafts", **SHARE}
@@ -350,24 +337,21 @@ def _kinds(found: Diagnosis) -> Figure:
     """The speed-up, or without a baseline the tokens per round: both are 1 where speculation changes nothing."""
     known = found.speed_up is not None
     key = "speed_up" if known else "tokens_per_round"
-    rows = [
-        {"name": row["kind"], "value": row[key].mean, "high": row[key].high, "low": row[key].low}
-        for row in found.kinds
-        if row[key] is not None
-    ]
+    rows = [_bar(row["kind"], row[key]) for row in found.kinds if row[key] is not None]
     words = "After the prompt. An outlined bar is slower than the baseline." if known else NO_BASELINE
     x = {"label": "times the baseline", "format": "times"} if known else {"label": "tokens per round", "format": ".2f"}
     rules = [(1, "the baseline" if known else "without speculation")]
     return bars("By kind of prompt", words, x, rows, rules, whisker="95% confidence interval")
 
 
-def _points(rows: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:
+def _points(rows: Sequence[Row], x: str, y: str) -> list[Point]:
     """[x, y, low, high] of the rows in which y is known, a figure or a `Spread`."""
     known = [(row[x], row[y]) for row in rows if row[y] is not None]
-    return [
-        [at, value, None, None] if isinstance(value, float) else [at, value.mean, value.low, value.high]
-        for at, value in known
-    ]
+    return [[at, value] if isinstance(value, float) else [at, value.mean, value.low, value.high] for at, value in known]
+
+
+def _bar(name: str, spread: Spread) -> Row:
+    return {"name": name, "value": spread.mean, "low": spread.low, "high": spread.high}
 
 
 @dataclass(frozen=True, slots=True)

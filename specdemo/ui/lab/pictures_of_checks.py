@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...studies.broken import DESCRIPTIONS
-from ...studies.checks import Lossless, greedy, lossless
+from ...studies.checks import DESCRIPTIONS, Lossless, greedy, lossless
 from ...studies.statistics import CONFIDENCE, special
 from ...studies.tables import table
 from .plots import SHARE, Picture, Section, bars, lines
-
-if TYPE_CHECKING:
-    pass
 
 
 def of_lossless(study: Lossless) -> Picture:

@@ -118,14 +118,7 @@ def lines(
     names = [*drawn, *(name for _, name in rules)]
     styles = [((place + place // 6) % 6, place % 6) for place in range(len(drawn))]  # a seventh: another shape
     more = len(names) - len(drawn)
-    legend = alt.Legend(
-        title=None,
-        orient="bottom",
-        columns=1,
-        labelLimit=220,
-        symbolOpacity=1,
-        symbolStrokeWidth=2,
-    )
+    legend = _legend(symbolOpacity=1, symbolStrokeWidth=2)
 
     def scale(values: Sequence[Any], rule: Any, *others: str) -> alt.Scale:
         return alt.Scale(domain=[*names, *others], range=[*values, *[rule] * more])
@@ -252,8 +245,7 @@ def spans(title: str, words: str, rows: Iterable[tuple[str, str, float, float]])
         return Figure(title, words, "")
     names = list(dict.fromkeys(row["what"] for row in shown))
     height = AXIS + LEGEND_LINE * len(names) + 2 * 3 * LINE
-    legend = alt.Legend(title=None, orient="bottom", columns=1, labelLimit=220)
-    colour = alt.Color("what:N", scale=alt.Scale(domain=names, range=COLOURS[: len(names)]), legend=legend)
+    colour = alt.Color("what:N", scale=alt.Scale(domain=names, range=COLOURS[: len(names)]), legend=_legend())
     axis = alt.Axis(title="milliseconds", tickCount=5, domain=False, ticks=False)
     lanes = alt.Y("who:N", title=None, sort=None, axis=alt.Axis(domain=False, ticks=False, labelColor=INK))
     bar = (
@@ -304,6 +296,10 @@ def _ends(rows: Iterable[Row], parts: Sequence[str], rules: Iterable[tuple[float
     """All values that an axis has to reach."""
     drawn = [row[part] for row in rows for part in parts if row.get(part) is not None]
     return [*drawn, *(value for value, _ in rules)]
+
+
+def _legend(**look: Any) -> alt.Legend:
+    return alt.Legend(title=None, orient="bottom", columns=1, labelLimit=220, **look)
 
 
 def _labels(form: str) -> dict[str, Any]:

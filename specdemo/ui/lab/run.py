@@ -10,6 +10,7 @@ from typing import Any
 
 from ...drafters.names import drafter_class
 from ...studies.study import Study
+from ...studies.tables import csv_text, json_text
 from ..engine import Engine, Said
 from ..jobs import STUDY, Job
 from .pictures import shown_by
@@ -113,8 +114,6 @@ class LabRun(Job):
             self.picture, self.pictured = picture, self.pictured + 1
 
     def _files(self, loaded: Any, study: Study) -> dict[str, str]:
-        from ...studies.tables import csv_text, json_text
-
         asked = {"view": self.study.name, "preset": self.preset, "stopped": self.stop.is_set(), "asked": self.asked}
         whole = {**asked, "weights": loaded.weights, "environment": loaded.environment(), **study.result()}
         page = study.page()

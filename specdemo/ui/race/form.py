@@ -24,6 +24,7 @@ MORE_LANES = ("lane2", "k2"), ("lane3", "k3")
 ASKED = [name for name in SETTINGS if name != "rule"]
 FIELDS = "prompt", "preset", "drafter", "auto", "match", *ASKED, "mode", "order", *chain(*MORE_LANES), AT_ONCE.name
 NO_LANE = ""
+LANE_CHOICES = [("No lane", NO_LANE), *((name, name) for name in DRAFTERS if name != "none")]  # of one more lane
 CHAT, RAW = "chat", "raw"
 NODES = AUTO, 4, 8, 16, 32, MAX_NODES  # of the trees of one more lane
 K_CHOICES = [*((k, k) for k in (AUTO, *map(str, range(1, MAX_K + 1)))), *((f"tree, {k}", f"{TREE}{k}") for k in NODES)]
@@ -85,9 +86,7 @@ def add_form(presets: Mapping[str, Preset], prompts: Mapping[str, Sequence[str]]
     with gr.Accordion("More drafters in the same race", open=False, elem_id="lanes"):
         for (lane, lane_k), label in zip(MORE_LANES, ("Second drafter", "Third drafter"), strict=True):
             with gr.Row():
-                form[lane] = gr.Dropdown(
-                    lane_choices(), value=NO_LANE, label=label, min_width=140, scale=3, elem_id=lane
-                )
+                form[lane] = gr.Dropdown(LANE_CHOICES, value=NO_LANE, label=label, min_width=140, scale=3, elem_id=lane)
                 form[lane_k] = gr.Dropdown(K_CHOICES, value=AUTO, label="K", min_width=96, scale=2, elem_id=lane_k)
     with gr.Row(elem_id="temperature-row"):
         bounds = {"minimum": SETTINGS["temperature"].low, "maximum": SETTINGS["temperature"].high}
@@ -141,11 +140,6 @@ def _number(name: str, value: float | None = None, control: Callable[..., Any] =
     return control(value=one.value if value is None else value, label=one.label, step=step, **more)
 
 
-def lane_choices() -> list[tuple[str, str]]:
-    """The choices of a field of one more lane."""
-    return [("No lane", NO_LANE), *((name, name) for name in DRAFTERS if name != "none")]
-
-
 def starting_values(defaults: Defaults) -> dict[str, Any]:
     """What the fields that begin anew with a preset begin with, by name; the first is the drafter."""
     values, auto = asdict(defaults), defaults.k == AUTO
@@ -154,6 +148,21 @@ def starting_values(defaults: Defaults) -> dict[str, Any]:
 
 
 STARTING = tuple(starting_values(Defaults()))
+
+
+def of_link(presets: Mapping[str, Preset], budgets: Budgets) -> dict[str, Any]:
+    """What a link may say: the fields, the choices of those that have some, and what each preset begins with."""
+    choices = {
+        "preset": list(presets),
+        "drafter": list(DRAFTERS),
+        "mode": [CHAT, RAW],
+        "order": [INTERLEAVED, ISOLATED],
+        AT_ONCE.name: list(AT_ONCE.choices),
+        **{lane: [value for _, value in LANE_CHOICES] for lane, _ in MORE_LANES},
+        **{k: [value for _, value in K_CHOICES] for _, k in MORE_LANES},
+    }
+    begins = {name: starting_values(starting(preset.defaults, budgets)) for name, preset in presets.items()}
+    return {"fields": FIELDS, "choices": choices, "starting": begins}
 
 
 def begin_with(preset: Preset, budgets: Budgets) -> list[Any]:

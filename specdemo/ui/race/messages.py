@@ -23,7 +23,6 @@ template.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
 from typing import Any
 
 from ...decoding.events import Finished, Prefilled, Round
@@ -50,35 +49,26 @@ LIVE = (  # figures that are told while a race runs
 )
 
 
-@dataclass(slots=True)
-class LaneNews:
-    """One lane so far: its figures, and the events that have not been handed out yet."""
-
-    stats: Stats = field(default_factory=Stats)
-    fresh: list[dict[str, Any]] = field(default_factory=list)
-
-
 class Lanes:
     """The lanes of one race: takes events in, hands news out."""
 
     def __init__(self) -> None:
-        self.lanes: defaultdict[str, LaneNews] = defaultdict(LaneNews)
+        self._stats = defaultdict[str, Stats](Stats)
+        self._news: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, entry: Entry) -> None:
         """Take in one event of the race."""
-        lane = self.lanes[entry.lane]
-        lane.stats.add(entry.event)
-        lane.fresh.append(event_of(entry, lane.stats.seconds))
-        if len(lane.fresh) % FIGURES_EVERY == 0:
-            lane.fresh[-1]["figures"] = live_figures(lane.stats)
+        stats, news = self._stats[entry.lane], self._news.setdefault(entry.lane, [])
+        stats.add(entry.event)
+        news.append(event_of(entry, stats.seconds))
+        if len(news) % FIGURES_EVERY == 0:
+            news[-1]["figures"] = live_figures(stats)
 
     def news(self) -> dict[str, Any]:
         """What is new in each lane since this was last asked."""
-        news = {}
-        for name, lane in self.lanes.items():
-            if lane.fresh:
-                lane.fresh[-1]["figures"] = live_figures(lane.stats)
-                news[name], lane.fresh = lane.fresh, []
+        news, self._news = self._news, {}
+        for lane, events in news.items():
+            events[-1]["figures"] = live_figures(self._stats[lane])
         return news
 
 

@@ -13,31 +13,15 @@ from typing import Any
 import gradio as gr
 
 from ...drafters.names import DRAFTERS
-from ...racing.asked import AT_ONCE
 from ...types import BadInput, one_of
 from ..asking import Asks, halting, wire_job
-from ..budgets import Budgets, starting
+from ..budgets import Budgets
 from ..engine import Engine
 from ..jobs import RACE
 from ..part import Part
 from ..runs import Runs
 from ..serving.line import MODEL, QUIET
-from .form import (
-    CHAT,
-    FIELDS,
-    INTERLEAVED,
-    ISOLATED,
-    K_CHOICES,
-    MORE_LANES,
-    RAW,
-    STARTING,
-    add_form,
-    begin_with,
-    describe,
-    lane_choices,
-    read_form,
-    starting_values,
-)
+from .form import FIELDS, MORE_LANES, STARTING, add_form, begin_with, describe, of_link, read_form
 from .own_models import add_own_models
 from .own_servers import add_own_servers, read_servers
 from .run import Run
@@ -50,7 +34,7 @@ def add_race(
 
     Args:
         prompts: example prompts by category.
-        recording: what a page opens with that no link fills in, see `recordings`; empty for nothing.
+        recording: what a page opens with that no link fills in, see `replay.routes`; empty for nothing.
     """
     with gr.Row(elem_id="stage"):
         with gr.Column(scale=0, min_width=330, elem_id="controls"):
@@ -68,7 +52,11 @@ def add_race(
                 elem_id="race",
             )
     fields = [form[name] for name in FIELDS]
-    asks: list[Asks] = [("begin", form["run"], fields, lambda values: _read(values, engine, budgets))]
+
+    def read(values: Sequence[Any]) -> Run:
+        return Run(read_form(values, engine.presets, budgets.new_tokens), budgets.race_seconds)
+
+    asks: list[Asks] = [("begin", form["run"], fields, read)]
     if budgets.own_models:
         button, more = own_server
         asks.append(("ask", button, [*fields, *more], lambda values: read_servers(values, engine, budgets)))
@@ -88,10 +76,6 @@ def _answers(runs: Runs) -> list[Any]:
             return run.trace() if run else None
 
     return [trace, halting(runs)]
-
-
-def _read(values: Sequence[Any], engine: Engine, budgets: Budgets) -> Run:
-    return Run(read_form(values, engine.presets, budgets.new_tokens), budgets.race_seconds)
 
 
 def wire_presets(engine: Engine, form: dict[str, Any], top: gr.HTML, budgets: Budgets) -> None:
@@ -144,16 +128,6 @@ def fill_from_link(
     Args:
         notes: sentences that the page shows once.
     """
-    choices = {
-        "preset": list(engine.presets),
-        "drafter": list(DRAFTERS),
-        "mode": [CHAT, RAW],
-        "order": [INTERLEAVED, ISOLATED],
-        AT_ONCE.name: list(AT_ONCE.choices),
-        **{lane: [value for _, value in lane_choices()] for lane, _ in MORE_LANES},
-        **{k: [value for _, value in K_CHOICES] for _, k in MORE_LANES},
-    }
-    begins = {name: starting_values(starting(preset.defaults, budgets)) for name, preset in engine.presets.items()}
-    known = {"fields": FIELDS, "choices": choices, "starting": begins, "notes": list(notes)}
+    known = {**of_link(engine.presets, budgets), "notes": list(notes)}
     fields = [form[name] for name in FIELDS]
     return page.load(None, fields, fields, js=f"(...values) => specdemo.opened({json.dumps(known)}, values)")

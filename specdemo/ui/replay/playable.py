@@ -21,21 +21,12 @@ from dataclasses import replace
 from typing import Any
 
 from ...decoding.events import Round, parents_of, path_of
-from ...racing.asked import DraftedLane, lane_of
+from ...racing.asked import PLAIN, SPECULATIVE, DraftedLane, Request, lane_of
 from ...racing.compare import NOTHING_YET
 from ...racing.figures import weight_bytes
 from ...racing.outcome import Outcome
 from ...racing.stats import Stats
-from ...racing.trace import (
-    PLAIN,
-    SPECULATIVE,
-    Entry,
-    Request,
-    TokenProbabilities,
-    environment_of,
-    read_trace,
-    request_of,
-)
+from ...racing.trace import Entry, TokenProbabilities, environment_of, read_trace, request_of
 from ...types import BadInput
 from ..race.messages import event_of, live_figures
 from ..race.request import MAX_PROMPT, shown_request

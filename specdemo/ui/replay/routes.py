@@ -1,25 +1,63 @@
-"""The routes of the Replay tab: a recording is fetched, a trace is posted."""
+"""The recordings that ship, and the routes of the Replay tab: a recording is fetched, a trace is posted."""
 
 from __future__ import annotations
 
 import asyncio
+import gzip
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 from starlette.requests import Request as WebRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ...models.presets import DEFAULT_PRESET
+from ...racing.trace import read_trace, trace_lines
 from ..serving.stream import may_see
 from ..values import to_json
 from .opening import NOT_OPENED, OPENING_SECONDS, opened
-from .recordings import prepared
+from .playable import playable_json, playable_request
 
-AT_ONCE = 2  # files that are opened at the same time; whoever comes next is asked to try again
+RECORDINGS = Path(__file__).resolve().parents[3] / "presets" / "recordings"
+SUFFIX = ".jsonl.gz"
+OPENING = "code-3"  # of the prompt, the drafter and the K that the form begins with
+AT_ONCE = asyncio.Semaphore(2)  # files at the same time; whoever comes next is asked to try again
+
+
+@cache
+def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
+    """The recordings that ship, by the name of the file that the page fetches: what `recordings` says of it, and what
+    the script plays, as packed JSON. Made once in a process, so that a visit costs the engine nothing."""
+    found = {}
+    for path in sorted(RECORDINGS.glob(f"*{SUFFIX}")):
+        name, lines = path.name.removesuffix(SUFFIX), trace_lines(path)
+        header, _ = read_trace(lines[:1])
+        asked = playable_request(header)
+        packed = gzip.compress(playable_json("recording", lambda lines=lines: lines).encode(), mtime=0)  # type: ignore[misc]
+        file = f"{name}-{sha256(packed).hexdigest()[:12]}.json"  # so that browsers can keep it for good
+        model = "" if header["preset"] == DEFAULT_PRESET else f"{header['preset']}, "
+        tree = f"trees of {asked.settings.k}, " if asked.settings.tree else ""
+        settings = f"{model}{asked.drafter}, {tree}temperature {asked.settings.temperature:g}"
+        told = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
+        found[file] = {**told, "file": file}, packed
+    return found
+
+
+def opening_file() -> str:
+    """The file of the recording that the page opens with."""
+    return next(file for file, (told, _) in prepared().items() if told["name"] == OPENING)
+
+
+def recordings() -> list[dict[str, Any]]:
+    """The recordings that ship: `name`, `category`, `prompt`, `settings` in a few words, and the `file` to fetch."""
+    return [told for told, _ in prepared().values()]
 
 
 def replay_routes() -> list[Route]:
     """`/recordings/<file>`: a recording, to be kept by the browser. `/replays`: a trace is posted, and what the script
     plays comes back."""
-    opening = 0
 
     async def recording(request: WebRequest) -> Response:
         if not await may_see(request):
@@ -31,18 +69,15 @@ def replay_routes() -> list[Route]:
         return Response(found[1], media_type="application/json", headers=headers)
 
     async def replay(request: WebRequest) -> Response:
-        nonlocal opening
         if not await may_see(request):
             return Response(status_code=401)
-        if opening >= AT_ONCE:
+        if AT_ONCE.locked():
             return _json(to_json({"error": "Others are opening files just now. Try again in a moment."}))
-        opening += 1
-        try:
-            return _json(await asyncio.wait_for(opened(request.stream()), OPENING_SECONDS))
-        except asyncio.TimeoutError:
-            return _json(to_json({"error": NOT_OPENED}))
-        finally:
-            opening -= 1
+        async with AT_ONCE:
+            try:
+                return _json(await asyncio.wait_for(opened(request.stream()), OPENING_SECONDS))
+            except asyncio.TimeoutError:
+                return _json(to_json({"error": NOT_OPENED}))
 
     return [Route("/recordings/{file}", recording), Route("/replays", replay, methods=["POST"])]
 

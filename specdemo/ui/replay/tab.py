@@ -11,7 +11,7 @@ from ..race.run import Run
 from ..runs import Runs
 from .opening import MAX_TRACE
 from .playable import playable_json
-from .recordings import recordings
+from .routes import recordings
 
 
 def add_replay(runs: Runs) -> None:

@@ -14,15 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
-from uuid import uuid4
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..engine import Engine
 from ..runs import Place, Runs
-from ..values import to_json
 from .queue import events_of, ids_of
 
 MODEL_LINE = "model"  # Gradio's concurrency_id of whatever uses the model
@@ -47,27 +44,6 @@ def job(work: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return handler
 
     return mark
-
-
-def checked(engine: Engine, read: Callable[[Sequence[Any]], object], event: str = "go") -> Callable[..., str]:
-    """A handler that checks values before their job joins the line, where it could wait for minutes only to fail.
-
-    Its output is a part whose script then triggers the `event`, or says why not: see `refusal`.
-    """
-
-    def check(*values: Any) -> str:
-        try:
-            read(values)
-        except Exception as error:
-            return refusal(engine.sentence(error))
-        return to_json({"go": event, "id": uuid4().hex})
-
-    return check
-
-
-def refusal(sentence: str) -> str:
-    """Why a job is not run, for the script of a part."""
-    return to_json({"error": sentence, "id": uuid4().hex})  # new, or the page would see no change
 
 
 class Door:

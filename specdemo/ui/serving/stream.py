@@ -1,26 +1,33 @@
-"""The messages of a run as server-sent events.
+"""Server-sent events: the messages of a run, and for every open page the status of the model and its place in line.
 
 They do not go through Gradio, whose stream makes the browser visit every control of the form for each message. On a
-small machine that costs the engine a tenth of its speed.
+small machine that costs the engine a tenth of its speed. Each page that follows the status would also occupy one of 40
+workers; here it is a coroutine that sleeps until the status changes, and only places in line are read every second.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
 
+import httpx
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Message
 
 from ..jobs import Job
 from ..runs import Runs
+from ..values import to_json
 
 KEEP_ALIVE_SECONDS = 15.0  # proxies drop connections that are silent for longer
 MAX_DIGITS = 10  # of the number of a message
 LOGIN_CHECK = "/gradio_api/login_check"
+LINE_SECONDS = 1.0  # between two reads of a visitor's place in line
+PAUSE_SECONDS = 0.2  # the least time between two messages, since a download's progress changes more often
 
 
 def stream_route(runs: Runs) -> Route:
@@ -43,22 +50,10 @@ async def may_see(request: Request) -> bool:
 
     Asks Gradio's own route, with the cookies of the request.
     """
-
-    async def receive() -> Message:
-        return {"type": "http.request"}
-
-    scope = {**request.scope, "method": "GET", "path": request.scope.get("root_path", "") + LOGIN_CHECK}
-    scope |= {"raw_path": scope["path"].encode(), "query_string": b""}
-    for own in ("endpoint", "path_params", "route"):  # found for the route that was asked for
-        scope.pop(own, None)
-    answered: list[int] = []
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            answered.append(message["status"])
-
-    await request.app(scope, receive, send)
-    return answered == [200]
+    root, cookies = request.scope.get("root_path", ""), {"cookie": request.headers.get("cookie", "")}
+    gradio = httpx.ASGITransport(request.app, root_path=root)
+    async with httpx.AsyncClient(transport=gradio, trust_env=False, base_url="http://localhost") as client:
+        return (await client.get(root + LOGIN_CHECK, headers=cookies)).status_code == 200
 
 
 def _after(last: str) -> int:
@@ -102,3 +97,51 @@ async def _events(run: Job, first: int) -> AsyncIterator[str]:
     finally:
         if run.on_page and not run.followers:
             run.stop_unless_followed()
+
+
+# The status ----------------------------------------------------------------------------------------------------
+
+
+def status_route(runs: Runs) -> Route:
+    """`/status?session=<hash>`: the status now and at every change, with the session's place in the line."""
+
+    async def follow(request: Request) -> Response:
+        if not await may_see(request):
+            return Response(status_code=401)
+        news = _news(runs, request.query_params.get("session", ""))
+        return StreamingResponse(news, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    return Route("/status", follow)
+
+
+async def _news(runs: Runs, session: str) -> AsyncIterator[str]:
+    loop, said, at = asyncio.get_running_loop(), "", 0.0
+    with following(runs.engine.followers) as changed:
+        while True:
+            changed.clear()
+            line = _line(runs, session)
+            message = to_json({**asdict(runs.engine.status), "line": line})
+            if message != said or loop.time() - at > KEEP_ALIVE_SECONDS:
+                yield f"data: {message}\n\n" if message != said else ":\n\n"
+                said, at = message, loop.time()
+            await asyncio.sleep(PAUSE_SECONDS)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), LINE_SECONDS if line else KEEP_ALIVE_SECONDS)
+
+
+def _line(runs: Runs, session: str) -> dict[str, Any] | None:
+    """`place` of `of` in line, how many of each kind are `before` it, and the estimated `seconds` if they are known;
+    None for a session that does not wait."""
+    found = runs.place(session)
+    if found is None:
+        return None
+    seconds = runs.engine.expected_wait(found.before)
+    kinds = Counter(work.partition(" ")[0] for work in (*found.current, *found.before))
+    told = {"place": found.place, "of": found.of, "before": kinds}
+    return {**told, "seconds": None if seconds is None else _rounded(seconds)}
+
+
+def _rounded(seconds: float) -> int:
+    """Round to 5 or 30 seconds, so that a page gets few messages."""
+    step = 5 if seconds < 60 else 30
+    return round(seconds / step) * step
