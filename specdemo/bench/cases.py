@@ -23,6 +23,7 @@ OURS = (PLAIN, SPECULATIVE, TREE)
 # transformers' generate: nothing else; with assistant_model, as it comes; with assistant_model and K guesses in every
 # round, at any confidence; with prompt_lookup_num_tokens = K.
 HF, ASSISTED, TUNED, LOOKUP = "hf", "hf-assisted", "hf-assisted-tuned", "hf-prompt-lookup"
+COMPILED = "hf-compiled"  # with cache_implementation="static", for which transformers compiles the forward; on a GPU
 # Its server on the same GGUF file, alone and with its own speculation; or a server as it is, at an address.
 LLAMA, NGRAM, DRAFTING = "llama.cpp", "llama.cpp-ngram", "llama.cpp-draft"
 METHODS = HF, ASSISTED, TUNED, LOOKUP, LLAMA

@@ -12,8 +12,9 @@ its own drafter.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from statistics import median
@@ -21,19 +22,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel, Qwen3Config
 
 from ..decoding.costs import CostModel, measure_passes
-from ..decoding.events import Round
+from ..decoding.events import Event, Round
 from ..decoding.loop import rule_for
 from ..decoding.match import Match
 from ..drafters.names import drafter_class
 from ..drafters.none import NoDrafter
-from ..engines.gpu.graph import GraphRunner, Graphs
+from ..engines.gpu.graph import GraphRunner
 from ..engines.layout import FusedModel
 from ..models.loaded import load
 from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..racing.provenance import commit
+from ..racing.race import start
 from ..racing.stats import Stats
 from ..studies.prompts import read_prompts, some
 from ..studies.readers import ALONE as WITHOUT
@@ -41,7 +44,7 @@ from ..studies.readers import decode_group, group_of, summarise
 from ..studies.tables import text_table, told
 from ..system.hardware import device_name
 from ..types import AUTO, MATCH, MAX_K, MAX_NODES, Settings
-from .cases import ALONE, ASSISTED, HF, TUNED, Case, cases_of_ours
+from .cases import ALONE, ASSISTED, COMPILED, HF, TUNED, Case, cases_of_ours
 from .gpu_passes import Gpu, Sizes, another_slot, copying_rate, passes, passes_apart, rounds, slots
 from .hf import generate
 from .models import SHAPES, SMALL, WITH_HEADS, Pair, capture_for, first_layers, like, random_head, shape_of
@@ -51,15 +54,18 @@ from .throughput import bench
 
 DAMPED = 0.02  # the later layers of a made target write this share of their output
 HEAD_K = 4
+ROUNDS_OF = "eagle", "lookup-eagle", "block", "medusa", "lookup-ngram", "ngram"
 TREE_DRAFTERS, TREE_TEMPERATURES = ("lookup-ngram", "eagle", "medusa"), (0.0, 1.0)
 READERS_K, GROUPS = 3, 3  # groups of prompts of each size
-
+PRESET_K, PRESET_NODES, PRESET_TEMPERATURES = 4, 16, (0.0, 0.8)
+LAUNCHES = "cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync"
 
 TINY_TARGET = Qwen3Config(**shape_of(64, 4, 4, 2, 96, 97, head_dim=16, tie_word_embeddings=False))
 FULL = Sizes(
     *("Qwen3-4B", SHAPES["Qwen3-4B"], SHAPES["Qwen3-0.6B"], SMALL, 4, 512, 128, 15, 2**32),
     *((1, 3, 5, 8, 16), (8, 16, 32, MAX_NODES), (1, 2, 4, 8, 16), DEFAULT_PRESET, "domains.jsonl", 0),
 )
+QUICK = replace(FULL, repeats=5, ks=(3, 5), trees=(16, 32), new_tokens=96, readers=(1, 4, 16), each=1)
 TINY = Sizes(
     *("tiny", TINY_TARGET, like(TINY_TARGET, num_hidden_layers=2), TINY_TARGET, 2, 24, 12, 2, 2**16),
     *((1, 3), (3, 6), (1, 2), "nanogpt-shakespeare", "plays-heldout.jsonl", 1),
@@ -72,19 +78,18 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {**here, **named, "commit": commit()}
 
 
-def measure(on: Gpu) -> None:
-    """Give `on` rows of `part`, `what`, `ms` and more, as they come."""
+def measure(on: Gpu, only: Sequence[str] = ()) -> None:
+    """Give `on` rows of `part`, `what`, `ms` and more, as they come: of all `PARTS`, or of some."""
     on.rate = copying_rate(on)
     on.add("memory", "copying, read and written", gb_per_second=on.rate / 1e9)
-    parts = {"random pair": random_pair, "heads": heads, "made pair": made_pair}
-    of_preset = {f"trees of {on.sizes.preset}": preset_trees, f"readers of {on.sizes.preset}": preset_readers}
-    for what, part in {**parts, **of_preset}.items():
-        with on.trying(what):
-            part(on)
+    for name in only or PARTS:
+        for part in PARTS[name]:
+            with on.trying(part.__name__.replace("_", " ")):
+                part(on)
 
 
-def random_pair(on: Gpu) -> None:
-    """The time to capture, and passes and rounds of two unrelated models."""
+def target_passes(on: Gpu) -> None:
+    """The time to capture, and passes of a random model."""
     target = on.model(on.sizes.target)
     fused = FusedModel.of(target)
     graphs = slots(on, fused, "the target")
@@ -94,9 +99,6 @@ def random_pair(on: Gpu) -> None:
         with on.trying("parts of a pass"):
             passes_apart(on, graphs)
     passes(on, target, fused, graphs)
-    if graphs:
-        with on.trying("forced rounds"):
-            forced_rounds(on, target, graphs)
 
 
 def cost_of(run: Sequence[Round], k: int) -> Row:
@@ -110,10 +112,12 @@ def cost_of(run: Sequence[Round], k: int) -> Row:
     }
 
 
-def forced_rounds(on: Gpu, target: PreTrainedModel, graphs: Graphs) -> None:
-    """The time of a round with the draft model, where none, half or all of its guesses pass."""
+def forced_rounds(on: Gpu) -> None:
+    """The time of a round with an unrelated draft model, where none, half or all of its guesses pass."""
+    target = on.model(on.sizes.target)
+    graphs = slots(on, FusedModel.of(target), "the target")
     draft_graphs = slots(on, FusedModel.of(on.model(on.sizes.draft)), "the draft model")
-    if not draft_graphs:
+    if not graphs or not draft_graphs:
         return
     pair, prompt = Pair(target, graphs, draft_graphs), on.prompt(target)
     capacity = len(prompt) + on.sizes.new_tokens
@@ -169,13 +173,19 @@ def made_pair(on: Gpu) -> None:
     settings = Settings(k=0, max_new_tokens=on.sizes.new_tokens)
     loaded: Any = SimpleNamespace(model=target, draft_model=draft, eos_ids=frozenset())
     best = 0.0
-    for case in (Case(HF), Case(ASSISTED, "draft-model"), *(Case(TUNED, "draft-model", k) for k in ks if k < MAX_K)):
+    compiled = [Case(COMPILED)] if on.device.type == "cuda" else []
+    for case in (
+        Case(HF),
+        *compiled,
+        Case(ASSISTED, "draft-model"),
+        *(Case(TUNED, "draft-model", k) for k in ks if k < MAX_K),
+    ):
         name = case.method + (f", K = {case.k}" if case.k else "")
         with on.trying(f"transformers, {name}"):
             runs = [generate(loaded, case, prompt, settings) for _ in range(3)][1:]
             speed = median(filter(None, (run["tokens_per_second"] for run in runs)))  # None where it was held up
             on.add("made pair, transformers", name, tokens_per_second=speed)
-            best = max(best, speed) if case.method != HF else best
+            best = max(best, speed) if case.method in (ASSISTED, TUNED) else best
     graphs = slots(on, FusedModel.of(target), "the made target")
     draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
     if not graphs or not draft_graphs:
@@ -202,6 +212,28 @@ def made_pair(on: Gpu) -> None:
             )
 
 
+def made_ahead(on: Gpu) -> None:
+    """The draft model of a made pair drafts while the target verifies, on the same device."""
+    target = made_target(on)
+    graphs = slots(on, FusedModel.of(target), "the made target")
+    draft_graphs = slots(on, FusedModel.of(first_layers(target, on.sizes.draft_layers)), "its draft model")
+    if not graphs or not draft_graphs:
+        return
+    pair, prompt = Pair(target, graphs, draft_graphs), on.prompt(target)
+    for k in on.sizes.ks[:2]:
+        for ahead in (0, 1, 3):
+            what = f"K = {k}, " + (f"ahead for {ahead} outcomes a place" if ahead else "in turn")
+            with on.trying(what):
+                asked = Settings(k=k, max_new_tokens=on.sizes.new_tokens, ahead=ahead)
+                runs = [[*pair.events(prompt, asked)] for _ in range(4)][1:]
+                told = [event.ahead for event in runs[-1] if isinstance(event, Round) and event.ahead]
+                on.add(
+                    *("made pair, ahead", what),
+                    tokens_per_second=median(stat.tokens / stat.seconds for stat in map(Stats.of, runs)),
+                    hits=sum(each.hit for each in told) / len(told) if told else None,
+                )
+
+
 # Trees -----------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +254,46 @@ def preset_trees(on: Gpu) -> None:
         figures = {"tokens_per_second": row["tokens_per_second"].mean, "tokens_per_round": row["tokens_per_round"]}
         figures |= {"rows": row["rows"], "to_best_chain": to_chain.mean if to_chain else None}
         on.add(f"trees of {on.sizes.preset}", what, **figures)
+
+
+def preset_rounds(on: Gpu) -> None:
+    """Rounds of the preset's drafters: their time, the draft's, and what they launch."""
+    (asked, *_) = read_prompts(PRESETS / "prompts" / on.sizes.prompts)
+    loaded = load(find_preset(on.sizes.preset), str(on.dtype).removeprefix("torch."), str(on.device))
+    ids, able = (
+        loaded.encode(asked.prompt),
+        [name for name in ROUNDS_OF if not drafter_class(name).unavailable_reason(loaded.parts)],
+    )
+    try:
+        for temperature in PRESET_TEMPERATURES:
+            settings = Settings(k=PRESET_K, temperature=temperature, max_new_tokens=on.sizes.new_tokens)
+            tree = replace(settings, k=PRESET_NODES, tree=True)
+            every = [("none", replace(settings, k=0)), *((name, settings) for name in able)]
+            every += [(name, tree) for name in able if drafter_class(name).branches][:1]
+            for name, asked_for in every:
+                what = f"{name}, {'a tree of' if asked_for.tree else 'K ='} {asked_for.k} at T = {temperature:g}"
+                with on.trying(what):
+                    for _ in range(2):  # captures come in the first
+                        run = [event for event in start(loaded, name, ids, asked_for) if isinstance(event, Round)][1:]
+                    run = [event for event in run if event.drafted or name == "none"]
+                    on.add(
+                        f"rounds of {on.sizes.preset}",
+                        what,
+                        ms=1000 * median(event.seconds for event in run),
+                        draft_ms=1000 * median(event.draft_seconds or 0 for event in run),
+                        launches=launches(on, partial(start, loaded, name, ids, asked_for)),
+                    )
+    finally:
+        loaded.release()
+
+
+def launches(on: Gpu, run: Callable[[], Iterable[Event]]) -> float | None:
+    """What the host launches on a GPU in a round, by the median: kernels outside captured work, graphs and copies."""
+    if on.device.type != "cuda":
+        return None
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        count = sum(isinstance(event, Round) for event in run())
+    return sum(each.count for each in seen.key_averages() if each.key.startswith(LAUNCHES)) / count
 
 
 # Several readers at once -----------------------------------------------------------------------------------
@@ -251,12 +323,20 @@ def preset_readers(on: Gpu) -> None:
         loaded.release()
 
 
+PARTS: dict[str, tuple[Callable[[Gpu], None], ...]] = {
+    "passes": (target_passes,),
+    "rounds": (forced_rounds, heads, preset_rounds, made_pair),
+    "trees": (preset_trees,),
+    "batch": (preset_readers,),
+    "ahead": (made_ahead,),
+}
+
 # What is printed -------------------------------------------------------------------------------------------
 
 SHAPES_OF_ROWS = {
     **{"part": "", "what": "", "gb_per_second": ".0f", "ms": ".3f", "floor_ms": ".3f", "achieved": ".0%"},
-    **{"draft_ms": ".3f", "tokens_per_second": ".1f", "tokens_per_round": ".2f", "rows": ".1f"},
-    **{"acceptance_rate": ".0%", "to_best_assisted": ".2f", "to_best_chain": ".2f", "to_alone": ".2f"},
+    **{"draft_ms": ".3f", "launches": ".1f", "tokens_per_second": ".1f", "tokens_per_round": ".2f", "rows": ".1f"},
+    **{"acceptance_rate": ".0%", "hits": ".0%", "to_best_assisted": ".2f", "to_best_chain": ".2f", "to_alone": ".2f"},
 }
 
 

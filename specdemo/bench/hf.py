@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..models.loaded import Loaded
 from ..system.hardware import wait
 from ..types import Settings
-from .cases import ASSISTED, HF, LOOKUP, TUNED, Case
+from .cases import ASSISTED, COMPILED, HF, LOOKUP, TUNED, Case
 from .rows import Row, run_of
 
 
@@ -23,12 +23,16 @@ def models(loaded: Loaded, cases: Sequence[Case]) -> list[PreTrainedModel]:
     return ([loaded.model] if theirs else []) + ([loaded.draft_model] if theirs & {ASSISTED, TUNED} else [])
 
 
-@torch.inference_mode()
 def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Settings) -> Row:
     """One text by `generate`, timed from call to answer; it ends at the same tokens as ours.
 
     The time of a text of a single token is that of the prompt. transformers does not report what was drafted.
     """
+    with torch.no_grad() if case.method == COMPILED else torch.inference_mode():  # which torch.compile does not take
+        return _generate(loaded, case, prompt_ids, settings)
+
+
+def _generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Settings) -> Row:
     model = loaded.model
     ids = torch.tensor([prompt_ids], device=model.device)
     kwargs: dict[str, Any] = {
@@ -42,6 +46,8 @@ def generate(loaded: Loaded, case: Case, prompt_ids: Sequence[int], settings: Se
         kwargs |= {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
     if case.method == LOOKUP:
         kwargs["prompt_lookup_num_tokens"] = case.k
+    if case.method == COMPILED:
+        kwargs["cache_implementation"] = "static"
 
     def written(count: int) -> tuple[list[int], float]:
         torch.manual_seed(settings.seed)

@@ -19,6 +19,7 @@ from ..decoding.drafter import Drafter
 from ..decoding.events import Event
 from ..decoding.loop import Decoding, rule_for
 from ..decoding.rule import Rule
+from ..drafters.ahead import DraftingAhead
 from ..drafters.draft_model import DraftModel
 from ..drafters.heads.block import Block
 from ..drafters.heads.drafter import HeadDrafter
@@ -136,9 +137,12 @@ class Pair:
         self, prompt: Sequence[int], settings: Settings, drafter: Drafter | None = None, costs: CostModel | None = None
     ) -> Iterator[Event]:
         """A run with that drafter, by default the draft model."""
-        capacity, rule = len(prompt) + settings.max_new_tokens + (MOST_ROWS if settings.tree else 0), rule_for(settings)
-        drafter = drafter or self.drafter(capacity, rule)
-        return decode(Decoding(GraphRunner(self.graphs, capacity), drafter, prompt, rule, costs=costs))
+        branches = settings.tree or settings.ahead
+        capacity, rule = len(prompt) + settings.max_new_tokens + (MOST_ROWS if branches else 0), rule_for(settings)
+        runner, drafter = GraphRunner(self.graphs, capacity), drafter or self.drafter(capacity, rule)
+        if settings.ahead:
+            drafter = DraftingAhead.over(drafter, runner, rule)
+        return decode(Decoding(runner, drafter, prompt, rule, costs=costs))
 
 
 def random_head(kind: type[HeadDrafter], target: PreTrainedModel, capture: Capture | None = None) -> ReadyHead[Any]:

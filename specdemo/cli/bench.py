@@ -18,7 +18,7 @@ from ..models.results import joined, read_results, results_path
 from ..studies.prompts import read_prompts, some
 from ..studies.study import PROMPT_FILES
 from ..system.imports import import_quickly
-from ..types import AUTO, MATCH, MAX_K, BadInput, Settings, read_k
+from ..types import AUTO, MATCH, MAX_K, BadInput, Settings, one_of, read_k
 from .options import (
     Device,
     Drafters,
@@ -248,6 +248,10 @@ def gpu(
     tiny: Annotated[
         bool, Option("--tiny", help="Use tiny sizes, which run on a CPU too, to see that it works.")
     ] = False,
+    quick: Annotated[bool, Option("--quick", help="Measure fewer sizes, in a few minutes for each part.")] = False,
+    only: Annotated[
+        str, Option(metavar="PARTS", help="Only these parts: passes, rounds, trees, batch, ahead; with commas.")
+    ] = "",
     json_: JsonFile = None,
 ) -> None:
     """How near the captured engine comes to what this GPU can do, with random weights; and trees beside chains, by the
@@ -265,7 +269,10 @@ def gpu(
         raise BadInput(
             "There is no GPU to measure here. With --tiny it runs on the CPU, where its figures mean nothing."
         )
-    sizes = bench_gpu.TINY if tiny else bench_gpu.FULL
+    sizes = bench_gpu.TINY if tiny else bench_gpu.QUICK if quick else bench_gpu.FULL
+    parts = [part.strip() for part in only.split(",") if part.strip()]
+    for part in parts:
+        one_of("part", part, [*bench_gpu.PARTS])
     typer.echo("This measures only. To check that the engine is right: python -m pytest tests/gpu -m gpu", err=True)
     facts = {"command": command(), "environment": bench_gpu.environment(chosen), "sizes": sizes.name}
     rows: list[bench_gpu.Row] = []
@@ -275,7 +282,7 @@ def gpu(
         rows.append(row)
         save_json(json_, {**facts, "measurements": rows})  # after every row, for a run that is cut off
 
-    bench_gpu.measure(bench_gpu.Gpu(chosen, choose_dtype(dtype, chosen), sizes, take))
+    bench_gpu.measure(bench_gpu.Gpu(chosen, choose_dtype(dtype, chosen), sizes, take), parts)
     typer.echo("\n" + bench_gpu.table(rows, sizes))
     if failed := [row["what"] for row in rows if "error" in row]:
         typer.echo(f"FAILED: {', '.join(failed)}.")

@@ -55,6 +55,7 @@ def test_every_measurement_gives_its_rows() -> None:
     found = measured(TINY)
     rows = [row for part in found.values() for row in part.values()]
     expected = {"memory", "capture", "part of a pass, ops", "pass, graph", "plain decoding", "round, forced"}
+    expected |= {"rounds of nanogpt-shakespeare", "made pair, ahead"}
     assert found.keys() >= expected
     assert "failed" not in found
     assert tuple(found["plain decoding"]) == ENGINES
@@ -196,7 +197,7 @@ def gpu(*words: str) -> Any:
 def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_gpu, "another_slot", broken)
     monkeypatch.setattr(bench_gpu, "TINY", FEW)
-    done = gpu("--tiny", "--dtype", "float32", "--json", str(tmp_path / "gpu.json"))
+    done = gpu("--tiny", "--only", "passes,batch", "--dtype", "float32", "--json", str(tmp_path / "gpu.json"))
     assert done.exit_code == 1
     assert "FAILED: another slot." in done.stdout
     assert "python -m pytest tests/gpu -m gpu" in done.stderr
@@ -212,7 +213,7 @@ def test_the_command_prints_and_keeps_everything(tmp_path: Path, monkeypatch: py
 def test_a_run_that_is_cut_off_leaves_every_row_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "gpu.json", []
 
-    def cut_off(on: Gpu) -> None:
+    def cut_off(on: Gpu, only: list[str]) -> None:
         for what in ("one", "two", "three"):
             on.add("pass", what, ms=1.5, achieved=0.5)
             seen.append([row["what"] for row in json.loads(path.read_text())["measurements"]])
@@ -223,6 +224,10 @@ def test_a_run_that_is_cut_off_leaves_every_row_it_had(tmp_path: Path, monkeypat
     assert seen == [["one"], ["one", "two"], ["one", "two", "three"]]
     assert [row["what"] for row in json.loads(path.read_text())["measurements"]] == seen[-1]
     assert "pass, two, ms 1.500, achieved 50%" in done.output
+
+
+def test_a_part_that_there_is_not_is_refused() -> None:
+    assert "no part called 'speed'" in str(gpu("--tiny", "--only", "passes,speed").exception)
 
 
 def test_without_a_gpu_it_says_so() -> None:
