@@ -51,6 +51,7 @@ import importlib, mmap, os, pkgutil, platform, sys
 from pathlib import Path
 from types import SimpleNamespace
 system, name, missing = sys.argv[1], sys.argv[2], sys.argv[3:]
+TRITON = [f"specdemo.engines.gpu.{name}" for name in ("kernels", "noise", "products")]
 # Other people's libraries come first: they believe the interpreter, which is Linux's.
 import accelerate, fastapi, gguf, gradio, numpy, psutil, safetensors, scipy.special, torch, tqdm, transformers, typer
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -70,7 +71,7 @@ if system == "Darwin":
     hardware.quantized_engine = lambda: "qnnpack"
 failed = []
 for module in pkgutil.walk_packages(specdemo.__path__, "specdemo."):
-    if module.name not in ("specdemo.__main__", "specdemo.engines.gpu.kernels", "specdemo.engines.gpu.noise"):
+    if module.name not in ("specdemo.__main__", *TRITON):
         try:
             importlib.import_module(module.name)
         except Exception as error:

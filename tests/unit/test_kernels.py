@@ -41,14 +41,14 @@ assert race(p, torch.tensor([1, 2, 3, 4]))[0].ge(0).tolist() == [False, False, F
 PASSED = """
 import torch
 from specdemo.bench import models
-from specdemo.engines.gpu import graph, kernels
+from specdemo.engines.gpu import graph, kernels, products
 from specdemo.engines.linear import Linear
 from tests.gpu import test_kernels, test_passes
 torch.manual_seed(0)
 graph.ROOM, test_passes.CONTEXT, test_passes.LENGTHS = 128, 20, (3,)  # what is read in a pass and more
 test_passes.TREES = test_passes.TREES[:1]
 models.ops_for, test_kernels.READS = lambda model: kernels, ((1, 0), (3, 126))
-kernels.NARROW, test_kernels.WIDE = 600, 650  # larger parts begin earlier: programs run one after the other here
+products.NARROW, test_kernels.WIDE = 600, 650  # larger parts begin earlier: programs run one after the other here
 kernels.MOST_CHUNKS, test_kernels.LONG = 2, 512
 cpu = torch.device("cpu")
 Linear.of = lambda weight, bias, parts=1: Linear.unpacked(weight, bias)  # as on a GPU
@@ -179,15 +179,24 @@ WRITE = {"HEADS": 9, "KV_HEADS": 3, "HALF": 32, "NORMED": True, "ROTATED": True}
 def test_the_kernels_compile_for_a_gpu(
     name: str, floats: str, integers: list[str], constants: dict[str, Any], number: str, capability: int
 ) -> None:
-    from specdemo.engines.gpu import kernels
+    from specdemo.engines.gpu import kernels, products
 
-    size, options = NUMBERS[number], {"_product": {"num_stages": kernels.MANY_STAGES}, "_write_kv": {"num_warps": 1}}
-    sized = {"_product": {"STEP": kernels.STEP_BYTES // size}, "_attend": {"KEYS": kernels.KEY_BYTES // size}}
+    size, options = NUMBERS[number], {"_product": {"num_stages": products.MANY_STAGES}, "_write_kv": {"num_warps": 1}}
+    sized = {"_product": {"STEP": products.STEP_BYTES // size}, "_attend": {"KEYS": kernels.KEY_BYTES // size}}
     types = dict.fromkeys(integers, "i32") | {floats: "fp32"}
     if name in ("_attend", "_combine"):  # what programs leave for each other
         types |= dict.fromkeys(("found", "peak", "weight"), "*fp32")
-    constants = {**constants, **sized.get(name, {}), "EARLY": capability >= 90}
-    compiled = built(getattr(kernels, name), types, number, constants, capability, options.get(name))
+    if number == "fp32":  # never of more rows
+        constants = constants | {"ROWS": 16}
+    constants = {**constants, **sized.get(name, {}), "EARLY": capability >= 90, "SOON": number == "bf16"}
+    compiled = built(
+        getattr(products if name == "_product" else kernels, name),
+        types,
+        number,
+        constants,
+        capability,
+        options.get(name),
+    )
     assert compiled.asm["cubin"]
     assert compiled.metadata.shared <= SHARED
 
@@ -198,7 +207,7 @@ def test_the_kernels_compile_for_a_gpu(
 def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> None:
     """What Triton makes of them, which small changes of the source undo: 16 bytes are copied at a time, and laid out
     so that no reads of shared memory wait for each other; a processor holds three programs."""
-    from specdemo.engines.gpu import kernels
+    from specdemo.engines.gpu import products
 
     constants = {
         **PRODUCT,
@@ -210,8 +219,8 @@ def test_products_read_as_fast_as_memory_allows(normed: bool, columns: int) -> N
         "EARLY": True,
     }
     types = {"count": "i32", "outer": "i32", "eps": "fp32"}
-    stages = {kernels.FEW: kernels.FEW_STAGES, kernels.MANY: kernels.MANY_STAGES}[columns]
-    compiled = built(kernels._product, types, "bf16", constants, 90, {"num_stages": stages})
+    stages = {products.FEW: products.FEW_STAGES, products.MANY: products.MANY_STAGES}[columns]
+    compiled = built(products._product, types, "bf16", constants, 90, {"num_stages": stages})
     tiles = re.findall(r"swizzled_shared<{(.*), order = \[\d, \d, 0\]}>", compiled.asm["ttgir"])
     assert tiles == ["vec = 8, perPhase = 1, maxPhase = 8"] * 2  # rows and weights
     copies = [int(size, 16) for size in re.findall(r"cp\.async\.c.\.shared.*?, (0x\w+)", compiled.asm["ptx"])]
