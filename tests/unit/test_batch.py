@@ -19,6 +19,7 @@ from specdemo.decoding import batch, loop
 from specdemo.decoding.batch import Failed, decode_batch
 from specdemo.decoding.events import Event, Finished, Prefilled, Round
 from specdemo.decoding.loop import PIECE, Decoding, rule_for
+from specdemo.drafters.names import drafter_class
 from specdemo.engines import linear, ops
 from specdemo.engines.fused import FusedRunner, SharedPasses
 from specdemo.engines.gpu import graph
@@ -74,6 +75,9 @@ class SharingToy(ModelToy):
             if self.engine == "fused":
                 return partial(FusedRunner, fused, together=SharedPasses(fused))
             patch.setattr(graph, "ROOM", 128)
+            if which == "model":
+                for name in self.heads:
+                    drafter_class(name).capture(self.heads[name], recorded)  # type: ignore[attr-defined]
             functions: Any = ByAddress if self.engine == "graph" else ops
             return partial(GraphRunner, Graphs(fused, functions, recorded, 1))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +15,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 from transformers import DynamicCache, PreTrainedModel
 
-from specdemo.decoding.drafter import DrafterParts
-from specdemo.decoding.events import Finished, Round
-from specdemo.decoding.loop import rule_for
-from specdemo.drafters.layer_skip import LayerSkip
+from specdemo.decoding.events import Finished
 from specdemo.drafters.none import NoDrafter
 from specdemo.engines import linear, ops
 from specdemo.engines.eager import EagerRunner
@@ -30,7 +26,7 @@ from specdemo.engines.layout import FusedModel
 from specdemo.engines.linear import Linear, Norm, can_pack
 from specdemo.engines.runner import ANY_ROWS, Runner
 from specdemo.system.hardware import cpu_multiplies_bf16
-from specdemo.types import MAX_K, DraftOutcome, FinishReason, Settings
+from specdemo.types import MAX_K, FinishReason, Settings
 from tests.unit.toys import (
     ARCHITECTURES,
     MODEL_VOCAB,
@@ -404,18 +400,3 @@ def test_the_first_layers_of_a_model_spread_over_devices_are_no_more_than_these(
     assert same(read_by(first), truth[5:])
     assert same(fresh(hooked, TEXT), fresh(model, TEXT))
     assert set(brought) == {(first.model, torch.device("cpu")), (hooked, torch.device("cpu"))}
-
-
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_is_the_targets_own(make: Any, model: PreTrainedModel, temperature: float, tree: bool) -> None:
-    settings = Settings(temperature=temperature, k=3, max_new_tokens=40, seed=1, tree=tree)
-    runner, rule = make(model, 120), rule_for(settings)
-    drafter = LayerSkip.build(DrafterParts(skip_layers=2), runner, rule)
-    events = list(decode(runner, drafter, TEXT, settings, rule=rule))
-    plain = list(decode(EagerRunner(model, 120), NoDrafter(), TEXT, replace(settings, k=0, tree=False)))
-    assert ids_of(events) == ids_of(plain)
-    drafted = [token for event in events if isinstance(event, Round) for token in event.drafted]
-    assert {token.outcome for token in drafted} >= {DraftOutcome.ACCEPTED, DraftOutcome.REJECTED}
-    assert drafter.runner.length == 0  # it is released with the run
