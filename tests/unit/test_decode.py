@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.decoding import batch, loop
+from specdemo.decoding import loop
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.decoding.loop import check_room
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.heads.drafter import HeadDrafter
-from specdemo.system import hardware
 from specdemo.types import REJECTION, BadInput, DraftOutcome, FinishReason, Settings, TokenKind
 from tests.unit.toys import (
     DRAFTER_NAMES,
@@ -185,33 +184,6 @@ def test_a_guess_passed_iff_its_draw_is_below_min_1_p_over_q(toy: TableToy, name
             ids.append(token.id)
     assert outcomes[DraftOutcome.ACCEPTED] > 3
     assert outcomes[DraftOutcome.REJECTED] > 3
-
-
-def test_time_spent_between_rounds_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    class Slow(TableRunner):
-        def read(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
-            nonlocal now
-            now += 10
-            return super().read(ids)
-
-    def propose(context: list[int], k: int) -> list[int]:
-        nonlocal now
-        now += 3
-        return [0] * k
-
-    for module in (batch, loop, hardware):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
-    shown = []
-    for event in decode(Slow(random_table(1)), Scripted(propose), PROMPT, Settings(k=2, max_new_tokens=4)):
-        now += 1000  # the page draws
-        shown.append(event)
-    assert isinstance(shown[0], Prefilled)
-    assert shown[0].seconds == 10
-    for event in rounds(shown):
-        drafting = 3 if event.drafted else 0
-        assert (event.draft_seconds, event.verify_seconds, event.seconds) == (drafting, 10, drafting + 10)
 
 
 def test_a_draft_is_timed_on_the_clock_of_the_device_it_is_made_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 import specdemo.drafters
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter, alone
-from specdemo.decoding.events import Finished, Round
+from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters import names
 from specdemo.drafters.chain import draw_chain
@@ -32,7 +31,7 @@ from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST, PromptLookup
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import check_drafter, drafters_of
-from specdemo.types import AUTO, MAX_K, BadInput, DraftOutcome, FinishReason, Settings, TokenKind, Verdict
+from specdemo.types import AUTO, MAX_K, BadInput, DraftOutcome, Settings, TokenKind, Verdict
 from specdemo.ui.race.form import describe
 from specdemo.ui.race.request import read_request
 from tests.unit.toys import (
@@ -47,7 +46,6 @@ from tests.unit.toys import (
     decode,
     ids_of,
     ngram_file,
-    oracle,
     random_table,
     tiny_model,
 )
@@ -114,46 +112,6 @@ def test_the_models_drafts_are_partly_right_so_that_every_path_is_taken(toy: Mod
             kinds.update(token.kind for token in event.emitted)
     assert set(outcomes) == set(DraftOutcome)
     assert set(kinds) >= {TokenKind.ACCEPTED, TokenKind.RESAMPLED, TokenKind.BONUS}
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("k", KS)
-def test_greedy_text_stays_with_drafts_of_every_sort(toy: ModelToy, k: int) -> None:
-    prompt = PROMPTS["repeats itself"]
-    truth = [*prompt, *ids_of(greedy(toy, "none", prompt, 0))]
-    drafts: dict[str, Callable[[list[int], int], list[int]]] = {
-        "perfect": lambda context, k: truth[len(context) : len(context) + k],
-        "always wrong": lambda context, k: [(t + 1) % MODEL_VOCAB for t in truth[len(context) : len(context) + k]],
-        "right, then wrong": lambda context, k: [*truth[len(context) : len(context) + k - 1], 0],
-        "empty": lambda context, k: [],
-        "shorter than K": lambda context, k: truth[len(context) : len(context) + max(1, k // 2)],
-        "now empty, now full": lambda context, k: truth[len(context) : len(context) + k * (len(context) % 2)],
-        "one token again and again": lambda context, k: context[-1:] * k,
-        "token 0": lambda context, k: [0] * k,
-    }
-    for name, script in drafts.items():
-        assert ids_of(greedy(toy, Scripted(script), prompt, k)) == truth[len(prompt) :], name
-
-
-def test_a_perfect_draft_takes_the_fewest_rounds_and_a_wrong_one_the_most(toy: ModelToy) -> None:
-    prompt = PROMPTS["one token"]
-    truth = [*prompt, *ids_of(greedy(toy, "none", prompt, 0))]
-    rounds = [
-        sum(isinstance(event, Round) for event in greedy(toy, oracle(truth, wrong_by), prompt, 4))
-        for wrong_by in (0, 1)
-    ]
-    assert rounds == [4, LENGTH - 1]  # 1 + 5 + 5 + 5 + 4 tokens, or one a round
-
-
-def test_an_eos_inside_a_draft_ends_the_text_where_the_target_alone_ends_it(toy: ModelToy) -> None:
-    prompt = PROMPTS["repeats itself"]
-    text = ids_of(greedy(toy, "none", prompt, 0))
-    for eos in sorted(set(text)):
-        expected = text[: text.index(eos) + 1]
-        for k in (1, 4, 16):
-            events = greedy(toy, oracle([*prompt, *text]), prompt, k, eos)
-            assert ids_of(events) == expected
-            assert events[-1] == Finished(FinishReason.EOS)
 
 
 # What every drafter owes -------------------------------------------------------------------------------------

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from specdemo.decoding.events import Round
 from specdemo.drafters.lookahead import KEPT, WIDEST, Lookahead
 from specdemo.drafters.none import NoDrafter
 from specdemo.racing.stats import Stats
 from specdemo.types import RULES, Draft, Settings, TokenKind, Verdict
 from tests.unit.enumerate_decode import distance
 from tests.unit.test_trees import texts_with
-from tests.unit.toys import PROMPT, TableRunner, counting_table, decode, ids_of, native_runner, tiny_model, true_texts
+from tests.unit.toys import PROMPT, TableRunner, counting_table, decode, ids_of, true_texts
 
 
 def verdict(draft: Draft, accepted: int, target_ids: list[int]) -> Verdict:
@@ -85,16 +84,3 @@ def test_the_text_follows_the_targets_distribution(table: Tensor, temperature: f
     settings = Settings(k=7, temperature=temperature, max_new_tokens=4, rule=rule, tree=True)
     texts = texts_with(Lookahead, settings, table)
     assert distance(texts, true_texts(table, PROMPT, settings.max_new_tokens, settings)) < 1e-12
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_the_c_library_writes_the_same_bits_with_it_and_alone(temperature: float) -> None:
-    model = tiny_model("llama")
-    settings = Settings(temperature=temperature, max_new_tokens=60)
-    alone = ids_of(list(decode(native_runner(model, 256), NoDrafter(), PROMPT, replace(settings, k=0))))
-    for nodes in (1, 13, 63):
-        chosen = replace(settings, k=nodes, tree=True)
-        events = list(decode(native_runner(model, 256), Lookahead(), PROMPT, chosen))
-        assert ids_of(events) == alone
-        drafted = [len(event.drafted) for event in events if isinstance(event, Round)]
-        assert max(drafted) <= nodes

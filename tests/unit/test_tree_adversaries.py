@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from specdemo.decoding.events import emitted_tokens
 from specdemo.engines import ops
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import FusedRunner
@@ -88,6 +89,7 @@ def test_adversarial_trees_leave_the_text_alone_on_every_engine_that_branches(en
 
                 events = list(decode(make(model), Planting(script), PROMPT, settings, frozenset({eos})))
                 assert ids_of(events) == known, name
+                assert all(token.margin is not None for event in events for token in emitted_tokens(event)), name
                 longest = (Stats.of(events).tokens_per_round or 0) if limit > 2 else 0
                 if name in ("the first of three goes on", "deeper than the text") and limit > 2:
                     assert longest > 4

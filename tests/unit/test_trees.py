@@ -29,7 +29,7 @@ from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.drafters.tree import grow, merged
 from specdemo.engines.runner import CannotBranch
 from specdemo.racing.probabilities import probabilities_of
-from specdemo.racing.race import check_rule, decoding_of, race
+from specdemo.racing.race import check_rule, decoding_of
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import Entry, Spans, read_trace, write_trace
 from specdemo.studies.domains import Counts
@@ -49,7 +49,6 @@ from specdemo.types import (
 )
 from tests.unit.enumerate_decode import Walk, border_draws, distance
 from tests.unit.toys import (
-    MODEL_VOCAB,
     PROMPT,
     VOCAB,
     Scripted,
@@ -58,10 +57,8 @@ from tests.unit.toys import (
     decode,
     ids_of,
     letters_tokenizer,
-    native_runner,
     ngram_file,
     random_table,
-    tiny_model,
     true_texts,
 )
 
@@ -237,46 +234,6 @@ def plain_text(make_runner: Callable[[], Any], settings: Settings, eos: int = -1
     return ids_of(list(decode(make_runner(), NoDrafter(), PROMPT, alone, frozenset({eos}))))
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("name", TREES)
-def test_the_text_is_that_of_the_target_alone(table: Tensor, name: str, temperature: float) -> None:
-    tested = 0
-    for seed in range(2):
-        settings = Settings(k=12, temperature=temperature, max_new_tokens=40, seed=seed, tree=True)
-        runner = TableRunner(table, capacity=len(PROMPT) + 40 + MAX_NODES)
-        events = list(decode(runner, Planting(TREES[name]), PROMPT, settings))
-        assert ids_of(events) == plain_text(lambda: TableRunner(table), settings)
-        tested += Stats.of(events).tested
-    assert tested > 20
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_the_c_library_writes_the_same_bits_with_trees_and_alone(temperature: float) -> None:
-    """Of 63 tokens, so that all that may follow a token here stands in the tree and the walk goes deep."""
-    model = tiny_model("llama")
-    known = plain_text(lambda: native_runner(model, 256), Settings(temperature=temperature, max_new_tokens=60))
-
-    def good(context: list[int], nodes: int) -> Shape:
-        """What follows in the text, each token beside a wrong one with children of its own."""
-        right = known[len(context) - len(PROMPT) :][: nodes // 3]
-        ids, parents, last = [], [], -1
-        for token in right:
-            ids += [(token + 1) % MODEL_VOCAB, token, (token + 2) % MODEL_VOCAB]
-            parents += [last, last, len(ids) - 3]
-            last = len(ids) - 2
-        return ids or [0], parents or [-1]
-
-    for nodes, script in ((6, good), (MAX_NODES, good), (20, lambda ids, n: random_tree(ids, n, MODEL_VOCAB))):
-        settings = Settings(k=nodes, temperature=temperature, max_new_tokens=60, tree=True)
-        events = list(decode(native_runner(model, 256), Planting(script), PROMPT, settings))
-        assert ids_of(events) == known
-        margins = [token.margin for event in events if isinstance(event, Round) for token in event.emitted]
-        assert None not in margins
-        if script is good:
-            assert Stats.of(events).tokens_per_round == pytest.approx(min(59, 1 + nodes // 3), rel=0.2)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_a_text_ends_at_an_eos_on_a_branch_and_at_its_limit(table: Tensor, rule: str) -> None:
     for limit in (1, 2, 3, 17):
@@ -388,37 +345,6 @@ def test_a_trace_of_trees_is_read_as_it_was_written(table: Tensor, rule: str) ->
     assert [entry.event for entry in read] == [entry.event for entry in entries]
 
 
-def test_a_race_drafts_trees_and_is_run_again(tmp_path: Any) -> None:
-    from specdemo.racing.race import again, differences
-
-    toy: Any = TableToy(tokenizer=letters_tokenizer())
-    settings = Settings(k=9, temperature=0.8, max_new_tokens=40, tree=True)
-    entries = list(race(toy, "prompt-lookup", PROMPT, settings))
-    plain, drafted = ([e.event for e in entries if e.lane == name] for name in ("plain", "speculative"))
-    assert ids_of(plain) == ids_of(drafted)
-    rounds = [entry.event for entry in entries if isinstance(entry.event, Round) and entry.event.drafted]
-    assert any(len({token.parent for token in event.drafted}) < len(event.drafted) for event in rounds)
-
-    class Again(TableToy):
-        weights: Any = None
-
-        def encode(self, prompt: str, raw: bool) -> list[int]:
-            return list(PROMPT)
-
-    lanes = [{"name": "plain", "drafter": "none", "k": 0, "noise": 1}]
-    lanes += [{"name": "speculative", "drafter": "prompt-lookup", "k": 9, "noise": 1}]
-    asked = {"prompt": "p", "preset": "toy", "drafter": "prompt-lookup"}
-    chosen = {"k": 9, "temperature": 0.8, "max_new_tokens": 40, "rule": MATCH, "tree": True}
-    header = {"lanes": lanes, **asked, "settings": chosen}
-    other: Any = Again(tokenizer=letters_tokenizer())
-    repeated = list(again(other, header, entries))
-    assert differences(entries, repeated) == {"plain": None, "speculative": None}
-    trees = [
-        [e.event.drafted for e in race if isinstance(e.event, Round) and e.event.k] for race in (entries, repeated)
-    ]
-    assert [len(drafted) for drafted in trees[0]] == [len(drafted) for drafted in trees[1]]
-
-
 def shape(draft: Draft) -> tuple[Any, Any]:
     return draft.token_ids, draft.parents
 
@@ -436,8 +362,9 @@ def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.Mon
         check_rule("eagle", Settings(k=AUTO, temperature=1, rule=REJECTION, tree=True))
     with pytest.raises(BadInput, match="from 0 to 63, not 64"):
         Settings(k=64, tree=True)
-    with pytest.raises(BadInput, match=r"The drafter ngram drafts chains only.* prompt-lookup"):
-        check_rule("ngram", Settings(k=4, tree=True))
+    for k in (4, AUTO):
+        with pytest.raises(BadInput, match=r"The drafter ngram drafts chains only.* prompt-lookup"):
+            check_rule("ngram", Settings(k=k, tree=True))
     toy: Any = TableToy(tokenizer=letters_tokenizer())
     toy.target_runner = lambda capacity: Straight(toy.target, capacity)
     with pytest.raises(CannotBranch, match="it is straight"):
