@@ -15,8 +15,6 @@ from torch import Tensor
 from torch.nn import ModuleList
 from transformers import DynamicCache, PreTrainedModel
 
-from specdemo.decoding.events import Finished
-from specdemo.drafters.none import NoDrafter
 from specdemo.engines import linear, ops
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import MOST_ROWS, FusedRunner
@@ -26,12 +24,10 @@ from specdemo.engines.layout import FusedModel
 from specdemo.engines.linear import Linear, Norm, can_pack
 from specdemo.engines.runner import ANY_ROWS, Runner
 from specdemo.system.hardware import cpu_multiplies_bf16
-from specdemo.types import MAX_K, FinishReason, Settings
+from specdemo.types import MAX_K
 from tests.unit.toys import (
     ARCHITECTURES,
     MODEL_VOCAB,
-    decode,
-    ids_of,
     model_with_biases,
     native_runner,
     recorded,
@@ -71,26 +67,16 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_prefill_in_one_go_equals_token_by_token(make: Any, model: PreTrainedModel) -> None:
-    truth = fresh(model, TEXT)
-    runner = make(model, len(TEXT))
-    assert same(runner.prefill(TEXT), truth[-1:])
-    assert runner.length == len(TEXT)
-    one_by_one = make(model, len(TEXT))
-    rows = [one_by_one.prefill(TEXT[:1]), *(one_by_one.forward([token]) for token in TEXT[1:])]
-    assert same(torch.cat(rows), truth)
-
-
-@pytest.mark.parametrize("cuts", [(1, 2), (4, 5), (3, 11)])
-def test_a_pass_over_several_tokens_gives_the_logits_after_each(
-    make: Any, model: PreTrainedModel, cuts: tuple[int, int]
+@pytest.mark.parametrize("lengths", [[12], [1] * 12, [1, 1, 10], [4, 1, 7], [3, 8, 1]], ids=str)
+def test_passes_of_every_length_give_the_logits_after_each_token(
+    make: Any, model: PreTrainedModel, lengths: list[int]
 ) -> None:
-    truth = fresh(model, TEXT)
-    runner = make(model, len(TEXT))
-    first, second = cuts
-    assert same(runner.prefill(TEXT[:first]), truth[first - 1 : first])
-    assert same(runner.forward(TEXT[first:second]), truth[first:second])
-    assert same(runner.forward(TEXT[second:]), truth[second:])
+    truth, runner = fresh(model, TEXT), make(model, len(TEXT))
+    for length in lengths:
+        begin, end = runner.length, runner.length + length
+        logits = runner.forward(TEXT[begin:end]) if begin else runner.prefill(TEXT[:end])
+        assert same(logits, truth[begin:end] if begin else truth[end - 1 : end])
+        assert runner.length == end
 
 
 def test_rollback_then_forward_equals_a_fresh_forward(make: Any, model: PreTrainedModel) -> None:
@@ -213,43 +199,6 @@ def test_bfloat16_strays_no_further_from_float32_than_transformers_does(
         assert runner.hidden_states.dtype == runner.model.dtype
     ours, theirs = ((rows - logits[0]).square().mean().sqrt() for rows in logits[1:])
     assert ours < least * theirs
-
-
-# Plain greedy ----------------------------------------------------------------------------------------------
-
-PROMPTS = [[5], [0, 0, 0], TEXT, [60, 1, 60, 1, 60]]
-
-
-def generated(model: PreTrainedModel, prompt: list[int], count: int, eos: int | None = None) -> list[int]:
-    ids = torch.tensor([prompt])
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=eos,
-        pad_token_id=MODEL_VOCAB - 1,
-    )
-    text: list[int] = output[0, len(prompt) :].tolist()
-    return text
-
-
-def plain(model: PreTrainedModel, prompt: list[int], count: int, eos: int = -1) -> list:
-    runner = EagerRunner(model, len(prompt) + count)
-    return list(decode(runner, NoDrafter(), prompt, Settings(max_new_tokens=count), frozenset({eos})))
-
-
-@pytest.mark.parametrize("prompt", PROMPTS, ids=str)
-def test_plain_greedy_equals_generate(model: PreTrainedModel, prompt: list[int]) -> None:
-    assert ids_of(plain(model, prompt, 16)) == generated(model, prompt, 16)
-
-
-def test_plain_greedy_ends_at_the_eos_where_generate_does(model: PreTrainedModel) -> None:
-    text = generated(model, TEXT, 12)
-    for eos in sorted(set(text)):
-        events = plain(model, TEXT, 12, eos)
-        assert ids_of(events) == generated(model, TEXT, 12, eos) == text[: text.index(eos) + 1]
-        assert events[-1] == Finished(FinishReason.EOS)
 
 
 def runner_with(engine: str, monkeypatch: pytest.MonkeyPatch) -> Runner:
