@@ -13,7 +13,6 @@ import transformers as hf
 from transformers import PreTrainedTokenizerFast
 
 from specdemo.decoding.events import emitted_tokens
-from specdemo.engines.choose import expected_engine
 from specdemo.models import report as reporting
 from specdemo.models.cached import delete_cached, list_cached
 from specdemo.models.loaded import Loaded, load
@@ -289,9 +288,3 @@ def test_what_was_fetched_is_listed_and_deleted(
     status, _, err = command("cache", "--delete", "model-v1")
     assert status == 2
     assert err.startswith("specdemo: Nothing called 'model-v1' was fetched.")
-
-
-def test_the_engine_of_quantised_weights_is_transformers(folders: dict[str, Path]) -> None:
-    config = hf.AutoConfig.from_pretrained(folders["llama"])
-    config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    assert expected_engine(config, torch.bfloat16, torch.device("cpu")) == ("eager", False)

@@ -71,13 +71,20 @@ def rounds(events: Sequence[Event]) -> list[Round]:
 
 
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
-def test_the_newest_token_is_pending_at_every_round(toy: TableToy, name: str) -> None:
+def test_the_newest_token_is_pending_and_no_token_of_the_text_is_read_twice(toy: TableToy, name: str) -> None:
     runner = toy.target_runner(len(PROMPT) + SAMPLED.max_new_tokens)
-    ids = list(PROMPT)
-    for event in decode(runner, toy.drafter(name, runner, SAMPLED), PROMPT, SAMPLED):
+    drafter = toy.drafter(name, runner, SAMPLED)
+    ids, read = list(PROMPT), len(PROMPT)
+    for event in decode(runner, drafter, PROMPT, SAMPLED):
         ids += [token.id for token in emitted_tokens(event)]
         assert runner.length == len(ids) - 1
         assert runner.tokens == ids[:-1]
+        read += 1 + len(event.drafted) if isinstance(event, Round) else 0
+    assert sum(len(ids) for _, ids in runner.passes) == read
+    models: list[Any] = [runner, *([drafter.runner] if isinstance(drafter, DraftModel) else [])]
+    for model in models:
+        assert model.passes
+        assert set(Counter(texts_read(model.passes)).values()) == {1}
 
 
 @pytest.mark.parametrize("name", ["draft-model", "layer-skip"])
@@ -100,18 +107,6 @@ def test_the_draft_model_catches_up_with_one_token_or_two(toy: TableToy, name: s
         if isinstance(event, Round) and event.drafted:  # the cache holds the text up to what is unread
             assert draft_runner.tokens == ids[: len(ids) - unread]
     assert caught_up == {1, 2}
-
-
-@pytest.mark.parametrize("name", DRAFTER_NAMES)
-def test_no_prompt_token_and_no_accepted_token_goes_through_a_model_twice(toy: TableToy, name: str) -> None:
-    runner = toy.target_runner(len(PROMPT) + SAMPLED.max_new_tokens)
-    drafter = toy.drafter(name, runner, SAMPLED)
-    events = list(decode(runner, drafter, PROMPT, SAMPLED))
-    assert sum(len(ids) for _, ids in runner.passes) == len(PROMPT) + sum(1 + len(r.drafted) for r in rounds(events))
-    models: list[Any] = [runner, *([drafter.runner] if isinstance(drafter, DraftModel) else [])]
-    for model in models:
-        assert model.passes
-        assert set(Counter(texts_read(model.passes)).values()) == {1}
 
 
 def test_k_0_never_asks_the_drafter() -> None:

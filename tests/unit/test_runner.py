@@ -13,7 +13,7 @@ from accelerate import dispatch_model
 from accelerate.hooks import AlignDevicesHook
 from torch import Tensor
 from torch.nn import ModuleList
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specdemo.engines import linear, ops
 from specdemo.engines.eager import EagerRunner
@@ -92,25 +92,6 @@ def test_rollback_then_forward_equals_a_fresh_forward(make: Any, model: PreTrain
         assert same(runner.forward(TEXT[keep:]), truth[keep:])
     runner.rollback(len(TEXT) + 3)
     assert runner.length == len(TEXT)  # there is nothing to forget past the end
-
-
-def test_the_preallocated_cache_equals_transformers_own(model: PreTrainedModel) -> None:
-    runner, theirs = EagerRunner(model, len(TEXT) + 3), DynamicCache(config=model.config)
-    done = 0
-    with torch.inference_mode():
-        for length, junk in ((5, 0), (1, 3), (4, 2), (2, 1)):
-            ids = TEXT[done : done + length]
-            ours = runner.forward(ids) if done else runner.prefill(ids)
-            expected = model(torch.tensor([ids]), past_key_values=theirs, use_cache=True).logits[0]
-            assert same(ours, expected[-len(ours) :])
-            done += length
-            if junk:  # ours reads a draft and forgets it
-                runner.forward([1] * junk)
-                runner.rollback(done)
-        assert runner._cache is not None
-        for mine, layer in zip(runner._cache.layers, theirs.layers, strict=True):
-            assert same(mine.keys[:, :, :done], layer.keys)
-            assert same(mine.values[:, :, :done], layer.values)
 
 
 def test_the_buffers_are_allocated_once(model: PreTrainedModel) -> None:
