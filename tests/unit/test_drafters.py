@@ -120,6 +120,7 @@ def test_the_models_drafts_are_partly_right_so_that_every_path_is_taken(toy: Mod
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
 def test_every_drafter_has_its_name_and_describes_itself_in_one_line(name: str) -> None:
     assert drafter_class(name).name == name
+    assert drafter_class(name).branches == (name != "none")
     description = DRAFTERS[name].description
     assert description.endswith(".")
     assert "\n" not in description

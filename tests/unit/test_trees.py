@@ -6,7 +6,6 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from specdemo.decoding import batch, match
 from specdemo.decoding.drafter import Drafter
-from specdemo.decoding.events import Event, Round, places_tested
+from specdemo.decoding.events import Round, places_tested
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.match import Match
 from specdemo.decoding.rejection import Rejection, verify
@@ -23,7 +22,7 @@ from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
 from specdemo.decoding.walk import row_depths, row_parents, walk
 from specdemo.drafters.heads.eagle import Eagle
-from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.drafters.tree import grow, merged
@@ -57,7 +56,6 @@ from tests.unit.toys import (
     decode,
     ids_of,
     letters_tokenizer,
-    ngram_file,
     random_table,
     true_texts,
 )
@@ -440,31 +438,13 @@ def test_the_tree_of_prompt_lookup_holds_the_copy_that_it_would_draft() -> None:
     assert found > 60
 
 
-def events_of(toy: Any, name: str, settings: Settings) -> list[Event]:
-    return list(batch.decode(decoding_of(toy, name, PROMPT, rule_for(settings), None)))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("nodes", "temperature"), [(8, 1.0), (1, 0.7), (63, 0.0), (8, 0.0), (63, 0.7)])
-def test_whoever_branches_writes_the_targets_text(nodes: int, temperature: float, tmp_path: Path) -> None:
-    toy = TableToy(ngram_table=ngram_file(tmp_path, VOCAB), tokenizer=letters_tokenizer())
-    kinds = {name: drafter_class(name) for name in DRAFTERS}
-    able = [name for name, kind in kinds.items() if kind.branches and not kind.unavailable_reason(toy.parts)]
-    assert able == [name for name in DRAFTERS if name != "none"]
-    for name in able:
-        settings = Settings(k=nodes, temperature=temperature, max_new_tokens=50, tree=True)
-        events = events_of(toy, name, settings)
-        assert ids_of(events) == ids_of(events_of(toy, "none", replace(settings, k=0)))
-        assert all(len(event.drafted) <= nodes for event in events if isinstance(event, Round))
-        assert Stats.of(events).accepted > 0
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_draft_model_that_knows_the_target_is_right_in_every_round(temperature: float) -> None:
     """Under the match rule it draws with the target's noise, so its first child is the target's token."""
     target = random_table(1, support=3)
-    toy = TableToy(target=target, draft_model=target, tokenizer=letters_tokenizer())
-    events = events_of(toy, "draft-model", Settings(k=8, temperature=temperature, max_new_tokens=60, tree=True))
+    toy: Any = TableToy(target=target, draft_model=target, tokenizer=letters_tokenizer())
+    settings = Settings(k=8, temperature=temperature, max_new_tokens=60, tree=True)
+    events = list(batch.decode(decoding_of(toy, "draft-model", PROMPT, rule_for(settings), None)))
     rounds = [event for event in events if isinstance(event, Round) and event.drafted]
     assert all(event.drafted[0].outcome is DraftOutcome.ACCEPTED for event in rounds)
     assert (Stats.of(events).tokens_per_round or 0) >= 2.5
