@@ -332,17 +332,19 @@ def test_auto_stays_below_its_limit() -> None:
     st.lists(st.sampled_from([0.0, 0.01, 0.1, 1.0]), min_size=MAX_K, max_size=MAX_K),
     st.lists(st.floats(0, 1), min_size=MAX_K, max_size=MAX_K),
     st.floats(0, 0.3),
+    st.booleans(),
 )
-def test_no_other_length_than_the_chosen_one_has_a_higher_rate(
-    steps: list[float], chances: list[float], drafting: float
+def test_no_other_draft_than_the_chosen_one_has_a_higher_rate(
+    steps: list[float], chances: list[float], drafting: float, tree: bool
 ) -> None:
+    """A token of a chain passes after all before it; one of a tree has a chance of its own."""
     costs = CostModel({tokens: 1 + sum(steps[: tokens - 1]) for tokens in range(1, MAX_K + 2)})
     for tokens in (1, 2, 1, 2):
-        costs.drafts[NAME, False].learn_cost(tokens, drafting * tokens)
-    stats = costs.drafts[NAME, False]
+        costs.drafts[NAME, tree].learn_cost(tokens, drafting * tokens)
+    stats = costs.drafts[NAME, tree]
     stats.tested, stats.passed = [1e6] * MAX_K, [1e6 * chance for chance in chances]
-    passing = list(accumulate(stats.chances(), mul))
-    rates = [(1 + sum(passing[:k])) / (costs.passes[k + 1] + cost_of(stats, k)) for k in range(1, MAX_K + 1)]
-    best = best_length(costs, stats, ONE_BY_ONE, False)
-    assert best.rate == pytest.approx(max(rates))
-    assert rates[best.k - 1] == pytest.approx(best.rate)
+    passing = stats.chances() if tree else list(accumulate(stats.chances(), mul))
+    rates = {k: (1 + sum(passing[:k])) / (costs.passes[k + 1] + cost_of(stats, k)) for k in range(1 + tree, MAX_K + 1)}
+    best = best_length(costs, stats, ONE_BY_ONE, tree)
+    assert best.rate == pytest.approx(max(rates.values()))
+    assert rates[best.k] == pytest.approx(best.rate)

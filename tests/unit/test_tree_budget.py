@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdemo.decoding.adaptive_k import DraftLengthController, best_length
+from specdemo.decoding.adaptive_k import DraftLengthController
 from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
@@ -24,7 +24,7 @@ from specdemo.drafters.tree import Named, grow
 from specdemo.racing.race import again, differences, race, start
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings
-from tests.unit.test_control import FLAT, RISING, cost_of
+from tests.unit.test_control import FLAT, RISING
 from tests.unit.toys import PROMPT, VOCAB, TableToy, ids_of, letters_tokenizer, ngram_file, random_table
 
 ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
@@ -139,22 +139,6 @@ def test_the_form_and_the_size_follow_from_the_costs() -> None:
     assert share_of("as on this CPU, trees are dear to draft", lambda k, tree: k and not tree) > 0.8
     assert share_of("as on this CPU, guesses never pass", lambda k, tree: not k) > 0.4  # a try loses 1% of a pass
     assert share_of("every row costs a pass", lambda k, tree: not k) > 0.6
-
-
-def test_the_best_tree_is_that_of_the_highest_rate() -> None:
-    costs, guesser = CostModel({1: 1.0, 5: 1.2, 9: 1.4, 17: 3.0}), Guesser([])
-    stats = DraftStats()
-    for count in (1, 8, 1, 8):
-        stats.learn_cost(count, 0.1 + 0.01 * count)
-    shares = [0.5, 0.4, 0.3, 0.2, 0.2, 0.15, 0.1, 0.1, 0.01, *[0.0] * 7]
-    stats.tested, stats.passed = [1e6] * MAX_K, [1e6 * share for share in shares]
-    rates = [(1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + cost_of(stats, k)) for k in range(1, MAX_K + 1)]
-    best = best_length(costs, stats, guesser, True)
-    assert best.rate == pytest.approx(max(rates))
-    assert best.k == 1 + rates.index(max(rates)) > 3
-    assert best_length(CostModel({1: 1.0, 4: 1.15}), stats, guesser, True).k == 3
-    stats.passed = [0.0] * MAX_K  # so the smallest is the best; one of a single token would be a chain
-    assert best_length(costs, stats, guesser, True).k == 2
 
 
 def test_the_positions_of_a_tree_are_ranks_and_all_of_them_count() -> None:

@@ -22,6 +22,7 @@ from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
 from specdemo.decoding.walk import row_depths, row_parents, walk
 from specdemo.drafters.heads.eagle import Eagle
+from specdemo.drafters.lookahead import Lookahead
 from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import PromptLookup
@@ -189,13 +190,16 @@ ENUMERATED = [
         *((name, settings, -1) for name in TREES for settings in ENUMERATED),
         ("any", ENUMERATED[0], 1),  # a drafted child ends the text
         ("prompt-lookup", ENUMERATED[0], -1),
+        ("lookahead", ENUMERATED[0], -1),
+        ("lookahead", ENUMERATED[3], -1),
     ],
 )
 def test_the_text_follows_the_targets_distribution(
     table: Tensor, name: str, settings: Settings, eos: int, rule: str
 ) -> None:
     settings = replace(settings, rule=rule)
-    emitted = texts_with(lambda: Planting(TREES[name]) if name in TREES else PromptLookup(), settings, table, eos)
+    drafters: dict[str, Callable[[], Drafter]] = {"prompt-lookup": PromptLookup, "lookahead": Lookahead}
+    emitted = texts_with(drafters.get(name, lambda: Planting(TREES[name])), settings, table, eos)
     assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
     assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings, eos)) < 1e-12
 
