@@ -45,11 +45,11 @@ from tests.unit.toys import (
     Scripted,
     TableRunner,
     certain_toy,
-    decode,
     ids_of,
     native_runner,
     ngram_file,
     oracle,
+    plain_text,
     random_table,
     recorded,
     tiny_model,
@@ -164,9 +164,7 @@ def test_each_text_is_the_one_that_its_prompt_gets_alone(
         for index in range(count)
     ]
     alone = {
-        index: ids_of(
-            list(decode(toy.target_runner(99), Scripted(lambda *_: []), text, replace(each, k=0, tree=False)))
-        )
+        index: plain_text(toy.target_runner(99), text, each)
         for index, (text, each) in enumerate(zip(texts, settings, strict=True))
     }
     assert texts_of(decode_batch(decodings(toy, name, settings, texts), count)) == alone
@@ -335,7 +333,7 @@ def test_runners_that_read_alone_take_turns() -> None:
         for text, each in zip(texts, settings, strict=True)
     ]
     alone = {
-        index: ids_of(list(decode(TableRunner(table), Scripted(lambda *_: []), text, each)))
+        index: plain_text(TableRunner(table), text, each)
         for index, (text, each) in enumerate(zip(texts, settings, strict=True))
     }
     assert texts_of(decode_batch(made, 3)) == alone

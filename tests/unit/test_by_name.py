@@ -12,7 +12,6 @@ import torch
 import transformers as hf
 from transformers import PreTrainedTokenizerFast
 
-from specdemo.decoding.events import emitted_tokens
 from specdemo.models import report as reporting
 from specdemo.models.cached import delete_cached, list_cached
 from specdemo.models.loaded import Loaded, load
@@ -26,6 +25,7 @@ from specdemo.types import BadInput, Settings
 from ..conftest import Command
 from .checkpoints import make_tokenizer, save, tiny, write_gguf
 from .test_memory import floats
+from .toys import ids_of
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedToken
 
 def tokens_of(loaded: Loaded, drafter: str, count: int = 24) -> list[int]:
     ids = loaded.encode("the cat sat on the mat", raw=True)
-    run = start(loaded, drafter, ids, Settings(k=3, max_new_tokens=count))
-    return [token.id for event in run for token in emitted_tokens(event)]
+    return ids_of(start(loaded, drafter, ids, Settings(k=3, max_new_tokens=count)))
 
 
 # Told before anything is fetched -----------------------------------------------------------------------------------

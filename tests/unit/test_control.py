@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate, product
 from operator import mul
 from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdemo.decoding import batch, loop
@@ -21,10 +20,9 @@ from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
 from specdemo.drafters.names import drafter_class
-from specdemo.drafters.none import NoDrafter
 from specdemo.system import hardware
 from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
-from tests.unit.toys import DRAFTER_NAMES, PROMPT, TableToy, certain_toy, decode, ids_of, texts_read
+from tests.unit.toys import DRAFTER_NAMES, PROMPT, TableToy, certain_toy, decode, ids_of, plain_text, texts_read
 
 FLAT = {1: 1.0, MAX_K + 1: 1.0}
 STEEP = {1: 1.0, MAX_K + 1: MAX_K + 1.0}
@@ -93,7 +91,7 @@ def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(
     forms: set[bool] = set()
     for seed in range(2):
         settings = Settings(k=AUTO, temperature=temperature, max_new_tokens=60, seed=seed, tree=tree)
-        plain = list(decode(toy.target_runner(65), NoDrafter(), PROMPT, replace(settings, k=0, tree=False)))
+        plain = plain_text(toy.target_runner(65), PROMPT, settings)
         runner = toy.target_runner(128 if tree else 65)
         drafter = toy.drafter(name, runner, settings)
         costs = CostModel(FLAT) if tree else costs_known(drafter, 0.02)
@@ -101,7 +99,7 @@ def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(
             for module in (batch, loop, hardware):
                 patch.setattr(module, "time", Clock(8 + seed))
             events = list(decode(runner, drafter, PROMPT, settings, costs=costs))
-        assert ids_of(events) == ids_of(plain)
+        assert ids_of(events) == plain
         rounds = [event for event in events if isinstance(event, Round)]
         chosen |= {event.k for event in rounds}
         forms |= {branches(event.drafted) for event in rounds if event.drafted}
@@ -334,6 +332,7 @@ def test_auto_stays_below_its_limit() -> None:
     st.floats(0, 0.3),
     st.booleans(),
 )
+@example([1.0] * MAX_K, [0.0] * MAX_K, 0.1, True)  # the smallest is the best, and of a single token it is a chain
 def test_no_other_draft_than_the_chosen_one_has_a_higher_rate(
     steps: list[float], chances: list[float], drafting: float, tree: bool
 ) -> None:

@@ -31,6 +31,7 @@ from tests.unit.toys import (
     ids_of,
     oracle,
     random_table,
+    rounds_of,
     texts_read,
 )
 
@@ -61,10 +62,6 @@ def counting(
     settings = Settings(k=k, max_new_tokens=limit)
     stops: dict[str, Any] = {"stop": stop} if stop else {}
     return list(decode(runner, oracle(truth, vocab=COUNT), [0, 1], settings, frozenset({eos}), **stops))
-
-
-def rounds(events: Sequence[Event]) -> list[Round]:
-    return [event for event in events if isinstance(event, Round)]
 
 
 # Invariants ------------------------------------------------------------------------------------------------
@@ -145,7 +142,7 @@ def test_kinds_and_outcomes_of_a_run_written_out() -> None:
     taken, resampled = TokenKind.ACCEPTED, TokenKind.RESAMPLED
     assert [
         ([(token.id, token.outcome) for token in r.drafted], [(token.id, token.kind) for token in r.emitted])
-        for r in rounds(middle)
+        for r in rounds_of(middle)
     ] == [
         ([(3, right), (4, right), (5, right)], [(3, taken), (4, taken), (5, taken), (6, TokenKind.BONUS)]),
         ([(0, wrong), (0, never), (0, never)], [(7, resampled)]),
@@ -153,7 +150,7 @@ def test_kinds_and_outcomes_of_a_run_written_out() -> None:
         ([(0, wrong)], [(9, resampled)]),
         ([], [(10, TokenKind.TARGET)]),
     ]
-    assert [r.index for r in rounds(middle)] == [0, 1, 2, 3, 4]
+    assert [r.index for r in rounds_of(middle)] == [0, 1, 2, 3, 4]
     assert finished == Finished(FinishReason.LENGTH)
 
 
@@ -200,7 +197,7 @@ def test_a_draft_is_timed_on_the_clock_of_the_device_it_is_made_on(monkeypatch: 
 
     monkeypatch.setattr(loop, "timestamp", timestamp)
     runner = TableRunner(random_table(1))
-    events = rounds(list(decode(runner, Elsewhere(propose), PROMPT, Settings(k=2, max_new_tokens=9))))
+    events = rounds_of(list(decode(runner, Elsewhere(propose), PROMPT, Settings(k=2, max_new_tokens=9))))
     assert {event.draft_seconds for event in events if event.k} == {3}
     assert {*asked} == {there}
     asked.clear()
@@ -241,10 +238,10 @@ def test_eos_inside_a_round_ends_the_text_there(eos: int) -> None:
     events = counting(k=4, limit=20, eos=eos)
     assert ids_of(events) == list(range(2, eos + 1))
     assert events[-1] == Finished(FinishReason.EOS)
-    accepted = [token.id for r in rounds(events) for token in r.drafted if token.outcome is DraftOutcome.ACCEPTED]
+    accepted = [token.id for r in rounds_of(events) for token in r.drafted if token.outcome is DraftOutcome.ACCEPTED]
     assert max(accepted, default=0) <= eos
-    assert not any(token.outcome is DraftOutcome.REJECTED for r in rounds(events) for token in r.drafted)
-    drafted = [token.id for r in rounds(events) for token in r.drafted if token.outcome is DraftOutcome.UNTESTED]
+    assert not any(token.outcome is DraftOutcome.REJECTED for r in rounds_of(events) for token in r.drafted)
+    drafted = [token.id for r in rounds_of(events) for token in r.drafted if token.outcome is DraftOutcome.UNTESTED]
     assert all(token > eos for token in drafted)
 
 

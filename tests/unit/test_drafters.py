@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.lookup_first import LookupNgram
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import Ngram, key_of, load_table
-from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import LONGEST, SHORTEST, PromptLookup
 from specdemo.models.presets import load_presets
 from specdemo.racing.race import check_drafter, drafters_of
@@ -46,6 +44,7 @@ from tests.unit.toys import (
     decode,
     ids_of,
     ngram_file,
+    plain_text,
     random_table,
     tiny_model,
 )
@@ -334,7 +333,7 @@ def test_a_chain_ends_with_the_token_that_makes_it_unlikely_to_pass(stop_below: 
 def test_auto_with_drafts_that_stop_writes_the_targets_text_and_can_be_run_again(toy: ModelToy) -> None:
     for temperature in (0.0, 0.8):
         settings = Settings(k=AUTO, temperature=temperature, seed=5, max_new_tokens=LENGTH)
-        plain = ids_of(decode(toy.target_runner(64), NoDrafter(), PROMPT, replace(settings, k=0)))
+        plain = plain_text(toy.target_runner(64), PROMPT, settings)
         costs = CostModel({1: 1.0, MAX_K + 1: 2.0})
         for _ in range(2):
             costs.drafts["draft-model", False].learn_cost(1, 0.1 / costs.baseline_seconds)

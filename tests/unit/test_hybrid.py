@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.engines.hybrid import AGAIN, HybridRunner
 from specdemo.engines.layout import HYBRIDS, is_hybrid
 from specdemo.engines.runner import CannotBranch
@@ -22,6 +21,8 @@ from .checkpoints import preset_of, save
 from .test_by_name import tokens_of
 from .test_memory import floats
 from .test_model_types import SIZES as SMALL
+from .test_runner import fresh
+from .toys import generated, ids_of, rounds_of
 
 SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "initializer_range": 0.2}
 LINEAR: dict[str, Any] = {
@@ -82,12 +83,6 @@ def folders(
 # The runner -----------------------------------------------------------------------------------------------------
 
 
-def fresh(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """The logits after each token, computed without any cache, [T, V]."""
-    with torch.inference_mode():
-        return model(torch.tensor([ids]), use_cache=False).logits[0]
-
-
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-3, rtol=1e-3)
 
@@ -145,8 +140,7 @@ def test_states_belong_to_one_chain() -> None:
 def outcomes(loaded: Loaded, drafter: str, settings: Settings) -> tuple[list[int], set[DraftOutcome]]:
     """A text, and what became of drafted tokens."""
     events = list(start(loaded, drafter, loaded.encode("the cat sat on the mat", raw=True), settings))
-    tested = {token.outcome for event in events if isinstance(event, Round) for token in event.drafted}
-    return [token.id for event in events for token in emitted_tokens(event)], tested
+    return ids_of(events), {token.outcome for event in rounds_of(events) for token in event.drafted}
 
 
 @pytest.mark.sampled(3)
@@ -155,10 +149,7 @@ def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, 
     loaded = load(preset_of(*folders[kind], skip_layers=1), "float32", "cpu")
     assert loaded.engine == "eager"
     assert isinstance(loaded.target_runner(8), HybridRunner)
-    prompt = torch.tensor([loaded.encode("the cat sat on the mat", raw=True)])
-    with torch.inference_mode():
-        out = loaded.model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=16)
-    expected = out[0, prompt.shape[1] :].tolist()
+    expected = generated(loaded.model, loaded.encode("the cat sat on the mat", raw=True), 16)
     assert len(expected) > 8
     for drafter in ("none", "draft-model", "layer-skip"):
         assert tokens_of(loaded, drafter, 16) == expected

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import BambaConfig, PreTrainedTokenizerFast
 
-from specdemo.decoding.events import Round, emitted_tokens
+from specdemo.decoding.events import Round
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.models import placement as room
 from specdemo.models.errors import explain, wrap_load_errors
@@ -29,7 +29,7 @@ from specdemo.ui.engine import facts as facts_of
 from specdemo.ui.engine import real_backend
 
 from .checkpoints import CHATML, make_tokenizer, preset_of, save, tiny
-from .toys import cpu_engine
+from .toys import cpu_engine, ids_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,8 +52,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedT
 def text_of(loaded: Loaded, drafter: str, **settings: Any) -> list[int]:
     """The greedy tokens of a run."""
     ids = loaded.encode("the cat sat")
-    run = start(loaded, drafter, ids, Settings(**{"k": 3, "max_new_tokens": 24, **settings}))
-    return [token.id for event in run for token in emitted_tokens(event)]
+    return ids_of(start(loaded, drafter, ids, Settings(**{"k": 3, "max_new_tokens": 24, **settings})))
 
 
 PAIRS = [("llama", None), ("qwen3", "qwen3-small"), ("qwen3-small", "qwen3"), ("gpt2", None), ("gpt2", "llama")]

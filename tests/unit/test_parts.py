@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from specdemo.bench.cases import has_gguf
-from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.models.converted import converted
 from specdemo.models.loaded import load
 from specdemo.models.package_index import PartWheel
@@ -25,6 +24,7 @@ from specdemo.types import Settings
 
 from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_gguf
 from .test_converted import only_this_index, without_pip
+from .toys import ids_of
 
 Stages = list[tuple[float | None, str]]
 PIECES = 3
@@ -187,10 +187,6 @@ def test_the_hub_comes_first_where_it_answers(index: SimpleNamespace, tmp_path: 
     assert fetched == []
 
 
-def tokens_of(events: list[Event]) -> list[int]:
-    return [token.id for event in events for token in emitted_tokens(event)]
-
-
 @pytest.mark.slow
 @pytest.mark.real
 def test_the_real_pair_writes_code_and_most_drafts_are_accepted() -> None:
@@ -201,8 +197,8 @@ def test_the_real_pair_writes_code_and_most_drafts_are_accepted() -> None:
         list(start(loaded, drafter, ids, Settings(k=k, max_new_tokens=64)))
         for drafter, k in (("draft-model", 4), ("none", 0))
     )
-    assert tokens_of(drafted) == tokens_of(alone)
-    assert "def is_prime" in loaded.tokenizer.decode(tokens_of(drafted))
+    assert ids_of(drafted) == ids_of(alone)
+    assert "def is_prime" in loaded.tokenizer.decode(ids_of(drafted))
     stats = Stats.of(drafted)
     assert stats.acceptance_rate is not None
     assert stats.acceptance_rate > 0.8

@@ -19,7 +19,7 @@ from specdemo.engines.runner import Runner
 from specdemo.system.progress import Stopped, attended, check_stopped, tell
 from specdemo.types import Settings
 
-from .toys import decode, ids_of, native_runner, tiny_model
+from .toys import decode, native_runner, plain_text, tiny_model
 
 PROMPT = [place % 60 for place in range(100)]
 RUNNERS: dict[str, Callable[[], Runner]] = {
@@ -48,10 +48,10 @@ def test_a_prefill_is_stopped_between_two_parts_and_the_next_run_works(
     """The GPU's runner by a fake capture."""
     monkeypatch.setattr(native, "MOST_AT_ONCE", 16)
     runner, settings = RUNNERS[name](), Settings(k=0, max_new_tokens=8)
-    whole = ids_of(list(decode(runner, NoDrafter(), PROMPT, settings)))
+    whole = plain_text(runner, PROMPT, settings)
     never = Asked(10**9)
     with attended(never):
-        assert ids_of(list(decode(runner, NoDrafter(), PROMPT, settings))) == whole
+        assert plain_text(runner, PROMPT, settings) == whole
     assert never.looks >= 3
     for pressed in (1, 2, never.looks):
         stop = Asked(pressed)
@@ -59,7 +59,7 @@ def test_a_prefill_is_stopped_between_two_parts_and_the_next_run_works(
             next(decode(runner, NoDrafter(), PROMPT, settings))
         assert stop.looks == pressed  # it ended there
         assert runner.length == 0
-    assert ids_of(list(decode(runner, NoDrafter(), PROMPT, settings))) == whole
+    assert plain_text(runner, PROMPT, settings) == whole
 
 
 @pytest.mark.parametrize("name", RUNNERS)

@@ -20,6 +20,7 @@ from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_o
 from specdemo.engines.runner import CannotBranch, Runner
 from specdemo.studies.remember import Remembering
 from tests.unit.test_native import random_model
+from tests.unit.test_runner import same as near
 from tests.unit.toys import MODEL_VOCAB, TableRunner, native_runner, random_table, recorded, tiny_model
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 0, 7, 9, 32]
@@ -79,10 +80,6 @@ def check(
     tree.keep([0])  # of a chain
     chain.rollback(chain.length)
     assert same(tree.forward([5]), chain.forward([5]))
-
-
-def near(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.sampled(5)

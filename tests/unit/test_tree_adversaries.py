@@ -16,8 +16,8 @@ from specdemo.engines.gpu.graph import GraphRunner, Graphs
 from specdemo.engines.layout import FusedModel
 from specdemo.racing.stats import Stats
 from specdemo.types import MAX_NODES, Settings
-from tests.unit.test_trees import Planting, Shape, full, plain_text
-from tests.unit.toys import MODEL_VOCAB, PROMPT, decode, ids_of, native_runner, recorded, tiny_model
+from tests.unit.test_trees import Planting, Shape, full
+from tests.unit.toys import MODEL_VOCAB, PROMPT, decode, ids_of, native_runner, plain_text, recorded, tiny_model
 
 
 @cache
@@ -79,9 +79,9 @@ def test_adversarial_trees_leave_the_text_alone_on_every_engine_that_branches(en
     make = ENGINES[engine]
     for limit in (1, 2, 40):
         settings = Settings(k=MAX_NODES, temperature=temperature, max_new_tokens=limit, seed=1, tree=True)
-        alone = plain_text(lambda: make(model), settings)
+        alone = plain_text(make(model), PROMPT, settings)
         for eos in (alone[-1], -1):
-            known = plain_text(lambda: make(model), settings, eos)
+            known = plain_text(make(model), PROMPT, settings, frozenset({eos}))
             for name, shape in ADVERSARIES.items():
 
                 def script(context: list[int], nodes: int) -> Shape:

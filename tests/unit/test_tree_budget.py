@@ -25,7 +25,7 @@ from specdemo.racing.race import again, differences, race, start
 from specdemo.racing.trace import read_trace, write_trace
 from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings
 from tests.unit.test_control import FLAT, RISING
-from tests.unit.toys import PROMPT, VOCAB, TableToy, ids_of, letters_tokenizer, ngram_file, random_table
+from tests.unit.toys import PROMPT, VOCAB, TableToy, alike_toy, ids_of, ngram_file
 
 ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 
@@ -183,10 +183,7 @@ def test_the_table_ends_a_chain_where_it_is_unsure_and_not_before(tmp_path: Path
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Any:
-    table = random_table(1, support=3)
-    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
-    ngrams = ngram_file(tmp_path, VOCAB)
-    return TableToy(target=table, draft_model=mixed, ngram_table=ngrams, tokenizer=letters_tokenizer())
+    return alike_toy(tmp_path)
 
 
 def test_where_no_pass_of_three_tokens_is_taken_drafts_are_chains() -> None:

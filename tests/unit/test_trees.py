@@ -57,6 +57,7 @@ from tests.unit.toys import (
     decode,
     ids_of,
     letters_tokenizer,
+    plain_text,
     random_table,
     true_texts,
 )
@@ -231,11 +232,6 @@ def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table:
 # The text itself, under the match rule ----------------------------------------------------------------------------
 
 
-def plain_text(make_runner: Callable[[], Any], settings: Settings, eos: int = -1) -> list[int]:
-    alone = replace(settings, k=0, tree=False)
-    return ids_of(list(decode(make_runner(), NoDrafter(), PROMPT, alone, frozenset({eos}))))
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_a_text_ends_at_an_eos_on_a_branch_and_at_its_limit(table: Tensor, rule: str) -> None:
     for limit in (1, 2, 3, 17):
@@ -246,7 +242,7 @@ def test_a_text_ends_at_an_eos_on_a_branch_and_at_its_limit(table: Tensor, rule:
         ended = list(decode(TableRunner(table), Planting(TREES["every text of two"]), PROMPT, settings, frozenset({1})))
         assert 1 not in ids_of(ended)[:-1]
         if rule == MATCH:
-            assert ids_of(ended) == plain_text(lambda: TableRunner(table), settings, eos=1)
+            assert ids_of(ended) == plain_text(TableRunner(table), PROMPT, settings, frozenset({1}))
 
 
 @pytest.mark.parametrize("own", [False, True])
