@@ -98,19 +98,6 @@ def test_in_c_a_row_that_branches_is_bit_for_bit_that_of_its_chain(
             check(lambda: native_runner(model, 160), ids[:length], parents, torch.equal)
 
 
-@pytest.mark.parametrize("threads", [2, 3])
-def test_in_c_a_tree_is_the_same_bits_whatever_the_number_of_threads(threads: int) -> None:
-    runner = native_runner(random_model("llama", 6, 2, 20), 120)
-    runner.prefill(TEXT)
-    before, expected = torch.get_num_threads(), runner.forward(tokens_of(FULL), FULL)
-    runner.rollback(len(TEXT))
-    torch.set_num_threads(threads)
-    try:
-        assert torch.equal(runner.forward(tokens_of(FULL), FULL), expected)
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("parents", TREES, ids=str)
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "smollm3", "gpt2"])
