@@ -381,6 +381,7 @@ def test_rows_depths_and_walks_of_a_tree() -> None:
     assert walk([-1, 0, 0, 2], [True, False, True, True]) == [0, 2, 3]
     assert walk([-1, 0, 0, 2], [False, False, True, True]) == []
     assert walk([-1, -1], [True, True]) == [0]
+    assert walk(range(-1, MAX_NODES - 1), [True] * MAX_NODES) == list(range(MAX_NODES))
 
 
 def test_a_tree_grows_where_its_values_are_largest() -> None:
