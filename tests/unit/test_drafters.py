@@ -215,10 +215,6 @@ def test_prompt_lookup_answers_the_same_when_the_text_grows_step_by_step(text: l
     assert list(drafter.propose(text[:1], 4).token_ids) == []
 
 
-def test_prompt_lookup_finds_token_0() -> None:
-    assert list(PromptLookup().propose([0, 0, 5, 0, 0], 2).token_ids) == [5, 0]
-
-
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20))
 def test_whoever_looks_up_first_says_before_whose_draft_it_will_be(context: list[int]) -> None:
     lookup = PromptLookup()
@@ -228,17 +224,6 @@ def test_whoever_looks_up_first_says_before_whose_draft_it_will_be(context: list
 
 
 # The n-gram table --------------------------------------------------------------------------------------------
-
-
-def test_the_table_gives_a_distribution_for_every_context(table_path: Path) -> None:
-    table = load_table(table_path)
-    assert table.vocab_size == MODEL_VOCAB
-    assert len(table.orders) >= 2
-    for context in ([], [3], [3, 4], [60, 60, 60], [0], [1, 2, 3, 4, 5]):
-        probs = table.next_token_probs(context)
-        assert probs.shape == (MODEL_VOCAB,)
-        assert probs.min() > 0
-        assert probs.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_the_probs_of_a_table_written_out_by_hand(tmp_path: Path) -> None:
