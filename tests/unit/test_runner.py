@@ -27,10 +27,11 @@ from specdemo.system.hardware import cpu_multiplies_bf16
 from specdemo.types import MAX_K
 from tests.unit.toys import (
     ARCHITECTURES,
+    ENGINES,
     MODEL_VOCAB,
+    makes_runners,
     model_with_biases,
     native_runner,
-    recorded,
     tiny_model,
 )
 
@@ -42,18 +43,11 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return tiny_model(request.param)
 
 
-@pytest.fixture(params=["eager", "fused", "native", "graph"])
+@pytest.fixture(params=ENGINES)
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[PreTrainedModel, int], Any]:
     """Makes runners of one engine, from a model and a capacity."""
     monkeypatch.setattr(graph, "ROOM", 64)
-    if request.param == "fused":  # as on a machine without gcc
-        monkeypatch.setattr(linear, "library_for", lambda dtype: None)
-    return {
-        "eager": EagerRunner,
-        "fused": lambda model, capacity: FusedRunner(FusedModel.of(model), capacity),
-        "native": native_runner,
-        "graph": lambda model, capacity: GraphRunner(Graphs(FusedModel.of(model), ops, recorded, 1), capacity),
-    }[request.param]
+    return lambda model, capacity: makes_runners(request.param, model)(capacity)
 
 
 def fresh(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,11 @@ from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.none import NoDrafter
+from specdemo.engines import linear, ops
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner
-from specdemo.engines.gpu.graph import Work
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.runner import ANY_ROWS
@@ -498,6 +500,23 @@ def native_runner(model: PreTrainedModel, capacity: int, dtype: torch.dtype | No
     if native is None:
         pytest.skip("no gcc, or a CPU that the library is not for")
     return NativeRunner(native, capacity)
+
+
+ENGINES = ("eager", "fused", "native", "graph")
+
+
+def makes_runners(engine: str, model: PreTrainedModel) -> Callable[[int], Any]:
+    """What makes the runners of an engine for a model. The passes of "graph" are `recorded`, of torch's operations."""
+    if engine == "eager":
+        return partial(EagerRunner, model)
+    if engine == "native":
+        return partial(NativeRunner, native_runner(model, 8).together)
+    with pytest.MonkeyPatch.context() as patch:  # as on a machine without gcc
+        patch.setattr(linear, "library_for", lambda dtype: None)
+        fused = FusedModel.of(model)
+    if engine == "fused":
+        return partial(FusedRunner, fused)
+    return partial(GraphRunner, Graphs(fused, ops, recorded, 1))
 
 
 def ngram_file(folder: Path, vocab: int, seed: int = 5) -> Path:
