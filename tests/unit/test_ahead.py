@@ -160,7 +160,7 @@ def test_fillers_are_harmless_where_the_rule_tests_them_and_not_where_argmax_doe
 
 
 def p_value(
-    toy: TableToy, name: str, kind: type[DraftingAhead], make_rule: Callable[[Settings], Any], texts: int = 700
+    toy: TableToy, name: str, kind: type[DraftingAhead], make_rule: Callable[[Settings], Any], texts: int = 400
 ) -> float:
     """Of four tokens, written by several rounds, by a chi-square test against the target alone."""
     settings = Settings(k=1, temperature=1.0, rule=REJECTION, max_new_tokens=4, ahead=1)

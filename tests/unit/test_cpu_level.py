@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.engines import linear
 from specdemo.engines.choose import expected_engine
@@ -28,6 +27,7 @@ from specdemo.system import compiled, cpu_level, hardware
 from specdemo.types import BadInput, Settings
 
 from .checkpoints import full_preset, preset_of, save, tiny
+from .toys import ids_of, rounds_of
 
 CPU = torch.device("cpu")
 PROMPT = "the cat sat"
@@ -100,8 +100,7 @@ def loaded(level: str, tmp_path: Path) -> Iterator[Loaded]:
 def text_of(loaded: Loaded, drafter: str, settings: Settings) -> tuple[list[int], int]:
     """The tokens of a run, and how many were drafted for it."""
     events = list(start(loaded, drafter, loaded.encode(PROMPT), settings))
-    drafted = sum(len(event.drafted) for event in events if isinstance(event, Round))
-    return [token.id for event in events for token in emitted_tokens(event)], drafted
+    return ids_of(events), sum(len(event.drafted) for event in rounds_of(events))
 
 
 @pytest.mark.sampled(3)

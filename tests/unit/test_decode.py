@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from specdemo.decoding import batch, loop
+from specdemo.decoding import loop
 from specdemo.decoding.events import Event, Finished, Prefilled, Round, emitted_tokens
 from specdemo.decoding.loop import check_room
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.heads.drafter import HeadDrafter
-from specdemo.system import hardware
 from specdemo.types import REJECTION, BadInput, DraftOutcome, FinishReason, Settings, TokenKind
 from tests.unit.toys import (
     DRAFTER_NAMES,
@@ -32,6 +31,7 @@ from tests.unit.toys import (
     ids_of,
     oracle,
     random_table,
+    rounds_of,
     texts_read,
 )
 
@@ -64,21 +64,24 @@ def counting(
     return list(decode(runner, oracle(truth, vocab=COUNT), [0, 1], settings, frozenset({eos}), **stops))
 
 
-def rounds(events: Sequence[Event]) -> list[Round]:
-    return [event for event in events if isinstance(event, Round)]
-
-
 # Invariants ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DRAFTER_NAMES)
-def test_the_newest_token_is_pending_at_every_round(toy: TableToy, name: str) -> None:
+def test_the_newest_token_is_pending_and_no_token_of_the_text_is_read_twice(toy: TableToy, name: str) -> None:
     runner = toy.target_runner(len(PROMPT) + SAMPLED.max_new_tokens)
-    ids = list(PROMPT)
-    for event in decode(runner, toy.drafter(name, runner, SAMPLED), PROMPT, SAMPLED):
+    drafter = toy.drafter(name, runner, SAMPLED)
+    ids, read = list(PROMPT), len(PROMPT)
+    for event in decode(runner, drafter, PROMPT, SAMPLED):
         ids += [token.id for token in emitted_tokens(event)]
         assert runner.length == len(ids) - 1
         assert runner.tokens == ids[:-1]
+        read += 1 + len(event.drafted) if isinstance(event, Round) else 0
+    assert sum(len(ids) for _, ids in runner.passes) == read
+    models: list[Any] = [runner, *([drafter.runner] if isinstance(drafter, DraftModel) else [])]
+    for model in models:
+        assert model.passes
+        assert set(Counter(texts_read(model.passes)).values()) == {1}
 
 
 @pytest.mark.parametrize("name", ["draft-model", "layer-skip"])
@@ -101,18 +104,6 @@ def test_the_draft_model_catches_up_with_one_token_or_two(toy: TableToy, name: s
         if isinstance(event, Round) and event.drafted:  # the cache holds the text up to what is unread
             assert draft_runner.tokens == ids[: len(ids) - unread]
     assert caught_up == {1, 2}
-
-
-@pytest.mark.parametrize("name", DRAFTER_NAMES)
-def test_no_prompt_token_and_no_accepted_token_goes_through_a_model_twice(toy: TableToy, name: str) -> None:
-    runner = toy.target_runner(len(PROMPT) + SAMPLED.max_new_tokens)
-    drafter = toy.drafter(name, runner, SAMPLED)
-    events = list(decode(runner, drafter, PROMPT, SAMPLED))
-    assert sum(len(ids) for _, ids in runner.passes) == len(PROMPT) + sum(1 + len(r.drafted) for r in rounds(events))
-    models: list[Any] = [runner, *([drafter.runner] if isinstance(drafter, DraftModel) else [])]
-    for model in models:
-        assert model.passes
-        assert set(Counter(texts_read(model.passes)).values()) == {1}
 
 
 def test_k_0_never_asks_the_drafter() -> None:
@@ -151,7 +142,7 @@ def test_kinds_and_outcomes_of_a_run_written_out() -> None:
     taken, resampled = TokenKind.ACCEPTED, TokenKind.RESAMPLED
     assert [
         ([(token.id, token.outcome) for token in r.drafted], [(token.id, token.kind) for token in r.emitted])
-        for r in rounds(middle)
+        for r in rounds_of(middle)
     ] == [
         ([(3, right), (4, right), (5, right)], [(3, taken), (4, taken), (5, taken), (6, TokenKind.BONUS)]),
         ([(0, wrong), (0, never), (0, never)], [(7, resampled)]),
@@ -159,7 +150,7 @@ def test_kinds_and_outcomes_of_a_run_written_out() -> None:
         ([(0, wrong)], [(9, resampled)]),
         ([], [(10, TokenKind.TARGET)]),
     ]
-    assert [r.index for r in rounds(middle)] == [0, 1, 2, 3, 4]
+    assert [r.index for r in rounds_of(middle)] == [0, 1, 2, 3, 4]
     assert finished == Finished(FinishReason.LENGTH)
 
 
@@ -187,33 +178,6 @@ def test_a_guess_passed_iff_its_draw_is_below_min_1_p_over_q(toy: TableToy, name
     assert outcomes[DraftOutcome.REJECTED] > 3
 
 
-def test_time_spent_between_rounds_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-
-    class Slow(TableRunner):
-        def read(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
-            nonlocal now
-            now += 10
-            return super().read(ids)
-
-    def propose(context: list[int], k: int) -> list[int]:
-        nonlocal now
-        now += 3
-        return [0] * k
-
-    for module in (batch, loop, hardware):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
-    shown = []
-    for event in decode(Slow(random_table(1)), Scripted(propose), PROMPT, Settings(k=2, max_new_tokens=4)):
-        now += 1000  # the page draws
-        shown.append(event)
-    assert isinstance(shown[0], Prefilled)
-    assert shown[0].seconds == 10
-    for event in rounds(shown):
-        drafting = 3 if event.drafted else 0
-        assert (event.draft_seconds, event.verify_seconds, event.seconds) == (drafting, 10, drafting + 10)
-
-
 def test_a_draft_is_timed_on_the_clock_of_the_device_it_is_made_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a fake of `timestamp`, as this needs two GPUs: the target's clock does not move while the other one drafts."""
     here, there = torch.device("cpu"), torch.device("cuda", 1)
@@ -233,7 +197,7 @@ def test_a_draft_is_timed_on_the_clock_of_the_device_it_is_made_on(monkeypatch: 
 
     monkeypatch.setattr(loop, "timestamp", timestamp)
     runner = TableRunner(random_table(1))
-    events = rounds(list(decode(runner, Elsewhere(propose), PROMPT, Settings(k=2, max_new_tokens=9))))
+    events = rounds_of(list(decode(runner, Elsewhere(propose), PROMPT, Settings(k=2, max_new_tokens=9))))
     assert {event.draft_seconds for event in events if event.k} == {3}
     assert {*asked} == {there}
     asked.clear()
@@ -274,10 +238,10 @@ def test_eos_inside_a_round_ends_the_text_there(eos: int) -> None:
     events = counting(k=4, limit=20, eos=eos)
     assert ids_of(events) == list(range(2, eos + 1))
     assert events[-1] == Finished(FinishReason.EOS)
-    accepted = [token.id for r in rounds(events) for token in r.drafted if token.outcome is DraftOutcome.ACCEPTED]
+    accepted = [token.id for r in rounds_of(events) for token in r.drafted if token.outcome is DraftOutcome.ACCEPTED]
     assert max(accepted, default=0) <= eos
-    assert not any(token.outcome is DraftOutcome.REJECTED for r in rounds(events) for token in r.drafted)
-    drafted = [token.id for r in rounds(events) for token in r.drafted if token.outcome is DraftOutcome.UNTESTED]
+    assert not any(token.outcome is DraftOutcome.REJECTED for r in rounds_of(events) for token in r.drafted)
+    drafted = [token.id for r in rounds_of(events) for token in r.drafted if token.outcome is DraftOutcome.UNTESTED]
     assert all(token > eos for token in drafted)
 
 

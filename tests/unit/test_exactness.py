@@ -24,7 +24,7 @@ from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.studies.rules import NoiseUsedTwice
-from specdemo.types import MAX_K, MAX_SEED, Draft, DraftOutcome, Settings, TokenKind, Verdict
+from specdemo.types import MAX_K, MAX_NODES, MAX_SEED, Draft, DraftOutcome, Settings, TokenKind, Verdict
 from tests.unit import enumerate_decode
 from tests.unit.enumerate_decode import VerifyFn, distance, emitted_distribution
 from tests.unit.toys import (
@@ -378,16 +378,28 @@ def alone(toy: TableToy) -> Callable[[Settings], list[Any]]:
     return cache(lambda settings: run(toy, "none", settings))
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(("k", "asked"), [(3, GREEDY), (1, {}), (3, NARROW), (MAX_K, FEW), (MAX_K, {})])
+CHAINS: list[tuple[int, dict[str, Any]]] = [(3, GREEDY), (1, {}), (3, NARROW), (MAX_K, FEW), (MAX_K, {})]
+TREES: list[tuple[int, dict[str, Any]]] = [(8, GREEDY), (8, {}), (1, {}), (8, FEW)]
+
+
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [name for name in DRAFTER_NAMES if name != "none"])
+@pytest.mark.parametrize(
+    ("k", "asked", "tree"),
+    [
+        *((*chain, False) for chain in CHAINS),
+        *((*tree, True) for tree in TREES),
+        pytest.param(MAX_NODES, {"temperature": 0.7}, True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_text_is_that_of_the_target_alone(
-    toy: TableToy, alone: Callable[[Settings], list[Any]], name: str, k: int, asked: dict[str, Any]
+    toy: TableToy, alone: Callable[[Settings], list[Any]], name: str, k: int, asked: dict[str, Any], tree: bool
 ) -> None:
     accepted = 0
     for seed in range(2):
         settings = replace(MATCHED, seed=seed, **asked)
-        plain, drafted = alone(settings), run(toy, name, replace(settings, k=k))
+        plain, drafted = alone(settings), run(toy, name, replace(settings, k=k, tree=tree))
+        assert all(len(event.drafted) <= k for event in drafted if isinstance(event, Round))
         assert ids_of(drafted) == ids_of(plain)
         assert margins_of(drafted) == pytest.approx(margins_of(plain))
         accepted += sum(token.kind is TokenKind.ACCEPTED for event in drafted for token in emitted_tokens(event))

@@ -220,70 +220,6 @@ def test_in_bfloat16_logits_are_the_same_bits_however_many_tokens_are_read_toget
         assert torch.equal(logits, passes[1]), rows
 
 
-NEAR: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
-# The starts of sequences, and what is read of each.
-TOGETHER = [
-    [(8, [4]), (3, [7, 7, 1])],
-    [(8, [1, 2, 3, 4]), (20, [5]), (1, [6, 7]), (9, [8, 9, 10])],
-    [(3 + 2 * place, [place, 5][: 1 + place % 2]) for place in range(16)],
-    [(5, list(range(20))), (8, [3])],
-]
-
-
-def read_beside(runners, asked, parents=None):
-    """The logits, states and length after a pass of each runner, in one; the first may be a tree."""
-    for runner, (start, _) in zip(runners, asked, strict=True):
-        runner.capture_hidden_states([2, 0])
-        runner.prefill([(3 * place + start) % MODEL_VOCAB for place in range(start)])
-    branches = [parents, *[None] * (len(asked) - 1)]
-    passes = zip(runners, [ids for _, ids in asked], branches, strict=True)
-    logits = read_together([Pass(*each) for each in passes])
-    return [(found, runner.hidden_states, runner.length) for found, runner in zip(logits, runners, strict=True)]
-
-
-@pytest.mark.parametrize("asked", TOGETHER, ids=lambda asked: f"{len(asked)} sequences")
-@pytest.mark.parametrize("architecture", KNOWN)
-def test_several_sequences_are_read_in_one_pass(architecture, asked):
-    """Each gets what transformers' forward gives it alone, and goes on from there."""
-    model, shared = tiny_model(architecture), SharedPasses(FusedModel.of(tiny_model(architecture)))
-    runners = [FusedRunner(shared.model, 64, shared) for _ in asked]
-    found = read_beside(runners, asked)
-    for (logits, states, length), (start, ids), runner in zip(found, asked, runners, strict=True):
-        eager = EagerRunner(model, 64)
-        ((expected, eager_states, eager_length),) = read_beside([eager], [(start, ids)])
-        torch.testing.assert_close(logits, expected, **NEAR)
-        torch.testing.assert_close(states, eager_states, **NEAR)
-        assert length == eager_length
-        torch.testing.assert_close(runner.forward([4]), eager.forward([4]), **NEAR)
-
-
-def test_a_tree_is_read_beside_chains():
-    model, parents = tiny_model("llama"), [-1, 0, 0, 1]
-    shared, asked = SharedPasses(FusedModel.of(model)), [(5, [4, 8, 9, 3]), (7, [2, 6])]
-    runners = [FusedRunner(shared.model, 64, shared) for _ in asked]
-    found = read_beside(runners, asked, parents)
-    ((expected, states, _),) = read_beside([eager := EagerRunner(model, 64)], asked[:1], parents)
-    torch.testing.assert_close(found[0][0], expected)
-    torch.testing.assert_close(found[0][1], states, atol=1e-4, rtol=1e-4)
-    for runner in (runners[0], eager):
-        runner.keep([0, 2])
-    torch.testing.assert_close(runners[0].forward([1]), eager.forward([1]))
-
-
-@torch.inference_mode()
-def test_numbers_that_are_none_stay_with_their_sequence():
-    shared, asked = SharedPasses(FusedModel.of(tiny_model("llama"))), [(5, [4]), (7, [2, 6]), (3, [1])]
-    runners = [FusedRunner(shared.model, 64, shared) for _ in asked]
-    alone = read_beside(runners, asked)
-    for runner, (start, _) in zip(runners, asked, strict=True):
-        runner.rollback(start)
-    runners[1]._cache.values[:, :, :2].copy_(torch.tensor(torch.nan))
-    first, second, third = read_together([Pass(runner, ids) for runner, (_, ids) in zip(runners, asked, strict=True)])
-    assert second.isnan().all()
-    for logits, (expected, _, _) in ((first, alone[0]), (third, alone[2])):
-        torch.testing.assert_close(logits, expected)
-
-
 def test_where_a_pass_is_exact_up_to_some_rows_no_more_are_read_in_one(monkeypatch):
     """By an engine that says so. A pass that is longer in itself is read as it is alone."""
     monkeypatch.setattr(FusedModel, "exact_products", True)
@@ -312,12 +248,20 @@ def test_in_bfloat16_logits_are_the_same_bits_whatever_sequences_are_read_beside
     shared = SharedPasses(FusedModel.of(copy.deepcopy(tiny_model("llama")).bfloat16()))
     if not (most := FusedRunner(shared.model, 64).exact_rows):
         pytest.skip("nothing is packed on this CPU")
-    asked = [(3 + 2 * place, list(range(1 + place % most))) for place in range(count)]
-    together = read_beside([FusedRunner(shared.model, 64, shared) for _ in asked], asked)
-    for (logits, states, _), each in zip(together, asked, strict=True):
-        ((expected, expected_states, _),) = read_beside([FusedRunner(shared.model, 64)], [each])
-        assert torch.equal(logits, expected)
-        assert torch.equal(states, expected_states)
+    texts = [list(range(1 + place % most)) for place in range(count)]
+
+    def begun(together):
+        runners = [FusedRunner(shared.model, 64, together) for _ in texts]
+        for place, runner in enumerate(runners):
+            runner.capture_hidden_states([2, 0])
+            runner.prefill([3 * token % MODEL_VOCAB for token in range(3 + 2 * place)])
+        return runners
+
+    together, alone = begun(shared), begun(None)
+    logits = read_together([Pass(runner, ids) for runner, ids in zip(together, texts, strict=True)])
+    for found, runner, one, ids in zip(logits, together, alone, texts, strict=True):
+        assert torch.equal(found, one.forward(ids))
+        assert torch.equal(runner.hidden_states, one.hidden_states)
 
 
 @pytest.mark.skipif(not cpu_multiplies_bf16(), reason="the order of sums was measured where bfloat16 is fast")

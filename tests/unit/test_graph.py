@@ -25,9 +25,10 @@ from specdemo.drafters.heads.eagle import Eagle, EaglePasses
 from specdemo.drafters.heads.medusa import Medusa
 from specdemo.drafters.heads.ready import LayeredPasses
 from specdemo.drafters.names import DRAFTERS
-from specdemo.engines import choose, gpu, ops
+from specdemo.engines import choose, gpu, linear, ops
 from specdemo.engines.choose import ops_for, runner_maker
 from specdemo.engines.eager import EagerRunner
+from specdemo.engines.fused import FusedRunner, SharedPasses
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, CudaCapture, GraphRunner, Graphs, Outcome, Work
 from specdemo.engines.layout import FusedModel
@@ -128,10 +129,6 @@ class CountedWaits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-SEVERAL = ["prompt-lookup", "draft-model", "layer-skip", "eagle", "block", "medusa"]  # others hand over to these
-OTHERS = [name for name in DRAFTERS if "ngram" not in name and name not in SEVERAL]
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", [name for name in DRAFTERS if "ngram" not in name and name != "lookahead"])
 @pytest.mark.parametrize(
@@ -164,6 +161,29 @@ def test_a_round_reads_numbers_off_the_device_once(
     assert rounds == 4
 
 
+@pytest.mark.parametrize("rows", [2, 17, 18, 27, MOST_ROWS])
+def test_a_tree_is_read_and_a_path_kept_without_a_wait_for_the_device(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the end of the cache, where there is no place for the rows that fill a captured pass up."""
+    runner, expected = GraphRunner(graphs_of("llama"), 128), EagerRunner(tiny_model("llama"), 128)
+    prompt, ids = [place % 50 for place in range(128 - rows)], [7 * row % MODEL_VOCAB for row in range(rows)]
+    parents = [max(-1, row - 1 - row % 2) for row in range(rows)]
+    for one in (runner, expected):
+        one.capture_hidden_states([1])
+        one.prefill(prompt)
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
+    with CountedWaits() as waits:
+        logits = runner.forward(ids, parents)
+        runner.keep([row for row in range(rows - 1) if row % 2 == 0])
+    assert waits.count == 0
+    monkeypatch.undo()
+    torch.testing.assert_close(logits, expected.forward(ids, parents))
+    expected.keep([row for row in range(rows - 1) if row % 2 == 0])
+    torch.testing.assert_close(runner.hidden_states, expected.hidden_states, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(runner.forward([4]), expected.forward([4]))
+
+
 class GraphToy(ModelToy):
     """Tiny random transformers that run as on a GPU."""
 
@@ -189,15 +209,6 @@ def graph_toy() -> GraphToy:
 def run(toy: ModelToy, name: str, settings: Settings) -> Iterator[Event]:
     runner = toy.target_runner(len(PROMPT) + settings.max_new_tokens + (MAX_NODES if settings.tree else 0))
     return decode(runner, toy.drafter(name, runner, settings), PROMPT, settings)
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", [*SEVERAL, *OTHERS])
-def test_every_drafter_writes_what_it_does_on_the_eager_runner(name: str) -> None:
-    toy = graph_toy()
-    for settings in (Settings(k=4, max_new_tokens=50), Settings(k=4, temperature=1.0, max_new_tokens=50, seed=3)):
-        eager = ModelToy(model=tiny_model("llama"), draft_model=tiny_model("llama", 1))
-        assert ids_of(list(run(toy, name, settings))) == ids_of(list(run(eager, name, settings)))
 
 
 HEADS: list[type[HeadDrafter]] = [Eagle, Block, Medusa]
@@ -362,20 +373,6 @@ def test_a_capture_before_a_run_is_told() -> None:
     assert len(told) == 1
 
 
-def test_numbers_that_are_none_do_not_outlive_their_run() -> None:
-    graphs = graphs_of("llama")
-    logits = []
-    for _ in range(2):
-        runner = GraphRunner(graphs, 100)
-        runner.prefill(PROMPT)
-        logits.append(runner.forward([1]))
-        runner._cache.keys.fill_(torch.nan)
-        runner._cache.values.fill_(torch.inf)
-        assert runner.forward([1]).isnan().all()
-        runner.release()
-    torch.testing.assert_close(*logits)
-
-
 def test_a_pass_is_run_once_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
 
@@ -532,21 +529,21 @@ def lying_at(address: int, like: Tensor) -> Tensor:
 
 @dataclass
 class Several:
-    """Runners of captured passes, beside eager ones that read each text alone."""
+    """Runners that read together, beside eager ones that read each text alone."""
 
-    graphs: Graphs
+    make: Callable[[int], Any]
     model: Any
 
-    def begun(self, starts: Sequence[int], context: int = 128) -> list[tuple[GraphRunner, EagerRunner]]:
+    def begun(self, starts: Sequence[int], context: int = 128) -> list[tuple[Any, EagerRunner]]:
         """Pairs of runners that have read prompts of these lengths."""
-        both = [(GraphRunner(self.graphs, context), EagerRunner(self.model, context)) for _ in starts]
+        both = [(self.make(context), EagerRunner(self.model, context)) for _ in starts]
         for start, pair in zip(starts, both, strict=True):
             for runner in pair:
                 runner.capture_hidden_states([2, 0])
                 runner.prefill([(7 * place + start) % MODEL_VOCAB for place in range(start)])
         return both
 
-    def check(self, both: Sequence[tuple[GraphRunner, EagerRunner]], texts: Sequence[Any], parents: Any = None) -> None:
+    def check(self, both: Sequence[tuple[Any, EagerRunner]], texts: Sequence[Any], parents: Any = None) -> None:
         """Read these tokens after each text, in one pass; of the first text they may be a tree."""
         branches = [parents, *[None] * (len(texts) - 1)]
         found = read_together([Pass(ours, *each) for (ours, _), *each in zip(both, texts, branches, strict=True)])
@@ -558,16 +555,22 @@ class Several:
 
 @pytest.fixture(params=["by address"])
 def several(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Several:
-    """With few captured lengths, since each text has a slot."""
+    """Of captured passes, with few captured lengths, since each text has a slot; or of the fused path for a model."""
+    engine, _, architecture = request.param.partition(" of ")
+    model = tiny_model(architecture or "qwen3")
+    monkeypatch.setattr(linear, "library_for", lambda dtype: None)
+    fused = FusedModel.of(model)
+    if engine == "fused":
+        return Several(partial(FusedRunner, fused, together=SharedPasses(fused)), model)
     monkeypatch.setattr(graph, "LENGTHS", (LONGEST, 3, 2, 1))
     monkeypatch.setattr(graph, "TREES", (9,))
     monkeypatch.setattr(graph, "TOGETHER", (2, 4, 8, 16, 32, 48))
-    model = tiny_model("qwen3")
-    functions: Any = ByAddress if request.param == "by address" else ops
-    return Several(Graphs(FusedModel.of(model), functions, recorded, 1), model)
+    functions: Any = ByAddress if engine == "by address" else ops
+    return Several(partial(GraphRunner, Graphs(fused, functions, recorded, 1)), model)
 
 
-on_both = pytest.mark.parametrize("several", ["by address", "uncaptured"], indirect=True)
+FUSED = [f"fused of {architecture}" for architecture in (*ARCHITECTURES, "smollm3")]
+on_every_engine = pytest.mark.parametrize("several", ["by address", "uncaptured", FUSED[0]], indirect=True)
 
 
 TEXTS = [
@@ -581,6 +584,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.parametrize("several", ["by address", *FUSED], indirect=True)
 @pytest.mark.parametrize(("starts", "texts"), TEXTS)
 def test_several_texts_are_read_in_one_pass(several: Several, starts: Sequence[int], texts: Sequence[Any]) -> None:
     """Each gets what it gets alone, and goes on alone and with others, in another order and from where it was cut."""
@@ -593,7 +597,7 @@ def test_several_texts_are_read_in_one_pass(several: Several, starts: Sequence[i
     several.check(both[1:][::-1], [[1]] * len(both[1:]))
 
 
-@on_both
+@on_every_engine
 def test_a_tree_and_a_text_of_another_capacity_are_read_beside_others(several: Several) -> None:
     both = [*several.begun([6, 4, 3])[::-1], *several.begun([5], 200)]
     several.check(both, [[4, 8, 9, 3], [2, 6], [1], [1, 2]], [-1, 0, 0, 1])
@@ -631,16 +635,17 @@ def test_slots_of_a_capacity_share_the_passes_that_the_kernels_can_read_them_by(
 
     for functions, times in ((cast(Any, ByAddress), 1), (ops, 2)):
         captured = 0
-        graphs = Graphs(several.graphs.model, functions, counted, 2)
+        graphs = Graphs(FusedModel.of(several.model), functions, counted, 2)
         assert captured == times * (len(graph.LENGTHS) + len(graph.TREES))
-        lanes = Several(graphs, several.model)
+        lanes = Several(partial(GraphRunner, graphs), several.model)
         both = lanes.begun([3, 5])
         for ids in ([1], [2, 3], [7]):  # in turn
             for pair in both:
                 lanes.check([pair], [ids])
 
 
-@on_both
+@on_every_engine
+@torch.inference_mode()
 def test_numbers_that_are_none_stay_with_their_text(several: Several) -> None:
     both = several.begun([3, 6, 9])
     both[1][0]._cache.values[:, :, :2].fill_(torch.nan)

@@ -367,14 +367,6 @@ def test_a_medusa_head_begins_with_the_bigrams_of_a_block_head(text: Path, tmp_p
     assert (card["plan"]["draft_vocab"], card["began_with"]["plan"]["kind"]) == (30, "block")
 
 
-def test_states_that_one_kind_of_head_keeps_serve_one_that_reads_fewer_layers(text: Path, tmp_path: Path) -> None:
-    model, path, rows = tiny_model("llama"), text / "train-00000.safetensors", torch.tensor([3, 1])
-    for layers in (default_layers(model), (2,)):
-        kept = Shard(model, layers, path, tmp_path).read(rows).states
-        torch.testing.assert_close(kept, Shard(model, layers, path, None).read(rows).states)
-    assert len(list(tmp_path.iterdir())) == 1
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_is_judged_as_it_was_while_it_trained(kind: type[Head], text: Path, tmp_path: Path) -> None:
     model, out = tiny_model("llama"), tmp_path / "head.safetensors"
@@ -393,9 +385,11 @@ def test_a_head_is_judged_as_it_was_while_it_trained(kind: type[Head], text: Pat
             judge(model, kind, out, text, draft_vocab=24)
 
 
-def test_a_head_for_another_family_of_targets_is_refused_in_words(text: Path, tmp_path: Path) -> None:
+def test_targets_and_text_that_no_head_is_trained_with_are_refused_in_words(text: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="targets of the Llama family, and this one is a gpt2"):
         train_head(tiny_model("gpt2"), PLAN, text, tmp_path / "a.safetensors", {})
+    with pytest.raises(BadInput, match="must hold training text and held-out text"):
+        train_head(tiny_model("llama"), PLAN, tmp_path, tmp_path / "a.safetensors", {})
 
 
 def test_a_head_reads_the_layers_it_is_told_to(text: Path, tmp_path: Path) -> None:
@@ -410,15 +404,16 @@ def test_a_head_reads_the_layers_it_is_told_to(text: Path, tmp_path: Path) -> No
 
 
 def test_states_that_were_kept_are_those_that_are_computed(text: Path, tmp_path: Path) -> None:
-    model, path = tiny_model("llama"), text / "train-00000.safetensors"
-    rows = torch.tensor([3, 1])
-    computed = Shard(model, LAYERS, path, None).read(rows).states
-    for _ in range(2):  # once written, once read
-        torch.testing.assert_close(Shard(model, LAYERS, path, tmp_path).read(rows).states, computed)
+    """Those of the default layers also serve a head that reads fewer."""
+    model, path, rows = tiny_model("llama"), text / "train-00000.safetensors", torch.tensor([3, 1])
+    for layers in (default_layers(model), default_layers(model), (2,)):  # once written, twice read
+        kept = Shard(model, layers, path, tmp_path).read(rows).states
+        torch.testing.assert_close(kept, Shard(model, layers, path, None).read(rows).states)
+    assert len(list(tmp_path.iterdir())) == 1
     block = load_file(path)
     save_file({**block, "tokens": block["tokens"].flip(0)}, tmp_path / path.name)
     with pytest.raises(BadInput, match="holds the states of other text"):
-        Shard(model, LAYERS, tmp_path / path.name, tmp_path)
+        Shard(model, default_layers(model), tmp_path / path.name, tmp_path)
 
 
 def test_a_conversation_does_not_see_the_one_before_it(text: Path) -> None:
@@ -453,8 +448,3 @@ def test_training_goes_on_from_its_checkpoint(plan: TrainingPlan, text: Path, tm
     assert 0 < sum(read) < plan.tokens
     first, second = (json.loads(path.with_suffix(".json").read_text()) for path in (whole, halves))
     assert first["curve"] == second["curve"]
-
-
-def test_text_without_a_held_out_part_is_refused_in_words(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="must hold training text and held-out text"):
-        train_head(tiny_model("llama"), PLAN, tmp_path, tmp_path / "a.safetensors", {})

@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from specdemo.decoding.events import Round, emitted_tokens
 from specdemo.engines.hybrid import AGAIN, HybridRunner
 from specdemo.engines.layout import HYBRIDS, is_hybrid
 from specdemo.engines.runner import CannotBranch
@@ -19,9 +18,13 @@ from specdemo.racing.race import start
 from specdemo.types import DraftOutcome, Settings
 
 from .checkpoints import preset_of, save
-from .test_by_name import SIZES, tokens_of
+from .test_by_name import tokens_of
 from .test_memory import floats
+from .test_model_types import SIZES as SMALL
+from .test_runner import fresh
+from .toys import generated, ids_of, rounds_of
 
+SIZES = {**SMALL, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "initializer_range": 0.2}
 LINEAR: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"],
     "head_dim": 16,
@@ -78,12 +81,6 @@ def folders(
 
 
 # The runner -----------------------------------------------------------------------------------------------------
-
-
-def fresh(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """The logits after each token, computed without any cache, [T, V]."""
-    with torch.inference_mode():
-        return model(torch.tensor([ids]), use_cache=False).logits[0]
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -143,8 +140,7 @@ def test_states_belong_to_one_chain() -> None:
 def outcomes(loaded: Loaded, drafter: str, settings: Settings) -> tuple[list[int], set[DraftOutcome]]:
     """A text, and what became of drafted tokens."""
     events = list(start(loaded, drafter, loaded.encode("the cat sat on the mat", raw=True), settings))
-    tested = {token.outcome for event in events if isinstance(event, Round) for token in event.drafted}
-    return [token.id for event in events for token in emitted_tokens(event)], tested
+    return ids_of(events), {token.outcome for event in rounds_of(events) for token in event.drafted}
 
 
 @pytest.mark.sampled(3)
@@ -153,16 +149,13 @@ def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, 
     loaded = load(preset_of(*folders[kind], skip_layers=1), "float32", "cpu")
     assert loaded.engine == "eager"
     assert isinstance(loaded.target_runner(8), HybridRunner)
-    prompt = torch.tensor([loaded.encode("the cat sat on the mat", raw=True)])
-    with torch.inference_mode():
-        out = loaded.model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=24)
-    expected = out[0, prompt.shape[1] :].tolist()
+    expected = generated(loaded.model, loaded.encode("the cat sat on the mat", raw=True), 16)
     assert len(expected) > 8
     for drafter in ("none", "draft-model", "layer-skip"):
-        assert tokens_of(loaded, drafter) == expected
+        assert tokens_of(loaded, drafter, 16) == expected
     seen = set()
     for seed in range(2):
-        settings = Settings(k=4, temperature=0.7, seed=seed, max_new_tokens=24)
+        settings = Settings(k=4, temperature=0.7, seed=seed, max_new_tokens=16)
         alone, _ = outcomes(loaded, "none", settings)
         drafted, became = outcomes(loaded, "draft-model", settings)
         assert drafted == alone
@@ -176,7 +169,7 @@ def test_texts_are_those_of_generate_and_of_the_target_alone(folders: dict[str, 
 
 @pytest.mark.parametrize("kind", KINDS_IN_TURN)
 def test_a_report_tells_the_cost_and_the_memory(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, kind: str) -> None:
-    sizes = {"intermediate_size": 1024, "max_position_embeddings": 1024}
+    sizes = {"intermediate_size": 1024, "max_position_embeddings": 256}
     save(hybrid(kind, len(tokenizer), **sizes), tokenizer, tmp_path / "model")
     preset = preset_of(tmp_path / "model")
     (told,) = report_on(preset, "bfloat16", "cpu").models
@@ -186,9 +179,9 @@ def test_a_report_tells_the_cost_and_the_memory(tokenizer: PreTrainedTokenizerFa
     loaded = load(preset, "bfloat16", "cpu")
     weights = floats()
     assert told.weights == pytest.approx(sum(size for place, size in weights.items() if place not in before), rel=0.1)
-    runners = [loaded.target_runner(1024) for _ in range(2)]
+    runners = [loaded.target_runner(256) for _ in range(2)]
     for runner in runners:
-        runner.prefill([3, 4, 5] * 340)
+        runner.prefill([3, 4, 5] * 84)
         runner.forward([3])  # the states are copied now
     caches = sum(size for place, size in floats().items() if place not in weights and place not in before)
     assert told.caches == pytest.approx(caches, rel=0.1)

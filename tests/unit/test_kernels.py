@@ -21,9 +21,11 @@ PROCESSOR, RESERVED = 228 * 1024, 1024  # bytes that the programs of a processor
 DRAWN = """
 import torch
 from specdemo.decoding.noise import draw, key_of, signed
+from specdemo.engines.gpu import noise
 from specdemo.engines.gpu.noise import race
 
-for size, spread in ((5, 3.0), (700, 0.0), (20_000, 3.0), (9_000, 12.0)):
+noise.BLOCK, noise.BLOCKS = 64, 4  # larger blocks are searched number by number here
+for size, spread in ((5, 3.0), (600, 0.0), (1_100, 3.0), (700, 12.0)):
     p = (spread * torch.randn(3, size, generator=torch.Generator().manual_seed(size))).softmax(-1)
     p[0] = torch.where(p[0] < 0.9 * p[0].mean(), 0, p[0])
     keys = [key_of(9, position) for position in range(3)]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import BambaConfig, PreTrainedTokenizerFast
 
-from specdemo.decoding.events import Round, emitted_tokens
+from specdemo.decoding.events import Round
 from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.models import placement as room
 from specdemo.models.errors import explain, wrap_load_errors
@@ -29,7 +29,7 @@ from specdemo.ui.engine import facts as facts_of
 from specdemo.ui.engine import real_backend
 
 from .checkpoints import CHATML, make_tokenizer, preset_of, save, tiny
-from .toys import cpu_engine
+from .toys import cpu_engine, ids_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,21 +52,18 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedT
 def text_of(loaded: Loaded, drafter: str, **settings: Any) -> list[int]:
     """The greedy tokens of a run."""
     ids = loaded.encode("the cat sat")
-    run = start(loaded, drafter, ids, Settings(**{"k": 3, "max_new_tokens": 24, **settings}))
-    return [token.id for event in run for token in emitted_tokens(event)]
+    return ids_of(start(loaded, drafter, ids, Settings(**{"k": 3, "max_new_tokens": 24, **settings})))
 
 
 PAIRS = [("llama", None), ("qwen3", "qwen3-small"), ("qwen3-small", "qwen3"), ("gpt2", None), ("gpt2", "llama")]
 
 
-@pytest.mark.parametrize("kind", [Folder, Hub])
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_a_pair_loads_and_every_drafter_keeps_the_targets_text(
-    checkpoints: dict[str, Path], kind: Any, target: str, draft: str | None
+    checkpoints: dict[str, Path], target: str, draft: str | None
 ) -> None:
-    place = Path if kind is Folder else str
-    sources: list[Any] = [None if name is None else kind(place(checkpoints[name])) for name in (target, draft)]
-    preset = preset_of(*sources, skip_layers=1)
+    """The target's source is a path in place of a hub id."""
+    preset = preset_of(Hub(str(checkpoints[target])), checkpoints[draft] if draft else None, skip_layers=1)
     loaded = load(preset, dtype="float32", device="cpu")
     assert loaded.dtype == loaded.model.dtype == torch.float32
     assert (loaded.parts.make_draft_runner is not None) == (draft is not None)
@@ -180,16 +177,6 @@ def test_what_runs_by_transformers_forward_keeps_its_weights_in_float32(
         assert not all(torch.equal(weight, weight.half().float()) for weight in loaded.model.parameters())
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_tied_embeddings_are_held_once(tokenizer: PreTrainedTokenizerFast, tmp_path: Path, tied: bool) -> None:
-    folder = save(tiny("llama", len(tokenizer), tie_word_embeddings=tied), tokenizer, tmp_path / "llama")
-    loaded = load(preset_of(folder, heads={"eagle": tmp_path / "none.safetensors"}), "float16", "cpu")
-    assert loaded.parts.embeddings is not None
-    first, last = loaded.parts.embeddings
-    assert (first.data_ptr() == last.data_ptr()) == tied
-    assert torch.equal(last.float(), loaded.model.get_output_embeddings().weight)
-
-
 def test_weights_that_float16_cannot_hold_are_refused(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
     model = tiny("llama", len(tokenizer))
     model.model.layers[1].mlp.down_proj.weight.data[3, 4] = -7e4
@@ -198,9 +185,6 @@ def test_weights_that_float16_cannot_hold_are_refused(tokenizer: PreTrainedToken
         load(preset_of(folder), "float16", "cpu")
     assert load(preset_of(folder), "float32", "cpu").model.dtype == torch.float32
     assert load(preset_of(folder), "float16", "cpu", eager=True).dtype == torch.float32
-
-
-# Hardware --------------------------------------------------------------------------------------------------
 
 
 # Pairs and models that are refused ---------------------------------------------------------------------------

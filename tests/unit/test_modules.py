@@ -10,13 +10,12 @@ from specdemo.decoding.drafter import DrafterParts
 from specdemo.decoding.events import Round
 from specdemo.decoding.loop import rule_for
 from specdemo.drafters.layer_skip import LayerSkip
-from specdemo.drafters.none import NoDrafter
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.modules import decoder_layers, layers_at
 from specdemo.types import BadInput, Settings
 
 from .test_model_types import TEXTS, config_of
-from .toys import MODEL_VOCAB, decode, ids_of
+from .toys import MODEL_VOCAB, decode, ids_of, plain_text
 
 PATHS = {
     "llama": "model.layers",
@@ -44,7 +43,7 @@ def test_the_decoder_layers_are_found_read_and_left_out(label: str) -> None:
     settings = Settings(k=3, max_new_tokens=12)
     runner = EagerRunner(model, 40)
     runner.capture_hidden_states([1, 0])
-    plain = ids_of(list(decode(runner, NoDrafter(), TEXT, settings)))
+    plain = plain_text(runner, TEXT, settings)
     runner.prefill(TEXT)
     with torch.inference_mode():
         states = model(torch.tensor([TEXT]), output_hidden_states=True).hidden_states[1][0]
@@ -77,4 +76,4 @@ def test_layers_that_are_not_found_are_one_sentence_for_whoever_needs_them() -> 
     settings = Settings(k=3, max_new_tokens=12)
     with pytest.raises(BadInput, match=sentence):
         LayerSkip.build(DrafterParts(skip_layers=1), runner, rule_for(settings))
-    assert len(ids_of(list(decode(runner, NoDrafter(), TEXT, settings)))) == 12
+    assert len(plain_text(runner, TEXT, settings)) == 12

@@ -111,13 +111,14 @@ def test_logits_are_the_same_bits_however_many_tokens_are_read_together(
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", [("llama", 6, 2, 20), ("qwen3", 4, 2, 128), ("gpt2", 4, 4, 32)])
 def test_logits_are_the_same_bits_whatever_the_number_of_threads(shape, threads, weights_dtype):
-    """More of them than cores and than parts of the work, too."""
-    runner = native_runner(random_model(*shape).to(weights_dtype), 64)
-    torch.set_num_threads(1)
-    logits = [runner.prefill(PROMPT), *map(runner.forward, PASSES)]
-    torch.set_num_threads(threads)
-    for ids, expected in zip((PROMPT, *PASSES), logits, strict=True):
-        assert torch.equal(runner.forward(ids) if ids != PROMPT else runner.prefill(ids), expected)
+    """More of them than cores and than parts of the work, too. The last pass is over a tree of 64 rows."""
+    runner, tree = native_runner(random_model(*shape).to(weights_dtype), 120), [(row - 1) // 2 for row in range(64)]
+    ids = [(11 * row + 3) % MODEL_VOCAB for row in range(64)]
+    logits = []
+    for count in (1, threads):
+        torch.set_num_threads(count)
+        logits.append([runner.prefill(PROMPT), *map(runner.forward, PASSES), runner.forward(ids, tree)])
+    assert all(map(torch.equal, *logits))
 
 
 def test_a_prompt_that_is_read_in_parts_gives_the_same_bits(monkeypatch):

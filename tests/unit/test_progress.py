@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from specdemo.drafters.none import NoDrafter
-from specdemo.engines import native, ops
-from specdemo.engines.eager import EagerRunner
-from specdemo.engines.fused import FusedRunner
-from specdemo.engines.gpu.graph import GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel
-from specdemo.engines.runner import Runner
+from specdemo.engines import native
 from specdemo.system.progress import Stopped, attended, check_stopped, tell
 from specdemo.types import Settings
 
-from .toys import decode, ids_of, native_runner, tiny_model
+from .toys import ENGINES, decode, makes_runners, plain_text, tiny_model
 
 PROMPT = [place % 60 for place in range(100)]
-RUNNERS: dict[str, Callable[[], Runner]] = {
-    "eager": lambda: EagerRunner(tiny_model("llama"), 128),
-    "fused": lambda: FusedRunner(FusedModel.of(tiny_model("llama")), 128),
-    "native": lambda: native_runner(tiny_model("llama"), 128),
-    "graph": lambda: GraphRunner(Graphs(FusedModel.of(tiny_model("llama")), ops, lambda work: work, 1), 128),
-}
 
 
 class Asked:
@@ -41,17 +29,17 @@ class Asked:
         return self.looks >= self.pressed
 
 
-@pytest.mark.parametrize("name", RUNNERS)
+@pytest.mark.parametrize("name", ENGINES)
 def test_a_prefill_is_stopped_between_two_parts_and_the_next_run_works(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU's runner by a fake capture."""
     monkeypatch.setattr(native, "MOST_AT_ONCE", 16)
-    runner, settings = RUNNERS[name](), Settings(k=0, max_new_tokens=8)
-    whole = ids_of(list(decode(runner, NoDrafter(), PROMPT, settings)))
+    runner, settings = makes_runners(name, tiny_model("llama"))(128), Settings(k=0, max_new_tokens=8)
+    whole = plain_text(runner, PROMPT, settings)
     never = Asked(10**9)
     with attended(never):
-        assert ids_of(list(decode(runner, NoDrafter(), PROMPT, settings))) == whole
+        assert plain_text(runner, PROMPT, settings) == whole
     assert never.looks >= 3
     for pressed in (1, 2, never.looks):
         stop = Asked(pressed)
@@ -59,12 +47,12 @@ def test_a_prefill_is_stopped_between_two_parts_and_the_next_run_works(
             next(decode(runner, NoDrafter(), PROMPT, settings))
         assert stop.looks == pressed  # it ended there
         assert runner.length == 0
-    assert ids_of(list(decode(runner, NoDrafter(), PROMPT, settings))) == whole
+    assert plain_text(runner, PROMPT, settings) == whole
 
 
-@pytest.mark.parametrize("name", RUNNERS)
+@pytest.mark.parametrize("name", ENGINES)
 def test_what_may_be_stopped_gives_the_same_bits(name: str) -> None:
-    plain, stoppable = RUNNERS[name](), RUNNERS[name]()
+    plain, stoppable = (makes_runners(name, tiny_model("llama"))(128) for _ in range(2))
     with attended(lambda: False):
         logits = stoppable.prefill(PROMPT)
     assert torch.equal(plain.prefill(PROMPT), logits)

@@ -20,6 +20,7 @@ from specdemo.engines.rows import MOST_ROWS, ancestors_of, branches_of, depths_o
 from specdemo.engines.runner import CannotBranch, Runner
 from specdemo.studies.remember import Remembering
 from tests.unit.test_native import random_model
+from tests.unit.test_runner import same as near
 from tests.unit.toys import MODEL_VOCAB, TableRunner, native_runner, random_table, recorded, tiny_model
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 0, 7, 9, 32]
@@ -81,10 +82,6 @@ def check(
     assert same(tree.forward([5]), chain.forward([5]))
 
 
-def near(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("architecture", "heads", "kv_heads", "width"), [("llama", 6, 2, 20), ("llama", 11, 1, 4), ("gpt2", 4, 4, 32)]
@@ -99,19 +96,6 @@ def test_in_c_a_row_that_branches_is_bit_for_bit_that_of_its_chain(
     for turn, parents in enumerate(TREES):
         for length in (1, 12, 31, 32, 63)[turn % 2 :: 2]:
             check(lambda: native_runner(model, 160), ids[:length], parents, torch.equal)
-
-
-@pytest.mark.parametrize("threads", [2, 3])
-def test_in_c_a_tree_is_the_same_bits_whatever_the_number_of_threads(threads: int) -> None:
-    runner = native_runner(random_model("llama", 6, 2, 20), 120)
-    runner.prefill(TEXT)
-    before, expected = torch.get_num_threads(), runner.forward(tokens_of(FULL), FULL)
-    runner.rollback(len(TEXT))
-    torch.set_num_threads(threads)
-    try:
-        assert torch.equal(runner.forward(tokens_of(FULL), FULL), expected)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.sampled(3)

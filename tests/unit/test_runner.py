@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +13,8 @@ from accelerate import dispatch_model
 from accelerate.hooks import AlignDevicesHook
 from torch import Tensor
 from torch.nn import ModuleList
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from specdemo.decoding.drafter import DrafterParts
-from specdemo.decoding.events import Finished, Round
-from specdemo.decoding.loop import rule_for
-from specdemo.drafters.layer_skip import LayerSkip
-from specdemo.drafters.none import NoDrafter
 from specdemo.engines import linear, ops
 from specdemo.engines.eager import EagerRunner
 from specdemo.engines.fused import MOST_ROWS, FusedRunner
@@ -30,15 +24,14 @@ from specdemo.engines.layout import FusedModel
 from specdemo.engines.linear import Linear, Norm, can_pack
 from specdemo.engines.runner import ANY_ROWS, Runner
 from specdemo.system.hardware import cpu_multiplies_bf16
-from specdemo.types import MAX_K, DraftOutcome, FinishReason, Settings
+from specdemo.types import MAX_K
 from tests.unit.toys import (
     ARCHITECTURES,
+    ENGINES,
     MODEL_VOCAB,
-    decode,
-    ids_of,
+    makes_runners,
     model_with_biases,
     native_runner,
-    recorded,
     tiny_model,
 )
 
@@ -50,18 +43,11 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     return tiny_model(request.param)
 
 
-@pytest.fixture(params=["eager", "fused", "native", "graph"])
+@pytest.fixture(params=ENGINES)
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[PreTrainedModel, int], Any]:
     """Makes runners of one engine, from a model and a capacity."""
     monkeypatch.setattr(graph, "ROOM", 64)
-    if request.param == "fused":  # as on a machine without gcc
-        monkeypatch.setattr(linear, "library_for", lambda dtype: None)
-    return {
-        "eager": EagerRunner,
-        "fused": lambda model, capacity: FusedRunner(FusedModel.of(model), capacity),
-        "native": native_runner,
-        "graph": lambda model, capacity: GraphRunner(Graphs(FusedModel.of(model), ops, recorded, 1), capacity),
-    }[request.param]
+    return lambda model, capacity: makes_runners(request.param, model)(capacity)
 
 
 def fresh(model: PreTrainedModel, ids: Sequence[int]) -> Tensor:
@@ -75,26 +61,16 @@ def same(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_prefill_in_one_go_equals_token_by_token(make: Any, model: PreTrainedModel) -> None:
-    truth = fresh(model, TEXT)
-    runner = make(model, len(TEXT))
-    assert same(runner.prefill(TEXT), truth[-1:])
-    assert runner.length == len(TEXT)
-    one_by_one = make(model, len(TEXT))
-    rows = [one_by_one.prefill(TEXT[:1]), *(one_by_one.forward([token]) for token in TEXT[1:])]
-    assert same(torch.cat(rows), truth)
-
-
-@pytest.mark.parametrize("cuts", [(1, 2), (4, 5), (3, 11)])
-def test_a_pass_over_several_tokens_gives_the_logits_after_each(
-    make: Any, model: PreTrainedModel, cuts: tuple[int, int]
+@pytest.mark.parametrize("lengths", [[12], [1] * 12, [1, 1, 10], [4, 1, 7], [3, 8, 1]], ids=str)
+def test_passes_of_every_length_give_the_logits_after_each_token(
+    make: Any, model: PreTrainedModel, lengths: list[int]
 ) -> None:
-    truth = fresh(model, TEXT)
-    runner = make(model, len(TEXT))
-    first, second = cuts
-    assert same(runner.prefill(TEXT[:first]), truth[first - 1 : first])
-    assert same(runner.forward(TEXT[first:second]), truth[first:second])
-    assert same(runner.forward(TEXT[second:]), truth[second:])
+    truth, runner = fresh(model, TEXT), make(model, len(TEXT))
+    for length in lengths:
+        begin, end = runner.length, runner.length + length
+        logits = runner.forward(TEXT[begin:end]) if begin else runner.prefill(TEXT[:end])
+        assert same(logits, truth[begin:end] if begin else truth[end - 1 : end])
+        assert runner.length == end
 
 
 def test_rollback_then_forward_equals_a_fresh_forward(make: Any, model: PreTrainedModel) -> None:
@@ -110,25 +86,6 @@ def test_rollback_then_forward_equals_a_fresh_forward(make: Any, model: PreTrain
         assert same(runner.forward(TEXT[keep:]), truth[keep:])
     runner.rollback(len(TEXT) + 3)
     assert runner.length == len(TEXT)  # there is nothing to forget past the end
-
-
-def test_the_preallocated_cache_equals_transformers_own(model: PreTrainedModel) -> None:
-    runner, theirs = EagerRunner(model, len(TEXT) + 3), DynamicCache(config=model.config)
-    done = 0
-    with torch.inference_mode():
-        for length, junk in ((5, 0), (1, 3), (4, 2), (2, 1)):
-            ids = TEXT[done : done + length]
-            ours = runner.forward(ids) if done else runner.prefill(ids)
-            expected = model(torch.tensor([ids]), past_key_values=theirs, use_cache=True).logits[0]
-            assert same(ours, expected[-len(ours) :])
-            done += length
-            if junk:  # ours reads a draft and forgets it
-                runner.forward([1] * junk)
-                runner.rollback(done)
-        assert runner._cache is not None
-        for mine, layer in zip(runner._cache.layers, theirs.layers, strict=True):
-            assert same(mine.keys[:, :, :done], layer.keys)
-            assert same(mine.values[:, :, :done], layer.values)
 
 
 def test_the_buffers_are_allocated_once(model: PreTrainedModel) -> None:
@@ -217,43 +174,6 @@ def test_bfloat16_strays_no_further_from_float32_than_transformers_does(
         assert runner.hidden_states.dtype == runner.model.dtype
     ours, theirs = ((rows - logits[0]).square().mean().sqrt() for rows in logits[1:])
     assert ours < least * theirs
-
-
-# Plain greedy ----------------------------------------------------------------------------------------------
-
-PROMPTS = [[5], [0, 0, 0], TEXT, [60, 1, 60, 1, 60]]
-
-
-def generated(model: PreTrainedModel, prompt: list[int], count: int, eos: int | None = None) -> list[int]:
-    ids = torch.tensor([prompt])
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=count,
-        do_sample=False,
-        eos_token_id=eos,
-        pad_token_id=MODEL_VOCAB - 1,
-    )
-    text: list[int] = output[0, len(prompt) :].tolist()
-    return text
-
-
-def plain(model: PreTrainedModel, prompt: list[int], count: int, eos: int = -1) -> list:
-    runner = EagerRunner(model, len(prompt) + count)
-    return list(decode(runner, NoDrafter(), prompt, Settings(max_new_tokens=count), frozenset({eos})))
-
-
-@pytest.mark.parametrize("prompt", PROMPTS, ids=str)
-def test_plain_greedy_equals_generate(model: PreTrainedModel, prompt: list[int]) -> None:
-    assert ids_of(plain(model, prompt, 16)) == generated(model, prompt, 16)
-
-
-def test_plain_greedy_ends_at_the_eos_where_generate_does(model: PreTrainedModel) -> None:
-    text = generated(model, TEXT, 12)
-    for eos in sorted(set(text)):
-        events = plain(model, TEXT, 12, eos)
-        assert ids_of(events) == generated(model, TEXT, 12, eos) == text[: text.index(eos) + 1]
-        assert events[-1] == Finished(FinishReason.EOS)
 
 
 def runner_with(engine: str, monkeypatch: pytest.MonkeyPatch) -> Runner:
@@ -404,18 +324,3 @@ def test_the_first_layers_of_a_model_spread_over_devices_are_no_more_than_these(
     assert same(read_by(first), truth[5:])
     assert same(fresh(hooked, TEXT), fresh(model, TEXT))
     assert set(brought) == {(first.model, torch.device("cpu")), (hooked, torch.device("cpu"))}
-
-
-@pytest.mark.sampled(7)
-@pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_text_is_the_targets_own(make: Any, model: PreTrainedModel, temperature: float, tree: bool) -> None:
-    settings = Settings(temperature=temperature, k=3, max_new_tokens=40, seed=1, tree=tree)
-    runner, rule = make(model, 120), rule_for(settings)
-    drafter = LayerSkip.build(DrafterParts(skip_layers=2), runner, rule)
-    events = list(decode(runner, drafter, TEXT, settings, rule=rule))
-    plain = list(decode(EagerRunner(model, 120), NoDrafter(), TEXT, replace(settings, k=0, tree=False)))
-    assert ids_of(events) == ids_of(plain)
-    drafted = [token for event in events if isinstance(event, Round) for token in event.drafted]
-    assert {token.outcome for token in drafted} >= {DraftOutcome.ACCEPTED, DraftOutcome.REJECTED}
-    assert drafter.runner.length == 0  # it is released with the run

@@ -16,7 +16,7 @@ from specdemo.engines.runner import CannotBranch
 from specdemo.engines.settled import settled
 from specdemo.types import Settings
 
-from .toys import MODEL_VOCAB, decode, ids_of, oracle
+from .toys import MODEL_VOCAB, decode, generated, ids_of, oracle, plain_text
 
 SWITCH = 64
 WIDTH = 8  # of a head
@@ -75,20 +75,13 @@ def model_of(kind: str) -> PreTrainedModel:
 
 
 def alone(model: PreTrainedModel, prompt: Sequence[int], settings: Settings) -> list[int]:
-    runner = EagerRunner(model, len(prompt) + settings.max_new_tokens)
-    return ids_of(list(decode(runner, NoDrafter(), prompt, settings)))
+    return plain_text(EagerRunner(model, len(prompt) + settings.max_new_tokens), prompt, settings)
 
 
 def drafted(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int], settings: Settings) -> list[int]:
     """With a draft that knows the text."""
     runner = EagerRunner(model, len(prompt) + settings.max_new_tokens)
     return ids_of(list(decode(runner, oracle([*prompt, *text]), prompt, settings)))
-
-
-def generated(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
-    ids = torch.tensor([prompt])
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
-    return out[0, len(prompt) :].tolist()
 
 
 @pytest.mark.sampled(5)

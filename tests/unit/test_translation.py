@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specdemo.decoding.events import Event, Round
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.text_draft_model import TextDraftModel
@@ -34,6 +33,7 @@ from tests.unit.toys import (
     fallback_tokenizer,
     ids_of,
     random_table,
+    rounds_of,
     true_texts,
 )
 
@@ -183,10 +183,6 @@ def renumbered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     loaded.release()
 
 
-def rounds(events: Sequence[Event]) -> list[Round]:
-    return [event for event in events if isinstance(event, Round)]
-
-
 def test_a_target_under_other_numbers_drafts_what_it_writes_and_reads_nothing_twice(
     renumbered: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +208,7 @@ def test_a_target_under_other_numbers_drafts_what_it_writes_and_reads_nothing_tw
     loaded.parts = replace(loaded.parts, make_draft_runner=watched)
     events = list(start(loaded, "draft-model", prompt, settings))
     assert ids_of(events) == expected
-    drafted = [token.outcome for event in rounds(events) for token in event.drafted]
+    drafted = [token.outcome for event in rounds_of(events) for token in event.drafted]
     assert drafted.count(DraftOutcome.REJECTED) == 0
     assert len(drafted) > 6
     assert max(passes) == 2  # after a draft that passed: its own last token, and the bonus
@@ -255,7 +251,7 @@ def test_under_rejection_the_distribution_is_the_targets(temperature: float, k: 
         return TableRunner(table), drafting(draft)
 
     emitted = emitted_distribution(
-        begin, PROMPT, settings, seen=lambda events: kinds.update(t.kind for e in rounds(events) for t in e.emitted)
+        begin, PROMPT, settings, seen=lambda events: kinds.update(t.kind for e in rounds_of(events) for t in e.emitted)
     )
     assert distance(emitted, true_texts(table, PROMPT, 4, settings)) < 1e-12
     assert len(kinds) > 1
@@ -272,7 +268,7 @@ def test_a_cache_shorter_than_the_text_drafts_from_its_end(rule: str, temperatur
     long, short = drafting(table), drafting(table, capacity=9)
     texts = [list(decode(TableRunner(table), drafter, PROMPT, settings)) for drafter in (long, short)]
     assert ids_of(texts[0]) == ids_of(texts[1])  # two tokens decide the third, and the end has them
-    assert [event.drafted for event in rounds(texts[0])] == [event.drafted for event in rounds(texts[1])]
+    assert [event.drafted for event in rounds_of(texts[0])] == [event.drafted for event in rounds_of(texts[1])]
     if rule == MATCH:
         assert ids_of(texts[0]) == alone
 

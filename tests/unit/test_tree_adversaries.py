@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import pytest
 
-from specdemo.engines import ops
-from specdemo.engines.eager import EagerRunner
-from specdemo.engines.fused import FusedRunner
-from specdemo.engines.gpu.graph import GraphRunner, Graphs
-from specdemo.engines.layout import FusedModel
+from specdemo.decoding.events import emitted_tokens
 from specdemo.racing.stats import Stats
 from specdemo.types import MAX_NODES, Settings
-from tests.unit.test_trees import Planting, Shape, full, plain_text
-from tests.unit.toys import MODEL_VOCAB, PROMPT, decode, ids_of, native_runner, recorded, tiny_model
-
-
-@cache
-def graphs_of(model: Any) -> Graphs:
-    return Graphs(FusedModel.of(model), ops, recorded, 1)
-
-
-ENGINES: dict[str, Callable[[Any], Any]] = {
-    "native": lambda model: native_runner(model, 256),
-    "eager": lambda model: EagerRunner(model, 256),
-    "fused": lambda model: FusedRunner(FusedModel.of(model), 256),
-    "graph": lambda model: GraphRunner(graphs_of(model), 256),
-}
+from tests.unit.test_trees import Planting, Shape, full
+from tests.unit.toys import ENGINES, MODEL_VOCAB, PROMPT, decode, ids_of, makes_runners, plain_text, tiny_model
 
 
 def twice(right: list[int], eos: int, second: int) -> Shape:
@@ -75,19 +56,20 @@ ADVERSARIES: dict[str, Callable[[list[int], int], Shape]] = {
 @pytest.mark.parametrize("engine", ENGINES)
 def test_adversarial_trees_leave_the_text_alone_on_every_engine_that_branches(engine: str, temperature: float) -> None:
     model = tiny_model("llama")
-    make = ENGINES[engine]
+    make = makes_runners(engine, model)
     for limit in (1, 2, 40):
         settings = Settings(k=MAX_NODES, temperature=temperature, max_new_tokens=limit, seed=1, tree=True)
-        alone = plain_text(lambda: make(model), settings)
+        alone = plain_text(make(256), PROMPT, settings)
         for eos in (alone[-1], -1):
-            known = plain_text(lambda: make(model), settings, eos)
+            known = plain_text(make(256), PROMPT, settings, frozenset({eos}))
             for name, shape in ADVERSARIES.items():
 
                 def script(context: list[int], nodes: int) -> Shape:
                     return shape(alone[len(context) - len(PROMPT) :], max(eos, 0))  # noqa: B023
 
-                events = list(decode(make(model), Planting(script), PROMPT, settings, frozenset({eos})))
+                events = list(decode(make(256), Planting(script), PROMPT, settings, frozenset({eos})))
                 assert ids_of(events) == known, name
+                assert all(token.margin is not None for event in events for token in emitted_tokens(event)), name
                 longest = (Stats.of(events).tokens_per_round or 0) if limit > 2 else 0
                 if name in ("the first of three goes on", "deeper than the text") and limit > 2:
                     assert longest > 4

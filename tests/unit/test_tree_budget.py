@@ -13,23 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from specdemo.decoding import batch, loop
-from specdemo.decoding.adaptive_k import DraftLengthController, best_length
+from specdemo.decoding.adaptive_k import DraftLengthController
 from specdemo.decoding.costs import CostModel, DraftStats
 from specdemo.decoding.drafter import Drafter
 from specdemo.decoding.events import Round, branches
 from specdemo.decoding.loop import rule_for
 from specdemo.decoding.walk import walk
-from specdemo.drafters.names import DRAFTERS, drafter_class
 from specdemo.drafters.ngram import Ngram
-from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.tree import Named, grow
 from specdemo.racing.race import again, differences, race, start
 from specdemo.racing.trace import read_trace, write_trace
-from specdemo.system import hardware
 from specdemo.types import AUTO, MATCH, MAX_K, REJECTION, BadInput, Draft, DraftedToken, DraftOutcome, Settings
-from tests.unit.test_control import FLAT, RISING, Clock, cost_of
-from tests.unit.toys import PROMPT, VOCAB, TableToy, decode, ids_of, letters_tokenizer, ngram_file, random_table
+from tests.unit.test_control import FLAT, RISING
+from tests.unit.toys import PROMPT, VOCAB, TableToy, alike_toy, ids_of, ngram_file
 
 ACCEPTED, REJECTED, UNTESTED = DraftOutcome.ACCEPTED, DraftOutcome.REJECTED, DraftOutcome.UNTESTED
 
@@ -145,22 +141,6 @@ def test_the_form_and_the_size_follow_from_the_costs() -> None:
     assert share_of("every row costs a pass", lambda k, tree: not k) > 0.6
 
 
-def test_the_best_tree_is_that_of_the_highest_rate() -> None:
-    costs, guesser = CostModel({1: 1.0, 5: 1.2, 9: 1.4, 17: 3.0}), Guesser([])
-    stats = DraftStats()
-    for count in (1, 8, 1, 8):
-        stats.learn_cost(count, 0.1 + 0.01 * count)
-    shares = [0.5, 0.4, 0.3, 0.2, 0.2, 0.15, 0.1, 0.1, 0.01, *[0.0] * 7]
-    stats.tested, stats.passed = [1e6] * MAX_K, [1e6 * share for share in shares]
-    rates = [(1 + sum(stats.chances()[:k])) / (costs.passes[k + 1] + cost_of(stats, k)) for k in range(1, MAX_K + 1)]
-    best = best_length(costs, stats, guesser, True)
-    assert best.rate == pytest.approx(max(rates))
-    assert best.k == 1 + rates.index(max(rates)) > 3
-    assert best_length(CostModel({1: 1.0, 4: 1.15}), stats, guesser, True).k == 3
-    stats.passed = [0.0] * MAX_K  # so the smallest is the best; one of a single token would be a chain
-    assert best_length(costs, stats, guesser, True).k == 2
-
-
 def test_the_positions_of_a_tree_are_ranks_and_all_of_them_count() -> None:
     stats = DraftStats()
     for _ in range(200):
@@ -203,31 +183,7 @@ def test_the_table_ends_a_chain_where_it_is_unsure_and_not_before(tmp_path: Path
 
 @pytest.fixture
 def toy(tmp_path: Path) -> Any:
-    table = random_table(1, support=3)
-    mixed = 0.6 * table + 0.4 * random_table(2, support=2)
-    ngrams = ngram_file(tmp_path, VOCAB)
-    return TableToy(target=table, draft_model=mixed, ngram_table=ngrams, tokenizer=letters_tokenizer())
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_auto_writes_the_text_of_the_target_alone_whatever_the_clock_says(toy: Any, temperature: float) -> None:
-    for name in DRAFTERS:
-        if not drafter_class(name).branches:
-            continue
-        forms: set[bool] = set()
-        for seed in range(2):
-            settings = Settings(k=AUTO, temperature=temperature, max_new_tokens=60, seed=seed, tree=True)
-            plain = ids_of(list(decode(toy.target_runner(65), NoDrafter(), PROMPT, replace(settings, k=0, tree=False))))
-            runner, costs = toy.target_runner(128), CostModel(FLAT)
-            drafter = toy.drafter(name, runner, settings)
-            with pytest.MonkeyPatch.context() as patch:
-                for module in (batch, loop, hardware):
-                    patch.setattr(module, "time", Clock(8 + seed))
-                events = list(decode(runner, drafter, PROMPT, settings, costs=costs))
-            assert ids_of(events) == plain
-            forms |= {branches(event.drafted) for event in events if isinstance(event, Round) and event.drafted}
-        assert True in forms, name
+    return alike_toy(tmp_path)
 
 
 def test_where_no_pass_of_three_tokens_is_taken_drafts_are_chains() -> None:
@@ -251,11 +207,12 @@ def test_where_the_text_has_room_for_one_token_more_the_draft_is_a_chain() -> No
         assert control.branches is tree, most
 
 
-@pytest.mark.parametrize("name", ["lookup-ngram", "draft-model", "prompt-lookup"])
-def test_a_race_with_auto_trees_is_tried_out_and_run_again(
-    toy: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = Settings(k=AUTO, temperature=0.8, max_new_tokens=40, tree=True)
+@pytest.mark.parametrize(
+    ("name", "k"), [("lookup-ngram", AUTO), ("draft-model", AUTO), ("prompt-lookup", AUTO), ("prompt-lookup", 9)]
+)
+def test_a_race_with_trees_is_run_again(toy: Any, name: str, k: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With K = auto after its drafts were tried out, and as another choice of their form says."""
+    settings = Settings(k=k, temperature=0.8, max_new_tokens=40, tree=True)
     choices = random.Random(5)
 
     def choose(self: Any, costs: CostModel, most: int, readers: int) -> int:
@@ -264,17 +221,18 @@ def test_a_race_with_auto_trees_is_tried_out_and_run_again(
 
     monkeypatch.setattr(DraftLengthController, "_choose", choose)
     entries = list(race(toy, name, PROMPT, settings))
-    (costs,) = toy.costs.values()
-    assert costs.tried == {(name, True)}
-    assert {name for name, branching in costs.drafts if branching}
+    if k == AUTO:
+        (costs,) = toy.costs.values()
+        assert costs.tried == {(name, True)}
+        assert {name for name, branching in costs.drafts if branching}
     plain, drafted = ([e.event for e in entries if e.lane == lane] for lane in ("plain", "speculative"))
     assert ids_of(plain) == ids_of(drafted)
     rounds = [event for event in drafted if isinstance(event, Round) and event.drafted]
-    assert {branches(event.drafted) for event in rounds} == {True, False}
+    assert {branches(event.drafted) for event in rounds} == ({True, False} if k == AUTO else {True})
 
     lanes = [{"name": "plain", "drafter": "none", "k": 0, "noise": 1}]
-    lanes += [{"name": "speculative", "drafter": name, "k": AUTO, "noise": 1}]
-    chosen = {"k": AUTO, "temperature": 0.8, "max_new_tokens": 40, "rule": MATCH, "tree": True}
+    lanes += [{"name": "speculative", "drafter": name, "k": k, "noise": 1}]
+    chosen = {"k": k, "temperature": 0.8, "max_new_tokens": 40, "rule": MATCH, "tree": True}
     header = {"lanes": lanes, "prompt": "p", "preset": "toy", "drafter": name, "settings": chosen}
     header, recorded = read_trace("".join(write_trace(header, entries)).split("\n"))
     monkeypatch.setattr(TableToy, "weights", None, raising=False)
@@ -282,7 +240,7 @@ def test_a_race_with_auto_trees_is_tried_out_and_run_again(
     repeated = list(again(toy, header, recorded))
     assert differences(recorded, repeated) == {"plain": None, "speculative": None}
     forms = [
-        [branches(e.event.drafted) for e in entries if isinstance(e.event, Round) and e.event.drafted]
+        [[token.parent for token in e.event.drafted] for e in entries if isinstance(e.event, Round) and e.event.drafted]
         for entries in (recorded, repeated)
     ]
     assert forms[0] == forms[1]
@@ -295,12 +253,6 @@ def test_auto_with_rejection_sampling_is_refused_for_trees_too(toy: Any) -> None
     assert toy.runners == []
     assert ids_of(list(start(toy, "ngram", PROMPT, replace(settings, temperature=0.0))))
     assert rule_for(replace(settings, temperature=0.0)).name == MATCH
-
-
-def test_what_cannot_branch_is_refused_with_auto_as_with_a_size(toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(DRAFTERS, "ngram", DRAFTERS["ngram"]._replace(branches=False))
-    with pytest.raises(BadInput, match="The drafter ngram drafts chains only"):
-        start(toy, "ngram", PROMPT, Settings(k=AUTO, tree=True))
 
 
 def test_a_fixed_tree_teaches_auto_what_it_cost(toy: Any) -> None:

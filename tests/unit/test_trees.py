@@ -6,7 +6,6 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from specdemo.decoding import batch, match
 from specdemo.decoding.drafter import Drafter
-from specdemo.decoding.events import Event, Round, places_tested
+from specdemo.decoding.events import Round, places_tested
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.match import Match
 from specdemo.decoding.rejection import Rejection, verify
@@ -23,13 +22,14 @@ from specdemo.decoding.rule import Rule
 from specdemo.decoding.sampling import probabilities
 from specdemo.decoding.walk import row_depths, row_parents, walk
 from specdemo.drafters.heads.eagle import Eagle
-from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.drafters.lookahead import Lookahead
+from specdemo.drafters.names import DRAFTERS
 from specdemo.drafters.none import NoDrafter
 from specdemo.drafters.prompt_lookup import PromptLookup
 from specdemo.drafters.tree import grow, merged
 from specdemo.engines.runner import CannotBranch
 from specdemo.racing.probabilities import probabilities_of
-from specdemo.racing.race import check_rule, decoding_of, race
+from specdemo.racing.race import check_rule, decoding_of
 from specdemo.racing.stats import Stats, counts_by_place
 from specdemo.racing.trace import Entry, Spans, read_trace, write_trace
 from specdemo.studies.domains import Counts
@@ -49,7 +49,6 @@ from specdemo.types import (
 )
 from tests.unit.enumerate_decode import Walk, border_draws, distance
 from tests.unit.toys import (
-    MODEL_VOCAB,
     PROMPT,
     VOCAB,
     Scripted,
@@ -58,10 +57,8 @@ from tests.unit.toys import (
     decode,
     ids_of,
     letters_tokenizer,
-    native_runner,
-    ngram_file,
+    plain_text,
     random_table,
-    tiny_model,
     true_texts,
 )
 
@@ -194,13 +191,16 @@ ENUMERATED = [
         *((name, settings, -1) for name in TREES for settings in ENUMERATED),
         ("any", ENUMERATED[0], 1),  # a drafted child ends the text
         ("prompt-lookup", ENUMERATED[0], -1),
+        ("lookahead", ENUMERATED[0], -1),
+        ("lookahead", ENUMERATED[3], -1),
     ],
 )
 def test_the_text_follows_the_targets_distribution(
     table: Tensor, name: str, settings: Settings, eos: int, rule: str
 ) -> None:
     settings = replace(settings, rule=rule)
-    emitted = texts_with(lambda: Planting(TREES[name]) if name in TREES else PromptLookup(), settings, table, eos)
+    drafters: dict[str, Callable[[], Drafter]] = {"prompt-lookup": PromptLookup, "lookahead": Lookahead}
+    emitted = texts_with(drafters.get(name, lambda: Planting(TREES[name])), settings, table, eos)
     assert sum(emitted.values()) == pytest.approx(1, abs=1e-12)
     assert distance(emitted, true_texts(table, PROMPT, settings.max_new_tokens, settings, eos)) < 1e-12
 
@@ -232,51 +232,6 @@ def test_the_enumeration_catches_the_likeliest_children_tested_by_a_ratio(table:
 # The text itself, under the match rule ----------------------------------------------------------------------------
 
 
-def plain_text(make_runner: Callable[[], Any], settings: Settings, eos: int = -1) -> list[int]:
-    alone = replace(settings, k=0, tree=False)
-    return ids_of(list(decode(make_runner(), NoDrafter(), PROMPT, alone, frozenset({eos}))))
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("name", TREES)
-def test_the_text_is_that_of_the_target_alone(table: Tensor, name: str, temperature: float) -> None:
-    tested = 0
-    for seed in range(2):
-        settings = Settings(k=12, temperature=temperature, max_new_tokens=40, seed=seed, tree=True)
-        runner = TableRunner(table, capacity=len(PROMPT) + 40 + MAX_NODES)
-        events = list(decode(runner, Planting(TREES[name]), PROMPT, settings))
-        assert ids_of(events) == plain_text(lambda: TableRunner(table), settings)
-        tested += Stats.of(events).tested
-    assert tested > 20
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_the_c_library_writes_the_same_bits_with_trees_and_alone(temperature: float) -> None:
-    """Of 63 tokens, so that all that may follow a token here stands in the tree and the walk goes deep."""
-    model = tiny_model("llama")
-    known = plain_text(lambda: native_runner(model, 256), Settings(temperature=temperature, max_new_tokens=60))
-
-    def good(context: list[int], nodes: int) -> Shape:
-        """What follows in the text, each token beside a wrong one with children of its own."""
-        right = known[len(context) - len(PROMPT) :][: nodes // 3]
-        ids, parents, last = [], [], -1
-        for token in right:
-            ids += [(token + 1) % MODEL_VOCAB, token, (token + 2) % MODEL_VOCAB]
-            parents += [last, last, len(ids) - 3]
-            last = len(ids) - 2
-        return ids or [0], parents or [-1]
-
-    for nodes, script in ((6, good), (MAX_NODES, good), (20, lambda ids, n: random_tree(ids, n, MODEL_VOCAB))):
-        settings = Settings(k=nodes, temperature=temperature, max_new_tokens=60, tree=True)
-        events = list(decode(native_runner(model, 256), Planting(script), PROMPT, settings))
-        assert ids_of(events) == known
-        margins = [token.margin for event in events if isinstance(event, Round) for token in event.emitted]
-        assert None not in margins
-        if script is good:
-            assert Stats.of(events).tokens_per_round == pytest.approx(min(59, 1 + nodes // 3), rel=0.2)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_a_text_ends_at_an_eos_on_a_branch_and_at_its_limit(table: Tensor, rule: str) -> None:
     for limit in (1, 2, 3, 17):
@@ -287,7 +242,7 @@ def test_a_text_ends_at_an_eos_on_a_branch_and_at_its_limit(table: Tensor, rule:
         ended = list(decode(TableRunner(table), Planting(TREES["every text of two"]), PROMPT, settings, frozenset({1})))
         assert 1 not in ids_of(ended)[:-1]
         if rule == MATCH:
-            assert ids_of(ended) == plain_text(lambda: TableRunner(table), settings, eos=1)
+            assert ids_of(ended) == plain_text(TableRunner(table), PROMPT, settings, frozenset({1}))
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -388,37 +343,6 @@ def test_a_trace_of_trees_is_read_as_it_was_written(table: Tensor, rule: str) ->
     assert [entry.event for entry in read] == [entry.event for entry in entries]
 
 
-def test_a_race_drafts_trees_and_is_run_again(tmp_path: Any) -> None:
-    from specdemo.racing.race import again, differences
-
-    toy: Any = TableToy(tokenizer=letters_tokenizer())
-    settings = Settings(k=9, temperature=0.8, max_new_tokens=40, tree=True)
-    entries = list(race(toy, "prompt-lookup", PROMPT, settings))
-    plain, drafted = ([e.event for e in entries if e.lane == name] for name in ("plain", "speculative"))
-    assert ids_of(plain) == ids_of(drafted)
-    rounds = [entry.event for entry in entries if isinstance(entry.event, Round) and entry.event.drafted]
-    assert any(len({token.parent for token in event.drafted}) < len(event.drafted) for event in rounds)
-
-    class Again(TableToy):
-        weights: Any = None
-
-        def encode(self, prompt: str, raw: bool) -> list[int]:
-            return list(PROMPT)
-
-    lanes = [{"name": "plain", "drafter": "none", "k": 0, "noise": 1}]
-    lanes += [{"name": "speculative", "drafter": "prompt-lookup", "k": 9, "noise": 1}]
-    asked = {"prompt": "p", "preset": "toy", "drafter": "prompt-lookup"}
-    chosen = {"k": 9, "temperature": 0.8, "max_new_tokens": 40, "rule": MATCH, "tree": True}
-    header = {"lanes": lanes, **asked, "settings": chosen}
-    other: Any = Again(tokenizer=letters_tokenizer())
-    repeated = list(again(other, header, entries))
-    assert differences(entries, repeated) == {"plain": None, "speculative": None}
-    trees = [
-        [e.event.drafted for e in race if isinstance(e.event, Round) and e.event.k] for race in (entries, repeated)
-    ]
-    assert [len(drafted) for drafted in trees[0]] == [len(drafted) for drafted in trees[1]]
-
-
 def shape(draft: Draft) -> tuple[Any, Any]:
     return draft.token_ids, draft.parents
 
@@ -436,8 +360,9 @@ def test_trees_are_refused_in_words_where_there_are_none(monkeypatch: pytest.Mon
         check_rule("eagle", Settings(k=AUTO, temperature=1, rule=REJECTION, tree=True))
     with pytest.raises(BadInput, match="from 0 to 63, not 64"):
         Settings(k=64, tree=True)
-    with pytest.raises(BadInput, match=r"The drafter ngram drafts chains only.* prompt-lookup"):
-        check_rule("ngram", Settings(k=4, tree=True))
+    for k in (4, AUTO):
+        with pytest.raises(BadInput, match=r"The drafter ngram drafts chains only.* prompt-lookup"):
+            check_rule("ngram", Settings(k=k, tree=True))
     toy: Any = TableToy(tokenizer=letters_tokenizer())
     toy.target_runner = lambda capacity: Straight(toy.target, capacity)
     with pytest.raises(CannotBranch, match="it is straight"):
@@ -456,6 +381,7 @@ def test_rows_depths_and_walks_of_a_tree() -> None:
     assert walk([-1, 0, 0, 2], [True, False, True, True]) == [0, 2, 3]
     assert walk([-1, 0, 0, 2], [False, False, True, True]) == []
     assert walk([-1, -1], [True, True]) == [0]
+    assert walk(range(-1, MAX_NODES - 1), [True] * MAX_NODES) == list(range(MAX_NODES))
 
 
 def test_a_tree_grows_where_its_values_are_largest() -> None:
@@ -513,31 +439,13 @@ def test_the_tree_of_prompt_lookup_holds_the_copy_that_it_would_draft() -> None:
     assert found > 60
 
 
-def events_of(toy: Any, name: str, settings: Settings) -> list[Event]:
-    return list(batch.decode(decoding_of(toy, name, PROMPT, rule_for(settings), None)))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("nodes", "temperature"), [(8, 1.0), (1, 0.7), (63, 0.0), (8, 0.0), (63, 0.7)])
-def test_whoever_branches_writes_the_targets_text(nodes: int, temperature: float, tmp_path: Path) -> None:
-    toy = TableToy(ngram_table=ngram_file(tmp_path, VOCAB), tokenizer=letters_tokenizer())
-    kinds = {name: drafter_class(name) for name in DRAFTERS}
-    able = [name for name, kind in kinds.items() if kind.branches and not kind.unavailable_reason(toy.parts)]
-    assert able == [name for name in DRAFTERS if name != "none"]
-    for name in able:
-        settings = Settings(k=nodes, temperature=temperature, max_new_tokens=50, tree=True)
-        events = events_of(toy, name, settings)
-        assert ids_of(events) == ids_of(events_of(toy, "none", replace(settings, k=0)))
-        assert all(len(event.drafted) <= nodes for event in events if isinstance(event, Round))
-        assert Stats.of(events).accepted > 0
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_draft_model_that_knows_the_target_is_right_in_every_round(temperature: float) -> None:
     """Under the match rule it draws with the target's noise, so its first child is the target's token."""
     target = random_table(1, support=3)
-    toy = TableToy(target=target, draft_model=target, tokenizer=letters_tokenizer())
-    events = events_of(toy, "draft-model", Settings(k=8, temperature=temperature, max_new_tokens=60, tree=True))
+    toy: Any = TableToy(target=target, draft_model=target, tokenizer=letters_tokenizer())
+    settings = Settings(k=8, temperature=temperature, max_new_tokens=60, tree=True)
+    events = list(batch.decode(decoding_of(toy, "draft-model", PROMPT, rule_for(settings), None)))
     rounds = [event for event in events if isinstance(event, Round) and event.drafted]
     assert all(event.drafted[0].outcome is DraftOutcome.ACCEPTED for event in rounds)
     assert (Stats.of(events).tokens_per_round or 0) >= 2.5

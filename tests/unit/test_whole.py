@@ -18,12 +18,14 @@ from specdemo.models.gguf import Header, check_header
 from specdemo.models.loaded import load
 from specdemo.models.sources import Gguf
 from specdemo.models.store import LoadError, ignore
+from specdemo.types import Settings
 
 from ..conftest import Command
 from .checkpoints import ENGINES, load_by, preset_of, rounded, save, tiny, write_gguf
+from .test_memory import PROMPT, logits
+from .toys import generated, plain_text
 
 UP, HEAD, TABLE = "model.layers.1.mlp.up_proj.weight", "lm_head.weight", "model.embed_tokens.weight"
-PROMPT = [5, 9, 2, 33]
 Weights = dict[str, Tensor]
 
 
@@ -38,11 +40,6 @@ def change(folder: Path, changed: Callable[[Weights], Any]) -> None:
     weights = load_file(folder / "model.safetensors")
     changed(weights)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def logits(loaded: Any) -> Tensor:
-    runner = loaded.target_runner(16)
-    return torch.cat([runner.prefill(PROMPT), runner.forward([1, 2])])
 
 
 @torch.inference_mode()
@@ -208,14 +205,8 @@ def test_a_head_is_tied_where_transformers_ties_it(
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == one
     torch.testing.assert_close(logits(loaded), wanted(model))
-    prompt = torch.tensor([PROMPT])
-    text = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=12)[0]
-    runner, ids = loaded.target_runner(32), [*PROMPT]
-    row = runner.prefill(ids)[-1]
-    while len(ids) < len(text):
-        ids.append(int(row.argmax()))
-        row = runner.forward(ids[-1:])[-1]
-    assert ids == text.tolist()
+    text = plain_text(loaded.target_runner(32), PROMPT, Settings(max_new_tokens=12), loaded.eos_ids)
+    assert text == generated(model, PROMPT, 12)
     assert loaded.parts.embeddings is not None
     first, last = loaded.parts.embeddings
     assert (first.data_ptr() == last.data_ptr()) == one

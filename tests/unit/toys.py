@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from transformers import (
 from specdemo.decoding import batch
 from specdemo.decoding.costs import CostModel
 from specdemo.decoding.drafter import Drafter, DrafterParts
-from specdemo.decoding.events import Event, emitted_tokens
+from specdemo.decoding.events import Event, Round, emitted_tokens
 from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.decoding.rule import Rule
 from specdemo.drafters.heads.drafter import HeadDrafter
@@ -43,9 +43,12 @@ from specdemo.drafters.heads.networks import BlockHead, EagleHead, Head
 from specdemo.drafters.heads.ready import ReadyHead
 from specdemo.drafters.heads.shapes import HeadShape
 from specdemo.drafters.names import DRAFTERS, drafter_class
+from specdemo.drafters.none import NoDrafter
+from specdemo.engines import linear, ops
 from specdemo.engines.cpu.library import library_for
 from specdemo.engines.eager import EagerRunner
-from specdemo.engines.gpu.graph import Work
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.native import NativeRunner, native_model
 from specdemo.engines.runner import ANY_ROWS
@@ -254,6 +257,22 @@ def decode(runner: Any, drafter: Drafter, prompt: Sequence[int], settings: Setti
     """`batch.decode` by the rule of the settings, which is the one that `Toy.drafter` gave to the drafter."""
     rule = more.pop("rule", None) or getattr(drafter, "shared_rule", None) or rule_for(settings)
     return batch.decode(Decoding(runner, drafter, prompt, rule, *args, **more))
+
+
+def plain_text(
+    runner: Any, prompt: Sequence[int], settings: Settings, eos_ids: frozenset[int] = frozenset()
+) -> list[int]:
+    """What the target writes alone."""
+    return ids_of(list(decode(runner, NoDrafter(), prompt, replace(settings, k=0, tree=False), eos_ids)))
+
+
+@torch.inference_mode()
+def generated(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """The greedy text of transformers' `generate`."""
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count)
+    text: list[int] = out[0, len(prompt) :].tolist()
+    return text
 
 
 def random_heads(
@@ -483,6 +502,23 @@ def native_runner(model: PreTrainedModel, capacity: int, dtype: torch.dtype | No
     return NativeRunner(native, capacity)
 
 
+ENGINES = ("eager", "fused", "native", "graph")
+
+
+def makes_runners(engine: str, model: PreTrainedModel) -> Callable[[int], Any]:
+    """What makes the runners of an engine for a model. The passes of "graph" are `recorded`, of torch's operations."""
+    if engine == "eager":
+        return partial(EagerRunner, model)
+    if engine == "native":
+        return partial(NativeRunner, native_runner(model, 8).together)
+    with pytest.MonkeyPatch.context() as patch:  # as on a machine without gcc
+        patch.setattr(linear, "library_for", lambda dtype: None)
+        fused = FusedModel.of(model)
+    if engine == "fused":
+        return partial(FusedRunner, fused)
+    return partial(GraphRunner, Graphs(fused, ops, recorded, 1))
+
+
 def ngram_file(folder: Path, vocab: int, seed: int = 5) -> Path:
     """A small n-gram table, counted by the real builder in random text with habits."""
     rng = np.random.default_rng(seed)
@@ -554,6 +590,10 @@ def fallback_tokenizer() -> PreTrainedTokenizerFast:
 # Events ----------------------------------------------------------------------------------------------------
 
 
-def ids_of(events: Sequence[Event]) -> list[int]:
+def ids_of(events: Iterable[Event]) -> list[int]:
     """The emitted token ids."""
     return [token.id for event in events for token in emitted_tokens(event)]
+
+
+def rounds_of(events: Iterable[Event]) -> list[Round]:
+    return [event for event in events if isinstance(event, Round)]
