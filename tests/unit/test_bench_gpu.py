@@ -109,7 +109,7 @@ def test_where_the_kernels_cannot_be_captured_torchs_own_operations_are_measured
 
     def captured(model: FusedModel, functions: ModuleType | None = None) -> Graphs:
         made = whole(model, functions or kernels)
-        made._free[0].passes.run(1)  # as a capture does
+        made._free[0].passes.run(1, made._free[0].passes.chain)  # as a capture does
         return made
 
     monkeypatch.setattr(gpu_passes, "captured", captured)
@@ -143,7 +143,7 @@ def test_a_slot_a_part_or_a_calibration_that_fails_costs_its_own_rows_only(monke
     monkeypatch.setattr(bench_gpu, "measure_passes", broken)
     found = measured()
     assert [*found["failed"]] == ["another slot", "parts of a pass, ops, T = 6", "the costs for K = auto"]
-    assert len(found["part of a pass, ops"]) == 2 * 8
+    assert len(found["part of a pass, ops"]) == 2 * 7
     assert [*found["round, forced"]] == ["K = 1, 0 pass", "K = 1, 1 pass"]
     assert [*found["made pair, ours"]] == ["alone", "draft model, K = 1", *TREES]
 
@@ -162,6 +162,7 @@ def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: p
     others = "hf", "hf-assisted", "hf-assisted-tuned, K = 1", "hf-assisted-tuned, K = 3"
     assert set(found["failed"]) == {
         *("pass, eager: transformers", "forced rounds, K = 3", "ours, K = 1"),
+        *(f"K = 1, {way}" for way in ("in turn", "ahead for 1 outcomes a place", "ahead for 3 outcomes a place")),
         *(f"transformers, {name}" for name in others),
     }
     errors = [row["error"] for row in found["failed"].values()]

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from specdemo.decoding.drafter import alone, answered
-from specdemo.decoding.events import Event, Round
+from specdemo.decoding.events import Event, Finished, Round
 from specdemo.drafters.heads.backends import TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.drafter import HeadDrafter
@@ -37,6 +37,7 @@ from specdemo.engines.runner import Pass, Runner, read_together
 from specdemo.system.progress import attended
 from specdemo.types import MAX_NODES, Settings
 
+from . import toys
 from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, decode, ids_of, recorded, tiny_model
 
 pytestmark = pytest.mark.usefixtures("little_room")
@@ -182,6 +183,51 @@ def test_a_tree_is_read_and_a_path_kept_without_a_wait_for_the_device(
     expected.keep([row for row in range(rows - 1) if row % 2 == 0])
     torch.testing.assert_close(runner.hidden_states, expected.hidden_states, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(runner.forward([4]), expected.forward([4]))
+
+
+class Launches(TorchDispatchMode):
+    """Counts what a host launches on its GPU: operations that are no views, outside of captured work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        view = any(out.alias_info is not None and not out.alias_info.is_write for out in function._schema.returns)
+        self.count += not (view or name in ("detach", "detach_", "_pin_memory") or name.startswith("empty"))
+        return function(*args, **(kwargs or {}))
+
+
+def captured_apart(work: Work) -> Work:
+    """Replays whose operations are not counted."""
+    replay = toys.recorded(work)
+
+    def apart() -> Any:
+        with _disable_current_modes():
+            return replay()
+
+    return apart
+
+
+@pytest.mark.parametrize("name", ["draft-model", "eagle", "block", "medusa"])
+@pytest.mark.parametrize(
+    ("settings", "most"), [(Settings(top_k=20, top_p=0.9, temperature=0.8), 16), (Settings(), 14)], ids=str
+)
+def test_a_round_launches_a_few_operations_outside_its_captured_work(
+    name: str, settings: Settings, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft model's round has them for its own first pass too. Of these most are copies into fixed buffers."""
+    monkeypatch.setitem(globals(), "recorded", captured_apart)
+    events, counts = run(graph_toy(), name, replace(settings, k=3, max_new_tokens=60)), []
+    for event in islice(events, 6):  # captures come in the first rounds
+        assert not isinstance(event, Finished)
+    for _ in range(6):
+        with Launches() as seen:
+            event = next(events)
+        if isinstance(event, Round) and len(event.drafted) == 3:
+            counts.append(seen.count)
+    assert 0 < min(counts) <= max(counts) <= most
 
 
 class GraphToy(ModelToy):

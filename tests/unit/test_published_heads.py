@@ -20,8 +20,8 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdemo.decoding.drafter import DrafterParts, alone, answered
-from specdemo.drafters.chain import draw_chain
-from specdemo.drafters.heads import drafter as head_drafter
+from specdemo.drafters import chain
+from specdemo.drafters.chain import draws
 from specdemo.drafters.heads.backends import NativeBackend, TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.drafter import HeadDrafter
@@ -104,16 +104,16 @@ def drafts_of(
             seen.append(alone(answered(next_logits(drawn)))[0].float())
             return seen[-1][None]
 
-        return draw_chain(watching, *rest)
+        return draws(watching, *rest)
 
-    monkeypatch.setattr(head_drafter, "draw_chain", watched)
+    monkeypatch.setattr(chain, "draws", watched)
     text = torch.randint(0, MODEL_VOCAB, (11,), generator=torch.Generator().manual_seed(3)).tolist()
     drafter, rounds = head_after(toy, kind.name, text, Settings(temperature=0)), []
     for accepted in (2, 0, k, 1):
         seen.clear()
         drafted = torch.as_tensor(drafter.propose(text, k).token_ids).tolist()
         wanted, logits = expected(text, k)
-        rounds.append((drafted, wanted, torch.stack(seen), logits))
+        rounds.append((drafted, wanted, torch.stack(seen[-len(drafted) :]), logits))
         drafter.runner.forward([text[-1], *drafted])
         text += [*drafted[:accepted], (drafted[0] + 5) % MODEL_VOCAB]
         drafter.runner.rollback(len(text) - 1)

@@ -123,7 +123,8 @@ class HeadDrafter(ModelDrafter):
     def _unread_with(self, context: Sequence[int]) -> tuple[Any, Tensor, Tensor]:
         """The passes, the unread states, and the token after each of them."""
         assert self._passes is not None, "reset comes first"
-        states, self._unread = torch.cat(self._unread), []
+        states = self._unread[0] if len(self._unread) == 1 else torch.cat(self._unread)
+        self._unread = []
         tokens = to_device(context[-len(states) :], states.device)
         self._passes.seek(self._live)
         self._live += len(states)

@@ -39,7 +39,9 @@ def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
         file = f"{name}-{sha256(packed).hexdigest()[:12]}.json"  # so that browsers can keep it for good
         model = "" if header["preset"] == DEFAULT_PRESET else f"{header['preset']}, "
         tree = f"trees of {asked.settings.k}, " if asked.settings.tree else ""
-        settings = f"{model}{asked.drafter}, {tree}temperature {asked.settings.temperature:g}"
+        machine = header["environment"]
+        where = f", {machine['device_name']}" if machine["device"].startswith("cuda") else ""
+        settings = f"{model}{asked.drafter}, {tree}temperature {asked.settings.temperature:g}{where}"
         told = {"name": name, "category": name.partition("-")[0], "prompt": asked.prompt, "settings": settings}
         found[file] = {**told, "file": file}, packed
     return found
