@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..system.hardware import compute_dtype, free_memory
+from ..system.progress import tell
 from . import ops
 from .cpu.library import library_for
 from .fused import FusedRunner, SharedPasses
@@ -106,6 +107,7 @@ def runner_of_weights(
 
 
 def _on_gpu(model: FusedModel, slots: int) -> tuple[str, MakeRunner]:
+    tell("compiling the kernels for this GPU and capturing the passes")
     make = partial(GraphRunner, captured(model, CudaCapture(model.embedding.device), slots))
     warm_up = make(WARM_UP_TOKENS)  # the set-up of what is not captured would slow down the first run
     warm_up.prefill([0] * WARM_UP_TOKENS)
