@@ -65,14 +65,15 @@ class Match(Rule):
 
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         device, k = logits.device, len(draft.token_ids)
+        test = self._tested if draft.parents is None else self._test  # of trees there would be too many to capture
         x, q = (to_device(part, device) if isinstance(part, Tensor) else None for part in (draft.token_ids, draft.q))
         if not self.settings.temperature:
-            vector, _ = self._tested(logits, None, x, q, None)
+            vector, _ = test(logits, None, x, q, None)
             sizes = k + 1, k + 1, k + 1, 0
         else:
             keys = to_device(self._draft_numbers(position + depth for depth in row_depths(draft)), device)
             x = to_device(draft.token_ids, device)
-            vector, probs = self._tested(logits, keys, x, q, parent_rows(draft, device))
+            vector, probs = test(logits, keys, x, q, parent_rows(draft, device))
             self._end_round(position, probs)
             sizes = k + 1, k + 1, k + 1, k
         own, own_p, margins, p, q_x, ids = unpacked(vector, *sizes, 0 if q is None else k, 0 if x is None else k)

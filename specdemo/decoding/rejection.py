@@ -155,7 +155,8 @@ class Rejection(Rule):
         # The walk takes one row of each depth, so rows of the same depth may share a number.
         draws = self._uniforms(TESTING, row_depths(draft))
         self._round += 1
-        vector, probs = self._tested(logits, *read_of(draft, draws, logits.device))
+        test = self._tested if draft.parents is None else self._test
+        vector, probs = test(logits, *read_of(draft, draws, logits.device))
         self._end_round(position, probs)
         return judged(draft, draws, vector)
 

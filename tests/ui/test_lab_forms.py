@@ -14,7 +14,7 @@ from specdemo.studies.lab import STUDIES
 from specdemo.studies.rules import BROKEN
 from specdemo.studies.study import some_of_each
 from specdemo.types import BadInput
-from specdemo.ui.lab.pictures import theory_of
+from specdemo.ui.lab.pictures_of_theory import theory_of
 from specdemo.ui.lab.results import plain
 
 values = st.one_of(

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from specdemo.studies.lab import STUDIES
 from specdemo.types import BadInput
 from specdemo.ui.engine import Beside
-from specdemo.ui.lab.pictures import theory_of
+from specdemo.ui.lab.pictures_of_theory import theory_of
 from specdemo.ui.race import tab as race_tab
 from specdemo.ui.race.form import CHAT, FIELDS, INTERLEAVED, read_form
 from specdemo.ui.race.run import Run

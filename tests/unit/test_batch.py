@@ -235,6 +235,24 @@ def test_a_draft_model_reads_for_all_of_them_at_once(toy: SharingToy, shared: li
     assert (toy.target_runner(8).together, 4) in models
 
 
+@pytest.mark.parametrize("name", ["eagle", "block", "medusa"])
+def test_a_head_reads_for_all_of_them_at_once(toy: SharingToy, name: str, shared: list[tuple[Any, list[int]]]) -> None:
+    """And drafts for each what it drafts alone, chains of several lengths and trees."""
+    settings = [
+        Settings(k=1 + seed % 3, temperature=0.8 * (seed % 2), max_new_tokens=20, seed=seed, tree=seed == 3)
+        for seed in range(5)
+    ]
+    told = [
+        sorted(
+            (index, event.index, event.drafted, event.emitted) for index, event in decoded if isinstance(event, Round)
+        )
+        for decoded in (decode_batch(decodings(toy, name, settings, prompts(5)), at_once) for at_once in (1, 5))
+    ]
+    assert told[0] == told[1]
+    ready = toy.heads[name]
+    assert max(len(rows) for together, rows in shared if together is ready) == 5
+
+
 @pytest.mark.parametrize("toy", ENGINES, indirect=True)
 def test_one_that_fails_leaves_the_others_alone(toy: SharingToy) -> None:
     """A drafter whose probability is no number, and a prompt that has no room."""

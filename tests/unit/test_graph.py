@@ -185,6 +185,22 @@ def test_a_tree_is_read_and_a_path_kept_without_a_wait_for_the_device(
     torch.testing.assert_close(runner.forward([4]), expected.forward([4]))
 
 
+def test_what_cannot_be_captured_in_a_round_runs_as_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    state = torch.zeros(2)
+
+    def broken(work: Work) -> Work:
+        work()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def grow(x: Tensor) -> Tensor:
+        state.add_(1)
+        return x + state
+
+    functions = graph.CapturedFunctions(broken, state)
+    assert [float(functions("key", grow)(torch.ones(2))[0]) for _ in range(2)] == [2, 3]
+    assert caplog.text.count("runs as it comes") == 1
+
+
 class Launches(TorchDispatchMode):
     """Counts what a host launches on its GPU: operations that are no views, outside of captured work."""
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..chain import NextLogits
+from .backends import NativeBackend
 from .drafter import HeadDrafter
 from .networks import BlockHead
-from .ready import LayeredPasses, ReadyHead
+from .ready import LayeredPasses, ReadyHead, StartPass
 
 
 class BlockPasses(LayeredPasses):
@@ -49,13 +50,40 @@ class BlockPasses(LayeredPasses):
 
         A block of masks always has its full size, as in training: all of its tokens see each other.
         """
-        ready, shape = self.ready, self.ready.head.shape
-        if shape.mask_token is None:
-            x = ready.head.block(ready.embed(pending)[0], self.last, k)  # [k + 1, hidden]
-        else:
-            x = ready.embed(torch.cat([pending, self.masks]))  # [block_size, hidden]
-        first = 0 if shape.from_anchor else 1
-        return self.backend.logits(self.backend.run(x, outputs=len(x))[first : first + k])
+        x = self.entering(pending, k)
+        return self.backend.logits(self.of_places(self.backend.run(x, outputs=len(x)), k))
+
+    def entering(self, pending: Tensor, k: int) -> Tensor:
+        """What the tokens of a block enter the layers with, [T, hidden]."""
+        ready = self.ready
+        if ready.head.shape.mask_token is None:
+            return ready.head.block(ready.embed(pending)[0], self.last, k)  # [k + 1, hidden]
+        return ready.embed(torch.cat([pending, self.masks]))  # [block_size, hidden]
+
+    def of_places(self, outputs: Tensor, k: int) -> Tensor:
+        """Those of the outputs of a block that give the logits of its k places."""
+        first = 0 if self.ready.head.shape.from_anchor else 1
+        return outputs[first : first + k]
+
+    @staticmethod
+    def read_all(wanted: Sequence[StartPass]) -> list[Tensor]:
+        """Blocks of as many tokens are read in one pass."""
+        every = [cast(BlockPasses, each.passes) for each in wanted]
+        backends, nothing = [passes.backend for passes in every], [None] * len(every)
+        fused = [passes.ready.head.fused(each.states) for passes, each in zip(every, wanted, strict=True)]
+        NativeBackend.run_all(backends, fused, nothing, outputs=0)
+        for passes, states in zip(every, fused, strict=True):
+            passes.backend.advance(len(states))
+            passes.last.copy_(states[-1])
+        entering = [passes.entering(each.tokens[-1:], each.k) for passes, each in zip(every, wanted, strict=True)]
+        outputs: dict[int, Tensor] = {}
+        for size in {len(x) for x in entering}:
+            places = [place for place, x in enumerate(entering) if len(x) == size]
+            some = [backends[place] for place in places], [entering[place] for place in places]
+            found = NativeBackend.run_all(*some, nothing[: len(places)], outputs=size)
+            outputs |= zip(places, found.split(size), strict=True)
+        rows = [passes.of_places(outputs[place], wanted[place].k) for place, passes in enumerate(every)]
+        return list(backends[0].logits(torch.cat(rows)).split([len(each) for each in rows]))
 
 
 class Block(HeadDrafter):

@@ -115,7 +115,7 @@ class HeadDrafter(ModelDrafter):
         if depth is None and passes.functions:
             chains = CapturedChains(passes.following, passes.functions, known, size)
             return chains.draw(passes.start(states, tokens, deepest), deepest, self.rule, len(context))
-        next_logits = passes.begin(states, tokens, deepest)
+        next_logits = yield from passes.beginning(states, tokens, deepest)
         if depth is None:
             return (yield from draw_chain(next_logits, deepest, self.rule, len(context), known, size, self.stop_below))
         return grow_by_logits(next_logits, k, deepest, self.rule, len(context), known, self.stop_below)

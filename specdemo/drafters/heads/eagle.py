@@ -34,6 +34,10 @@ class EaglePasses(LayeredPasses):
 
         return next_pass
 
+    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[Wanted, Tensor, NextPass]:
+        yield from ()
+        return self.begin(states, tokens, k)
+
     def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         return (self.first(states, tokens),)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from ...engines.cpu.library import PackedLinear
 from ...engines.gpu.graph import LENGTHS, LONGEST, Capture, CapturedFunction, CapturedFunctions, Slot, SlotPool, Work
 from ...engines.layout import Linear, Norm, Step
+from ...engines.runner import Wanted
 from ...system.hardware import compute_dtype, to_device
 from ..chain import NextLogits, NextPass
 from .backends import HeadBackend, TorchBackend, native_backend
@@ -64,11 +66,13 @@ class ReadyHead(Generic[H]):
         everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
         rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
         self._outputs = [Linear.of(one.to(embedding), None) for one in head.place_outputs or [rows]]
-        layers = head.decoder_layers() if isinstance(self._outputs[0].multiply, PackedLinear) else ()
+        packed = isinstance(self._outputs[0].multiply, PackedLinear)
+        layers = head.decoder_layers() if packed else ()
         for layer in layers:
             layer.join()
         pack(self.head, embedding.dtype)
         self._native = native_backend(cast(LayeredHead, head), self._outputs[0]) if layers else None
+        self._rows_apart = packed and (self._native is not None or not layers)  # a row's bits depend on no other row
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The embeddings of T tokens, [T, hidden]."""
@@ -102,7 +106,7 @@ class ReadyHead(Generic[H]):
     @property
     def reads_together(self) -> bool:
         """Whether the C library runs it, which reads several texts in one pass."""
-        return self._native is not None and self.slots is None
+        return self._rows_apart and self.slots is None
 
     def read(self, passes: Sequence[Any]) -> list[Tensor]:
         """See `engines.runner.Together`."""
@@ -151,6 +155,16 @@ class HeadPasses(Slot):
         """
         return self.following(*self.start(states, tokens, k))
 
+    def beginning(self, states: Tensor, tokens: Tensor, k: int) -> Generator[Wanted, Tensor, NextPass]:
+        """`begin`, by passes that can be read together with those of others."""
+        logits = yield StartPass(self, states, tokens, k)
+        return self.following(logits, tokens[-1:])
+
+    @staticmethod
+    def read_all(wanted: Sequence[Any]) -> list[Tensor]:
+        """The passes of several texts in one of the C library."""
+        raise NotImplementedError
+
     def start(self, states: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, ...]:
         """`begin`, up to what depends on the tokens that are drawn: what `following` needs."""
         raise NotImplementedError
@@ -187,6 +201,27 @@ class HeadPasses(Slot):
             return logits[place : place + 1] + self.ready.bigram_bias(drawn[-1] if drawn else pending)
 
         return next_logits
+
+
+@dataclass(frozen=True, slots=True)
+class StartPass(Wanted):
+    """What a draft asks for whose logits come from one pass, see `HeadPasses.start`."""
+
+    passes: HeadPasses
+    states: Tensor
+    tokens: Tensor
+    k: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens) + self.k
+
+    @property
+    def together(self) -> ReadyHead[Any] | None:
+        return self.passes.ready if self.passes.ready.reads_together else None
+
+    def read(self) -> Tensor:
+        return self.passes.start(self.states, self.tokens, self.k)[0]
 
 
 class LayeredPasses(HeadPasses):

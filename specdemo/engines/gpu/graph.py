@@ -7,6 +7,7 @@ not depend on the length of the text.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ from ..linear import swiglu
 from ..rows import MOST_ROWS, branches_of
 from ..runner import Pass, Runner, in_groups
 
+log = logging.getLogger(__name__)
 LONGEST = MAX_K + 1  # tokens in a pass of a round; a longer pass of one text is not captured
 LENGTHS = range(LONGEST, 0, -1)  # in the order of capture: shorter passes reuse the memory of the longest
 # Rows of the passes for several sequences. They are captured when they are first needed.
@@ -95,15 +97,16 @@ class CapturedFunction:
             most: calls for arguments of other shapes are captured when they come, up to so many.
         """
         self.function, self.capture, self.most = function, capture, most
-        self._calls = {_shapes(own): (own, capture(partial(function, *own))) for own in buffers}
+        self._calls: dict[tuple[Any, ...], tuple[tuple[Any, ...], Work | None]] = {
+            _shapes(own): (own, capture(partial(function, *own))) for own in buffers
+        }
 
     @torch.inference_mode()
     def __call__(self, *arguments: Any) -> Any:
         """Replay the call that was captured for arguments of these shapes; without one, call the function."""
         shapes = _shapes(arguments)
         if shapes not in self._calls and len(self._calls) < self.most:
-            own = tuple(part.clone() if isinstance(part, Tensor) else part for part in arguments)
-            self._calls[shapes] = own, self.capture(partial(self.function, *own))
+            self._calls[shapes] = self._captured(arguments)
         own, replay = self._calls.get(shapes, ((), None))
         if replay is None:
             return self.function(*arguments)
@@ -111,6 +114,17 @@ class CapturedFunction:
             if isinstance(buffer, Tensor):
                 buffer.copy_(argument)
         return replay()
+
+    def _captured(self, arguments: Iterable[Any]) -> tuple[tuple[Any, ...], Work | None]:
+        """Buffers like some arguments, and the captured call; None where it cannot be captured."""
+        own = tuple(part.clone() if isinstance(part, Tensor) else part for part in arguments)
+        try:
+            return own, self.capture(partial(self.function, *own))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            log.warning("A part of a round cannot be captured: it runs as it comes.", exc_info=True)
+            return own, None
 
 
 class CapturedFunctions:
@@ -126,10 +140,11 @@ class CapturedFunctions:
     def _captured(self, work: Work) -> Work:
         """A capture calls the work once, so it changes what the first replay must find."""
         before = [part.clone() for part in self.state]
-        replay = self.capture(work)
-        for part, old in zip(self.state, before, strict=True):
-            part.copy_(old)
-        return replay
+        try:
+            return self.capture(work)
+        finally:
+            for part, old in zip(self.state, before, strict=True):
+                part.copy_(old)
 
     def __call__(self, key: object, function: Callable[..., Any]) -> CapturedFunction:
         known = self._known.pop(key, None) or CapturedFunction(function, self._captured, (), MOST_SHAPES)

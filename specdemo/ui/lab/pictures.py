@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ...drafters.names import DRAFTERS
-from ...studies import theory
 from ...studies.ahead import SIMULATED, TOGETHER, DraftsAhead, outcomes
 from ...studies.domains import CATEGORY, KIND, POSITION, Domains
 from ...studies.examination import Doctor
-from ...studies.explain import Explained, Measured, Theory, explain_race, rounded
 from ...studies.profile import Profile
 from ...studies.readers import ALONE as ALONE_IN_ROWS
 from ...studies.readers import Readers
 from ...studies.statistics import Spread
 from ...studies.study import Study
 from ...studies.sweep import Sweep
-from ...types import BadInput
-from ..race.run import Run
 from .pictures_of_checks import of_lossless
-from .plots import ALONE, DRAFT_LENGTH, ROUNDS, SHARE, TIMES, Figure, Picture, Row, Section, bars, lines, spans
+from .pictures_of_theory import of_measured
+from .plots import ALONE, DRAFT_LENGTH, SHARE, TIMES, Figure, Picture, Row, Section, bars, lines, spans
 
 if TYPE_CHECKING:
     from ...studies.diagnosis import Diagnosis
@@ -69,100 +65,6 @@ def of_profile(study: Profile) -> Picture:
     ]
     verdict, *words = study.words() or [""]
     return [Section(verdict, words, plots, study.tables())]
-
-
-def of_measured(study: Theory) -> Picture:
-    if study.costs and study.explained:
-        return of_theory(study.costs, study.explained.alpha, study.explained)
-    return [Section(study.nothing)] if study.nothing else []
-
-
-def of_theory(costs: theory.Costs, alpha: float, found: Explained | None = None) -> Picture:
-    ks = range(costs.largest_k + 1)
-
-    def curve(costs: theory.Costs) -> list[list[float]]:
-        return [[k, theory.speed_up(alpha, k, costs)] for k in ks]
-
-    series = [("if checking is free", curve(replace(costs, passes=())))]
-    if costs.passes:
-        series.append(("with what checking takes here", curve(costs)))
-    if found is not None:
-        series.append(("measured", [[found.k, found.measured]]))
-    plots = [
-        lines(
-            "Speed-up for each K",
-            f"If {alpha:.0%} of the tested tokens pass, at every position.",
-            ROUNDS,
-            TIMES,
-            series,
-            ALONE,
-        ),
-        lines(
-            "Acceptance rate that pays off",
-            "Below the curve, drafting is slower than the target alone. Above it, drafting is faster.",
-            ROUNDS,
-            {"label": "acceptance rate", **SHARE},
-            [("break-even", [[k, at] for k in ks if k and (at := theory.break_even(k, costs)) is not None])],
-            [(alpha, "alpha")],
-        ),
-    ]
-    *words, verdict = theory.in_words(costs, alpha)
-    sections = [Section(verdict, words, plots, [theory.for_each_k(costs, alpha)])]
-    return sections if found is None else [*sections, _explained(found)]
-
-
-def _explained(found: Explained) -> Section:
-    rows: list[Row] = [{"name": "what the formula says", "value": found.predicted}]
-    before = found.predicted
-    for part in found.parts:
-        rows.append({"name": part.words, "start": before, "value": part.speedup})
-        before = part.speedup
-    plots = [
-        bars(
-            "From the formula to the clock",
-            "The formula leaves things out. Each bar puts one of them back: an outlined one to the left costs, a "
-            "filled one to the right helps. Its length is its mean over all orders of the bars (its Shapley value).",
-            TIMES,
-            [*rows, {"name": "what was measured", "value": found.measured}],
-            ALONE,
-        ),
-        lines(
-            "Acceptance rate by position in the draft",
-            "The formula assumes that they are all equal.",
-            {"label": "position in the draft", "ticks": [str(place) for place in range(1, found.k + 1)]},
-            {"label": "acceptance rate", **SHARE},
-            [("measured", [[place, rate] for place, rate in enumerate(found.by_position) if rate is not None])],
-            [(found.alpha, "alpha, all together")],
-        ),
-    ]
-    return Section(found.in_words()[0], [], plots, title="A real run beside it")
-
-
-def theory_of(values: Mapping[str, Any], measured: Measured | None = None) -> Picture:
-    """The theory for numbers that someone tries, and beside it what was measured.
-
-    Raises:
-        BadInput: a number is out of range.
-    """
-    read = {field.name: field.read(values.get(field.name)) for field in Theory.fields[:3]}
-    costs = theory.Costs(read["draft_ms"] / read["target_ms"])
-    if measured and all(read[name] == measured.numbers[name] for name in ("draft_ms", "target_ms")):
-        costs = replace(costs, passes=measured.passes, parallel=measured.parallel)
-    return of_theory(costs, read["alpha"], measured.race if measured else None)
-
-
-def race_numbers(run: Run | None) -> tuple[dict[str, float], Measured]:
-    """The numbers of a race for the form, and what the theory says to it.
-
-    Raises:
-        BadInput: there is no race, or nothing was drafted in it.
-    """
-    if run is None or not run.entries or run.request.drafter not in DRAFTERS:  # a server's race tells no costs
-        raise BadInput("There is no race to take numbers from, or no longer: run one in the Race tab first.")
-    found = explain_race(run.entries, run.request.drafter)
-    target_ms = 1000 * found.one_pass
-    numbers = rounded(found.draft_cost, target_ms, found.alpha)
-    return numbers, Measured(numbers, (), found.parallel, found)
 
 
 def of_sweep(study: Sweep) -> Picture:
@@ -238,20 +140,17 @@ def of_readers(study: Readers) -> Picture:
     rows = study.rows()
     names = {ALONE_IN_ROWS: "target alone", study.asked["drafter"]: f"with {study.asked['drafter']}"}
 
-    def plot(title: str, words: str, figure: str, y: dict[str, Any], rules: Any = ()) -> Figure:
-        series = [
+    def series(figure: str) -> list[tuple[str, list[Point]]]:
+        return [
             (name, _points([row for row in rows if row["drafter"] == drafter], "batch", figure))
             for drafter, name in names.items()
         ]
-        x = {"label": "readers at once", "format": ",.0f"}
-        return lines(title, words, x, {"format": ".0f", "from": 0, **y}, series, rules)
 
-    per_second = {"label": "tokens/s"}
     interval = "Above the line drafting pays. Whiskers: 95% confidence interval over groups of prompts."
     plots = [
-        plot("All readers together", "What the machine writes.", "tokens_per_second", per_second),
-        plot("Each reader", "What one of them sees.", "tokens_per_second_per_reader", per_second),
-        plot("With the drafter", interval, "speedup", TIMES, ALONE),
+        _at_once("readers", "All readers together", "What the machine writes.", series("tokens_per_second")),
+        _at_once("readers", "Each reader", "What one of them sees.", series("tokens_per_second_per_reader")),
+        _at_once("readers", "With the drafter", interval, series("speedup"), TIMES, ALONE),
     ]
     verdict, *words = study.words() or [""]
     return [Section(verdict, words, plots, study.tables())]
@@ -297,6 +196,19 @@ def of_doctor(study: Doctor) -> Picture:
     return [Section(verdict, words, figures_of(study.found), study.tables())]
 
 
+def _at_once(
+    who: str,
+    title: str,
+    words: str,
+    series: Sequence[tuple[str, list[Point]]],
+    y: Mapping[str, Any] = {"label": "tokens/s"},  # never changed
+    rules: Any = (),
+) -> Figure:
+    """A figure against how many readers or requests there are at once."""
+    x = {"label": f"{who} at once", "format": ",.0f"}
+    return lines(title, words, x, {"format": ".0f", "from": 0, **y}, series, rules)
+
+
 def figures_of(found: Diagnosis) -> list[Figure]:
     whole = {"format": ",.0f"}
     return [
@@ -312,15 +224,18 @@ def figures_of(found: Diagnosis) -> list[Figure]:
             ],
         ),
         _kinds(found),
-        lines(
-            "Several requests at once",
+        _at_once(
+            *("requests", "Several requests at once"),
             "Tokens per second of all requests together, including their prompts and the waiting.",
-            {"label": "requests at once", **whole},
-            {"label": "tokens/s", "format": ".1f", "from": 0},
             [
                 ("with speculation", _points(found.at_once, "at_once", "tokens_per_second")),
                 ("the baseline", _points(found.at_once, "at_once", "alone_tokens_per_second")),
             ],
+        ),
+        _at_once(
+            *("requests", "With speculation", "Above the line speculation pays."),
+            [("with speculation", _points(found.at_once, "at_once", "speed_up"))],
+            *(TIMES, [(1, "the baseline")]),
         ),
         lines(
             "Longer prompts",
@@ -377,7 +292,7 @@ PICTURES: dict[str, Shown] = {
     "batch": Shown(of_readers, ((3, 1),)),
     "ahead": Shown(of_ahead, ((3, 1),)),
     "lossless": Shown(of_lossless, ((1, 1), (1, 2), (3, 1))),
-    "doctor": Shown(of_doctor, ((4, 5),)),
+    "doctor": Shown(of_doctor, ((5, 5),)),
 }
 
 

@@ -23,7 +23,8 @@ from ..race.run import Run
 from ..runs import Runs
 from ..serving.line import QUIET
 from ..values import to_json
-from .pictures import race_numbers, shown_by, theory_of
+from .pictures import shown_by
+from .pictures_of_theory import race_numbers, theory_of
 from .results import Results, Updates
 from .run import LabRun, work_of
 

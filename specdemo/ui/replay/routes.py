@@ -31,8 +31,9 @@ def prepared() -> dict[str, tuple[dict[str, Any], bytes]]:
     """The recordings that ship, by the name of the file that the page fetches: what `recordings` says of it, and what
     the script plays, as packed JSON. Made once in a process, so that a visit costs the engine nothing."""
     found = {}
-    for path in sorted(RECORDINGS.glob(f"*{SUFFIX}")):
-        name, lines = path.name.removesuffix(SUFFIX), trace_lines(path)
+    paths = {path.name.removesuffix(SUFFIX): path for path in RECORDINGS.glob(f"*{SUFFIX}")}
+    for name in sorted(paths):
+        lines = trace_lines(paths[name])
         header, _ = read_trace(lines[:1])
         asked = playable_request(header)
         packed = gzip.compress(playable_json("recording", lambda lines=lines: lines).encode(), mtime=0)  # type: ignore[misc]
