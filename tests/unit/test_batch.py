@@ -235,7 +235,7 @@ def test_a_draft_model_reads_for_all_of_them_at_once(toy: SharingToy, shared: li
     assert (toy.target_runner(8).together, 4) in models
 
 
-@pytest.mark.parametrize("name", ["eagle", "block", "medusa"])
+@pytest.mark.parametrize("name", ["eagle", "block"])
 def test_a_head_reads_for_all_of_them_at_once(toy: SharingToy, name: str, shared: list[tuple[Any, list[int]]]) -> None:
     """And drafts for each what it drafts alone, chains of several lengths and trees."""
     settings = [

@@ -16,7 +16,7 @@ from ..chain import NextLogits
 from .drafter import HeadDrafter
 from .networks import Head
 from .published import PublishedHead
-from .ready import HeadPasses, StartPass
+from .ready import HeadPasses
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +139,6 @@ class MedusaPasses(HeadPasses):
         ready = self.ready
         guesses = ready.head.guesses(ready.embed(pending), ready.head.fused(state))  # [places, 1, hidden]
         return ready.logits(guesses[:k, 0])
-
-    @staticmethod
-    def read_all(wanted: Sequence[StartPass]) -> list[Tensor]:
-        """The guesses of all texts in one pass; their logits too, if the places share an output."""
-        ready = wanted[0].passes.ready
-        states = torch.cat([each.states[-1:] for each in wanted])
-        pending = torch.cat([each.tokens[-1:] for each in wanted])
-        guesses = ready.head.guesses(ready.embed(pending), ready.head.fused(states))  # [places, T, hidden]
-        rows = [guesses[: each.k, place] for place, each in enumerate(wanted)]
-        if ready.head.place_outputs:
-            return [ready.logits(each) for each in rows]
-        return list(ready.logits(torch.cat(rows)).split([len(each) for each in rows]))
 
 
 class Medusa(HeadDrafter):

@@ -66,13 +66,11 @@ class ReadyHead(Generic[H]):
         everything = len(self.token_ids) == len(output)  # in rising order, so that no copy is needed
         rows = (output if everything else output[self.token_ids]) if head.own_output is None else head.own_output
         self._outputs = [Linear.of(one.to(embedding), None) for one in head.place_outputs or [rows]]
-        packed = isinstance(self._outputs[0].multiply, PackedLinear)
-        layers = head.decoder_layers() if packed else ()
+        layers = head.decoder_layers() if isinstance(self._outputs[0].multiply, PackedLinear) else ()
         for layer in layers:
             layer.join()
         pack(self.head, embedding.dtype)
         self._native = native_backend(cast(LayeredHead, head), self._outputs[0]) if layers else None
-        self._rows_apart = packed and (self._native is not None or not layers)  # a row's bits depend on no other row
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The embeddings of T tokens, [T, hidden]."""
@@ -105,8 +103,9 @@ class ReadyHead(Generic[H]):
 
     @property
     def reads_together(self) -> bool:
-        """Whether the C library runs it, which reads several texts in one pass."""
-        return self._rows_apart and self.slots is None
+        """Whether the C library runs it, which reads several texts in one pass. Heads without layers gain nothing by
+        that (measured)."""
+        return self._native is not None and self.slots is None
 
     def read(self, passes: Sequence[Any]) -> list[Tensor]:
         """See `engines.runner.Together`."""
