@@ -135,6 +135,8 @@ class StudyTab:
             """A preset was chosen: each begins as that has it."""
             return keep(name, *[None] * len(controls))
 
+        if not controls:
+            return
         preset.change(begin, preset, controls, preprocess=False, queue=False, **QUIET)
         top.able(keep, [preset, *controls], controls, preprocess=False, queue=False, **QUIET)
 
