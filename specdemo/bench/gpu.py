@@ -260,10 +260,8 @@ def preset_rounds(on: Gpu) -> None:
     """Rounds of the preset's drafters: their time, the draft's, and what they launch."""
     (asked, *_) = read_prompts(PRESETS / "prompts" / on.sizes.prompts)
     loaded = load(find_preset(on.sizes.preset), str(on.dtype).removeprefix("torch."), str(on.device))
-    ids, able = (
-        loaded.encode(asked.prompt),
-        [name for name in ROUNDS_OF if not drafter_class(name).unavailable_reason(loaded.parts)],
-    )
+    able = [name for name in ROUNDS_OF if not drafter_class(name).unavailable_reason(loaded.parts)]
+    ids = loaded.encode(asked.prompt)
     try:
         for temperature in PRESET_TEMPERATURES:
             settings = Settings(k=PRESET_K, temperature=temperature, max_new_tokens=on.sizes.new_tokens)
@@ -288,7 +286,7 @@ def preset_rounds(on: Gpu) -> None:
 
 
 def launches(on: Gpu, run: Callable[[], Iterable[Event]]) -> float | None:
-    """What the host launches on a GPU in a round, by the median: kernels outside captured work, graphs and copies."""
+    """What the host launches on a GPU in a round, on average: kernels outside captured work, graphs and copies."""
     if on.device.type != "cuda":
         return None
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:

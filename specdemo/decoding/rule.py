@@ -18,7 +18,7 @@ DRAFTER_OVERFLOWED = OVERFLOWED.format("The drafter", "another drafter")
 
 
 class Drawn(NamedTuple):
-    """A drafted token, see `Rule.draw_draft`."""
+    """A drafted token, see `Rule.draw`."""
 
     column: Tensor  # int64 [1]
     q: Tensor  # [1], NaN if the logits were not finite
