@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import product
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -29,10 +31,13 @@ from ..decoding.costs import CostModel, measure_passes
 from ..decoding.events import Event, Round
 from ..decoding.loop import rule_for
 from ..decoding.match import Match
+from ..drafters.draft_model import DraftModel
 from ..drafters.names import drafter_class
 from ..drafters.none import NoDrafter
+from ..engines.choose import MakeRunner, runner_maker
 from ..engines.gpu.graph import GraphRunner
 from ..engines.layout import FusedModel
+from ..engines.rows import MOST_ROWS
 from ..models.loaded import load
 from ..models.presets import DEFAULT_PRESET, PRESETS, find_preset
 from ..racing.provenance import commit
@@ -213,25 +218,33 @@ def made_pair(on: Gpu) -> None:
 
 
 def made_ahead(on: Gpu) -> None:
-    """The draft model of a made pair drafts while the target verifies, on the same device."""
+    """The draft model of a made pair drafts while the target verifies: beside it on the same device, or on the CPU."""
     target = made_target(on)
+    draft = first_layers(target, on.sizes.draft_layers)
     graphs = slots(on, FusedModel.of(target), "the made target")
-    draft_graphs = slots(on, FusedModel.of(first_layers(target, on.sizes.draft_layers)), "its draft model")
+    draft_graphs = slots(on, FusedModel.of(draft), "its draft model")
     if not graphs or not draft_graphs:
         return
     pair, prompt = Pair(target, graphs, draft_graphs), on.prompt(target)
-    for k in on.sizes.ks[:2]:
-        for ahead in (0, 1, 3):
-            what = f"K = {k}, " + (f"ahead for {ahead} outcomes a place" if ahead else "in turn")
-            with on.trying(what):
-                asked = Settings(k=k, max_new_tokens=on.sizes.new_tokens, ahead=ahead)
-                runs = [[*pair.events(prompt, asked)] for _ in range(4)][1:]
-                told = [event.ahead for event in runs[-1] if isinstance(event, Round) and event.ahead]
-                on.add(
-                    *("made pair, ahead", what),
-                    tokens_per_second=median(stat.tokens / stat.seconds for stat in map(Stats.of, runs)),
-                    hits=sum(each.hit for each in told) / len(told) if told else None,
-                )
+    capacity, vocab = len(prompt) + on.sizes.new_tokens + MOST_ROWS, target.config.get_text_config().vocab_size
+    engine, on_cpu = runner_maker(deepcopy(draft).to("cpu"))
+    makers: dict[str, MakeRunner] = {
+        "on the same device": partial(GraphRunner, draft_graphs),
+        f"on the CPU ({engine})": on_cpu,
+    }
+    for (where, make), k, ahead in product(makers.items(), on.sizes.ks[:2], (0, 1, 3)):
+        what = f"{where}, K = {k}, " + (f"ahead for {ahead} outcomes a place" if ahead else "in turn")
+        with on.trying(what):
+            asked = Settings(k=k, max_new_tokens=on.sizes.new_tokens, ahead=ahead)
+            runs = [
+                [*pair.events(prompt, asked, DraftModel(make(capacity), vocab, rule_for(asked)))] for _ in range(4)
+            ][1:]
+            told = [event.ahead for event in runs[-1] if isinstance(event, Round) and event.ahead]
+            on.add(
+                *("made pair, ahead", what),
+                tokens_per_second=median(stat.tokens / stat.seconds for stat in map(Stats.of, runs)),
+                hits=sum(each.hit for each in told) / len(told) if told else None,
+            )
 
 
 # Trees -----------------------------------------------------------------------------------------------------

@@ -26,11 +26,14 @@ from specdemo.engines.layout import FusedModel
 from specdemo.types import BadInput
 
 from ..gpu.helpers import graphs_of, tiny
+from .toys import cpu_engine
 
 pytestmark = pytest.mark.usefixtures("little_room")
 CPU = torch.device("cpu")
 FEW = replace(TINY, ks=(1,), repeats=1)
 TREES = "draft model, a tree of 3", "draft model, a tree of 6"
+AT = "on the same device", f"on the CPU ({cpu_engine(torch.float32)})"
+WAYS = "in turn", "ahead for 1 outcomes a place", "ahead for 3 outcomes a place"
 ENGINES = "graph", "eager: transformers", "fused, not captured", "graph of ops"
 
 
@@ -162,7 +165,7 @@ def test_what_cannot_be_measured_is_told_and_the_rest_is_measured(monkeypatch: p
     others = "hf", "hf-assisted", "hf-assisted-tuned, K = 1", "hf-assisted-tuned, K = 3"
     assert set(found["failed"]) == {
         *("pass, eager: transformers", "forced rounds, K = 3", "ours, K = 1"),
-        *(f"K = 1, {way}" for way in ("in turn", "ahead for 1 outcomes a place", "ahead for 3 outcomes a place")),
+        *(f"{where}, K = 1, {way}" for where in AT for way in WAYS),
         *(f"transformers, {name}" for name in others),
     }
     errors = [row["error"] for row in found["failed"].values()]
