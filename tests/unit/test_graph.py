@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from specdemo.decoding import batch
 from specdemo.decoding.drafter import alone, answered
 from specdemo.decoding.events import Event, Finished, Round
+from specdemo.decoding.loop import Decoding, rule_for
 from specdemo.drafters.heads.backends import TorchBackend
 from specdemo.drafters.heads.block import Block
 from specdemo.drafters.heads.drafter import HeadDrafter
@@ -34,8 +36,9 @@ from specdemo.engines.gpu.graph import LONGEST, CapturedPasses, CudaCapture, Gra
 from specdemo.engines.layout import FusedModel
 from specdemo.engines.rows import MOST_ROWS, branches_of
 from specdemo.engines.runner import Pass, Runner, read_together
+from specdemo.studies.rules import BROKEN, make_rule
 from specdemo.system.progress import attended
-from specdemo.types import MAX_NODES, Settings
+from specdemo.types import MATCH, MAX_NODES, REJECTION, Settings
 
 from . import toys
 from .toys import ARCHITECTURES, MODEL_VOCAB, ModelToy, cpu_engine, decode, ids_of, recorded, tiny_model
@@ -271,6 +274,48 @@ def graph_toy() -> GraphToy:
 def run(toy: ModelToy, name: str, settings: Settings) -> Iterator[Event]:
     runner = toy.target_runner(len(PROMPT) + settings.max_new_tokens + (MAX_NODES if settings.tree else 0))
     return decode(runner, toy.drafter(name, runner, settings), PROMPT, settings)
+
+
+@pytest.mark.parametrize("settings", [Settings(k=4), Settings(k=4, temperature=1.0, seed=3)], ids=["greedy", "sampled"])
+def test_a_draft_model_drafts_on_captured_passes_what_it_drafts_on_others(settings: Settings) -> None:
+    others = ModelToy(model=tiny_model("llama"), draft_model=tiny_model("llama", 1))
+    ours, theirs = (
+        [
+            event.drafted
+            for event in run(toy, "draft-model", replace(settings, max_new_tokens=50))
+            if isinstance(event, Round)
+        ]
+        for toy in (graph_toy(), others)
+    )
+    assert [[token.id for token in drafted] for drafted in ours] == [
+        [token.id for token in drafted] for drafted in theirs
+    ]
+    assert max(map(len, ours)) == 4
+
+
+@pytest.mark.parametrize("name", ["draft-model", "eagle"])
+def test_the_probabilities_of_a_captured_draft_are_those_of_its_tokens(name: str) -> None:
+    """What the page shows of a round: those of the round, not of the capture."""
+    toy, settings = graph_toy(), Settings(k=3, temperature=1.0, max_new_tokens=40)
+    runner = toy.target_runner(80)
+    rule, rounds = rule_for(settings), 0
+    for event in batch.decode(Decoding(runner, toy.drafter(name, runner, settings, rule), PROMPT, rule)):
+        if isinstance(event, Round) and event.drafted:
+            assert rule.last_round is not None
+            for token, (probs, ids) in zip(event.drafted, rule.last_round.draft_probs, strict=True):
+                column = token.id if ids is None else ids.tolist().index(token.id)
+                assert token.q == pytest.approx(float(probs[0, column]))
+            rounds += 1
+    assert rounds > 4
+
+
+def test_what_is_captured_serves_rules_of_the_same_kind_only() -> None:
+    settings = Settings(temperature=0.8, top_k=9, top_p=0.9, rule=REJECTION)
+    kind = rule_for(settings).kind
+    assert rule_for(replace(settings, seed=5, k=2, max_new_tokens=9)).kind == kind
+    other: list[dict[str, Any]] = [{"temperature": 1.0}, {"top_k": 0}, {"top_p": 1.0}, {"rule": MATCH}]
+    assert all(rule_for(replace(settings, **one)).kind != kind for one in other)
+    assert all(make_rule(settings, broken).kind != kind for broken in BROKEN)
 
 
 HEADS: list[type[HeadDrafter]] = [Eagle, Block, Medusa]
