@@ -66,13 +66,14 @@ class Match(Rule):
     def verify(self, logits: Tensor, draft: Draft, position: int) -> Verdict:
         device, k = logits.device, len(draft.token_ids)
         test = self._tested if draft.parents is None else self._test  # of trees there would be too many to capture
-        x, q = (to_device(part, device) if isinstance(part, Tensor) else None for part in (draft.token_ids, draft.q))
-        if not self.settings.temperature:
+        greedy, drawn_there = not self.settings.temperature, isinstance(draft.token_ids, Tensor)
+        x = None if greedy and not drawn_there else to_device(draft.token_ids, device)  # a greedy test reads none
+        q = None if draft.q is None else to_device(draft.q, device)
+        if greedy:
             vector, _ = test(logits, None, x, q, None)
             sizes = k + 1, k + 1, k + 1, 0
         else:
             keys = to_device(self._draft_numbers(position + depth for depth in row_depths(draft)), device)
-            x = to_device(draft.token_ids, device)
             vector, probs = test(logits, keys, x, q, parent_rows(draft, device))
             self._end_round(position, probs)
             sizes = k + 1, k + 1, k + 1, k

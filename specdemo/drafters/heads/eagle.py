@@ -18,7 +18,7 @@ from ..tree import WIDTH, Named, grow_by_depth
 from .backends import NativeBackend
 from .drafter import HeadDrafter
 from .networks import EagleHead
-from .ready import LayeredPasses, ReadyHead
+from .ready import HeadPass, LayeredPasses, ReadyHead
 
 
 class EaglePasses(LayeredPasses):
@@ -94,7 +94,7 @@ class EaglePasses(LayeredPasses):
 
 
 @dataclass(frozen=True, slots=True)
-class EaglePass(Wanted):
+class EaglePass(HeadPass):
     """What a draft asks for: `EaglePasses.first` where there are states of the target, else `EaglePasses.next`."""
 
     passes: EaglePasses
@@ -104,10 +104,6 @@ class EaglePass(Wanted):
     @property
     def rows(self) -> int:
         return len(self.tokens)
-
-    @property
-    def together(self) -> ReadyHead[EagleHead] | None:
-        return self.passes.ready if self.passes.ready.reads_together else None
 
     def read(self) -> Tensor:
         passes = self.passes

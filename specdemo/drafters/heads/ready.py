@@ -202,8 +202,18 @@ class HeadPasses(Slot):
         return next_logits
 
 
+class HeadPass(Wanted):
+    """A pass of a head. Those of one head are read together where it can."""
+
+    passes: HeadPasses
+
+    @property
+    def together(self) -> ReadyHead[Any] | None:
+        return self.passes.ready if self.passes.ready.reads_together else None
+
+
 @dataclass(frozen=True, slots=True)
-class StartPass(Wanted):
+class StartPass(HeadPass):
     """What a draft asks for whose logits come from one pass, see `HeadPasses.start`."""
 
     passes: HeadPasses
@@ -214,10 +224,6 @@ class StartPass(Wanted):
     @property
     def rows(self) -> int:
         return len(self.tokens) + self.k
-
-    @property
-    def together(self) -> ReadyHead[Any] | None:
-        return self.passes.ready if self.passes.ready.reads_together else None
 
     def read(self) -> Tensor:
         return self.passes.start(self.states, self.tokens, self.k)[0]
