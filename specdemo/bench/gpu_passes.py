@@ -208,11 +208,12 @@ def parts(
     model, made = graphs.model, functions
     buffers = Buffers(model, max(live + count, graph.ROOM))
     where = torch.tensor([[live] * count, [0] * count], device=model.embedding.device)
-    first, keys, values, rotation = model.layers[0], buffers.keys, buffers.values, buffers.rotation
+    first, keys, values = model.layers[0], buffers.keys, buffers.values
     x = torch.randn(count, model.embedding.shape[1]).to(where.device, model.dtype)
 
     def write_kv(layer: Layer, keys: Tensor, values: Tensor, by: ModuleType = functions) -> Tensor:
-        return by.write_kv(qkv, layer.head_norms, rotation if layer.rotated else None, keys, values, rows[by])
+        rotation = None if layer.rope is None else buffers.rotations[layer.rope]
+        return by.write_kv(qkv, layer.head_norms, rotation, keys, values, rows[by])
 
     with torch.inference_mode():  # the inputs
         table = branches_of(range(-1, MOST_ROWS - 1)).to(where.device)

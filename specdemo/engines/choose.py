@@ -16,9 +16,10 @@ from ..system.hardware import compute_dtype, free_memory
 from ..system.progress import tell
 from . import ops
 from .cpu.library import library_for
+from .families import head_width, is_hybrid, knows
 from .fused import FusedRunner, SharedPasses
 from .gpu.graph import Capture, CudaCapture, GraphRunner, Graphs
-from .layout import FusedModel, Rope, Weights, head_width, is_hybrid, knows
+from .layout import FusedModel, Weights
 from .linear import can_pack
 from .native import NativeRunner, native_model
 from .runner import Runner
@@ -39,7 +40,7 @@ def runner_maker(
     """The name of the fastest engine for a model here, and a function that makes a runner.
 
     ========  =========================================================================================
-    eager     the model is not one that `layout.knows`, lies on several devices, or `eager` asks for it;
+    eager     the model is not one that `families.knows`, lies on several devices, or `eager` asks for it;
               on a CPU also if memory has no room for a second copy of the weights
     graph     on a GPU: the passes are captured now, for `slots` runs at a time
     native    on a CPU where `native.c` can be compiled for these weights
@@ -52,7 +53,7 @@ def runner_maker(
     """
     weights = list(model.parameters())
     on_one_device = {weight.device for weight in weights} == {model.device} and model.device.type != "meta"
-    if not eager and knows(model.config) and on_one_device:
+    if not eager and knows(model.config, model.device.type == "cuda") and on_one_device:
         if model.device.type == "cuda":
             return _on_gpu(FusedModel.of(model), slots)
         if has_room_for(sum(weight.numel() for weight in weights) * (dtype or model.dtype).itemsize):
@@ -68,7 +69,7 @@ def expected_engine(config: PreTrainedConfig, dtype: torch.dtype, device: torch.
 
     This assumes that there is memory for it, and on a GPU a compiler for Triton's kernels.
     """
-    if not knows(config):
+    if not knows(config, device.type == "cuda"):
         return "eager", False
     width = head_width(config.get_text_config())
     if device.type == "cuda":
@@ -101,8 +102,7 @@ def runner_of_weights(
     config: PreTrainedConfig, weights: Weights, device: torch.device, slots: int = 1
 ) -> tuple[str, MakeRunner]:
     """`runner_maker` for weights without a transformers model, of a configuration that `knows` accepts."""
-    rope = None if config.model_type == "gpt2" else Rope.of(config, device)
-    model = FusedModel.of_weights(config, weights, rope)
+    model = FusedModel.of_weights(config, weights)
     return _on_gpu(model, slots) if device.type == "cuda" else _on_cpu(model)
 
 

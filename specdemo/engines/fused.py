@@ -1,4 +1,4 @@
-"""A forward pass of few operations, for the Llama family and GPT-2.
+"""A forward pass of few operations, for GPT-2 and the families in `families.py`.
 
 It computes the same as transformers' forward, from rearranged weights (`layout.py`) and with preallocated keys and
 values. It calls no modules, and makes masks and copies of grouped heads only where needed.
@@ -25,9 +25,10 @@ from torch.nn import functional as F
 
 from ..system.hardware import attends_in_groups, to_device
 from ..system.progress import check_stopped
-from .layout import FusedModel, Layer
-from .ops import rotate
-from .rows import mask_of, places
+from .layout import FusedModel, Layer, capped
+from .linear import Norm
+from .ops import normed_heads, rotate
+from .rows import depths_of, mask_of, places
 from .runner import ANY_ROWS, CachedRunner, Pass, Runner, check_fits, in_groups
 
 MOST_ROWS = 9
@@ -85,9 +86,10 @@ class Rows:
     def end(self) -> int:
         return self.start + self.count
 
-    def rotation(self) -> Sequence[Tensor]:
+    def rotations(self) -> list[tuple[Tensor, Tensor]]:
+        """For each of the model's ropes, cosines and signed sines of these rows, [T, 1, width] each."""
         at = places(self.start, self.count, self.parents)
-        return [part[at] for part in self.cache.rotation or ()]
+        return [(cos[at], sin[at]) for cos, sin in self.cache.rotations]
 
     def filled(self, count: int) -> Rows:
         """These and so many copies of the last. They write keys and values too, which the next pass overwrites before
@@ -117,7 +119,7 @@ class FusedRunner(CachedRunner):
 
     @property
     def exact_rows(self) -> int:
-        return MOST_ROWS if self.model.exact_products else 0
+        return MOST_ROWS if self.model.exact_products and not self.model.scales.score_cap else 0
 
     @torch.inference_mode()
     def prefill(self, ids: Sequence[int]) -> Tensor:
@@ -145,7 +147,7 @@ class FusedRunner(CachedRunner):
 
     def logits(self, x: Tensor) -> Tensor:
         """The logits after T tokens, of the outputs of the last layer [T, hidden]."""
-        return self.model.head(self.model.norm(self._filled(x)))[: len(x)]
+        return self.model.finished(self.model.head(self.model.norm(self._filled(x)))[: len(x)])
 
     def _filled(self, x: Tensor) -> Tensor:
         """x [T, hidden], padded with copies of its last row to the least rows of the model's products."""
@@ -195,79 +197,104 @@ class FusedRunner(CachedRunner):
         model, count = self.model, len(x)
         x = self._filled(x)
         rows = [*rows[:-1], rows[-1].filled(len(x) - count)]
-        counts, masks = [one.count for one in rows], [self._mask_of(one, x.dtype) for one in rows]
+        counts = [one.count for one in rows]
+        masks = {window: [self._mask_of(one, x.dtype, window) for one in rows] for window in model.windows}
+        both = zip(rows, masks[model.windows[0]], strict=True)  # the masks of all windows are as wide
         caches = [
             (one.cache.by_layer(0, one.end if mask is None else mask.shape[1]), one.cache.by_layer(one.start, one.end))
-            for one, mask in zip(rows, masks, strict=True)
+            for one, mask in both
         ]
-        rotation = [_joined(parts) for parts in zip(*(one.rotation() for one in rows), strict=True)]
+        by_rope = zip(*(one.rotations() for one in rows), strict=True)
+        rotations = [[_joined(parts) for parts in zip(*of_rows, strict=True)] for of_rows in by_rope]
         outputs: dict[int, Tensor] = {}
 
         for index, layer in enumerate(model.layers):
             if count > MOST_ROWS:  # a prompt, of which one layer may take as long as many rounds
                 check_stopped()
-            qk, v = self._split(layer.qkv(layer.attention_norm(x)), layer, rotation)
+            normed = layer.attention_norm(x) if layer.attention_norm else x
+            qk, v = self._split(layer.qkv(normed), layer, rotations)
             attended = list[Tensor]()
-            shares = zip(caches, masks, _apart(qk, counts), _apart(v, counts), strict=True)
+            shares = zip(caches, masks[layer.window], _apart(qk, counts), _apart(v, counts), strict=True)
             for (read, written), mask, own_qk, own_v in shares:
                 (keys, values), (new_keys, new_values) = read[index], written[index]
                 new_keys.copy_(own_qk[:, model.heads :].transpose(0, 1))
                 new_values.copy_(own_v.transpose(0, 1))
                 attended.append(self._attend(own_qk, keys, values, mask))
-            x = x + layer.out(_joined(attended))
-            x = x + layer.down(layer.activate(layer.up(layer.mlp_norm(x))))
+            x = self._plus(x, layer.out(_joined(attended)), layer.out_norm)
+            normed = layer.mlp_norm(x) if layer.mlp_norm else x
+            x = self._plus(x, layer.down(layer.activate(layer.up(normed))), layer.down_norm)
             if index in captured:
                 outputs[index] = x[:count]
         return x[:count], outputs
 
-    def _split(self, qkv: Tensor, layer: Layer, rotation: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+    def _plus(self, x: Tensor, added: Tensor, norm: Norm | None) -> Tensor:
+        added, scale = norm(added) if norm else added, self.model.scales.residual
+        return x + (added if scale == 1 else added * scale)
+
+    def _split(self, qkv: Tensor, layer: Layer, rotations: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor]:
         """Rotated queries and keys in one tensor, [T, heads + kv_heads, width], and values [T, kv_heads, width]."""
         model = self.model
         qk, v = qkv.view(len(qkv), -1, model.width).split([model.heads + model.kv_heads, model.kv_heads], 1)
         if layer.head_norms:
             parts = zip(layer.head_norms, qk.split([model.heads, model.kv_heads], 1), strict=True)
-            qk = torch.cat([norm(part) for norm, part in parts], 1)
-        if rotation and layer.rotated:
-            qk = rotate(qk, *rotation)
+            qk = torch.cat([normed_heads(norm, part) for norm, part in parts], 1)
+        if layer.rope is not None:
+            qk = rotate(qk, *rotations[layer.rope])
         return qk, v
 
     def _attend(self, qk: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of the queries of `_split` over keys and values [kv_heads, S, width]: [T, heads * width].
 
-        The query heads that share a key head become more queries of that head, so that no key or value is copied. A
-        prompt is read from position 0, so its causal triangle needs no mask. For it keys and values are copied if torch
-        would otherwise need memory for the square of the prompt's length.
+        The query heads that share a key head become more queries of that head, so that no key or value is copied. For
+        a prompt (`_mask_of`) they are copied if torch would otherwise need memory for the square of its length.
         """
         (count, _, width), heads, kv_heads = qk.shape, self.model.heads, self.model.kv_heads
-        group, keys, values = heads // kv_heads, keys[None], values[None]
-        if mask is None:
+        group, keys, values, scale = heads // kv_heads, keys[None], values[None], self.model.scales.attention
+        if mask is None or len(mask) == count:
             q, grouped = qk[:, :heads].transpose(0, 1)[None], attends_in_groups(qk.dtype, qk.device)
             if not grouped:
                 keys, values = (part.repeat_interleave(group, 1) for part in (keys, values))
-            out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=grouped)
+            out = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+            )
             return out[0].transpose(0, 1).reshape(count, heads * width)
         padding = len(mask) - group * count
         q = qk[:, :heads].reshape(count, kv_heads, group, width).permute(1, 2, 0, 3)
         q = q.reshape(1, kv_heads, group * count, width)
         q = F.pad(q, (0, 0, 0, padding)) if padding else q
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        if cap := self.model.scales.score_cap:
+            out = (capped(q @ keys.mT * scale, cap) + mask).float().softmax(-1).to(q) @ values
+        else:
+            out = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scale)
         out = out[0, :, : group * count].unflatten(1, (group, count))
         return out.permute(2, 0, 1, 3).reshape(count, heads * width)
 
-    def _mask_of(self, rows: Rows, dtype: torch.dtype) -> Tensor | None:
-        """The mask of these rows; None for a prompt."""
-        if rows.parents or rows.start or rows.end <= MOST_ROWS:
-            return self._mask(rows.start, rows.end, dtype, rows.parents)
-        return None
+    def _mask_of(self, rows: Rows, dtype: torch.dtype, window: int) -> Tensor | None:
+        """The mask of these rows where a token sees the last `window` tokens, or all if that is 0.
 
-    def _mask(self, start: int, end: int, dtype: torch.dtype, parents: Sequence[int] | None = None) -> Tensor:
+        It is for grouped queries, see `_mask`. A prompt is read from position 0, so its causal triangle needs no mask,
+        and queries are not grouped for its window, [T, T].
+        """
+        if rows.parents or rows.start or rows.end <= MOST_ROWS or self.model.scales.score_cap:
+            return self._mask(rows, dtype, window)
+        if not window or window >= rows.end:
+            return None
+        seen = torch.ones(rows.count, rows.count, dtype=torch.bool, device=self.device).tril_().triu_(1 - window)
+        return torch.zeros(rows.count, rows.count, dtype=dtype, device=self.device).masked_fill_(~seen, -torch.inf)
+
+    def _mask(self, rows: Rows, dtype: torch.dtype, window: int) -> Tensor:
         """0 where a grouped query sees a key, minus infinity elsewhere, [group * T, keys], both sizes padded."""
         group, exact = self.model.heads // self.model.kv_heads, self.model.bit_exact
-        keys = padded(end) if exact else end
-        if parents is None:
-            mask = torch.full((end - start, keys), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
+        (start, end), keys = (rows.start, rows.end), padded(rows.end) if exact else rows.end
+        if rows.parents is None:
+            mask = torch.full((rows.count, keys), -torch.inf, dtype=dtype, device=self.device).triu_(start + 1)
         else:
-            mask = F.pad(mask_of(parents, start, dtype, self.device), (0, keys - end), value=-torch.inf)
+            mask = F.pad(mask_of(rows.parents, start, dtype, self.device), (0, keys - end), value=-torch.inf)
+        if window:
+            positions = torch.arange(end, device=self.device)
+            if rows.parents is not None:
+                positions[start:] = start + to_device(depths_of(rows.parents), self.device)
+            mask[:, :end].masked_fill_(positions <= positions[start:, None] - window, -torch.inf)
         in_last = group * len(mask) % QUERIES_AT_ONCE
         return F.pad(mask.repeat(group, 1), (0, 0, 0, max(0, LEAST_QUERIES - in_last) if in_last and exact else 0))
 
@@ -287,7 +314,7 @@ class Cache:
         capacity += model.least_rows - 1  # a padded pass of one token writes this many more
         shape = len(model.layers), model.kv_heads, padded(capacity), model.width
         self.keys, self.values = torch.zeros(2, *shape, dtype=model.dtype, device=model.embedding.device)
-        self.rotation = model.rotation(capacity) if model.rope else None
+        self.rotations = model.rotations(capacity)
         self.length = 0
 
     @torch.inference_mode()

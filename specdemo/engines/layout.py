@@ -6,7 +6,7 @@ One product computes queries, keys and values, and another gate and up. `linear.
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,7 +16,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..system.hardware import compute_dtype
-from .linear import Linear, Norm, Step, gelu, packs_on_one_core, swiglu, upcast
+from .families import (
+    FAMILIES,
+    FULL,
+    Scales,
+    activation,
+    final_norm_eps,
+    has_ropes_by_kind,
+    head_width,
+    layer_kinds,
+    rope_of,
+    windows,
+)
+from .linear import Linear, Norm, Step, gated_gelu, gelu, packs_on_one_core, swiglu, upcast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -25,56 +37,71 @@ Weights = Mapping[str, Tensor]  # by the names that transformers gives them
 
 LEAST_ROWS = 4  # of packed bfloat16 products: fewer take longer, and oneDNN splits long sums of one row differently
 MOST_AT_ONCE = 4  # layers that are packed at a time: each takes memory and threads
-LLAMAS = {"llama", "qwen2", "qwen3", "smollm3"}
-# Models with a running state that a pass of any length can go on from; others may not be able to.
-HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid"}
-HYBRIDS |= {"olmo_hybrid"}
-RUNNING = {"linear_attention", "conv"}  # types of layers that have such a state instead of keys and values
-ROPES = {"default", "linear", "llama3", "yarn"}  # rotations whose angles never depend on the length of the text
+ACTIVATIONS = {"silu": swiglu, "gelu_pytorch_tanh": gated_gelu}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. `head_norms` scale queries and keys before the rotation (Qwen3 has them); `rotated` says
-    whether there is a rotation (some layers of SmolLM3 have none)."""
+    """One decoder layer: x + out_norm(attention(attention_norm(x))), then the same with its MLP.
 
-    attention_norm: Norm
+    A norm is None where there is none. `head_norms` scale queries and keys before the rotation, each head by itself or
+    all heads of a token together, by their size. `rope` is the index of the model's rotation, None if there is none
+    (some layers of SmolLM3). A token sees the last `window` tokens, itself included, or all if that is 0.
+    """
+
+    attention_norm: Norm | None
     qkv: Linear
     head_norms: tuple[Norm, Norm] | None
-    rotated: bool
+    rope: int | None
     out: Linear
-    mlp_norm: Norm
+    mlp_norm: Norm | None
     up: Linear
     activate: Step
     down: Linear
+    out_norm: Norm | None = None
+    down_norm: Norm | None = None
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
     """A rotary embedding (Su et al., arXiv 2104.09864) whose angles do not depend on the length of the text.
 
-    `frequencies` float32 [width / 2] are radians per position. `scale` multiplies cosines and sines (YaRN).
+    Number i of a head and number i + width / 2 turn together, by `frequencies` radians per position, float32 [up to
+    width / 2]. `scale` multiplies cosines and sines (YaRN). The last `still` pairs of a head do not turn.
     """
 
     frequencies: Tensor
     scale: float = 1.0
+    still: int = 0
 
     def rotation(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the first `length` positions, float32 [length, width / 2] each."""
         angles = torch.arange(length, device=self.frequencies.device)[:, None] * self.frequencies
-        return angles.cos() * self.scale, angles.sin() * self.scale
+        cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
+        return (F.pad(cos, (0, self.still), value=1.0), F.pad(sin, (0, self.still))) if self.still else (cos, sin)
 
     @classmethod
-    def of(cls, config: PreTrainedConfig, device: torch.device) -> Rope:
-        """The rotation of a model that `knows` accepts: frequencies theta ** -(2 i / width), or rescaled ones."""
-        kind, width = _rope_type(config), head_width(config)
-        if kind == "default":
-            frequencies = 1 / config.rope_parameters["rope_theta"] ** (torch.arange(0, width, 2).float() / width)
-            return cls(frequencies.to(device))
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    def of(cls, config: PreTrainedConfig, device: torch.device, kind: str = FULL) -> Rope:
+        """The rotation of the layers of a kind, of a model that `knows` accepts.
 
-        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config)
-        return cls(frequencies.float().to(device), scale)
+        Frequencies are theta ** -(2 i / width), or rescaled ones.
+        """
+        stated, width, scale = rope_of(config, kind), head_width(config), 1.0
+        if (name := stated.get("rope_type", "default")) == "default":
+            turned = int(width * stated.get("partial_rotary_factor", 1.0))
+            frequencies = 1 / stated["rope_theta"] ** (torch.arange(0, turned, 2).float() / turned)
+        else:
+            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+            by_kind = {"layer_type": kind} if has_ropes_by_kind(config) else {}
+            frequencies, scale = ROPE_INIT_FUNCTIONS[name](config, **by_kind)
+        return cls(frequencies.float().to(device), scale, width // 2 - len(frequencies))
+
+    @classmethod
+    def all_of(cls, config: PreTrainedConfig, device: torch.device) -> tuple[Rope, ...]:
+        """The rotations of a model that `knows` accepts: one, or one for each kind of layer (`kinds_of_ropes`)."""
+        return tuple(cls.of(config, device, kind) for kind in kinds_of_ropes(config))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +109,20 @@ class FusedModel:
     """A model's weights, rearranged for `FusedRunner`. Made once, shared by every run.
 
     Positions enter in one of two ways: `positions` [context, hidden] are added to the embeddings (GPT-2), or queries
-    and keys are rotated (`rope`). With `bit_exact`, passes are padded as `fused` describes.
+    and keys are rotated (`ropes`). With `bit_exact`, passes are padded as `fused` describes.
     """
 
     layers: tuple[Layer, ...]
     embedding: Tensor
     positions: Tensor | None
-    rope: Rope | None
+    ropes: tuple[Rope, ...]
     norm: Norm
     head: Linear
     vocab_size: int
     heads: int
     kv_heads: int
     width: int
+    scales: Scales
     bit_exact: bool = True
 
     @classmethod
@@ -104,19 +132,22 @@ class FusedModel:
         Args:
             dtype: the type to store them in, if the model has another.
         """
-        rotary = getattr(model.base_model, "rotary_emb", None)
-        rope = Rope(rotary.inv_freq.float(), rotary.attention_scaling) if rotary else None
         weights = dict(model.named_parameters(remove_duplicate=False))
-        return cls.of_weights(model.config, StoredAs(weights, dtype) if dtype else weights, rope)
+        return cls.of_weights(model.config, StoredAs(weights, dtype) if dtype else weights)
 
     @classmethod
-    def of_weights(cls, config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
+    def of_weights(cls, config: PreTrainedConfig, weights: Weights) -> FusedModel:
         """Rearrange weights that have transformers' names."""
-        return _gpt2(config, weights) if config.model_type == "gpt2" else _llama(config, weights, rope)
+        return _gpt2(config, weights) if config.model_type == "gpt2" else _of_family(config, weights)
 
     def first_layers(self, count: int) -> FusedModel:
         """A model of the first layers, with the same norm and head. No weight is copied."""
         return replace(self, layers=self.layers[:count])
+
+    @property
+    def windows(self) -> list[int]:
+        """The windows of its layers, each once."""
+        return sorted({layer.window for layer in self.layers})
 
     @property
     def least_rows(self) -> int:
@@ -136,85 +167,67 @@ class FusedModel:
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token embeddings, without positions: [T] -> [T, hidden]."""
-        return F.embedding(ids, self.embedding).to(self.dtype)
+        x = F.embedding(ids, self.embedding).to(self.dtype)
+        # transformers rounds the factor to the type of the embeddings.
+        return x if self.scales.embedding == 1 else x * self.embedding.new_tensor(self.scales.embedding).to(self.dtype)
 
-    def rotation(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and signed sines of the first `length` positions, each [length, 1, width].
+    def finished(self, logits: Tensor) -> Tensor:
+        """The logits of the model, of the products of its head."""
+        scales = self.scales
+        if scales.logits != 1:
+            logits = logits * scales.logits
+        return logits if scales.logits_cap == 0 else capped(logits, scales.logits_cap)
+
+    def rotations(self, length: int) -> list[tuple[Tensor, Tensor]]:
+        """For each rope the cosines and signed sines of the first `length` positions, each [length, 1, width].
 
         With them `x * cos + swap_halves(x) * sin` is the rotary embedding.
         """
-        assert self.rope is not None
-        cos, sin = (part[:, None].to(self.dtype) for part in self.rope.rotation(length))  # [length, 1, width / 2]
-        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+        halves = ([part[:, None].to(self.dtype) for part in rope.rotation(length)] for rope in self.ropes)
+        return [(torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)) for cos, sin in halves]
 
 
-def knows(config: PreTrainedConfig) -> bool:
-    """Whether the fused path computes the same as transformers' forward for a model with this configuration.
-
-    Quantized weights are excluded: they are packed, or need scales that only transformers' forward knows. So is the
-    text part of a larger model, whose weights have other names.
-    """
-    if config.get_text_config() is not config or getattr(config, "quantization_config", None):
-        return False
-    if config.model_type == "gpt2":
-        scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
-        plain = not config.reorder_and_upcast_attn and not config.add_cross_attention
-        return config.activation_function == "gelu_new" and scaled and plain
-    layer_types = set(getattr(config, "layer_types", None) or {"full_attention"})
-    plain = config.model_type in LLAMAS and layer_types == {"full_attention"}
-    return plain and config.hidden_act == "silu" and (_rope_type(config) in ROPES or has_equal_factors(config))
+def kinds_of_ropes(config: PreTrainedConfig) -> list[str]:
+    """The kinds of layers that have rotations of their own; one kind if all layers have the same."""
+    return sorted({*layer_kinds(config)}) if has_ropes_by_kind(config) else [FULL]
 
 
-def is_hybrid(config: PreTrainedConfig) -> bool:
-    """Whether `hybrid.HybridRunner` runs a model with this configuration."""
-    return config.get_text_config().model_type in HYBRIDS
-
-
-def attending_layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
-    """The configurations of the layers that keep keys and values of every token; some models have several."""
-    text = config.get_text_config(decoder=True)
-    kinds = (getattr(text, "layer_types", None) if is_hybrid(text) else None) or [""] * text.num_hidden_layers
-    return [text.per_layer_config[index] for index, kind in enumerate(kinds) if kind not in RUNNING]
-
-
-def key_heads(config: PreTrainedConfig) -> int:
-    """The attention heads that have keys and values of their own."""
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-
-
-def _rope_type(config: PreTrainedConfig) -> str:
-    return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))
-
-
-def has_equal_factors(config: PreTrainedConfig) -> bool:
-    """Whether long and short texts have the same LongRoPE factors, as in GGUF files."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("rope_type") == "longrope" and rope.get("long_factor", 0) == rope.get("short_factor", 1)
-
-
-def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> FusedModel:
-    config = config.get_text_config()
+def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
+    family, width, heads = FAMILIES[config.model_type], head_width(config), config.num_attention_heads
     stated = config.no_rope_layers if config.model_type == "smollm3" else None  # true where there is a rotation
-    rotated = stated or [True] * config.num_hidden_layers
-    qkv_parts = config.num_attention_heads + 2 * config.num_key_value_heads
+    rotated, kinds, seen = stated or [True] * config.num_hidden_layers, kinds_of_ropes(config), windows(config)
+    of_kind = [kinds.index(kind) if len(kinds) > 1 else 0 for kind in layer_kinds(config)]
+    parts = heads + 2 * config.num_key_value_heads
+    ropes = Rope.all_of(config, embeddings(weights)[0].device)
+    # No family has both such an order and norms of heads, whose weights would need it too.
+    order = _in_halves(width, 2 * len(ropes[0].frequencies), family.interleaved)
 
     def norm(name: str) -> Norm:
-        return Norm.of(upcast(weights[f"{name}.weight"]), None, config.rms_norm_eps)
+        weight = weights[f"{name}.weight"]
+        return Norm.of(1 + weight.detach().float() if family.above_one else upcast(weight), None, config.rms_norm_eps)
 
     def rearranged(index: int) -> Layer:
         layer = f"model.layers.{index}"
         attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+
+        def norm_of(name: str | None) -> Norm | None:
+            return None if name is None else norm(f"{layer}.{name}")
+
+        qkv = (f"{attention}.{name}" for name in family.qkv)
         normed = f"{attention}.q_norm.weight" in weights
         return Layer(
-            attention_norm=norm(f"{layer}.input_layernorm"),
-            qkv=_joint(weights, *(f"{attention}.{name}_proj" for name in "qkv"), parts=qkv_parts),
+            attention_norm=norm_of(family.attention_norm),
+            qkv=_joint(weights, *qkv, parts=parts, ordered=parts - config.num_key_value_heads, order=order),
             head_norms=(norm(f"{attention}.q_norm"), norm(f"{attention}.k_norm")) if normed else None,
-            rotated=bool(rotated[index]),
+            rope=of_kind[index] if rotated[index] else None,
             out=_joint(weights, f"{attention}.o_proj"),
-            mlp_norm=norm(f"{layer}.post_attention_layernorm"),
-            up=_joint(weights, f"{mlp}.gate_proj", f"{mlp}.up_proj", parts=2),
-            activate=swiglu,
+            mlp_norm=norm_of(family.mlp_norm),
+            up=_joint(weights, *(f"{mlp}.{name}" for name in family.up), parts=2),
+            activate=ACTIVATIONS[activation(config)],
             down=_joint(weights, f"{mlp}.down_proj"),
+            out_norm=norm_of(family.out_norm),
+            down_norm=norm_of(family.down_norm),
+            window=seen[index],
         )
 
     embedding, output = embeddings(weights)
@@ -223,18 +236,28 @@ def _llama(config: PreTrainedConfig, weights: Weights, rope: Rope | None) -> Fus
         layers=layers,
         embedding=embedding,
         positions=None,
-        rope=rope,
+        ropes=ropes,
         norm=norm("model.norm"),
         head=head,
         vocab_size=len(output),
-        heads=config.num_attention_heads,
+        heads=heads,
         kv_heads=config.num_key_value_heads,
-        width=head_width(config),
+        width=width,
+        scales=Scales.of(config),
     )
 
 
-def head_width(config: PreTrainedConfig) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def _in_halves(width: int, turned: int, interleaved: bool) -> list[int] | None:
+    """The order of a head's numbers in which number i and number i + width / 2 turn together; None if they do already.
+
+    Only the first `turned` numbers turn. The order of queries and keys does not change their products.
+    """
+    pairs = range(turned // 2)
+    first, second = ([2 * i for i in pairs], [2 * i + 1 for i in pairs]) if interleaved else (pairs, pairs)
+    still, half = range(turned, width), (width - turned) // 2
+    second = [i + (0 if interleaved else turned // 2) for i in second]
+    order = [*first, *still[:half], *second, *still[half:]]
+    return None if order == list(range(width)) else order
 
 
 def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
@@ -251,7 +274,7 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
             attention_norm=norm(f"{layer}.ln_1"),
             qkv=product(f"{layer}.attn.c_attn", 3 * config.n_head),
             head_norms=None,
-            rotated=False,
+            rope=None,
             out=product(f"{layer}.attn.c_proj"),
             mlp_norm=norm(f"{layer}.ln_2"),
             up=product(f"{layer}.mlp.c_fc"),
@@ -265,13 +288,14 @@ def _gpt2(config: PreTrainedConfig, weights: Weights) -> FusedModel:
         layers=layers,
         embedding=embedding,
         positions=weights["transformer.wpe.weight"].detach(),
-        rope=None,
+        ropes=(),
         norm=norm("transformer.ln_f"),
         head=head,
         vocab_size=len(output),
         heads=config.n_head,
         kv_heads=config.n_head,
         width=config.n_embd // config.n_head,
+        scales=Scales.of(config),
     )
 
 
@@ -282,12 +306,6 @@ def _packed(layer: Callable[[int], Layer], count: int, output: Tensor) -> tuple[
     with ThreadPoolExecutor(min(MOST_AT_ONCE, torch.get_num_threads())) as threads:
         head = threads.submit(Linear.of, output, None)  # takes the longest
         return tuple(threads.map(layer, range(count))), head.result()
-
-
-def final_norm_eps(config: PreTrainedConfig) -> float | None:
-    """The epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
-    config = config.get_text_config()
-    return config.rms_norm_eps if config.model_type in {*LLAMAS, "mistral"} else None
 
 
 def final_norm(config: PreTrainedConfig, weights: Weights) -> tuple[Tensor, float] | None:
@@ -303,18 +321,33 @@ def embeddings(weights: Weights) -> tuple[Tensor, Tensor]:
     return embedding.detach(), weights.get("lm_head.weight", embedding).detach()
 
 
-def _joint(weights: Weights, *names: str, parts: int = 1) -> Linear:
+def _joint(
+    weights: Weights, *names: str, parts: int = 1, ordered: int = 0, order: Sequence[int] | None = None
+) -> Linear:
     """Several linear maps of the same input as one, with their outputs concatenated.
 
     On a GPU the weights of the model become views of the joint weight, so that memory holds them once.
+
+    Args:
+        order: of the outputs of each of the first `ordered` parts.
     """
     owns = [weights[f"{name}.weight"] for name in names]
     biases = [upcast(weights[f"{name}.bias"]) for name in names if f"{name}.bias" in weights]
     weight = torch.cat([own.detach() for own in owns]) if len(owns) > 1 else owns[0].detach()
-    if weight.device.type != "cpu":
+    bias = torch.cat(biases) if biases else None
+    if order is None and weight.device.type != "cpu":
         for own, joint in zip(owns, weight.split([len(own) for own in owns]), strict=True):
             own.data = joint
-    return Linear.of(weight, torch.cat(biases) if biases else None, parts)
+    if order is not None:
+        size = len(weight) // parts
+        rows = [part * size + (order[i] if part < ordered else i) for part in range(parts) for i in range(size)]
+        weight, bias = weight[rows], None if bias is None else bias[rows]
+    return Linear.of(weight, bias, parts)
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """x, kept between -cap and cap: cap * tanh(x / cap)."""
+    return (x / cap).tanh() * cap
 
 
 class StoredAs(UserDict[str, Tensor]):

@@ -44,6 +44,8 @@ class Norm:
         return cls(weight, bias, eps, torch.cat([weight, weight]) if mirrors else None)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.weight.dtype != x.dtype:
+            return Norm(self.weight, self.bias, self.eps)(x.to(self.weight.dtype)).to(x.dtype)
         if self.mirrored is not None and len(x) <= FEW_ROWS:
             both = F.layer_norm(torch.cat([x, -x], -1), self.mirrored.shape, self.mirrored, None, self.eps)
             return both[..., : x.shape[-1]]
@@ -143,3 +145,9 @@ def swiglu(x: Tensor) -> Tensor:
     """silu(gate) * up, [T, 2 * inner] -> [T, inner]."""
     gate, up = x.chunk(2, -1)
     return F.silu(gate) * up
+
+
+def gated_gelu(x: Tensor) -> Tensor:
+    """gelu(gate) * up, [T, 2 * inner] -> [T, inner]."""
+    gate, up = x.chunk(2, -1)
+    return gelu(gate) * up

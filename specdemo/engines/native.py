@@ -21,9 +21,10 @@ from ..system.progress import check_stopped
 from . import layout
 from .cpu import library
 from .cpu.library import PackedLinear, address, address_of_rows, as_floats
+from .families import Scales
 from .fused import FusedRunner, SharedPasses, round_up
 from .layout import FusedModel, Rope
-from .linear import Linear, Norm, gelu, swiglu
+from .linear import Linear, Norm, gated_gelu, gelu
 from .rows import MOST_ROWS, ancestors_of
 from .runner import ANY_ROWS, Runner
 
@@ -76,16 +77,16 @@ class NativeLayers:
         heads: int,
         kv_heads: int,
         width: int,
+        scales: Scales | None = None,
         second_input_norm: Norm | None = None,
-        windows: Sequence[int] = (),
         bidirectional: bool = False,
         normed: bool = False,
     ) -> None:
         """The library must have packed all weights, see `can_run`.
 
         Args:
+            scales: None for those of Llama.
             second_input_norm: the norm of a second input. Queries, keys and values are then made of it and x.
-            windows: how many tokens a token sees in each layer; if empty, it sees all.
             bidirectional: the tokens of a pass see each other, and the window before the pass.
             normed: the inputs of each layer are normed already, so its attention norm is left out.
         """
@@ -95,16 +96,22 @@ class NativeLayers:
         self.depth, self.kv_heads, self.width = len(layers), kv_heads, width
         self._takes_second_input = second_input_norm is not None
         self._held: list[Tensor | PackedLinear] = []  # the structures hold their addresses
-        both = zip(layers, windows or [0] * self.depth, strict=True)
-        described = [self._layer(layer, second_input_norm, window, normed) for layer, window in both]
+        described = [self._layer(layer, second_input_norm, normed) for layer in layers]
         self._layers = (library.Layer * self.depth)(*described)
-        self._described = library.Model(self._layers, self.hidden, heads, kv_heads, width, bidirectional)
+        scales, head_norms = scales or Scales(width**-0.5), layers[0].head_norms
+        self._described = library.Model(
+            *(self._layers, self.hidden, heads, kv_heads, width),
+            *(scales.attention, scales.score_cap, scales.residual),
+            gelu=layers[0].activate in (gelu, gated_gelu),
+            all_heads=head_norms is not None and head_norms[0].weight.numel() > width,
+            bidirectional=bidirectional,
+        )
 
-    def _layer(self, layer: layout.Layer, second_input_norm: Norm | None, window: int, normed: bool) -> library.Layer:
+    def _layer(self, layer: layout.Layer, second_input_norm: Norm | None, normed: bool) -> library.Layer:
         first = second_input_norm, None if normed else layer.attention_norm
-        norms = *first, *(layer.head_norms or (None, None)), layer.mlp_norm
+        norms = *first, *(layer.head_norms or (None, None)), layer.out_norm, layer.mlp_norm, layer.down_norm
         products = map(self.product, (layer.qkv, layer.out, layer.up, layer.down))
-        return library.Layer(*map(self.norm, norms), *products, window, layer.rotated)
+        return library.Layer(*map(self.norm, norms), *products, layer.window, -1 if layer.rope is None else layer.rope)
 
     def norm(self, norm: Norm | None) -> library.Norm:
         if norm is None:
@@ -159,9 +166,9 @@ def can_run(layers: Sequence[layout.Layer], head: Linear, width: int) -> bool:
         return False
     sizes = {tuple(_packed(product).sizes for product in of_layer) for of_layer in products}
     activations = {layer.activate for layer in layers}
-    if len(sizes) > 1 or activations not in ({swiglu}, {gelu}):
+    if len(sizes) > 1 or len(activations) > 1:
         return False
-    (qkv, _, up, down), gated = sizes.pop(), activations == {swiglu}
+    (qkv, _, up, down), gated = sizes.pop(), activations != {gelu}
     divided = qkv[1] == width and up[:2] == (2 if gated else 1, down[2])
     return divided and width % (2 * _packed(head).library.step) == 0
 
@@ -196,14 +203,15 @@ def _check(done: int) -> None:
 class NativeCache:
     """Keys and values of the first `length` tokens of a run, in the layout that `native.c` describes."""
 
-    def __init__(self, layers: NativeLayers, capacity: int, dtype: torch.dtype, rope: Rope | None) -> None:
+    def __init__(self, layers: NativeLayers, capacity: int, dtype: torch.dtype, ropes: Sequence[Rope]) -> None:
         columns = layers.library.columns
         capacity = round_up(capacity, columns)
         sizes = layers.depth, layers.kv_heads, capacity
         self._keys = torch.zeros(*sizes, layers.width, dtype=dtype)
         self._values = torch.zeros(*sizes, round_up(layers.width, columns), dtype=dtype)
-        self._rotation = rope.rotation(capacity) if rope else ()
-        addresses = [*map(address, (self._keys, self._values, *(self._rotation or (None, None))))]
+        rotations = zip(*(rope.rotation(capacity) for rope in ropes), strict=True)
+        self._rotations = [torch.stack(parts) for parts in rotations]  # cosines, sines [ropes, capacity, width / 2]
+        addresses = [*map(address, (self._keys, self._values, *(self._rotations or (None, None))))]
         self.described = library.Cache(*addresses, capacity)
         self.capacity, self.length = capacity, 0
         blocks = sizes[0], sizes[1], capacity // columns, layers.width // layers.library.step
@@ -224,7 +232,7 @@ class NativeModel(SharedPasses):
 
     def __init__(self, model: FusedModel) -> None:
         super().__init__(model)
-        self.layers = NativeLayers(model.layers, model.heads, model.kv_heads, model.width)
+        self.layers = NativeLayers(model.layers, model.heads, model.kv_heads, model.width, model.scales)
         self.head = NativeHead(self.layers, model.norm, model.head)
 
     def run(self, x: Tensor, rows: Sequence[Rows], captured: Collection[int]) -> dict[int, Tensor]:
@@ -263,13 +271,13 @@ class NativeRunner(FusedRunner):
         return x, self.together.run(x, rows, captured)
 
     def _new_cache(self) -> NativeCache:
-        return NativeCache(self.together.layers, self.context, self.model.dtype, self.model.rope)
+        return NativeCache(self.together.layers, self.context, self.model.dtype, self.model.ropes)
 
     def _embed(self, ids: Sequence[int] | Tensor, start: int, parents: Sequence[int] | None = None) -> Tensor:
         return super()._embed(ids, start, parents).float()
 
     def logits(self, x: Tensor) -> Tensor:
-        return self.together.head(x)
+        return self.model.finished(self.together.head(x))
 
     def _read(self, ids: Sequence[int] | Tensor, parents: Sequence[int] | None = None) -> Tensor:
         x, outputs = self.begin(ids, parents), list[dict[int, Tensor]]()

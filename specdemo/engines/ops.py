@@ -83,13 +83,19 @@ def write_kv(
     by_head = qkv.view(count, -1, width)
     q, k, v = by_head.split([by_head.shape[1] - 2 * kv_heads, kv_heads, kv_heads], 1)
     if head_norms:
-        q, k = head_norms[0](q), head_norms[1](k)
+        q, k = normed_heads(head_norms[0], q), normed_heads(head_norms[1], k)
     if rotation:
         cos, sin = (part.index_select(0, rows.positions) for part in rotation)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
     keys.index_copy_(1, rows.slots, k.transpose(0, 1))
     values.index_copy_(1, rows.slots, v.transpose(0, 1))
     return q
+
+
+def normed_heads(norm: Norm, x: Tensor) -> Tensor:
+    """The heads of T tokens [T, heads, width], normed each by itself, or all of a token together if the norm is as
+    large."""
+    return norm(x) if norm.weight.numel() == x.shape[-1] else norm(x.flatten(1)).view_as(x)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
-from .layout import has_equal_factors
+from .families import has_equal_factors
 from .modules import with_module, with_parts
 
 

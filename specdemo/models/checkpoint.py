@@ -23,7 +23,8 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTo
 from transformers.utils import logging as transformers_logging
 
 from ..engines.choose import MakeRunner, has_room_for, runner_maker, runner_of_weights
-from ..engines.layout import embeddings, final_norm, is_hybrid, knows, stored_as
+from ..engines.families import is_hybrid, knows
+from ..engines.layout import embeddings, final_norm, stored_as
 from ..system.hardware import compute_dtype
 from .errors import wrap_load_errors
 from .on_hub import download_bar, file_of
@@ -126,7 +127,8 @@ def read_weights(
     checkpoint: Checkpoint, files: list[Path], dtype: torch.dtype, device: torch.device
 ) -> StoredWeights | None:
     """A model's weights, read without transformers' model; None if that is needed to read or run them."""
-    return StoredWeights.of(files, checkpoint.config, dtype, device) if readable(checkpoint.config) else None
+    can = readable(checkpoint.config) and knows(checkpoint.config, device.type == "cuda")
+    return StoredWeights.of(files, checkpoint.config, dtype, device) if can else None
 
 
 def open_model(

@@ -22,7 +22,7 @@ from ..decoding.drafter import DrafterParts
 from ..drafters.names import DRAFTERS
 from ..engines.choose import MakeRunner
 from ..engines.cpu.huge_pages import WEIGHTS
-from ..engines.layout import knows
+from ..engines.families import knows
 from ..engines.runner import Runner
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, cpu_model, cpu_name, device_name
 from ..types import BadInput
@@ -221,11 +221,12 @@ def _load(
     check_prompts(target, preset)
     heads, missing_heads = fetch_heads(preset, target, progress)
     translation = next(filter(None, (_translation(target, draft) for draft in drafts)), None)
+    on_gpu = chosen_device.type == "cuda"
     parts = [
         ModelPart(
             str(found.source),
             found.config,
-            chosen_dtype if knows(found.config) else compute_dtype(chosen_dtype, chosen_device),
+            chosen_dtype if knows(found.config, on_gpu) else compute_dtype(chosen_dtype, chosen_device),
             (preset.skip_layers or 0) if found is target else 0,
         )
         for found in (target, *drafts)

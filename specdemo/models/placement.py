@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from ..engines.choose import SHARE
-from ..engines.layout import attending_layers, head_width, is_hybrid, key_heads
+from ..engines.families import attending_layers, head_width, is_hybrid, key_heads
 from ..system.hardware import free_memory
 from ..types import BadInput
 from .checkpoint import empty_model

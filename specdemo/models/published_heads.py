@@ -15,7 +15,7 @@ from ..drafters.heads.formats import Format, format_of, read_config
 from ..drafters.heads.kinds import KINDS
 from ..drafters.heads.published import INDEX, PICKLES, WEIGHTS, WHOLE, PublishedHead
 from ..drafters.heads.published_shape import TargetSizes
-from ..engines.layout import final_norm_eps
+from ..engines.families import final_norm_eps
 from ..types import BadInput
 from .checkpoint import Checkpoint
 from .errors import wrap_load_errors

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ..drafters.text_draft_model import LONGER
 from ..engines.choose import expected_engine
-from ..engines.layout import LLAMAS, head_width, is_hybrid
+from ..engines.families import FAMILIES, head_width, is_hybrid
 from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_memory
 from ..types import BadInput
 from .checkpoint import find_checkpoint
@@ -31,6 +31,7 @@ from .store import LoadError, ignore
 from .translation import BY_TEXT, differing_token
 
 ROTATION = 4  # bytes of sines and cosines that a run of a fused engine keeps for a token, for each number of a head
+TYPES = {"gemma3": "gemma3_text"}  # transformers' names for architectures of GGUF files, where they differ
 TOKENS = 2048  # of a text, in the estimate of memory for caches
 
 
@@ -216,8 +217,8 @@ def _config(header: Header) -> PreTrainedConfig:
         "max_position_embeddings": int(header.of_model("context_length", TOKENS)),
         "tie_word_embeddings": "output.weight" not in header.shapes,
     }
-    if header.architecture in LLAMAS:
-        return AutoConfig.for_model(header.architecture, **sizes)
+    if (kind := TYPES.get(header.architecture, header.architecture)) in FAMILIES:
+        return AutoConfig.for_model(kind, **sizes)
     config = PreTrainedConfig(**sizes)
     config.model_type = header.architecture
     return config

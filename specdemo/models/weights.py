@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
-from ..engines.layout import head_width, knows, stored_as
+from ..engines.families import FAMILIES, head_width, knows
+from ..engines.layout import stored_as
 from .store import LoadError
 
 Shapes = dict[str, tuple[int, ...]]
@@ -24,47 +25,41 @@ KEPT = {"model.embed_tokens.weight", HEAD, "transformer.wte.weight", "transforme
 
 
 def readable(config: PreTrainedConfig) -> bool:
-    """Whether a model can be run from its configuration and weights, without transformers' model."""
-    return knows(config) and config.get_text_config() is config
+    """Whether a model can be run on a CPU from its configuration and weights, without transformers' model."""
+    return knows(config)
 
 
 def shapes(config: PreTrainedConfig) -> Shapes:
     """The shapes of the weights of a `readable` model, by transformers' names. A tied head is left out."""
-    layers, layer, others = _gpt2(config) if config.model_type == "gpt2" else _llama(config)
+    layers, layer, others = _gpt2(config) if config.model_type == "gpt2" else _of_family(config)
     head = {} if config.tie_word_embeddings else {HEAD: (config.vocab_size, config.hidden_size)}
     every = range(config.num_hidden_layers)
     return {**others, **{f"{layers}.{i}.{name}": layer[name] for i in every for name in layer}, **head}
 
 
-def _llama(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
+def _of_family(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
     """The name of the layers, and the weights of a layer and those outside of the layers."""
-    hidden, inner, width = config.hidden_size, config.intermediate_size, head_width(config)
-    queries, keys = config.num_attention_heads * width, config.num_key_value_heads * width
-    products: Shapes = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    if config.model_type == "qwen2":  # its configuration has no field for biases
-        biased = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
-    else:
-        attention, mlp = (getattr(config, name, False) for name in ("attention_bias", "mlp_bias"))
-        biased = [name for name in products if (attention if name.startswith("self_attn") else mlp)]
+    family, hidden, inner = FAMILIES[config.model_type], config.hidden_size, config.intermediate_size
+    queries, keys = (heads * head_width(config) for heads in (config.num_attention_heads, config.num_key_value_heads))
+    of_qkv = [queries, keys, keys] if len(family.qkv) > 1 else [queries + 2 * keys]
+    of_up = [inner, inner] if len(family.up) > 1 else [2 * inner]
+    products: Shapes = {f"self_attn.{name}": (size, hidden) for name, size in zip(family.qkv, of_qkv, strict=True)}
+    products["self_attn.o_proj"] = hidden, queries
+    products |= {f"mlp.{name}": (size, hidden) for name, size in zip(family.up, of_up, strict=True)}
+    products["mlp.down_proj"] = hidden, inner
     layer: Shapes = {f"{name}.weight": shape for name, shape in products.items()}
-    layer |= {f"{name}.bias": products[name][:1] for name in biased}
-    layer |= {f"{name}.weight": (hidden,) for name in ("input_layernorm", "post_attention_layernorm")}
-    if config.model_type == "qwen3":
-        layer |= {f"self_attn.{name}.weight": (width,) for name in ("q_norm", "k_norm")}
+    layer |= {f"{name}.bias": products[name][:1] for name in products if family.has_bias(config, name)}
+    norms = family.attention_norm, family.out_norm, family.mlp_norm, family.down_norm
+    layer |= {f"{name}.weight": (hidden,) for name in norms if name}
+    if family.normed_heads:
+        sizes = (queries, keys) if family.normed_heads == "all" else (head_width(config),) * 2
+        layer |= {f"self_attn.{name}_norm.weight": (size,) for name, size in zip("qk", sizes, strict=True)}
     others: Shapes = {"model.embed_tokens.weight": (config.vocab_size, hidden), "model.norm.weight": (hidden,)}
     return "model.layers", layer, others
 
 
 def _gpt2(config: PreTrainedConfig) -> tuple[str, Shapes, Shapes]:
-    """As `_llama`. GPT-2 keeps its weights as [in, out]."""
+    """As `_of_family`. GPT-2 keeps its weights as [in, out]."""
     hidden, inner = config.n_embd, config.n_inner or 4 * config.n_embd
     products: Shapes = {
         "attn.c_attn": (hidden, 3 * hidden),

@@ -17,8 +17,9 @@ from specdemo.engines import fused as fused_module
 from specdemo.engines import layout, linear
 from specdemo.engines.choose import runner_maker
 from specdemo.engines.eager import EagerRunner
-from specdemo.engines.fused import MOST_ROWS, FusedRunner, SharedPasses
-from specdemo.engines.layout import FusedModel, Rope, knows
+from specdemo.engines.families import knows
+from specdemo.engines.fused import MOST_ROWS, Cache, FusedRunner, Rows, SharedPasses
+from specdemo.engines.layout import FusedModel, Rope
 from specdemo.engines.linear import Linear, Norm
 from specdemo.engines.runner import Pass, read_together
 from specdemo.system import cpu_level, hardware
@@ -196,7 +197,8 @@ def test_a_prompt_is_read_the_same_where_attention_takes_no_groups(architecture,
 @pytest.mark.parametrize("bit_exact", [True, False])
 def test_a_layout_that_is_not_bit_exact_fills_up_and_pads_nothing(bit_exact):
     model = replace(FusedModel.of(copy.deepcopy(tiny_model("llama")).bfloat16()), bit_exact=bit_exact)
-    mask = FusedRunner(model, 64)._mask(10, 11, torch.bfloat16)
+    runner = FusedRunner(model, 64)
+    mask = runner._mask(Rows(Cache(model, 64), 10, 1, None), torch.bfloat16, 0)
     assert (model.least_rows, mask.shape) == ((4, (4, 32)) if bit_exact else (1, (model.heads // model.kv_heads, 11)))
 
 
@@ -272,7 +274,7 @@ def test_in_bfloat16_attention_to_a_token_is_the_same_bits_in_every_pass(heads, 
     sizes = {"num_hidden_layers": 1, "hidden_size": width * heads, "intermediate_size": 8, "vocab_size": 8}
     config = AutoConfig.for_model("llama", num_attention_heads=heads, num_key_value_heads=kv_heads, **sizes)
     runner = FusedRunner(FusedModel.of(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)), longest)
-    generator = torch.Generator().manual_seed(0)
+    generator, cache = torch.Generator().manual_seed(0), Cache(runner.model, 8)
 
     def random(*shape):
         return torch.randn(*shape, width, generator=generator).bfloat16()
@@ -281,7 +283,7 @@ def test_in_bfloat16_attention_to_a_token_is_the_same_bits_in_every_pass(heads, 
         keys, values, qk = map(random, (kv_heads, kv_heads, MOST_ROWS), (longest, longest, heads + kv_heads))
 
         def attended(begin, end, start=start, keys=keys, values=values, qk=qk):
-            mask = runner._mask(start + begin, start + end, torch.bfloat16)
+            mask = runner._mask(Rows(cache, start + begin, end - begin, None), torch.bfloat16, 0)
             read = mask.shape[1]
             return runner._attend(qk[begin:end], keys[:, :read], values[:, :read], mask)
 
@@ -319,11 +321,10 @@ ROPES = {
 def test_angles_made_of_the_configuration_are_those_of_transformers(kind):
     config = copy.deepcopy(tiny_model("llama").config)
     config.rope_parameters = {"rope_theta": 500.0, "rope_type": kind, **ROPES[kind]}
-    by_transformers = FusedModel.of(AutoModelForCausalLM.from_config(config)).rope
+    by_transformers = AutoModelForCausalLM.from_config(config).model.rotary_emb
     ours = Rope.of(config, torch.device("cpu"))
-    assert by_transformers is not None
-    assert torch.equal(ours.frequencies, by_transformers.frequencies)
-    assert ours.scale == by_transformers.scale
+    assert torch.equal(ours.frequencies, by_transformers.inv_freq.float())
+    assert ours.scale == by_transformers.attention_scaling
     assert (ours.scale != 1) == (kind == "yarn")
 
 

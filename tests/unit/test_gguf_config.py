@@ -12,7 +12,7 @@ import transformers as hf
 from torch import Tensor
 
 from specdemo.bench.llamacpp import started
-from specdemo.engines.layout import knows
+from specdemo.engines.families import knows
 from specdemo.models.gguf import Header, check_header, completed
 from specdemo.models.loaded import load
 from specdemo.models.report import report_on

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from specdemo.engines.families import HYBRIDS, is_hybrid
 from specdemo.engines.hybrid import AGAIN, HybridRunner
-from specdemo.engines.layout import HYBRIDS, is_hybrid
 from specdemo.engines.runner import CannotBranch
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.report import RUNNING_STATES, report_on

@@ -192,7 +192,8 @@ TEXTS: dict[str, dict[str, Any]] = {
     "vaultgemma": {**WIDE, **WINDOW},
     "xglm": {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48},
 }
-FUSED = {"llama", "qwen2", "qwen3", "smollm3", "gpt2"}
+FUSED = {"gpt2", "llama", "qwen2", "qwen2, sliding", "qwen3", "smollm3", "mistral", "ministral", "gemma", "gemma2"}
+FUSED |= {"gemma3_text", "phi3", "olmo2", "olmo3", "granite", "glm", "glm4"}
 STATE = r"it has layers \(.*\) whose state cannot be rolled back after a rejected guess"
 ENCODER = "is an encoder, not a causal language model"
 NO_PARTS = "does not keep keys and values from which a pass over several tokens can go on"

@@ -163,7 +163,7 @@ class NativeBackend:
     def __init__(self, head: LayeredHead, parts: NativeParts, capacity: int, dtype: torch.dtype) -> None:
         """`dtype` is that of the cache."""
         self.head, (self.layers, self.context, self.logits), self._computed = head, parts, dtype
-        self.cache = NativeCache(self.layers, capacity, dtype, head.rope)
+        self.cache = NativeCache(self.layers, capacity, dtype, [head.rope])
         self.capacity = self.cache.capacity
 
     def seek(self, live: int) -> None:
@@ -221,19 +221,26 @@ def native_backend(head: LayeredHead, output: Linear) -> Callable[[int, torch.dt
             attention_norm=step(layer.input_norms()[0]),
             qkv=step(layer.qkv),
             head_norms=(step(layer.q_norm), step(layer.k_norm)) if layer.q_norm and layer.k_norm else None,
-            rotated=True,
+            rope=0,
             out=step(layer.out),
             mlp_norm=step(layer.mlp_norm),
             up=step(layer.gate_up),
             activate=swiglu,
             down=step(layer.down),
+            window=window,
         )
-        for layer in head.decoder_layers()
+        for layer, window in zip(head.decoder_layers(), shape.windows, strict=False)
     ]
     if not can_run(layers, output, shape.width):
         return None
     second_norm = next(map(step, head.decoder_layers()[0].input_norms()[1:]), None)
-    sizes = shape.heads, shape.kv_heads, shape.width, second_norm, shape.windows[: len(layers)], head.bidirectional
-    native = NativeLayers(layers, *sizes, normed=shape.normed_residual)
-    context = native if shape.normed_context else NativeLayers(layers, *sizes, normed=True)
+    made = partial(
+        NativeLayers,
+        layers,
+        *(shape.heads, shape.kv_heads, shape.width),
+        second_input_norm=second_norm,
+        bidirectional=head.bidirectional,
+    )
+    native = made(normed=shape.normed_residual)
+    context = native if shape.normed_context else made(normed=True)
     return partial(NativeBackend, head, (native, context, NativeHead(native, step(head.norm), output)))

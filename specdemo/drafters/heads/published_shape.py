@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 from torch import Tensor
 
-from ...engines.layout import ROPES
+from ...engines.families import ROPES
 from ...types import MAX_K, BadInput
 from .formats import Config, Format
 from .shapes import ALL, ALL_TOKENS, EACH, NONE, ROPE_THETA, HeadShape, rope_of

@@ -36,10 +36,9 @@ class Linear(Structure):
 
 class Layer(Structure):
     _fields_ = [
-        *((f"{name}_norm", Norm) for name in ("second_input", "attention", "q", "k", "mlp")),
+        *((f"{name}_norm", Norm) for name in ("second_input", "attention", "q", "k", "out", "mlp", "down")),
         *((name, Linear) for name in ("qkv", "out", "up", "down")),
-        ("window", c_long),
-        ("rotated", c_int),
+        *((name, c_long) for name in ("window", "rope")),
     ]
 
 
@@ -47,7 +46,8 @@ class Model(Structure):
     _fields_ = [
         ("layers", POINTER(Layer)),
         *((name, c_long) for name in ("hidden", "heads", "kv_heads", "width")),
-        ("bidirectional", c_int),
+        *((name, c_float) for name in ("scale", "cap", "residual")),
+        *((name, c_int) for name in ("gelu", "all_heads", "bidirectional")),
     ]
 
 

@@ -40,14 +40,22 @@ const int columns = COLUMNS, step = STEP, paired = PAIRED;
 
 typedef struct { const float *weight, *bias; float eps; } Norm; /* layer norm, or RMS norm where there is no bias */
 typedef struct {
-    Norm second_input_norm, attention_norm, q_norm, k_norm, mlp_norm; /* without a weight where there is no such norm */
+    /* without a weight where there is no such norm; out_norm and down_norm are of what is added to the residual stream */
+    Norm second_input_norm, attention_norm, q_norm, k_norm, out_norm, mlp_norm, down_norm;
     Linear qkv, out, up, down; /* the parts of qkv are heads; up has one, or two with a gate, which comes first */
     long window; /* how many tokens a token sees, or all if that is 0 */
-    int rotated;
+    long rope;   /* which of the rotations of the cache, or -1 for none */
 } Layer;
-/* If a pass is `bidirectional`, its tokens see each other, and the window before the pass. */
-typedef struct { const Layer *layers; long hidden, heads, kv_heads, width; int bidirectional; } Model;
-/* Cosines and sines are [capacity, width / 2]. COLUMNS divides the capacity. */
+/* `scale` multiplies scores, and `cap` limits them, or does not if it is 0: cap * tanh(score / cap). `residual` multiplies
+   what is added to the residual stream. With `all_heads` the norms of queries and of keys are of all heads of a token. If a
+   pass is `bidirectional`, its tokens see each other, and the window before the pass. */
+typedef struct {
+    const Layer *layers;
+    long hidden, heads, kv_heads, width;
+    float scale, cap, residual;
+    int gelu, all_heads, bidirectional;
+} Model;
+/* Cosines and sines are [rotations, capacity, width / 2]. COLUMNS divides the capacity. */
 typedef struct { act_t *keys, *values; const float *cosines, *sines; long capacity; } Cache;
 /* How the rows of a pass follow each other where they are no chain. They are written after the `base` tokens that all of
    them see, row after row, and bit i of ancestors[t] says that row t of the pass sees slot base + i; its own bit is set. A
@@ -131,6 +139,17 @@ static void norm_rows(const Norm *n, const float *x, long count, long size, act_
             for (long i = 0; i < size; i++) out[row * stride + i] = to_act(x[row * size + i]);
 }
 
+/* x += the rows of `added` [count, size], normed and scaled. Each thread gets the rows that `norm_rows` gives it. */
+static void add_rows(const Norm *n, float *added, float scale, long count, long size, float *x) {
+#pragma omp for schedule(static) nowait
+    for (long row = 0; row < count; row++) {
+        float *one = added + row * size;
+        if (n->weight) norm_row(n, one, size, one, WRITE);
+#pragma omp simd
+        for (long i = 0; i < size; i++) x[row * size + i] += scale * one[i];
+    }
+}
+
 /* Norm and rotate a head x [width] of the token at `position`, and write it to q [width] or into a slot of the cache.
    The heads are those of the queries, then of the keys, then of the values. */
 static void store_head(const Model *m, const Layer *layer, int index, const Cache *cache, long position, long slot,
@@ -139,9 +158,10 @@ static void store_head(const Model *m, const Layer *layer, int index, const Cach
     const long key = head - m->heads, value = key - m->kv_heads;
     if (value < 0) {
         const Norm *n = key < 0 ? &layer->q_norm : &layer->k_norm;
-        if (n->weight) norm_row(n, x, width, x, WRITE);
-        if (layer->rotated) {
-            const float *cosine = cache->cosines + position * half, *sine = cache->sines + position * half;
+        if (n->weight && !m->all_heads) norm_row(n, x, width, x, WRITE);
+        if (layer->rope >= 0) {
+            const long at_position = (layer->rope * cache->capacity + position) * half;
+            const float *cosine = cache->cosines + at_position, *sine = cache->sines + at_position;
 #pragma omp simd
             for (long i = 0; i < half; i++) {
                 const float a = x[i], b = x[half + i];
@@ -163,27 +183,47 @@ static void store_head(const Model *m, const Layer *layer, int index, const Cach
     }
 }
 
+/* all [count, parts of qkv, width] = queries, keys and values, the first two normed over all heads of a token. */
+static void norm_all_heads(const Model *m, const Layer *layer, const act_t *inputs, long count, float *all, Barrier *b) {
+    const long queries = m->heads * m->width, keys = m->kv_heads * m->width;
+    multiply(&layer->qkv, inputs, count, all, WRITE), barrier(b);
+#pragma omp for schedule(static) nowait
+    for (long row = 0; row < count; row++) {
+        float *one = all + row * (queries + 2 * keys);
+        norm_row(&layer->q_norm, one, queries, one, WRITE);
+        norm_row(&layer->k_norm, one + queries, keys, one + queries, WRITE);
+    }
+    barrier(b);
+}
+
 /* Compute q [count, heads, width] of the rows, and write their keys and values into the caches.
-   `scratch` [count, width] belongs to this thread. */
+   `scratch` [count, width] belongs to this thread. If `all` is not NULL, it is what `norm_all_heads` computed. */
 static void write_kv(const Model *m, const Layer *layer, int index, const Row *rows, const act_t *inputs, long count,
-                     float *scratch, act_t *q) {
-    const long width = m->width;
+                     float *scratch, float *all, act_t *q) {
+    const long width = m->width, stride = all ? layer->qkv.parts * width : width;
 #pragma omp for schedule(static) nowait
     for (long head = 0; head < layer->qkv.parts; head++) {
-        for (long column = 0; column < width; column += COLUMNS)
+        float *heads = all ? all + head * width : scratch;
+        for (long column = 0; column < width && !all; column += COLUMNS)
             multiply_block(&layer->qkv, head, column, inputs, count, scratch + column, width, WRITE);
         for (long row = 0; row < count; row++)
             store_head(m, layer, index, rows[row].of->cache, position_of(rows[row]), rows[row].of->start + rows[row].t,
-                       head, scratch + row * width, q + (row * m->heads + head) * width);
+                       head, heads + row * stride, q + (row * m->heads + head) * width);
     }
 }
 
 /* exps = e to the power of a row's scores less their maximum, 0 outside of `from` to `end`, where the scores are
    overwritten. Returns their sum, by which the caller divides. The row has whole `blocks` of COLUMNS, so that vectors
    cover all of it. */
-static float softmax(float *scores, long from, long end, long blocks, float scale, act_t *exps) {
+static float softmax(const Model *m, float *scores, long from, long end, long blocks, act_t *exps) {
     const long size = blocks * COLUMNS;
-    float max = scores[from], sum = 0;
+    const float scale = m->cap ? 1.0f : m->scale;
+    float max, sum = 0;
+    if (m->cap)
+#pragma omp simd
+        for (long key = from; key < end; key++)
+            scores[key] = m->cap * (2.0f * sigmoid(2.0f * scores[key] * m->scale / m->cap) - 1.0f);
+    max = scores[from];
     for (long key = 0; key < from; key++) scores[key] = -INFINITY;
     for (long key = end; key < size; key++) scores[key] = -INFINITY;
 #pragma omp simd reduction(max : max)
@@ -213,7 +253,6 @@ static void gather(const act_t *values, long begin, long base, long end, const l
 static void attend(const Model *m, int index, const Row *rows, const act_t *q, long count, long stride, float *scores,
                    act_t *exps, act_t *out) {
     const long width = m->width, wide = round_up(width, COLUMNS), group = m->heads / m->kv_heads;
-    const float scale = 1.0f / sqrtf(width);
 #pragma omp for schedule(static) collapse(2) nowait
     for (long kv_head = 0; kv_head < m->kv_heads; kv_head++)
         for (long row = 0; row < count; row++)
@@ -247,7 +286,7 @@ static void attend(const Model *m, int index, const Row *rows, const act_t *q, l
                         scores[r * stride + tree->base + length] = scores[r * stride + tree->base + path[length]];
                 }
                 for (long r = 0; r < queries; r++)
-                    total[r] = softmax(scores + r * stride + begin, from - begin, end - begin, blocks, scale,
+                    total[r] = softmax(m, scores + r * stride + begin, from - begin, end - begin, blocks,
                                      exps + r * stride + begin);
                 for (long column = 0; column < width; column += COLUMNS) {
                     const act_t *block = values + column * cache->capacity;
@@ -263,9 +302,9 @@ static void attend(const Model *m, int index, const Row *rows, const act_t *q, l
             }
 }
 
-/* out [count, outer] = silu(gate) * up, the two products of x; with one product, gelu(up) in its tanh approximation.
-   gates [count, outer]; `scratch` [count, COLUMNS] belongs to this thread. */
-static void activate(const Linear *p, const act_t *x, long count, float *gates, float *scratch, act_t *out) {
+/* out [count, outer] = f(gate) * up, the two products of x, or f(up) of a single product, where f is silu, or with `gelu`
+   gelu in its tanh approximation. gates [count, outer]; `scratch` [count, COLUMNS] belongs to this thread. */
+static void activate(const Linear *p, int gelu, const act_t *x, long count, float *gates, float *scratch, act_t *out) {
     const int gated = p->parts > 1;
     if (gated) /* A thread gets the same columns in both loops. A single loop would jump to and fro in memory. */
 #pragma omp for schedule(static) nowait
@@ -278,11 +317,22 @@ static void activate(const Linear *p, const act_t *x, long count, float *gates, 
             const float *up = scratch + row * COLUMNS, *gate = gates + row * p->outer + column;
 #pragma omp simd
             for (long c = 0; c < min(COLUMNS, p->outer - column); c++) {
-                const float a = gated ? gate[c] : up[c], slope = gated ? a : 1.5957691216f * (a + 0.044715f * a * a * a);
+                const float a = gated ? gate[c] : up[c], slope = gelu ? 1.5957691216f * (a + 0.044715f * a * a * a) : a;
                 out[row * p->outer + column + c] = to_act(a * sigmoid(slope) * (gated ? up[c] : 1.0f));
             }
         }
     }
+}
+
+/* x [count, outer] += the product of `inputs`, normed and scaled. `sums` [count, outer]. */
+static void add_product(const Model *m, const Norm *n, const Linear *p, const act_t *inputs, long count, float *sums,
+                        float *x, Barrier *b) {
+    if (!n->weight && m->residual == 1.0f) {
+        multiply(p, inputs, count, x, ADD), barrier(b);
+        return;
+    }
+    multiply(p, inputs, count, sums, WRITE), barrier(b);
+    add_rows(n, sums, m->residual, count, p->outer, x);
 }
 
 /* The input of a layer's queries, keys and values: the second input, if there is one, and x, both normed. */
@@ -302,16 +352,17 @@ int run_layers(const Model *m, int first, int last, float *x, const float *secon
     for (const Sequence *s = sequences; s < sequences + several; s++)
         count += s->count, stride = max(stride, s->cache->capacity);
     const long hidden = m->hidden, inner = one->down.inner, queries = m->heads * m->width;
+    const long floats = max(max(inner, hidden), one->qkv.parts * m->width); /* of a token: gates, all heads, or sums */
     const long scratch_size = count * (m->width > COLUMNS ? m->width : COLUMNS);
     const long per_thread = scratch_size * sizeof(float) + ROWS * stride * (sizeof(float) + sizeof(act_t));
-    const long per_token = sizeof(Row) + inner * sizeof(float) + (one->qkv.inner + 2 * queries + inner) * sizeof(act_t);
+    const long per_token = sizeof(Row) + floats * sizeof(float) + (one->qkv.inner + 2 * queries + inner) * sizeof(act_t);
     char *buffers = malloc(threads * per_thread + count * per_token);
     if (!buffers) return 0;
     Row *rows = (Row *)(buffers + threads * per_thread), *next = rows;
     for (const Sequence *s = sequences; s < sequences + several; s++)
         for (long t = 0; t < s->count; t++) *next++ = (Row){s, t};
-    float *gates = (float *)next;
-    act_t *inputs = (act_t *)(gates + count * inner), *q = inputs + count * one->qkv.inner;
+    float *all = (float *)next;
+    act_t *inputs = (act_t *)(all + count * floats), *q = inputs + count * one->qkv.inner;
     act_t *attended = q + count * queries, *activated = attended + count * queries;
     Barrier b = {0};
 #pragma omp parallel num_threads(threads)
@@ -321,13 +372,14 @@ int run_layers(const Model *m, int first, int last, float *x, const float *secon
         for (int index = first; index < last; index++) {
             const Layer *layer = m->layers + index;
             norm_inputs(layer, second_input, x, count, hidden, inputs), barrier(&b);
-            write_kv(m, layer, index, rows, inputs, count, scratch, q), barrier(&b);
+            if (m->all_heads) norm_all_heads(m, layer, inputs, count, all, &b);
+            write_kv(m, layer, index, rows, inputs, count, scratch, m->all_heads ? all : NULL, q), barrier(&b);
             if (kv_only) continue;
             attend(m, index, rows, q, count, stride, scores, exps, attended), barrier(&b);
-            multiply(&layer->out, attended, count, x, ADD), barrier(&b);
+            add_product(m, &layer->out_norm, &layer->out, attended, count, all, x, &b);
             norm_rows(&layer->mlp_norm, x, count, hidden, inputs, hidden), barrier(&b);
-            activate(&layer->up, inputs, count, gates, scratch, activated), barrier(&b);
-            multiply(&layer->down, activated, count, x, ADD), barrier(&b);
+            activate(&layer->up, m->gelu, inputs, count, all, scratch, activated), barrier(&b);
+            add_product(m, &layer->down_norm, &layer->down, activated, count, all, x, &b);
         }
     }
     free(buffers);

@@ -316,7 +316,8 @@ class CapturedPasses:
         outputs = []
         for layer, keys, values in zip(model.layers, cache.keys, cache.values, strict=True):
             qkv = ops.product(layer.qkv, x, norm=layer.attention_norm)
-            q = ops.write_kv(qkv, layer.head_norms, cache.rotation if layer.rotated else None, keys, values, rows)
+            rotation = None if layer.rope is None else cache.rotations[layer.rope]
+            q = ops.write_kv(qkv, layer.head_norms, rotation, keys, values, rows)
             x = ops.product(layer.out, ops.attend(q, keys, values, rows), plus=x)
             gated = layer.activate is swiglu
             inner = ops.product(layer.up, x, norm=layer.mlp_norm, gated=gated)

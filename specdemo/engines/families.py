@@ -1,0 +1,192 @@
+"""What a configuration says of a model: the families that the fused engines know, and how each differs from Llama."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the layers of some models differ from Llama's.
+
+    A norm is None where there is none. `out_norm` and `down_norm` are applied to what attention and the MLP add to the
+    residual stream. `above_one` says that a norm multiplies by 1 + its weight. A merged product has one name.
+    `interleaved` says that a rotation turns numbers 0 and 1 of a head, then 2 and 3, and so on, while Llama's turns the
+    first number of each half, then the second. `scaled_embedding` says that embeddings are multiplied by the square
+    root of their width.
+    """
+
+    attention_norm: str | None = "input_layernorm"
+    out_norm: str | None = None
+    mlp_norm: str | None = "post_attention_layernorm"
+    down_norm: str | None = None
+    qkv: tuple[str, ...] = QKV
+    up: tuple[str, ...] = GATE_UP
+    normed_heads: str | None = None  # how queries and keys are normed: each "head" by itself, or "all" of a token
+    biased: str | None = "attention_bias"  # the field that says whether attention has biases; None: it has
+    out_biased: bool = True  # whether its output then has one too
+    above_one: bool = False
+    interleaved: bool = False
+    scaled_embedding: bool = False
+
+    def has_bias(self, config: PreTrainedConfig, name: str) -> bool:
+        """Whether a product of a layer, such as self_attn.q_proj, has a bias."""
+        if name.startswith("mlp"):
+            return bool(getattr(config, "mlp_bias", False))
+        can = self.out_biased or not name.endswith("o_proj")
+        return can and (self.biased is None or bool(getattr(config, self.biased, False)))
+
+
+_OLMO = Family(None, "post_attention_layernorm", None, "post_feedforward_layernorm", normed_heads="all")
+_GEMMA = Family(
+    out_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    down_norm="post_feedforward_layernorm",
+    above_one=True,
+    scaled_embedding=True,
+)
+_GLM = Family(up=("gate_up_proj",), out_biased=False, interleaved=True)
+FAMILIES = {
+    **dict.fromkeys(("llama", "smollm3", "mistral", "ministral", "granite"), Family()),
+    "qwen2": Family(biased=None, out_biased=False),
+    "qwen3": Family(normed_heads="head"),
+    "gemma": Family(above_one=True, scaled_embedding=True),
+    "gemma2": _GEMMA,
+    "gemma3_text": replace(_GEMMA, normed_heads="head"),
+    "phi3": Family(qkv=("qkv_proj",), up=("gate_up_proj",)),
+    **dict.fromkeys(("olmo2", "olmo3"), _OLMO),
+    "glm": _GLM,
+    "glm4": replace(_GLM, out_norm="post_self_attn_layernorm", down_norm="post_mlp_layernorm"),
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+# Models with a running state that a pass of any length can go on from; others may not be able to.
+HYBRIDS = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "lfm2", "lfm2_moe", "falcon_h1", "granitemoehybrid"}
+HYBRIDS |= {"olmo_hybrid"}
+RUNNING = {"linear_attention", "conv"}  # types of layers that have such a state instead of keys and values
+ROPES = {"default", "linear", "llama3", "yarn"}  # rotations whose angles never depend on the length of the text
+ACTIVATIONS = {"silu", "gelu_pytorch_tanh"}  # see `layout`
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Factors of a model, and the caps of scores and logits: x becomes cap * tanh(x / cap), or stays where cap is 0."""
+
+    attention: float
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    score_cap: float = 0.0
+    logits_cap: float = 0.0
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Scales:
+        def stated(name: str, default: float) -> float:
+            value = getattr(config, name, None)
+            return default if value is None else float(value)
+
+        scaled = config.model_type in FAMILIES and FAMILIES[config.model_type].scaled_embedding
+        return cls(
+            attention=stated("attention_multiplier", stated("query_pre_attn_scalar", head_width(config)) ** -0.5),
+            embedding=config.hidden_size**0.5 if scaled else stated("embedding_multiplier", 1.0),
+            residual=stated("residual_multiplier", 1.0),
+            logits=1 / stated("logits_scaling", 1.0),
+            score_cap=stated("attn_logit_softcapping", 0.0),
+            logits_cap=stated("final_logit_softcapping", 0.0),
+        )
+
+
+def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
+    """Whether the fused path computes the same as transformers' forward for a model with this configuration.
+
+    Captured passes on a GPU have none of what distinguishes some families from Llama: windows, scales and caps, and
+    norms of what is added to the residual stream.
+
+    Quantized weights are excluded: they are packed, or need scales that only transformers' forward knows. So is the
+    text part of a larger model, whose weights have other names.
+    """
+    if config.get_text_config() is not config or getattr(config, "quantization_config", None):
+        return False
+    if config.model_type == "gpt2":
+        scaled = config.scale_attn_weights and not config.scale_attn_by_inverse_layer_idx
+        plain = not config.reorder_and_upcast_attn and not config.add_cross_attention
+        return config.activation_function == "gelu_new" and scaled and plain
+    if config.model_type not in FAMILIES or not {*layer_kinds(config)} <= {FULL, SLIDING}:
+        return False
+    if getattr(config, "use_bidirectional_attention", None) or activation(config) not in ACTIVATIONS:
+        return False
+    if config.model_type == "gemma3_text" and config.attn_logit_softcapping:  # transformers does not apply it
+        return False
+    if on_gpu and (any(windows(config)) or Scales.of(config) != Scales(head_width(config) ** -0.5)):
+        return False
+    if on_gpu and FAMILIES[config.model_type].out_norm:
+        return False
+    ropes = [rope_of(config, kind) for kind in {*layer_kinds(config)}]
+    return all(rope.get("rope_type", "default") in ROPES or has_equal_factors(config) for rope in ropes)
+
+
+def activation(config: PreTrainedConfig) -> str:
+    """The name of the MLP's activation."""
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def layer_kinds(config: PreTrainedConfig) -> list[str]:
+    """Whether each layer sees all tokens or those of a sliding window, in transformers' words."""
+    if (kinds := getattr(config, "layer_types", None)) is not None:
+        return list(kinds)
+    return [SLIDING if getattr(config, "sliding_window", None) else FULL] * config.num_hidden_layers
+
+
+def windows(config: PreTrainedConfig) -> list[int]:
+    """How many tokens a token sees in each layer, itself included; 0 is all."""
+    return [config.sliding_window if kind == SLIDING else 0 for kind in layer_kinds(config)]
+
+
+def rope_of(config: PreTrainedConfig, kind: str = FULL) -> dict[str, Any]:
+    """The parameters of the rotary embedding of layers of a kind."""
+    stated = getattr(config, "rope_parameters", None) or {}
+    return stated.get(kind, stated) or {}
+
+
+def has_ropes_by_kind(config: PreTrainedConfig) -> bool:
+    """Whether layers that see all tokens have other rotations than those with a window."""
+    return FULL in (getattr(config, "rope_parameters", None) or {})
+
+
+def has_equal_factors(config: PreTrainedConfig) -> bool:
+    """Whether long and short texts have the same LongRoPE factors, as in GGUF files."""
+    rope = rope_of(config)
+    return rope.get("rope_type") == "longrope" and rope.get("long_factor", 0) == rope.get("short_factor", 1)
+
+
+def is_hybrid(config: PreTrainedConfig) -> bool:
+    """Whether `hybrid.HybridRunner` runs a model with this configuration."""
+    return config.get_text_config().model_type in HYBRIDS
+
+
+def attending_layers(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+    """The configurations of the layers that keep keys and values of every token; some models have several."""
+    text = config.get_text_config(decoder=True)
+    kinds = (getattr(text, "layer_types", None) if is_hybrid(text) else None) or [""] * text.num_hidden_layers
+    return [text.per_layer_config[index] for index, kind in enumerate(kinds) if kind not in RUNNING]
+
+
+def key_heads(config: PreTrainedConfig) -> int:
+    """The attention heads that have keys and values of their own."""
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
+def head_width(config: PreTrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def final_norm_eps(config: PreTrainedConfig) -> float | None:
+    """The epsilon of a model's final RMS norm; None if its norm is not like Llama's."""
+    config = config.get_text_config()
+    family = FAMILIES.get(config.model_type)
+    return None if family is None or family.above_one else config.rms_norm_eps

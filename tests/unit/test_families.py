@@ -1,0 +1,166 @@
+"""The families that the C and fused engines know: each computes what transformers' forward does, to the same bits in
+every pass, over the ends of windows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from specdemo.engines.choose import expected_engine
+from specdemo.engines.cpu.library import library_for
+from specdemo.engines.families import FAMILIES, knows
+from specdemo.engines.fused import FusedRunner
+from specdemo.engines.layout import FusedModel
+from specdemo.engines.native import NativeRunner, native_model
+from specdemo.engines.runner import Runner
+from specdemo.models.weights import shapes
+
+needs_native = pytest.mark.skipif(library_for(torch.float32) is None, reason="no gcc, or a CPU without AVX2")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+WINDOWS = {"layer_types": KINDS, "sliding_window": 5}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+}
+PARTLY = {"rope_type": "default", "rope_theta": 1e3, "partial_rotary_factor": 0.5}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral with a window": ("mistral", {"sliding_window": 5}),
+    "ministral": ("ministral", WINDOWS),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {**WINDOWS, "query_pre_attn_scalar": 7}),
+    "gemma2 with low caps": ("gemma2", {**WINDOWS, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0}),
+    "gemma3": ("gemma3_text", {**WINDOWS, "rope_parameters": TWO_ROPES, "query_pre_attn_scalar": 40}),
+    "phi3": ("phi3", {"sliding_window": None, "rope_parameters": PARTLY}),
+    "phi3 with a window": ("phi3", {"sliding_window": 5}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {**WINDOWS, "rope_parameters": {**TWO_ROPES, "full_attention": YARN}}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 4.0,
+            "mlp_bias": True,
+        },
+    ),
+    "glm": ("glm", {"rope_parameters": PARTLY}),
+    "glm4": ("glm4", {"rope_parameters": PARTLY, "attention_bias": True}),
+}
+HOW_IT_WORKS = Path(__file__).parents[2] / "docs" / "how-it-works.md"
+CHAIN, TREE = [7, 8, 9, 10, 11, 12, 13], [-1, 0, 0, 1, 3, 2, 4]
+
+
+def model_of(name: str) -> PreTrainedModel:
+    kind, fields = CASES[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SIZES, **fields}), dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():  # norms begin as ones, and biases as zeros
+            weight.normal_(0.3, 0.4) if weight.dim() == 1 else weight.normal_(0, 0.15)
+    return model.eval()
+
+
+def runner_of(model: PreTrainedModel, engine: str, dtype: torch.dtype = torch.float32) -> Runner:
+    fused = FusedModel.of(model, dtype)
+    if engine == "fused":
+        return FusedRunner(fused, 64)
+    native = native_model(fused)
+    assert native is not None
+    return NativeRunner(native, 64)
+
+
+@pytest.fixture(params=CASES)
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return model_of(request.param)
+
+
+@pytest.mark.parametrize("engine", [pytest.param("native", marks=needs_native), "fused"])
+@torch.inference_mode()
+def test_a_family_computes_what_transformers_does(model: PreTrainedModel, engine: str) -> None:
+    ids = torch.randint(1, 61, (40,), generator=torch.Generator().manual_seed(1)).tolist()
+    logits, runner = model(torch.tensor([ids])).logits[0], runner_of(model, engine)
+    close: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4 * float(logits.abs().max())}
+    torch.testing.assert_close(runner.prefill(ids[:14]), logits[13:14], **close)
+    for start, end in ((14, 15), (15, 22), (22, 24), (24, 40)):
+        torch.testing.assert_close(runner.forward(ids[start:end]), logits[start:end], **close)
+    assert knows(model.config)
+    runner.rollback(20)  # a branch takes the places of a chain
+    tree = runner.forward(CHAIN, TREE)
+    for row in range(len(CHAIN)):
+        path, above = [CHAIN[row]], TREE[row]
+        while above >= 0:
+            path, above = [CHAIN[above], *path], TREE[above]
+        alone = model(torch.tensor([ids[:20] + path])).logits[0, -1]
+        torch.testing.assert_close(tree[row], alone, **close)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@torch.inference_mode()
+def test_the_logits_of_a_token_are_the_same_bits_in_every_pass(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    runner, prompt = runner_of(model, "native", dtype), list(range(1, 15))
+    runner.prefill(prompt)
+    together = runner.forward(CHAIN)
+    runner.rollback(len(prompt))
+    alone = torch.cat([runner.forward([token]) for token in CHAIN])
+    assert torch.equal(alone, together)
+    runner.rollback(len(prompt))
+    tree = runner.forward(CHAIN, TREE)
+    runner.rollback(len(prompt))
+    branch = runner.forward([CHAIN[row] for row in (0, 1, 3, 4, 6)])
+    assert torch.equal(tree[[0, 1, 3, 4, 6]], branch)
+
+
+@needs_native
+@torch.inference_mode()
+def test_float16_weights_keep_the_range_of_large_activations() -> None:
+    """Float16 ends at 65504. Gemma's activations go beyond; sums and the residual stream are float32."""
+    model = model_of("gemma3")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.post_feedforward_layernorm.weight.fill_(6e4)
+    ids = list(range(1, 30))
+    states = model(torch.tensor([ids]), output_hidden_states=True)
+    assert max(float(state.abs().max()) for state in states.hidden_states[:-1]) > 65504
+    runner = runner_of(model, "native", torch.float16)
+    halves = runner_of(model.half().float(), "native")
+    torch.testing.assert_close(runner.prefill(ids), halves.prefill(ids), rtol=1e-3, atol=1e-3)
+
+
+def test_the_weights_of_a_file_are_those_of_transformers(model: PreTrainedModel) -> None:
+    theirs = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
+    assert shapes(model.config) == theirs
+
+
+def test_every_family_has_a_case_and_an_engine() -> None:
+    captured = dict[str, bool]()
+    for name, (kind, fields) in CASES.items():
+        config = AutoConfig.for_model(kind, **{**SIZES, **fields})
+        assert knows(config), name
+        captured[kind] = captured.get(kind, False) or knows(config, on_gpu=True)
+        assert expected_engine(config, torch.float32, torch.device("cpu")) in {("native", True), ("fused", False)}
+    elsewhere = {"llama", "smollm3", "qwen2", "qwen3"}  # test_fused and test_native
+    assert captured.keys() | elsewhere == FAMILIES.keys()
+    lines = re.findall(r"^\| (`.*`) \| native or fused \| (.*) \|$", HOW_IT_WORKS.read_text(encoding="utf-8"), re.M)
+    told = {kind: on_gpu.startswith("graph") for kinds, on_gpu in lines for kind in re.findall(r"`(\w+)`", kinds)}
+    assert told == {**captured, **dict.fromkeys({*elsewhere, "gpt2"}, True)}
