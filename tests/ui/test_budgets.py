@@ -188,6 +188,7 @@ def test_a_study_ends_with_what_it_has_when_its_time_is_up() -> None:
     assert json.loads(view.files["json"])["rows"][0]["steps"] > 5
 
 
+@pytest.mark.slow
 def test_what_exceeds_the_budget_is_refused_or_cut_on_the_page(visit: Visit, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, STUDIES["domains"], Endless)
     script = Script()

@@ -542,6 +542,7 @@ def test_drafters_that_were_not_known_to_be_missing_are_left_out(visit: Visit, l
     list(engine.follow("toy"))
 
 
+@pytest.mark.slow
 def test_drafters_that_a_preset_lacks_are_not_offered_and_the_reason_is_told(new_lab: Open, engine: Engine) -> None:
     page, shown = new_lab("domains")
     page.get_by_role("tab", name="Race").click()

@@ -214,6 +214,7 @@ def test_this_gradio_keeps_its_queue_where_it_was_seen(held: str, place: Any) ->
     assert polled.progress_update_sleep_when_free == queue.REPORT_SECONDS, where
 
 
+@pytest.mark.slow
 def test_a_gradio_that_keeps_its_line_elsewhere_still_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.events_of(SimpleNamespace(), MODEL_LINE) == ([], [])
     assert queue.events_of(SimpleNamespace(_queue=object()), MODEL_LINE) == ([], [])

@@ -124,6 +124,7 @@ def test_wrong_names_are_sentences_and_what_was_loaded_races(visit: Visit, scrip
     assert tokens_shown(page, "plain") == tokens_of(script.entries, "plain")
 
 
+@pytest.mark.slow
 def test_a_load_that_fails_says_why_and_goes_back(visit: Visit, script: Script) -> None:
     page = visit()
     expect(page.locator(".sd-top")).to_have_attribute("data-stage", "ready")

@@ -88,6 +88,7 @@ def site() -> Iterator[tuple[str, Runs]]:
         yield url, runs
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("place", "number"),
     [

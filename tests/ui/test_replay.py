@@ -294,8 +294,8 @@ def test_whatever_a_file_holds_is_shown_literally(page: Page) -> None:
     assert page.evaluate("window.pwned === undefined")
 
 
-def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(page: Page, tmp_path: Path) -> None:
-    text, entries = traced()
+def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(page: Page) -> None:
+    text, _ = traced()
     open_replay(page, text)
     page.keyboard.press("End")
     verdict = told(page)
@@ -312,6 +312,13 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(page: Page,
     expect(page.locator(".sd-which")).to_have_value(SHIPPED[0])  # which is what would be played
     upload(page, text)
     expect(page.locator(".sd-facts-of")).to_contain_text("From your file")
+
+
+@pytest.mark.slow
+def test_a_file_that_is_too_large_or_not_packed_is_refused(page: Page, tmp_path: Path) -> None:
+    text, entries = traced()
+    open_replay(page, text)
+    refused = page.locator(".sd-choose [role=alert]")
     page.keyboard.press("End")
     files = {"large.jsonl": b"x" * (MAX_TRACE + 1), "bomb.jsonl.gz": gzip.compress(b"x" * 3 * MAX_TRACE, 1)}
     for name, content in files.items():  # as files, for what is sent to a browser takes seconds
@@ -337,6 +344,10 @@ def test_a_file_that_is_no_trace_is_refused_and_what_was_there_stays(page: Page,
     assert MAX_TRACE < page.evaluate("window.unpacked") < 2 * MAX_TRACE  # and then it stops
     page.evaluate("put_back()")
     assert replayed(page, SPECULATIVE) == tokens_of(entries, SPECULATIVE)
+
+
+def test_a_packed_trace_of_one_lane_is_played(page: Page) -> None:
+    open_replay(page, traced()[0])
     upload(page, gzip.compress(traced(only=PLAIN)[0].encode()), "trace.jsonl.gz")
     expect(page.locator(f"{REPLAY} [data-lane=speculative]")).to_be_hidden()
     page.keyboard.press("End")

@@ -153,6 +153,7 @@ def codes(page: Page) -> list[str]:
     return page.locator(".sd-step .sd-node .sd-chip-of").evaluate_all("all => all.map(chip => chip.classList[2] ?? '')")
 
 
+@pytest.mark.slow
 def test_a_tree_moves_nothing_and_reads_well_on_a_phone(visit: Visit, script: Script) -> None:
     page = visit(TREE, width=390, before=SHIFTS)
     run(page)
@@ -206,6 +207,7 @@ def test_a_preset_begins_with_trees_and_goes_on_with_chains_where_there_can_be_n
     client.close()
 
 
+@pytest.mark.slow
 def test_a_head_that_is_always_wrong_is_doubted_on_the_page_with_the_causes_in_order(
     visit: Visit, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ def tokens_of(loaded: Loaded, drafter: str, count: int = 24) -> list[int]:
 # Told before anything is fetched -----------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_memory_told_is_what_is_taken(

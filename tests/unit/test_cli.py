@@ -33,7 +33,7 @@ def test_presets_names_the_default(command):
 @pytest.mark.parametrize("drafter", ["none", "layer-skip"])
 def test_generate_prints_one_json_object_that_adds_up(command, drafter):
     words = ["--prompt", "Say the word tea three times.", "--max-new-tokens", "12", "--drafter", drafter, "-k", "3"]
-    status, out, err = command("generate", *words, "--json", "--dtype", "float32")
+    status, out, err = command("generate", *words, "--json")
     outcome = json.loads(out)
     assert (status, err) == (0, "")
     assert set(outcome) == {"text", "token_ids", "kinds", "finish_reason", "stats"}
@@ -56,7 +56,7 @@ def test_generate_streams_the_same_text_that_json_holds(command):
 
 
 def test_race_lanes_agree_in_float32(command):
-    words = "--drafter prompt-lookup -k 3 --max-new-tokens 16 --dtype float32 --json"
+    words = "--preset nanogpt-shakespeare --drafter prompt-lookup -k 3 --max-new-tokens 16 --dtype float32 --json"
     status, out, _ = command("race", "--prompt", "Repeat: one two three four.", *words.split())
     outcome = json.loads(out)
     assert status == 0

@@ -268,13 +268,12 @@ def chi_square(toy: TableToy, name: str, make_rule: Callable[[Settings], Rule] =
 
 
 # Under the match rule the text with a drafter is that of the target alone, token for token: see below.
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
         ("none", "match"),
-        *((name, "rejection") for name in DRAWING),
-        *(pytest.param(name, "rejection", marks=pytest.mark.slow) for name in DRAFTER_NAMES if name not in DRAWING),
+        (DRAWING[0], "rejection"),
+        *(pytest.param(name, "rejection", marks=pytest.mark.slow) for name in DRAFTER_NAMES if name != DRAWING[0]),
     ],
 )
 def test_sampled_runs_follow_the_targets_distribution(toy: TableToy, name: str, rule: str) -> None:

@@ -691,6 +691,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("several", ["by address", *FUSED], indirect=True)
 @pytest.mark.parametrize(("starts", "texts"), TEXTS)
 def test_several_texts_are_read_in_one_pass(several: Several, starts: Sequence[int], texts: Sequence[Any]) -> None:

@@ -298,6 +298,7 @@ OTHERS = replace(PLAN, kind="block", depth=2), replace(PLAN, kind="medusa", rate
 PLANS = [PLAN, *(pytest.param(plan, marks=pytest.mark.slow) for plan in OTHERS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS, ids=["eagle", "block", "medusa"])
 def test_a_head_learns_and_says_how_well(plan: TrainingPlan, circles: Path, tmp_path: Path) -> None:
     out = tmp_path / "head.safetensors"

@@ -236,7 +236,7 @@ def test_every_drafter_keeps_to_the_targets_distribution(loaded: Loaded, drafter
     assert f"No sign of a difference. One of {smallest:.3f} or more in the first token" in found.in_words()[-1]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_the_right_rule_passes_with_any_seed(loaded: Loaded, seed: int) -> None:
     assert not last(loaded, "draft-model", replace(HOT, k=1, seed=seed), 200).caught

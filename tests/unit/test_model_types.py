@@ -254,7 +254,7 @@ def copying(text: Sequence[int], vocab_size: int) -> Scripted:
     return Scripted(draft)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("label", TEXTS)
 def test_a_type_writes_the_text_of_generate_drafted_or_not(
     label: str, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
