@@ -132,7 +132,7 @@ def knows(config: PreTrainedConfig, on_gpu: bool = False) -> bool:
 
 def activation(config: PreTrainedConfig) -> str:
     """The name of the MLP's activation."""
-    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+    return str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None))
 
 
 def layer_kinds(config: PreTrainedConfig) -> list[str]:

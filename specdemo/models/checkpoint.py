@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -185,13 +185,24 @@ def open_whole(name: str, place: str, **options: Any) -> PreTrainedModel:
         )
     finally:
         REPORTS.removeFilter(_is_no_report)
-    if missing := sorted(found["missing_keys"]):
-        raise LoadError(f"{name} lacks weights that its configuration asks for: {_named(missing)}.")
-    if unlike := sorted(found["mismatched_keys"]):
-        described = (f"{weight} is {list(there)}, not {list(wanted)}" for weight, there, wanted in unlike)
-        raise LoadError(f"{name} has weights of another shape than its configuration says: {_named(described)}.")
+    check_whole(name, found["missing_keys"], found["mismatched_keys"])
     opened: PreTrainedModel = model
     return opened
+
+
+def check_whole(name: str, missing: Iterable[str], unlike: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Refuse files that do not hold every weight of a model.
+
+    Args:
+        unlike: weights of another shape than the model's: their names, their shapes, and those of the model.
+    Raises:
+        LoadError: naming them.
+    """
+    if missing := sorted(missing):
+        raise LoadError(f"{name} lacks weights that its configuration asks for: {_named(missing)}.")
+    if unlike := sorted(unlike):
+        described = (f"{weight} is {list(there)}, not {list(wanted)}" for weight, there, wanted in unlike)
+        raise LoadError(f"{name} has weights of another shape than its configuration says: {_named(described)}.")
 
 
 def _is_no_report(record: logging.LogRecord) -> bool:

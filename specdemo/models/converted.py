@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import redirect_stderr
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..system.folders import cache_folder
-from .gguf import check_header, completed, read_header
+from .gguf import EXPERTS, READ, check_header, completed, read_header
 from .source import GGUF, Place, Source
-from .store import Progress, check_room, crc32_of, disk_errors_in_words, has_sum, kept, size_of
+from .store import Progress, check_room, crc32_of, disk_errors_in_words, has_sum, ignore, kept, size_of
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 LAYOUT = 2  # version of a cache entry; a new number has all entries made again
 IDENTITY = "identity.json"
+CONVERTING = "converting the weights (only this once)"
 Copies = Mapping[str, str | None]  # from number types to the `variant` of `from_pretrained`
 COPIES: Copies = {"float32": None, "bfloat16": "bf16"}  # stored as they are loaded: casting takes a second
 # A large model is kept once. Its weights have a few bits each, so the rounding to bfloat16 matters little.
@@ -127,8 +129,8 @@ def _make(entry: Path, source: Converted, folder: Path, progress: Progress) -> P
     parts = entry.with_name(f"{entry.name}.parts")  # stays after an interrupted download
     check_room(entry.parent, source.size * source.room - size_of(parts))
     gguf = source.fetch(folder, parts, progress)
-    progress(None, "converting the weights (20 seconds or more, only this once)")
-    convert(gguf, folder, source.copies)
+    progress(None, CONVERTING)
+    convert(gguf, folder, source.copies, progress)
     if gguf.parent == folder:
         gguf.unlink()
     identity = {**source.identity(), "crc32": {file.name: crc32_of(file) for file in sorted(folder.iterdir())}}
@@ -139,7 +141,7 @@ def _make(entry: Path, source: Converted, folder: Path, progress: Progress) -> P
     return folder
 
 
-def convert(gguf: Path, folder: Path, copies: Copies = COPIES) -> None:
+def convert(gguf: Path, folder: Path, copies: Copies = COPIES, progress: Progress = ignore) -> None:
     """Write model and tokenizer of a GGUF file as `from_pretrained` reads them fastest.
 
     float32 holds exactly what the GGUF says, so results in float32 agree with anyone's.
@@ -148,27 +150,89 @@ def convert(gguf: Path, folder: Path, copies: Copies = COPIES) -> None:
         LoadError: naming what the file lacks, or a field of its header that is not known.
     """
     import torch
-    from transformers import AutoConfig, AutoTokenizer, GgufConfig
-
-    from .checkpoint import open_whole
+    from transformers import AutoConfig, AutoTokenizer
 
     place, name = str(gguf.parent), gguf.name
     with gguf.open("rb") as file:
         header = read_header(file)
     check_header(name, header)
-    config = completed(AutoConfig.from_pretrained(place, gguf_file=name), header, partial(_numbers, gguf))
-    options = {
-        "gguf_file": name,
-        "dtype": getattr(torch, next(iter(copies))),
-        "quantization_config": GgufConfig(dequantize=True),
-    }
+    with _read_once():
+        config = completed(AutoConfig.from_pretrained(place, gguf_file=name), header, partial(_numbers, gguf))
+        dtype = getattr(torch, next(iter(copies)))
+        experts = any(half in tensor for half in EXPERTS for tensor in header.shapes)
+        if experts or header.architecture in {*READ, "gpt2"}:  # transformers reads several tensors for a weight
+            model = _opened_whole(gguf, config, dtype)
+        else:
+            model = _opened(gguf, header.architecture, config, dtype, progress)
+        tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
+        _mend(tokenizer, model.config)
+        tokenizer.save_pretrained(folder)
+        for copy, variant in copies.items():
+            model.to(getattr(torch, copy)).save_pretrained(folder, variant=variant)
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Have a GGUF file read once by all who read it, and twice as fast.
+
+    transformers reads it for the configuration and again for the tokenizer. With 262,144 tokens each takes 16 seconds,
+    because a slice of a `numpy.memmap` takes longer than one of an array.
+    """
+    import gguf
+    import numpy as np
+
+    class Reader(gguf.GGUFReader):
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
+    plain, gguf.GGUFReader = gguf.GGUFReader, cache(Reader)
+    try:
+        yield
+    finally:
+        gguf.GGUFReader = plain
+
+
+def _opened(
+    gguf: Path, architecture: str, config: PreTrainedConfig, dtype: torch.dtype, progress: Progress
+) -> PreTrainedModel:
+    """The model of a GGUF file. Its weights are converted one after another, so memory holds only one of them twice.
+
+    transformers' tables say which weight a tensor is, and how its rows are ordered.
+    """
+    import numpy as np
+    import torch
+    from gguf import GGUFReader, dequantize
+    from transformers import modeling_gguf_pytorch_utils as tables
+
+    from .checkpoint import check_whole, empty_model
+
+    model, found = empty_model(config), dict[str, torch.Tensor]()
+    wanted, tensors = dict(model.named_parameters()), GGUFReader(gguf).tensors
+    processor = tables.TENSOR_PROCESSORS.get(architecture, tables.TensorProcessor)(config.to_dict())
+    names = tables.get_gguf_hf_weights_map(model, processor)
+    for done, tensor in enumerate(tensors):
+        progress(done / len(tensors), CONVERTING)
+        numbers = dequantize(tensor.data, tensor.tensor_type)
+        processed = processor.process(numbers, tensor.name, tensor_key_mapping=names, parsed_parameters={"tensors": {}})
+        if (name := names.get(processed.name)) in wanted:
+            found[name] = torch.from_numpy(np.array(processed.weights)).to(dtype)
+    unlike = [
+        (name, found[name].shape, wanted[name].shape) for name in found if found[name].shape != wanted[name].shape
+    ]
+    check_whole(gguf.name, wanted.keys() - found.keys(), unlike)
+    model.load_state_dict(found, strict=False, assign=True)
+    model.tie_weights()
+    return model
+
+
+def _opened_whole(gguf: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import GgufConfig
+
+    from .checkpoint import open_whole
+
+    options = {"gguf_file": gguf.name, "dtype": dtype, "quantization_config": GgufConfig(dequantize=True)}
     with redirect_stderr(StringIO()):  # hides a progress bar that cannot be switched off
-        model = open_whole(name, place, config=config, **options)
-    tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
-    _mend(tokenizer, model.config)
-    tokenizer.save_pretrained(folder)
-    for dtype, variant in copies.items():
-        model.to(getattr(torch, dtype)).save_pretrained(folder, variant=variant)
+        return open_whole(gguf.name, str(gguf.parent), config=config, **options)
 
 
 def _numbers(gguf: Path, tensor: str) -> list[float]:

@@ -21,7 +21,7 @@ from ..system.hardware import choose_device, choose_dtype, compute_dtype, free_m
 from ..types import BadInput
 from .checkpoint import find_checkpoint
 from .errors import wrap_load_errors
-from .gguf import Header, check_header
+from .gguf import LONG, Header, check_header
 from .loaded import LANES, check_prompts, context_of, embedding_rows
 from .placement import ModelPart, bits, plan
 from .presets import PRESETS, Preset
@@ -206,7 +206,7 @@ def _look_at(source: Source, lanes: int, preset: Preset, dtype: torch.dtype, dev
 def _config(header: Header) -> PreTrainedConfig:
     """The configuration of a GGUF file, as far as a report needs it."""
     heads, hidden = int(header.of_model("attention.head_count")), int(header.of_model("embedding_length"))
-    sizes = {
+    sizes: dict[str, Any] = {
         "vocab_size": len(header.fields["tokenizer.ggml.tokens"]),
         "hidden_size": hidden,
         "intermediate_size": int(header.of_model("feed_forward_length")),
@@ -217,10 +217,12 @@ def _config(header: Header) -> PreTrainedConfig:
         "max_position_embeddings": int(header.of_model("context_length", TOKENS)),
         "tie_word_embeddings": "output.weight" not in header.shapes,
     }
-    if (kind := TYPES.get(header.architecture, header.architecture)) in FAMILIES:
+    kind, two_factors = TYPES.get(header.architecture, header.architecture), LONG in header.shapes
+    if kind in FAMILIES and not two_factors:
         return AutoConfig.for_model(kind, **sizes)
     config = PreTrainedConfig(**sizes)
     config.model_type = header.architecture
+    config.rope_parameters = {"rope_type": "longrope"} if two_factors else None  # the factors are not read yet
     return config
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from specdemo.bench.llamacpp import started
 from specdemo.engines.families import knows
+from specdemo.models import converted
 from specdemo.models.gguf import Header, check_header, completed
 from specdemo.models.loaded import load
 from specdemo.models.report import report_on
@@ -193,6 +195,24 @@ def test_logits_are_those_of_a_configuration_that_says_the_same(case: Case, gguf
     assert (told.engine, told.exact) == (loaded.engine, loaded.exact_rows > 0)
     torch.testing.assert_close(loaded.target_runner(64).prefill(IDS)[-1], last_logits(model), atol=1e-4, rtol=1e-4)
     loaded.release()
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_weights_that_are_converted_one_by_one_are_those_that_transformers_reads(
+    case: Case, gguf: Gguf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(case, gguf)
+    shares = list[float]()
+    converted.convert(Path(gguf.file), tmp_path / "one by one", progress=lambda share, _: shares.append(share or 0.0))
+    assert shares == sorted(shares)
+    assert len(shares) > 10
+    whole = converted._opened_whole
+    monkeypatch.setattr(converted, "_opened", lambda file, _, config, dtype, __: whole(file, config, dtype))
+    converted.convert(Path(gguf.file), tmp_path / "whole")
+    files = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert [path.name for path in sorted((tmp_path / "one by one").iterdir())] == files
+    assert filecmp.cmpfiles(tmp_path / "whole", tmp_path / "one by one", files, shallow=False) == (files, [], [])
 
 
 @pytest.mark.sampled(3)
