@@ -189,6 +189,7 @@ def cells(fold: Locator) -> list[list[str]]:
 # Every view ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     timed, stopped = profile._timed_passes, threading.Event()
 

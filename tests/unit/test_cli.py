@@ -76,7 +76,19 @@ def test_race_prints_a_table_and_a_sentence(command):
 @pytest.mark.parametrize("temperature", [pytest.param("0", marks=pytest.mark.slow), "0.9"])
 def test_race_drafts_a_tree_that_its_trace_holds(command, tmp_path: Path, temperature: str):
     out = tmp_path / "race.jsonl"
-    words = ["--prompt", "Count to ten.", "--tree", "-k", "6", "--temperature", temperature, "--max-new-tokens", "20"]
+    words = [
+        "--preset",
+        "nanogpt-shakespeare",
+        "--prompt",
+        "Count to ten.",
+        "--tree",
+        "-k",
+        "6",
+        "--temperature",
+        temperature,
+        "--max-new-tokens",
+        "20",
+    ]
     assert command("record", *words, "--out", str(out))[0] == 0
     header, entries = read_trace(trace_lines(out))
     assert header["settings"]["tree"] is True
@@ -86,7 +98,7 @@ def test_race_drafts_a_tree_that_its_trace_holds(command, tmp_path: Path, temper
     outcome = json.loads(told)
     assert status == 0
     assert outcome["comparison"]["identical"]
-    status, _, err = command("race", *words[:2], "--tree", "-k", "64")
+    status, _, err = command("race", *words[:4], "--tree", "-k", "64")
     assert status == 2
     assert "K must be a whole number from 0 to 63" in err
 

@@ -252,6 +252,7 @@ def test_a_broken_rule_is_caught(loaded: Loaded, rule: str) -> None:
     assert "Not chance (p < 1e-06): this rule CHANGES" in found.in_words()[-1]
 
 
+@pytest.mark.slow
 def test_results_come_while_the_rounds_are_run(loaded: Loaded) -> None:
     context = telling_context(loaded, "ngram", loaded.encode(PROMPT), HOT)
     results = list(sampling(loaded, "ngram", context, HOT, rounds=450))
