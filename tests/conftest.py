@@ -33,13 +33,13 @@ else:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """The whole suite runs in four processes where pytest-xdist is installed, unless `-n` says otherwise."""
+    """The whole suite runs in three processes where pytest-xdist is installed, unless `-n` says otherwise."""
     whole = config.args_source is not pytest.Config.ArgsSource.ARGS
     a_worker = hasattr(config, "workerinput")
     if whole and not a_worker:  # or each process that is started compiles every module again
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if whole and not a_worker and config.getoption("numprocesses", 0) is None and not config.getoption("usepdb"):
-        config.option.numprocesses, config.option.dist = 4, "worksteal"
+        config.option.numprocesses, config.option.dist = 3, "worksteal"
 
 
 @pytest.hookimpl(tryfirst=True)

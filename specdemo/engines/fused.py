@@ -250,7 +250,7 @@ class FusedRunner(CachedRunner):
         """
         (count, _, width), heads, kv_heads = qk.shape, self.model.heads, self.model.kv_heads
         group, keys, values, scale = heads // kv_heads, keys[None], values[None], self.model.scales.attention
-        if mask is None or len(mask) == count:
+        if mask is None or len(mask) == mask.shape[1] == count:  # of a prompt, see `_mask_of`
             q, grouped = qk[:, :heads].transpose(0, 1)[None], attends_in_groups(qk.dtype, qk.device)
             if not grouped:
                 keys, values = (part.repeat_interleave(group, 1) for part in (keys, values))

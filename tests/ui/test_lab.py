@@ -229,6 +229,7 @@ def test_profile_is_stopped_in_its_warm_up_and_then_measured(lab: Open, monkeypa
     assert float(costs["target: a token"]) == pytest.approx(whole["models"][0]["p50_ms"], rel=0.01)
 
 
+@pytest.mark.slow
 def test_files_can_be_had_after_later_runs_and_leave_nothing_beside_gradios_copies(lab: Open) -> None:
     kept = left_behind()
     page, shown = lab("domains")
