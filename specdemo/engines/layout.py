@@ -214,11 +214,10 @@ def _of_family(config: PreTrainedConfig, weights: Weights) -> FusedModel:
             return None if name is None else norm(f"{layer}.{name}")
 
         qkv = (f"{attention}.{name}" for name in family.qkv)
-        normed = f"{attention}.q_norm.weight" in weights
         return Layer(
             attention_norm=norm_of(family.attention_norm),
             qkv=_joint(weights, *qkv, parts=parts, ordered=parts - config.num_key_value_heads, order=order),
-            head_norms=(norm(f"{attention}.q_norm"), norm(f"{attention}.k_norm")) if normed else None,
+            head_norms=(norm(f"{attention}.q_norm"), norm(f"{attention}.k_norm")) if family.normed_heads else None,
             rope=of_kind[index] if rotated[index] else None,
             out=_joint(weights, f"{attention}.o_proj"),
             mlp_norm=norm_of(family.mlp_norm),

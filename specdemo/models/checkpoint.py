@@ -30,7 +30,7 @@ from .errors import wrap_load_errors
 from .on_hub import download_bar, file_of
 from .source import Source
 from .store import LoadError, Progress, ignore
-from .weights import StoredWeights, readable, weights_files
+from .weights import StoredWeights, weights_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,7 +79,7 @@ def find_checkpoint(source: Source, dtype: torch.dtype, progress: Progress) -> C
         options = {"trust_remote_code": False, **({"revision": revision} if revision else {})}
         if place.unreached:  # else transformers would ask the hub twice more, for half a minute each
             options["local_files_only"] = True
-        if config is None or not readable(config):  # transformers has to read it
+        if config is None or not knows(config):  # transformers has to read it
             from transformers import AutoConfig
 
             config = AutoConfig.from_pretrained(name_or_path, **options)
@@ -127,8 +127,8 @@ def read_weights(
     checkpoint: Checkpoint, files: list[Path], dtype: torch.dtype, device: torch.device
 ) -> StoredWeights | None:
     """A model's weights, read without transformers' model; None if that is needed to read or run them."""
-    can = readable(checkpoint.config) and knows(checkpoint.config, device.type == "cuda")
-    return StoredWeights.of(files, checkpoint.config, dtype, device) if can else None
+    known = knows(checkpoint.config, device.type == "cuda")
+    return StoredWeights.of(files, checkpoint.config, dtype, device) if known else None
 
 
 def open_model(
@@ -259,7 +259,7 @@ def check_rolls_back(config: PreTrainedConfig, source: Source) -> None:
     both_ways = getattr(text, "use_bidirectional_attention", None) in (True, "all")
     if both_ways or not getattr(text, "is_causal", True):
         raise LoadError(f"{source} is an encoder, not a causal language model: its attention sees what comes later.")
-    if readable(config):  # full attention only, so transformers' models need not be imported
+    if knows(config):  # no layer has a running state, so transformers' models need not be imported
         return
     from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 

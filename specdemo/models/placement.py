@@ -11,12 +11,12 @@ import psutil
 import torch
 
 from ..engines.choose import SHARE
-from ..engines.families import attending_layers, head_width, is_hybrid, key_heads
+from ..engines.families import attending_layers, head_width, is_hybrid, key_heads, knows
 from ..system.hardware import free_memory
 from ..types import BadInput
 from .checkpoint import empty_model
 from .store import LoadError
-from .weights import readable, shapes
+from .weights import shapes
 
 # An estimate of the GPU memory besides the weights: for each model the keys and values of TOKENS tokens (of both lanes
 # and of slots that are captured again), and once WORK_SPACE bytes for libraries and captured passes.
@@ -233,7 +233,7 @@ def bits(config: Any, dtype: torch.dtype) -> int:
 
 def _sizes(config: Any) -> list[tuple[str, int]]:
     """The size of each weight of a causal language model, by its name. Tied embeddings are listed once."""
-    if readable(config):
+    if knows(config):
         return [(name, prod(shape)) for name, shape in shapes(config).items()]
     return [(name, weight.numel()) for name, weight in empty_model(config).named_parameters()]
 

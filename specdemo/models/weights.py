@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..engines.cpu.library import library_for
-from ..engines.families import FAMILIES, head_width, knows
+from ..engines.families import FAMILIES, head_width
 from ..engines.layout import stored_as
 from .store import LoadError
 
@@ -24,13 +24,8 @@ HEAD = "lm_head.weight"
 KEPT = {"model.embed_tokens.weight", HEAD, "transformer.wte.weight", "transformer.wpe.weight"}
 
 
-def readable(config: PreTrainedConfig) -> bool:
-    """Whether a model can be run on a CPU from its configuration and weights, without transformers' model."""
-    return knows(config)
-
-
 def shapes(config: PreTrainedConfig) -> Shapes:
-    """The shapes of the weights of a `readable` model, by transformers' names. A tied head is left out."""
+    """The shapes of the weights of a model that `families.knows`, by transformers' names. A tied head is left out."""
     layers, layer, others = _gpt2(config) if config.model_type == "gpt2" else _of_family(config)
     head = {} if config.tie_word_embeddings else {HEAD: (config.vocab_size, config.hidden_size)}
     every = range(config.num_hidden_layers)

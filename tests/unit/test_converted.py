@@ -239,7 +239,7 @@ def test_a_second_start_collects_no_garbage_and_leaves_transformers_models_out(
 @pytest.mark.parametrize(
     ("change", "engine"),
     [
-        (lambda patch: patch.setattr(opening, "readable", lambda config: False), cpu_engine(torch.float32)),
+        (lambda patch: patch.setattr(opening, "knows", lambda *asked: False), cpu_engine(torch.float32)),
         (lambda patch: patch.setattr(opening, "read_weights", lambda *asked: None), cpu_engine(torch.float32)),
         (
             lambda patch: [patch.setattr(part, "has_room_for", lambda size: False) for part in (opening, choose)],

@@ -23,6 +23,7 @@ from transformers import GPT2Model, LlamaConfig, PreTrainedModel, PreTrainedToke
 from specdemo.engines import choose, ops
 from specdemo.engines.cpu.huge_pages import WEIGHTS
 from specdemo.engines.eager import EagerRunner
+from specdemo.engines.families import knows
 from specdemo.engines.gpu import graph
 from specdemo.engines.gpu.graph import GraphRunner, Graphs, Work
 from specdemo.engines.layout import FusedModel
@@ -33,7 +34,7 @@ from specdemo.models import placement as room
 from specdemo.models.loaded import Loaded, load
 from specdemo.models.sources import Folder
 from specdemo.models.store import LoadError, ignore
-from specdemo.models.weights import StoredWeights, readable, shapes
+from specdemo.models.weights import StoredWeights, shapes
 from specdemo.studies.greedy import greedy
 from specdemo.studies.prompts import Prompt
 from specdemo.types import Settings
@@ -160,7 +161,7 @@ def test_the_weights_of_a_known_model_are_those_of_transformers(architecture: st
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    assert readable(config)
+    assert knows(config)
     assert shapes(config) == {name: tuple(weight.shape) for name, weight in model.named_parameters()}
 
 
