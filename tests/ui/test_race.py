@@ -10,7 +10,7 @@ from statistics import fmean
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, Request, Route, expect
+from playwright.sync_api import APIResponse, Page, Request, Route, expect
 
 from specdemo.decoding.events import Round
 from specdemo.racing.asked import DraftedLane
@@ -625,6 +625,36 @@ def test_stop_also_takes_back_a_run_that_is_still_waiting(page: Page, other: Pag
     assert "gamma" not in "".join(text for text, _ in tokens_shown(second, PLAIN))
     run(second)
     assert len(tokens_shown(second, PLAIN)) == 6
+
+
+@pytest.mark.parametrize("asked", ["run/predict", "queue/join"])
+def test_stop_takes_back_a_run_before_the_page_hears_that_it_is_in_the_line(
+    page: Page, script: Script, asked: str
+) -> None:
+    """The first answer says that the form is in order, the second names the event to cancel."""
+    fill(page, max_new_tokens=200)
+    late: list[tuple[Route, APIResponse]] = []
+    page.route(f"**/{asked}*", lambda route: late.append((route, route.fetch())))
+    script.gate.clear()
+    page.fill("#prompt textarea", "gamma delta")
+    with page.expect_request(f"**/{asked}*"):
+        run(page, until="waiting")
+    wait_until(lambda: page.wait_for_timeout(20) or late)
+    if asked == "queue/join":
+        wait_until(lambda: script.open_races == 1)
+    page.click("#stop")
+    assert sentence(page) == "Stopped."
+    for route, answer in late:
+        route.fulfill(response=answer)
+    page.wait_for_timeout(300)
+    page.unroute_all()
+    script.gate.set()
+    wait_until(lambda: script.open_races == 0)
+    assert all(len(tokens_of(race, PLAIN)) < 200 for race in script.races)
+    fill(page, max_new_tokens=5)
+    run(page, "alpha beta")
+    assert len(tokens_shown(page, PLAIN)) == 5
+    assert "gamma" not in "".join(text for text, _ in tokens_shown(page, PLAIN))
 
 
 WRONG_TOKEN = " wrong"

@@ -29,6 +29,16 @@ export class Job {
     return values;
   }
 
+  /** What the server answers to the press: the event by which the job joins the line (`go`), the `run` to follow, or why
+   *  there is none (`error`). Stop may have been pressed meanwhile. */
+  told({ go, run, error }) {
+    const waits = this.is("waiting");
+    if (go && waits) this.trigger(go);
+    else if (run && waits) this.follow(run);
+    else if (run) this.server.halt(run);
+    else if (error) this.over(error, "failed");
+  }
+
   /** The run of this page, told by server-sent events, see stream.py. What a lost connection misses, the browser asks for
    *  by itself; the run is lost when it gives up, or when there is no connection for too long. */
   follow(run) {

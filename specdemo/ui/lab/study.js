@@ -29,17 +29,14 @@ class Study extends Job {
   }
 }
 
-/** Its value is JSON: the event by which it joins the line (`go`), the `run` to follow, why there is none (`error`), or
- *  what else there is to say in `words`. */
+/** Its value is JSON: what a job is `told`, or what else there is to say in `words`. */
 export const mountStudy = (element, props, watch, trigger, server) => {
   const study = (page.lab[props.study] = new Study());
   element.replaceChildren(sd.clone("sd-study"));
   Object.assign(study, { trigger, server, view: element.closest(".lab-view"), ...sd.parts(element) });
   watch("value", () => {
-    const { go, run, error, words = "", failed = false } = JSON.parse(props.value || "{}");
-    if (go) trigger(go);
-    else if (run) study.follow(run);
-    else if (error) study.over(error, "failed");
-    else study.words(words, "", failed);
+    const value = JSON.parse(props.value || '{"words": ""}');
+    if ("words" in value) study.words(value.words, "", value.failed);
+    else study.told(value);
   });
 };

@@ -347,10 +347,5 @@ export class Race extends Job {
 export const mountRace = (element, props, watch, trigger, server) => {
   page.race ??= new Race(element.firstElementChild, trigger, server);
   Object.assign(page.race, { trigger, server, home: element, recording: props.recording });
-  watch("value", () => {
-    const { go, run, error } = JSON.parse(props.value);
-    if (go) trigger(go);
-    else if (run) page.race.follow(run);
-    else page.race.over(error, "failed");
-  });
+  watch("value", () => page.race.told(JSON.parse(props.value)));
 };

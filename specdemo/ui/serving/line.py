@@ -28,7 +28,7 @@ LOAD = "load"  # the work of an event that loads a preset
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}  # for an event of the page's own
 MAX_WAITING = 16
 MAX_OF_ADDRESS = 3
-CANCELLING = "/gradio_api/cancel"
+CANCELLING = ("/gradio_api/cancel", "/gradio_api/reset")  # Gradio's page calls both for the same event
 JOINING = re.compile(r"/gradio_api/(?:queue/join|call/(?:v2/)?(?P<name>[^/]+))/?$")
 
 
@@ -77,11 +77,12 @@ class Door:
         async def again() -> Message:
             return read.pop() if read else await receive()
 
-        if called is None:
-            late = _is_late(scope["app"].get_blocks(), body)
-            app = JSONResponse({"success": True}) if late else self.app
-            return await app(scope, again, send)
         async with self._one_by_one:
+            if called is None:
+                cancelled = _cancelled(scope["app"].get_blocks(), body)
+                read[0]["body"] = cancelled or b""
+                app = self.app if cancelled else JSONResponse({"success": True})
+                return await app(scope, again, send)
             fn, session = _asked(scope, called["name"], body)
             sentence = self._refusal(scope, fn, session) if fn is not None else ""
             if not sentence:
@@ -158,17 +159,23 @@ def _asked(scope: Scope, name: str | None, body: bytes) -> tuple[Any, str]:
     return found if in_line else None, session if isinstance(session, str) else ""
 
 
-def _is_late(blocks: Any, body: bytes) -> bool:
-    """Whether the event to cancel is over while another of the same function and session runs: Gradio cancels that."""
+def _cancelled(blocks: Any, body: bytes) -> bytes | None:
+    """What Gradio is told to cancel, None for nothing.
+
+    If the named event is over, Gradio would cancel another one of the same function and session. And a page that has
+    yet to hear the id of its last event names none.
+    """
     try:
         asked = json.loads(body)
-        event, session, fn = asked["event_id"], asked["session_hash"], asked["fn_index"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return False  # which Gradio refuses
+        event, session, fn = (asked.get(key) for key in ("event_id", "session_hash", "fn_index"))
+    except (ValueError, AttributeError, RecursionError):
+        return body  # which Gradio refuses
     waiting, running = events_of(blocks, MODEL_LINE)
-    theirs = [ids_of(other) for other in (*waiting, *running) if other.session_hash == session]
-    of_it = {one for one, function in theirs if function == fn}
-    return bool(of_it) and event not in of_it
+    theirs = [ids_of(other) for other in (*running, *waiting) if other.session_hash == session]
+    of_it = [one for one, function in theirs if function == fn]
+    if event is None:
+        return json.dumps({**asked, "event_id": of_it[-1]}).encode() if of_it else None
+    return None if of_it and event not in of_it else body
 
 
 def place_of(blocks: Any, session: str) -> Place | None:
